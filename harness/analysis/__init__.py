@@ -1,0 +1,1 @@
+"""Pure: records and arrays in, records out."""

@@ -1,0 +1,1 @@
+"""Parent side: runner, launcher, watchdog; and the worker entry point."""

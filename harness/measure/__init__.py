@@ -1,0 +1,1 @@
+"""Child side: accuracy, steady state, timing, memory."""

@@ -1,0 +1,463 @@
+"""The records that travel through the harness.
+
+Suite -> Case -> Measurement -> Run -> CaseSummary -> Verdict. All are frozen: a stage returns
+new records and never edits the ones it was given. Every quantity is in an SI base unit named
+by its suffix (_s, _bytes, _w, _hz); human units appear only in reports.
+
+Schema history
+    1  first schema: environment, cases and one line per worker process.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+SCHEMA_VERSION = 1
+
+Scalar = bool | int | float | str
+
+
+class Outcome(StrEnum):
+    """How a case ended. Only OK carries samples: a wrong kernel has no latency."""
+
+    OK = "ok"
+    INCORRECT = "incorrect"  # output differs from the reference beyond its bound
+    NON_FINITE = "non_finite"  # NaN or Inf where a number belongs
+    OUT_OF_MEMORY = "out_of_memory"
+    HANG = "hang"  # no progress for stall_s
+    TIMEOUT = "timeout"  # progress, but not done in timeout_s: a censored observation
+    CRASH = "crash"  # exception, signal, or exit without a result
+    UNSUPPORTED = "unsupported"  # the provider declined these axes
+    PATH_MISMATCH = "path_mismatch"  # something else ran than was asked for
+    INVALID_ENVIRONMENT = "invalid_environment"
+
+
+FAILURES = frozenset(
+    {
+        Outcome.INCORRECT,
+        Outcome.NON_FINITE,
+        Outcome.HANG,
+        Outcome.CRASH,
+        Outcome.PATH_MISMATCH,
+    }
+)
+"""Outcomes that say the code under test is wrong, whatever its speed."""
+
+
+class Clock(StrEnum):
+    """Which clock a sample was read from."""
+
+    CUDA_EVENT = "cuda_event"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A named quantity with its unit and the direction in which it is good."""
+
+    name: str
+    title: str
+    unit: str
+    higher_is_better: bool
+
+
+METRICS: Mapping[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric(name="tokens_per_s", title="tokens/s", unit="1/s", higher_is_better=True),
+        Metric(name="step_s", title="step time", unit="s", higher_is_better=False),
+        Metric(name="mfu", title="MFU", unit="ratio", higher_is_better=True),
+        Metric(name="peak_memory_bytes", title="peak memory", unit="B", higher_is_better=False),
+        Metric(name="gpu_utilisation", title="GPU", unit="ratio", higher_is_better=True),
+        Metric(name="cpu_utilisation", title="CPU", unit="cores", higher_is_better=False),
+        Metric(name="scaling_exponent", title="scaling exponent", unit="1", higher_is_better=False),
+    )
+}
+"""Every metric a suite may name. cpu_utilisation counts cores: 1.0 is one core kept busy."""
+
+
+# --- what is asked -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSettings:
+    """How one case is measured; a suite sets them, a workload of the suite may override."""
+
+    processes: int = 3
+    """Fresh processes per case. One process never decides a comparison."""
+    min_samples: int = 5
+    """Steady samples every process must take before it may stop."""
+    max_samples: int = 200
+    """Steady samples after which a process stops."""
+    sample_s: float = 2.0
+    """Time after which a process stops sampling, once it has min_samples."""
+    warmup_s: float = 20.0
+    """Longest time spent looking for the steady state; past it, `steady` is False."""
+    timeout_s: float = 300.0
+    """Longest life of one process. Past it: TIMEOUT, a lower bound on the step time."""
+    stall_s: float = 120.0
+    """Longest silence between two signs of progress. Past it: HANG."""
+    flush_l2: bool = False
+    """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
+    accuracy: bool = True
+    """Compare with the reference before timing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One bound point of a suite's sweep."""
+
+    case_id: str
+    """Stable name, the key that joins runs: `train/nsa/seq_len=512/gc=off`. Workload, provider
+    and the swept axes in the order the suite declares them."""
+    workload: str
+    """Name of the suite's workload entry."""
+    factory: str
+    """`package.module:function`, imported by the worker and by nothing else."""
+    provider: str
+    axes: Mapping[str, Scalar]
+    """Every axis, swept or fixed."""
+    swept: tuple[str, ...] = ()
+    """The axes of the sweep, in declared order."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the worker. An axis with an upper-case name is in here too."""
+    settings: MeasureSettings = field(default_factory=MeasureSettings)
+    allow: Mapping[Outcome, str] = field(default_factory=dict)
+    """Outcomes other than OK that the suite expects here, each with its reason. They are
+    reported, but do not by themselves turn the verdict."""
+
+    def get(self, name: str) -> Scalar | None:
+        """An axis, or the pseudo-axes `workload` and `provider`."""
+        if name == "workload":
+            return self.workload
+        if name == "provider":
+            return self.provider
+        return self.axes.get(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Chooses cases: every criterion must hold. No criteria choose every case."""
+
+    criteria: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+    """Axis (or `workload`, `provider`) -> accepted values."""
+
+    def accepts(self, case: Case) -> bool:
+        return all(case.get(name) in values for name, values in self.criteria.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What somebody expects of a case, and on whose word."""
+
+    metric: str
+    match: Match = field(default_factory=Match)
+    gpu: str = "*"
+    """Pattern (fnmatch) of the GPU name the expectation was stated for; `cpu` for no GPU."""
+    low: float | None = None
+    high: float | None = None
+    source: str = ""
+
+    def applies_to(self, gpu_name: str) -> bool:
+        return gpu_matches(self.gpu, gpu_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One line of a suite's verdict: cases, a metric and two thresholds.
+
+    With a metric that is better when higher: GO at or above `go`, NO-GO below `abort`,
+    CONDITIONAL between. With one that is better when lower, mirrored.
+    """
+
+    name: str
+    metric: str
+    go: float
+    abort: float | None = None
+    """Without it, missing `go` is already NO-GO."""
+    match: Match = field(default_factory=Match)
+    quantifier: str = "all"
+    """`all`: every matched case must hold. `any`: the best matched case decides."""
+    axis: str | None = None
+    """For `scaling_exponent`: the axis the exponent is fitted over."""
+    gpu: str = "*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostPlan:
+    """A training run the report extrapolates to."""
+
+    steps: int
+    match: Match = field(default_factory=Match)
+    usd_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A suite file, validated and expanded."""
+
+    name: str
+    """File name without `.yaml`."""
+    title: str
+    subject: str
+    """Goes into the report's file name."""
+    question: str
+    """What the suite is there to answer."""
+    path: str
+    text: str
+    """The file as read, so that a stored run can be repeated exactly."""
+    sha256: str
+    cases: tuple[Case, ...]
+    expectations: tuple[Expectation, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    cost: CostPlan | None = None
+
+
+# --- what was seen -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorError:
+    """How far one output lies from the reference."""
+
+    name: str
+    error: float
+    """Largest absolute difference from the reference, over the reference's largest value."""
+    bound: float
+    """What was allowed: the eager error at the same precision, plus rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """The check that comes before timing."""
+
+    tensors: tuple[TensorError, ...] = ()
+    skipped: str = ""
+    """Why nothing was compared; empty when something was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of a worker's life, in seconds since the parent launched it."""
+
+    name: str  # start, setup, accuracy, warmup, sampling
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What the parent's probes read while a worker lived."""
+
+    t_s: tuple[float, ...] = ()
+    """Time of each reading, in seconds since the parent launched the worker."""
+    channels: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Readings by channel, aligned with t_s; None where that one reading failed. Channels:
+    gpu_utilisation (0..1), gpu_memory_bytes, gpu_power_w, gpu_sm_clock_hz, gpu_temperature_c,
+    gpu_throttle_reasons (NVML bit mask), gpu_foreign_processes (count), cpu_utilisation
+    (cores), rss_bytes."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Channel -> why it could not be read at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What one worker process measured of one case.
+
+    The samples are kept whole. Every statistic is computed from them afterwards, so an old
+    run can be read again with a better method.
+    """
+
+    case_id: str
+    process: int
+    """Which of the case's worker processes this was, from 0."""
+    outcome: Outcome
+    detail: str = ""
+    """Why the outcome is not OK, as the worker said it or as the watchdog saw it."""
+    clock: Clock | None = None
+    warmup_s: tuple[float, ...] = ()
+    """Readings before the steady state, in the order taken."""
+    samples_s: tuple[float, ...] = ()
+    """Time of each steady run on `clock`, in the order taken."""
+    host_samples_s: tuple[float, ...] = ()
+    """The same runs on the host's clock, synchronised at both ends."""
+    steady: bool | None = None
+    """Whether the rule found a steady state; None where nothing was timed."""
+    tokens: int | None = None
+    """Tokens one run processes; None where the workload has no notion of tokens."""
+    flops: int | None = None
+    """Floating-point operations the mathematics of one run needs."""
+    bytes: int | None = None
+    """Bytes a perfect implementation of one run moves."""
+    lower_bound_s: float | None = None
+    """For TIMEOUT and HANG: one run takes at least this long. A censored observation."""
+    peak_memory_bytes: int | None = None
+    """Largest allocation on the device during sampling; None without a device."""
+    accuracy: Accuracy | None = None
+    effective: Mapping[str, Scalar] = field(default_factory=dict)
+    """The configuration in force as the workload observed it: shapes, dtypes, routes."""
+    telemetry: Telemetry | None = None
+    phases: tuple[Phase, ...] = ()
+    started_at: str = ""
+    """ISO 8601, UTC."""
+    wall_s: float = 0.0
+    """Life of the process, launch to exit."""
+    log: str = ""
+    """Path of the process's output, relative to the run folder."""
+
+    def __post_init__(self) -> None:
+        if (self.outcome is Outcome.OK) != bool(self.samples_s):
+            raise ValueError(
+                f"{self.case_id}: outcome {self.outcome} with {len(self.samples_s)} samples; "
+                "samples belong to ok and to nothing else"
+            )
+        if not all(math.isfinite(s) and s > 0 for s in self.samples_s):
+            raise ValueError(f"{self.case_id}: a sample is not a positive, finite time")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as NVML describes it."""
+
+    name: str
+    uuid: str
+    index: int
+    memory_bytes: int
+    driver: str
+    cuda_driver: str
+    compute_capability: str
+    power_limit_w: float | None = None
+    max_sm_clock_hz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Git:
+    """Where the code under test stood."""
+
+    commit: str
+    branch: str
+    dirty_sha256: str = ""
+    """Hash of the diff against the commit and of untracked files; empty when clean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where, on what and with what a run was made."""
+
+    captured_at: str
+    hostname: str
+    os: str
+    cpu: str
+    cpu_count: int
+    memory_bytes: int
+    gpu: Gpu | None
+    gpu_unavailable: str = ""
+    """Why `gpu` is None."""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    """python, torch, triton, flash-attn, numpy, harness, cuda, cudnn: None where absent."""
+    torch_settings: Mapping[str, Scalar] = field(default_factory=dict)
+    """As a worker saw them: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode,
+    deterministic, num_threads, device."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """NSA_*, CUDA_*, TORCH_*, PYTORCH_*, NCCL_*, OMP_* and TRITON_* of the parent."""
+    git: Git | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or `cpu`."""
+        return self.gpu.name if self.gpu else "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One execution of a suite at one commit on one machine."""
+
+    run_id: str
+    folder: str
+    suite: Suite
+    environment: Environment
+    measurements: tuple[Measurement, ...] = ()
+    started_at: str = ""
+    ended_at: str = ""
+    """Empty while the run is unfinished: in progress, interrupted or crashed."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the record itself: resumed, last line cut short."""
+
+    def of(self, case_id: str) -> tuple[Measurement, ...]:
+        return tuple(m for m in self.measurements if m.case_id == case_id)
+
+
+# --- what follows from it ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its 95 % interval over processes."""
+
+    value: float
+    low: float | None
+    high: float | None
+    """None with fewer than two processes: one process cannot say how sure it is."""
+    processes: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseSummary:
+    """All processes of one case, together."""
+
+    case: Case
+    outcome: Outcome | None
+    """OK if every process was; else the first other outcome; None if no process ran."""
+    detail: str = ""
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
+    """By metric name; a metric that cannot be known is absent."""
+    lower_bound_s: float | None = None
+    """From TIMEOUT or HANG: the step time is at least this."""
+    effective: Mapping[str, Scalar] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
+
+
+class Decision(StrEnum):
+    GO = "GO"
+    CONDITIONAL = "CONDITIONAL"
+    NO_GO = "NO-GO"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+    @property
+    def exit_status(self) -> int:
+        """0 go, 1 no-go, 3 anything a person must still decide."""
+        return {Decision.GO: 0, Decision.NO_GO: 1}.get(self, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleResult:
+    """What one rule said, and of which cases."""
+
+    rule: str
+    requirement: str
+    """The rule as a sentence: `tokens/s of the best case >= 500`."""
+    decision: Decision
+    reason: str
+    evidence: tuple[str, ...] = ()
+    """Ids of the cases that decided."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer to a suite's question, with the rule that decided."""
+
+    decision: Decision
+    decided_by: str
+    reason: str
+    rules: tuple[RuleResult, ...] = ()
+
+
+def gpu_matches(pattern: str, gpu_name: str) -> bool:
+    """Whether a GPU name fits a pattern, ignoring case; `A100` means `*A100*`."""
+    pattern, name = pattern.lower(), gpu_name.lower()
+    return fnmatchcase(name, pattern) or (not any(c in pattern for c in "*?[") and pattern in name)

@@ -1,0 +1,1 @@
+"""Context, figures, templates, Markdown."""

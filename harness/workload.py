@@ -1,0 +1,50 @@
+"""The seam: all that the harness knows of a kernel.
+
+A suite names a factory as `package.module:function`. The worker imports it, calls it with the
+provider and the axes of one case, and gets a Workload back. Nothing else crosses.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from harness.records import Scalar
+
+
+class Unsupported(Exception):
+    """Raised by a factory, or by a first call, to decline a case; becomes Measurement.detail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One computation with its inputs bound, ready to be checked and timed.
+
+    Tolerance, repetitions and baseline are decisions of the suite, so they are not here.
+    """
+
+    run: Callable[[], Any]
+    """Launch the computation once on the current stream; must not synchronise. What it returns
+    (a tensor, or a mapping of names to tensors) is checked for NaN and Inf after sampling."""
+    check: Callable[[], Mapping[str, Any]] | None = None
+    """The outputs to compare, by name, computed by the code under test; called once, before
+    any `run`. None: nothing can be compared."""
+    reference: Callable[[], Mapping[str, Any]] | None = None
+    """The same names from the definition, in float64 (or float32 where that is too dear)."""
+    eager: Callable[[], Mapping[str, Any]] | None = None
+    """The definition at the working precision; its error against `reference` is the bound."""
+    no_reference: str = ""
+    """Why `reference` is None."""
+    tokens: int | None = None
+    """Tokens one run processes; None where that means nothing."""
+    flops: int | None = None
+    """Floating-point operations the mathematics of one run needs; masked work is not counted."""
+    bytes: int | None = None
+    """Bytes a perfect implementation moves: each input read once, each output written once."""
+    effective: Callable[[], Mapping[str, Scalar]] | None = None
+    """Called after the last sample: the configuration as observed, not as asked for."""
+
+
+class Factory(Protocol):
+    """What a suite's `factory:` must name."""
+
+    def __call__(self, provider: str, axes: Mapping[str, Scalar]) -> Workload: ...

@@ -1,0 +1,150 @@
+"""Sizes of the attention and of the language model: frozen, validated, printable."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+INITIAL_BLOCKS = 1
+"""Select blocks at the start of the sequence that every query selects (section 4.1)."""
+LOCAL_BLOCKS = 2
+"""Select blocks that every query selects around itself: its own and the one before."""
+
+BRANCHES = ("compress", "select", "window")
+"""Order of the branches wherever one axis holds all three (gates, K/V projections)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NSAConfig:
+    """Sizes in tokens. Defaults and (symbols) are those of arXiv:2502.11089, section 4.1."""
+
+    compress_block_size: int = 32
+    """Tokens pooled into one compressed key (l)."""
+    compress_stride: int = 16
+    """Distance between compressed blocks (d); divides the other two block sizes."""
+    select_block_size: int = 64
+    """Tokens per selectable block (l')."""
+    num_blocks: int = 16
+    """Blocks each query selects, the always-selected ones included (n)."""
+    window_size: int = 512
+    """Sliding window, the query itself included (w)."""
+    phi: Literal["mlp", "mean"] = "mlp"
+    """How a block of keys or values becomes one (eq. 7); `mean` is the ablation."""
+    gate: Literal["sigmoid", "softmax"] = "sigmoid"
+    """How the three branches are weighed (eq. 5); `softmax` over branches is the variant."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "compress_block_size",
+            "compress_stride",
+            "select_block_size",
+            "num_blocks",
+            "window_size",
+        ):
+            if (size := getattr(self, name)) < 1:
+                raise ValueError(f"{name}={size} must be at least 1")
+        for name in ("compress_block_size", "select_block_size"):
+            if (size := getattr(self, name)) % self.compress_stride:
+                raise ValueError(
+                    f"{name}={size} is not a multiple of compress_stride={self.compress_stride}; "
+                    "eq. 9 maps compressed blocks onto selected ones only then"
+                )
+        if self.num_blocks < INITIAL_BLOCKS + LOCAL_BLOCKS:
+            raise ValueError(
+                f"num_blocks={self.num_blocks} has no room for the {INITIAL_BLOCKS} initial and "
+                f"{LOCAL_BLOCKS} local blocks that every query selects"
+            )
+        if self.phi not in ("mlp", "mean"):
+            raise ValueError(f"phi={self.phi!r} is neither 'mlp' nor 'mean'")
+        if self.gate not in ("sigmoid", "softmax"):
+            raise ValueError(f"gate={self.gate!r} is neither 'sigmoid' nor 'softmax'")
+
+    def compressed_length(self, tokens: int) -> int:
+        """Number of whole compressed blocks in a sequence of so many tokens."""
+        if tokens < self.compress_block_size:
+            return 0
+        return (tokens - self.compress_block_size) // self.compress_stride + 1
+
+    def select_length(self, tokens: int) -> int:
+        """Number of select blocks that hold at least one of so many tokens."""
+        return -(-tokens // self.select_block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A byte-level Llama-style language model (RMSNorm, rotary, SwiGLU, pre-norm)."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    """Query heads (HQ)."""
+    n_kv_heads: int
+    """KV heads (HKV); each serves n_heads / n_kv_heads query heads (G)."""
+    head_dim_qk: int
+    """Size of a query or key head (Dk)."""
+    head_dim_v: int
+    """Size of a value head (Dv)."""
+    vocab_size: int = 256
+    hidden_dim: int | None = None
+    """SwiGLU's inner size; 8/3 of dim rounded up to a multiple of 64 when None."""
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    attention: Literal["nsa", "dense"] = "nsa"
+    """`dense` is plain causal attention in the same model: the vanilla Llama to compare with."""
+    nsa: NSAConfig = field(default_factory=NSAConfig)
+
+    def __post_init__(self) -> None:
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}; "
+                "every KV head must serve the same number of query heads"
+            )
+        if self.head_dim_qk % 2:
+            raise ValueError(f"head_dim_qk={self.head_dim_qk} is odd; rotary turns pairs")
+        if self.attention not in ("nsa", "dense"):
+            raise ValueError(f"attention={self.attention!r} is neither 'nsa' nor 'dense'")
+
+    @property
+    def ffn_dim(self) -> int:
+        """SwiGLU's inner size."""
+        if self.hidden_dim is not None:
+            return self.hidden_dim
+        return -(-8 * self.dim // 3 // 64) * 64
+
+
+PRESETS: dict[str, ModelConfig] = {
+    # The users' model: dim 768, 12 layers; their 125M counts another vocabulary.
+    "125m": ModelConfig(
+        dim=768, n_layers=12, n_heads=12, n_kv_heads=2, head_dim_qk=64, head_dim_v=64
+    ),
+    # Small enough to learn on two CPU cores in a minute; every branch is exercised at T = 256.
+    "small": ModelConfig(
+        dim=128,
+        n_layers=4,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim_qk=32,
+        head_dim_v=32,
+        nsa=NSAConfig(
+            compress_block_size=16,
+            compress_stride=8,
+            select_block_size=16,
+            num_blocks=6,
+            window_size=64,
+        ),
+    ),
+    # For tests.
+    "tiny": ModelConfig(
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim_qk=16,
+        head_dim_v=8,
+        nsa=NSAConfig(
+            compress_block_size=8,
+            compress_stride=4,
+            select_block_size=8,
+            num_blocks=4,
+            window_size=16,
+        ),
+    ),
+}

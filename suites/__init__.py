@@ -1,0 +1,1 @@
+"""Suites (YAML) and the workloads they name."""
