@@ -417,6 +417,10 @@ class CaseSummary:
     """By metric name; a metric that cannot be known is absent."""
     lower_bound_s: float | None = None
     """From TIMEOUT or HANG: the step time is at least this."""
+    tokens: int | None = None
+    """Tokens of one run, also where no process finished one: bounds tokens/s from above."""
+    flops: int | None = None
+    """Floating-point operations of one run."""
     effective: Mapping[str, Scalar] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
@@ -445,6 +449,8 @@ class RuleResult:
     reason: str
     evidence: tuple[str, ...] = ()
     """Ids of the cases that decided."""
+    applies: bool = True
+    """False where the rule was stated for another GPU; it then turns no verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
