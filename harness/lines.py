@@ -1,0 +1,129 @@
+"""The lines of run.jsonl: one record each, as JSON that names its kind."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.errors import StoreError
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The first line: what is measured, and where."""
+
+    schema: int
+    run_id: str
+    started_at: str
+    environment: Environment
+    suite: Suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """An interrupted run went on."""
+
+    at: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The last line: nothing is left to measure."""
+
+    at: str
+    measurements: int
+
+
+Line = Started | Measurement | Resumed | Ended
+KINDS: dict[str, type[Line]] = {
+    "run": Started,
+    "measurement": Measurement,
+    "resumed": Resumed,
+    "end": Ended,
+}
+
+
+def encode(line: Line) -> bytes:
+    """The line as UTF-8 JSON, its newline included.
+
+    Raises:
+        StoreError: A number is NaN or infinite. JSON has no such number, and an absent answer
+            must not look like one.
+    """
+    kind = next(kind for kind, record in KINDS.items() if isinstance(line, record))
+    fields = _adapter(kind).dump_python(line, mode="json", warnings="error")
+    try:
+        text = json.dumps({"kind": kind, **fields}, allow_nan=False, ensure_ascii=False)
+    except ValueError:
+        where = f"{line.case_id}: " if isinstance(line, Measurement) else ""
+        names = ", ".join(_non_finite(fields))
+        raise StoreError(
+            f"{where}{names} is NaN or infinite and cannot be recorded",
+            "Leave the value out, or use None where the record allows it.",
+        ) from None
+    return text.encode("utf-8", "replace") + b"\n"  # a lone surrogate becomes "?"
+
+
+def decode(line: bytes, place: str) -> Line:
+    """The record of one line.
+
+    Args:
+        line: The JSON, with or without its newline.
+        place: `path:number`, for the error.
+
+    Raises:
+        StoreError: The line is not one of ours, or of a later schema.
+    """
+    try:
+        fields = json.loads(line, parse_constant=_refuse_constant)
+    except ValueError as error:  # UnicodeDecodeError is one too
+        raise damaged(place, str(error)) from None
+    if not isinstance(fields, dict):
+        raise damaged(place, "not a JSON object")
+    schema = fields.get("schema", SCHEMA_VERSION)  # only the first line says
+    if schema not in range(1, SCHEMA_VERSION + 1):
+        raise StoreError(
+            f"{place}: the run has schema {schema}, and this harness reads up to {SCHEMA_VERSION}",
+            "Read it with the harness that wrote it, or a later one.",
+        )
+    kind = fields.pop("kind", None)
+    if kind not in KINDS:
+        raise damaged(place, f"kind {kind!r} is none of {', '.join(KINDS)}")
+    try:
+        return _adapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or kind
+        raise damaged(place, f"{field}: {first['msg']}") from None
+
+
+def damaged(place: str, problem: str) -> StoreError:
+    """The error for a file that is not as it was written."""
+    return StoreError(f"{place}: {problem}", "The file is damaged; restore it from a copy.")
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Line]:
+    return TypeAdapter(KINDS[kind])
+
+
+def _non_finite(value: Any, path: str = "") -> Iterator[str]:
+    """Paths of the NaN and infinite numbers in nested dictionaries and lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _non_finite(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _non_finite(item, f"{path}[{i}]")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,416 @@
+"""Runs on disk: append-only JSON lines, one folder a run.
+
+    reports/runs/20261121-073012-smoke-h200-3f2a/
+        run.jsonl       {"kind": "run", ...} with the suite in full and the environment,
+                        {"kind": "measurement", ...} as each worker process ends,
+                        {"kind": "resumed", ...} where an interrupted run went on,
+                        {"kind": "end", ...} once nothing is left to measure
+        suite.yaml      the suite file as it was read
+        logs/           output of the worker processes
+
+Every line is flushed and synced before `append` returns, and counts once its newline is on the
+disk: a crash at any byte loses at most the case in flight. `run.jsonl` alone is the truth.
+"""
+
+import difflib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from harness import lines
+from harness.errors import StoreError
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, Suite
+
+DEFAULT_ROOT = Path("reports/runs")
+RUN_FILE = "run.jsonl"
+SUITE_FILE = "suite.yaml"
+LOG_FOLDER = "logs"
+
+TAIL_BYTES = 4096  # holds the last line of a finished run, which is short
+LOG_NAME_LENGTH = 80  # of a case id in a file name; a hash makes it unique
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHeader:
+    """What a list of runs shows, read from a run's first and last line only."""
+
+    run_id: str
+    folder: str
+    suite: str = ""
+    title: str = ""
+    device: str = ""
+    commit: str = ""
+    """Empty outside a repository."""
+    cases: int = 0
+    measurements: int | None = None
+    """None while the run is unfinished."""
+    started_at: str = ""
+    ended_at: str = ""
+    """Empty while the run is unfinished."""
+    problem: str = ""
+    """Why the run cannot be read; the other fields are then empty."""
+
+
+# --- writing -----------------------------------------------------------------------------
+
+
+class RunWriter:
+    """Appends to one run, and is its only writer while open.
+
+    Close it, or use it in a `with`, to release the run; `finish` also marks it complete.
+    """
+
+    def __init__(self, run_id: str, folder: Path, fd: int, recorded: int) -> None:
+        """Take over `fd`, open on run.jsonl and locked, with `recorded` measurements in it."""
+        self.run_id = run_id
+        self.folder = folder
+        self._fd = fd
+        self._recorded = recorded
+
+    def append(self, measurement: Measurement) -> None:
+        """Record one measurement; it is on the disk when this returns.
+
+        Raises:
+            StoreError: It could not be written, or holds a NaN. The lines before it stay.
+        """
+        self._write(measurement)
+        self._recorded += 1
+
+    def finish(self) -> None:
+        """Mark the run complete and close it."""
+        self._write(lines.Ended(at=_now(), measurements=self._recorded))
+        self.close()
+
+    def close(self) -> None:
+        """Release the run, complete or not."""
+        if self._fd >= 0:
+            os.close(self._fd)  # and with it the lock
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log_path(self, case_id: str, process: int) -> Path:
+        """Where the output of one worker process goes; any case id gives a plain file name."""
+        name = re.sub(r"[^\w.=-]", "_", case_id, flags=re.ASCII).lstrip(".")
+        digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        return self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
+
+    def _write(self, line: lines.Line) -> None:
+        data = lines.encode(line)
+        try:
+            _append(self._fd, data)
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {self.folder / RUN_FILE}: {error.strerror}",
+                f"The {self._recorded} measurements before are safe. Make room, then go on with "
+                f"`harness run --resume {self.run_id}`.",
+            ) from error
+
+
+def create(root: Path, suite: Suite, environment: Environment) -> RunWriter:
+    """Begin a run in a new folder under `root`, with the suite and the environment recorded.
+
+    Raises:
+        StoreError: The folder cannot be made or written, or exists already.
+    """
+    now = datetime.now(UTC)
+    run_id = _run_id(now, suite.name, environment.device_name)
+    folder = root / run_id
+    first_line = lines.encode(
+        lines.Started(
+            schema=SCHEMA_VERSION,
+            run_id=run_id,
+            started_at=now.isoformat(timespec="seconds"),
+            environment=environment,
+            suite=suite,
+        )
+    )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+    except FileExistsError as error:
+        raise StoreError(
+            f"{error.filename} exists already",
+            "Name a folder for the runs; if it is one, try again in a second.",
+        ) from error
+    except OSError as error:
+        raise _cannot_begin(folder, error) from error
+    try:
+        (folder / LOG_FOLDER).mkdir()
+        (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
+        fd = _open_locked(folder, os.O_CREAT | os.O_EXCL)
+        try:
+            _append(fd, first_line)
+            for directory in (folder, root):
+                _sync_directory(directory)
+        except OSError:
+            os.close(fd)
+            raise
+    except OSError as error:
+        shutil.rmtree(folder)
+        raise _cannot_begin(folder, error) from error
+    return RunWriter(run_id, folder, fd, recorded=0)
+
+
+def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
+    """Go on with an interrupted run; its own snapshot of the suite says what is left.
+
+    A last line that a crash cut short is removed from the file first.
+
+    Args:
+        root: The folder of the runs.
+        run_id: As for `load`.
+        notes: What a reader must know of the continuation, such as another commit or GPU;
+            kept in the run.
+
+    Raises:
+        StoreError: The run is absent, damaged, finished, or being written right now.
+    """
+    folder = _find(root, run_id)
+    try:
+        fd = _open_locked(folder)
+    except BlockingIOError as error:
+        raise StoreError(
+            f"run {folder.name} is being written by another process",
+            "Wait until it ends, or stop it first.",
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {folder / RUN_FILE}: {error.strerror}",
+            "Copy the run to a folder that can be written and resume it there.",
+        ) from error
+    try:
+        run, whole_bytes = _load(folder)
+        if run.ended_at:
+            raise StoreError(
+                f"run {run.run_id} finished at {run.ended_at}; nothing is left to resume",
+                f"Start a new one with `harness run {run.suite.path}`.",
+            )
+        cut = os.fstat(fd).st_size - whole_bytes
+        os.ftruncate(fd, whole_bytes)
+        writer = RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
+        writer._write(lines.Resumed(at=_now(), notes=(*_cut_notes(cut), *notes)))
+        run, _ = _load(folder)
+    except BaseException:
+        os.close(fd)
+        raise
+    return writer, run
+
+
+def _append(fd: int, data: bytes) -> None:
+    """Write and sync all of `data`, or leave the file as it was."""
+    before = os.fstat(fd).st_size
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    except BaseException:  # Ctrl-C included: no half line may precede the next
+        os.ftruncate(fd, before)
+        raise
+
+
+def _open_locked(folder: Path, flags: int = 0) -> int:
+    """A descriptor on run.jsonl for appending, locked against other writers until closed."""
+    fd = os.open(folder / RUN_FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the names of new files in it survive a power cut."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _cannot_begin(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot begin a run in {folder}: {error.strerror}",
+        "Name a folder that can be written, on a disk with room.",
+    )
+
+
+def _run_id(now: datetime, suite: str, device: str) -> str:
+    """Sorts by time, says what and where, and differs between runs of the same second."""
+    device = re.sub("nvidia", "", device, flags=re.IGNORECASE)
+    what, where = (re.sub(r"[^a-z0-9]+", "-", s.lower()).strip("-") for s in (suite, device))
+    return f"{now:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# --- reading -----------------------------------------------------------------------------
+
+
+def load(root: Path, run_id: str | Path) -> Run:
+    """Read one run.
+
+    Args:
+        root: The folder of the runs.
+        run_id: An id, a prefix that fits one run only, `latest`, or the path of a run's folder.
+
+    Raises:
+        StoreError: No such run; or it is damaged, or was written by a later schema.
+    """
+    return _load(_find(root, run_id))[0]
+
+
+def headers(root: Path) -> tuple[RunHeader, ...]:
+    """Every run under `root`, oldest first, by reading its first and last line only.
+
+    A run that cannot be read is listed with its problem, not left out.
+    """
+    return tuple(_header(folder) for folder in _folders(root))
+
+
+def _load(folder: Path) -> tuple[Run, int]:
+    """The run, and how many bytes of its file are whole lines."""
+    path = folder / RUN_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    whole, newline, cut_short = data.rpartition(b"\n")
+    if not newline:
+        raise _never_began(path)
+    started, *later = (
+        lines.decode(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n"), 1)
+    )
+    if not isinstance(started, lines.Started):
+        raise lines.damaged(f"{path}:1", "the first line must be the run's")
+
+    measurements: dict[tuple[str, int], Measurement] = {}
+    notes: list[str] = []
+    ended_at = ""
+    for number, line in enumerate(later, 2):
+        if ended_at:
+            raise lines.damaged(f"{path}:{number}", "nothing may follow the end of the run")
+        match line:
+            case Measurement(case_id=case_id, process=process):
+                if (case_id, process) in measurements:
+                    notes.append(
+                        f"{case_id}, process {process}, was recorded again on line {number}; "
+                        "the first record counts."
+                    )
+                measurements.setdefault((case_id, process), line)
+            case lines.Resumed():
+                notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
+                notes.extend(line.notes)
+            case lines.Ended():
+                ended_at = line.at
+            case lines.Started():
+                raise lines.damaged(f"{path}:{number}", "a second run begins in the same file")
+    run = Run(
+        run_id=started.run_id,
+        folder=str(folder),
+        suite=started.suite,
+        environment=started.environment,
+        measurements=tuple(measurements.values()),
+        started_at=started.started_at,
+        ended_at=ended_at,
+        notes=(*notes, *_cut_notes(len(cut_short))),
+    )
+    return run, len(data) - len(cut_short)
+
+
+def _cut_notes(cut_bytes: int) -> tuple[str, ...]:
+    if not cut_bytes:
+        return ()
+    return (f"A last line cut short ({cut_bytes} bytes) was dropped: the case then in flight.",)
+
+
+def _header(folder: Path) -> RunHeader:
+    path = folder / RUN_FILE
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            last = file.read()
+        if not first.endswith(b"\n"):
+            raise _never_began(path)
+        started = lines.decode(first, f"{path}:1")
+        if not isinstance(started, lines.Started):
+            raise lines.damaged(f"{path}:1", "the first line must be the run's")
+        end = _decode_end(last, str(path))
+    except OSError as error:
+        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
+    except StoreError as error:
+        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
+    return RunHeader(
+        run_id=started.run_id,
+        folder=str(folder),
+        suite=started.suite.name,
+        title=started.suite.title,
+        device=started.environment.device_name,
+        commit=started.environment.git.commit if started.environment.git else "",
+        cases=len(started.suite.cases),
+        measurements=end.measurements if end else None,
+        started_at=started.started_at,
+        ended_at=end.at if end else "",
+    )
+
+
+def _decode_end(tail: bytes, place: str) -> lines.Ended | None:
+    """The end line, if the file's last bytes are one."""
+    line = tail.removesuffix(b"\n").rpartition(b"\n")[2]
+    if not tail.endswith(b"\n") or not line.startswith(b'{"kind": "end"'):
+        return None
+    end = lines.decode(line, place)
+    return end if isinstance(end, lines.Ended) else None
+
+
+def _never_began(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} holds no whole line: the run was stopped before it measured anything",
+        f"Delete {path.parent}.",
+    )
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders of runs, oldest first."""
+    return sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))
+
+
+def _find(root: Path, run_id: str | Path) -> Path:
+    """The folder of the run that an id, a unique prefix, `latest` or a path names."""
+    path = Path(run_id)
+    if path.name == RUN_FILE:
+        path = path.parent
+    if (path / RUN_FILE).is_file():
+        return path
+    folders = _folders(root)
+    if not folders:
+        raise StoreError(f"{root} holds no runs", "`harness run` makes one.")
+    if run_id == "latest":
+        return folders[-1]
+    name = str(run_id)
+    fits = [f for f in folders if f.name == name] or [f for f in folders if f.name.startswith(name)]
+    if len(fits) == 1:
+        return fits[0]
+    names = [f.name for f in folders]
+    near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
+    raise StoreError(
+        f"{name!r} fits {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
+        f"There {'is' if len(near) == 1 else 'are'} {', '.join(near)}.",
+    )
