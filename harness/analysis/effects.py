@@ -1,0 +1,127 @@
+"""What an axis with two values does to the speed, over cases that are equal in all else."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.analysis.stats import t_factor
+from harness.records import CaseSummary, Estimate, Outcome, Scalar
+
+NO_EFFECT = 0.02
+"""An effect whose whole interval lies within this of none is reported as no effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """Step time per token at `value` over that at `base`: above one is slower."""
+
+    workload: str
+    axis: str
+    base: Scalar
+    value: Scalar
+    ratio: float
+    """Geometric mean over the pairs."""
+    low: float | None
+    high: float | None
+    """95 % interval over processes, for exactly these pairs; None with one process a case."""
+    smallest: float
+    largest: float
+    """The pair that the axis slows least, and most."""
+    pairs: int
+
+    @property
+    def negligible(self) -> bool:
+        return (
+            self.low is not None
+            and self.high is not None
+            and self.low > 1 / (1 + NO_EFFECT)
+            and self.high < 1 + NO_EFFECT
+        )
+
+
+def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
+    """One effect per workload and swept axis (or `provider`) that takes exactly two values.
+
+    Only pairs count of which both cases are ok and all other axes are equal, so axes that
+    change together have none. The base is the value the suite names first.
+    """
+    found = []
+    for workload in dict.fromkeys(s.case.workload for s in summaries):
+        cases = [s for s in summaries if s.case.workload == workload]
+        names = dict.fromkeys(name for s in cases for name in s.case.swept)
+        for axis in ["provider", *names]:
+            values = list(dict.fromkeys(s.case.get(axis) for s in cases))
+            if len(values) != 2 or None in values:
+                continue
+            base, value = (v for v in values if v is not None)
+            if pairs := _pairs(cases, axis, base, value):
+                found.append(_effect(workload, axis, base, value, pairs))
+    return tuple(found)
+
+
+def _pairs(
+    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar
+) -> list[tuple[Estimate, Estimate]]:
+    by_rest: dict[object, dict[Scalar | None, Estimate]] = {}
+    for s in cases:
+        if s.outcome is Outcome.OK:
+            rest = frozenset((k, v) for k, v in _coordinates(s).items() if k != axis)
+            by_rest.setdefault(rest, {})[s.case.get(axis)] = _per_token(s)
+    return [(both[base], both[value]) for both in by_rest.values() if len(both) == 2]
+
+
+def _coordinates(summary: CaseSummary) -> Mapping[str, Scalar]:
+    return {"provider": summary.case.provider, **summary.case.axes}
+
+
+def _per_token(summary: CaseSummary) -> Estimate:
+    """Step time per token, or per run where the workload counts none."""
+    step = summary.metrics["step_s"]
+    tokens = summary.tokens or 1
+    return Estimate(
+        value=step.value / tokens,
+        low=None if step.low is None else step.low / tokens,
+        high=None if step.high is None else step.high / tokens,
+        processes=step.processes,
+        samples=step.samples,
+    )
+
+
+def _effect(
+    workload: str,
+    axis: str,
+    base: Scalar,
+    value: Scalar,
+    pairs: Sequence[tuple[Estimate, Estimate]],
+) -> Effect:
+    logs = [math.log(b.value / a.value) for a, b in pairs]
+    mean = sum(logs) / len(logs)
+    half = _half_width([estimate for pair in pairs for estimate in pair], len(pairs))
+    return Effect(
+        workload=workload,
+        axis=axis,
+        base=base,
+        value=value,
+        ratio=math.exp(mean),
+        low=None if half is None else math.exp(mean - half),
+        high=None if half is None else math.exp(mean + half),
+        smallest=math.exp(min(logs)),
+        largest=math.exp(max(logs)),
+        pairs=len(pairs),
+    )
+
+
+def _half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
+    """Half-width of the mean log ratio, from those of the cases (Welch 1947, Satterthwaite)."""
+    variances, freedoms = [], []
+    for e in estimates:
+        if e.low is None or e.high is None:
+            return None
+        freedoms.append(e.processes - 1)
+        error = math.log(e.high / e.low) / 2 / t_factor(freedoms[-1])
+        variances.append((error / pairs) ** 2)
+    total = sum(variances)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
+    return t_factor(freedom) * math.sqrt(total)

@@ -1,0 +1,235 @@
+"""What a card can do, what somebody expected, and what was measured."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from harness.records import (
+    METRICS,
+    CaseSummary,
+    Environment,
+    Estimate,
+    Expectation,
+    Outcome,
+    Suite,
+)
+
+# Dense peak FLOP/s with float32 accumulation, by exact NVML name (fnmatch, so that a MIG slice
+# or a "Ti" gets none). Data sheets print tensor-core numbers with 2:4 sparsity; ours are half.
+# NVIDIA data sheets: A100 (2021), H100 (2022, 2024), H200 (2024), L40S (2023); RTX 3090 from the
+# GA102 whitepaper, table 3, "FP16 with FP32 accumulate" and TF32, both dense.
+_HOPPER_SXM = {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}
+_HOPPER_NVL = {"bf16": 835e12, "fp16": 835e12, "tf32": 417e12, "fp32": 60e12}
+_A100 = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
+_PEAKS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
+    ("NVIDIA A100-*GB", "A100", _A100),
+    ("NVIDIA A100 80GB PCIe", "A100", _A100),
+    (
+        "NVIDIA H100 PCIe",
+        "H100 PCIe",
+        {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51e12},
+    ),
+    ("NVIDIA H100 NVL", "H100 NVL", _HOPPER_NVL),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM", _HOPPER_SXM),
+    ("NVIDIA H200 NVL", "H200 NVL", _HOPPER_NVL),
+    ("NVIDIA H200", "H200 SXM", _HOPPER_SXM),
+    (
+        "NVIDIA L40S",
+        "L40S",
+        {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "fp32": 91.6e12},
+    ),
+    (
+        "NVIDIA GeForce RTX 3090",
+        "RTX 3090",
+        {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12},
+    ),
+)
+
+_PRECISIONS = {
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "fp64": "fp64",
+    "float64": "fp64",
+}
+
+SUSPICIOUS_MFU = 0.01
+"""A stated target under this share of the peak is itself a symptom."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The most dense FLOP/s a card can do at one precision."""
+
+    gpu: str
+    precision: str
+    flops_per_s: float
+
+
+def peak(gpu_name: str, precision: str | None) -> Peak | None:
+    """Peak of the card NVML calls `gpu_name`; None where we have no data sheet for it."""
+    for pattern, label, flops in _PEAKS:
+        if fnmatchcase(gpu_name, pattern):
+            return _peak(label, flops, precision)
+    return None
+
+
+def stated_peak(gpu_pattern: str, precision: str | None) -> Peak | None:
+    """Peak of the card an expectation was stated for; the lowest where several fit (`H100`)."""
+    wanted = gpu_pattern.strip("*").removeprefix("NVIDIA ").lower()
+    fits = [_peak(label, flops, precision) for _, label, flops in _PEAKS if wanted in label.lower()]
+    known = [p for p in fits if p is not None]
+    return min(known, key=lambda p: p.flops_per_s) if wanted and known else None
+
+
+def precision_of(
+    axes: Mapping[str, object], effective: Mapping[str, object], environment: Environment
+) -> str | None:
+    """Precision of the matrix products: as observed, else as asked for, else unknown.
+
+    float32 counts as TF32 where the worker had it switched on.
+    """
+    for source in (effective, axes):
+        for name in ("precision", "dtype"):
+            stated = str(source.get(name, "")).removeprefix("torch.").lower()
+            if (precision := _PRECISIONS.get(stated)) == "fp32":
+                tf32 = environment.torch_settings.get("allow_tf32_matmul") is True
+                return "tf32" if tf32 else "fp32"
+            if precision is not None:
+                return precision
+    return None
+
+
+class Judgement(StrEnum):
+    """How a measurement stands to an expectation; its interval must lie wholly on one side."""
+
+    MET = "met"
+    BELOW = "below"
+    ABOVE = "above"
+    UNDECIDED = "undecided"
+    OTHER_GPU = "other_gpu"  # stated for another card: shown, not judged
+    NOT_MEASURED = "not_measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """One expectation beside one case."""
+
+    expectation: Expectation
+    case_id: str
+    judgement: Judgement
+    actual: Estimate | None = None
+    bound: float | None = None
+    """From a timeout: the metric is at best this."""
+    factors: tuple[float, ...] = ()
+    """How many times the actual value lies away from the nearer end of the expected range and
+    from the farther one; one number where one end was stated; empty inside the range."""
+    target_mfu: float | None = None
+    """The share of the stated card's peak that the expectation itself asks for at most."""
+    target_peak: Peak | None = None
+
+
+def assess(
+    suite: Suite, environment: Environment, summaries: Sequence[CaseSummary]
+) -> tuple[Assessment, ...]:
+    """Every expectation beside every case it is about, in the suite's order."""
+    return tuple(
+        _assess(expectation, summary, environment)
+        for expectation in suite.expectations
+        for summary in summaries
+        if expectation.match.accepts(summary.case)
+    )
+
+
+def upper_bound(summary: CaseSummary, metric: str) -> float | None:
+    """Largest value of a metric that a censored step time leaves possible; None where none is.
+
+    Only for metrics that fall as the step time grows.
+    """
+    if summary.outcome is not Outcome.TIMEOUT or not summary.lower_bound_s:
+        return None
+    if metric == "tokens_per_s" and summary.tokens:
+        return summary.tokens / summary.lower_bound_s
+    return None
+
+
+def _assess(expectation: Expectation, summary: CaseSummary, environment: Environment) -> Assessment:
+    target_mfu, target_peak = _target(expectation, summary, environment)
+    bound = upper_bound(summary, expectation.metric)
+    if expectation.metric == "step_s" and summary.outcome is Outcome.TIMEOUT:
+        bound = summary.lower_bound_s
+    actual = summary.metrics.get(expectation.metric) if summary.outcome is Outcome.OK else None
+    value = actual.value if actual else bound
+    judgement = (
+        _judge(expectation, actual, bound)
+        if expectation.applies_to(environment.device_name)
+        else Judgement.OTHER_GPU
+    )
+    return Assessment(
+        expectation=expectation,
+        case_id=summary.case.case_id,
+        judgement=judgement,
+        actual=actual,
+        bound=bound,
+        factors=_factors(expectation, value),
+        target_mfu=target_mfu,
+        target_peak=target_peak,
+    )
+
+
+def _judge(expectation: Expectation, actual: Estimate | None, bound: float | None) -> Judgement:
+    low = -math.inf if expectation.low is None else expectation.low
+    high = math.inf if expectation.high is None else expectation.high
+    if actual is None and bound is None:
+        return Judgement.NOT_MEASURED
+    if actual is not None:
+        bottom, top = actual.low, actual.high
+    elif METRICS[expectation.metric].higher_is_better:
+        bottom, top = -math.inf, bound
+    else:
+        bottom, top = bound, math.inf
+    if bottom is None or top is None:
+        return Judgement.UNDECIDED
+    if top < low:
+        return Judgement.BELOW
+    if bottom > high:
+        return Judgement.ABOVE
+    if low <= bottom and top <= high:
+        return Judgement.MET
+    return Judgement.UNDECIDED
+
+
+def _factors(expectation: Expectation, value: float | None) -> tuple[float, ...]:
+    ends = [end for end in (expectation.low, expectation.high) if end is not None and end > 0]
+    if value is None or value <= 0 or not ends or min(ends) <= value <= max(ends):
+        return ()
+    if expectation.high is None and value >= ends[0]:
+        return ()
+    if expectation.low is None and value <= ends[0]:
+        return ()
+    return tuple(sorted(max(end / value, value / end) for end in ends))
+
+
+def _target(
+    expectation: Expectation, summary: CaseSummary, environment: Environment
+) -> tuple[float | None, Peak | None]:
+    stated = [end for end in (expectation.low, expectation.high) if end is not None]
+    if expectation.metric != "tokens_per_s" or not stated:
+        return None, None
+    precision = precision_of(summary.case.axes, summary.effective, environment)
+    card = stated_peak(expectation.gpu, precision)
+    if card is None or not summary.tokens or not summary.flops:
+        return None, None
+    return max(stated) * summary.flops / summary.tokens / card.flops_per_s, card
+
+
+def _peak(label: str, flops: Mapping[str, float], precision: str | None) -> Peak | None:
+    if precision is None or precision not in flops:
+        return None
+    return Peak(gpu=label, precision=precision, flops_per_s=flops[precision])

@@ -1,0 +1,168 @@
+"""Estimates with their uncertainty, and what weakens them.
+
+The unit of replication is the fresh process. Samples inside one process are pseudo-replicates:
+they share its memory layout, its clocks and its luck, so they make a process's median precise
+and say nothing of how far the next process will lie. Each process therefore counts once.
+
+Source: Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013, section 6:
+repetition at the highest level that varies, and a t-interval over its means.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from harness.records import Estimate, Measurement, Outcome
+
+CONFIDENCE = 0.95
+
+LARGE_SPREAD = 0.10
+"""Interquartile range over median inside one process from which a reader must know of it."""
+LARGE_DISAGREEMENT = 0.10
+"""Slowest process over fastest, less one, from which a reader must know of it."""
+MIN_READINGS = 5
+"""Telemetry readings under which a mean utilisation says little."""
+
+TIMED = ("warmup", "sampling")
+"""Phases in which the workload runs as it does in production; utilisation is taken there."""
+
+# NVML clocksEventReasons, nvml.h. Idle (0x1), application clocks (0x2) and display clocks
+# (0x100) are settings, not symptoms, and are left out.
+POWER_CAP = {0x4: "power cap"}
+THROTTLE = {
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+def t_factor(degrees_of_freedom: float) -> float:
+    """Half-width of a 95 % t-interval in standard errors."""
+    return float(student_t.ppf(0.5 + CONFIDENCE / 2, degrees_of_freedom))
+
+
+def geometric(values: Sequence[float], *, samples: int) -> Estimate:
+    """Geometric mean over processes, with a 95 % t-interval on the logarithms.
+
+    Logarithms because a time is skewed and because tokens/s, its inverse, then has exactly the
+    inverse interval.
+
+    Args:
+        values: One positive value per process.
+        samples: How many readings stand behind them, for the record.
+
+    Raises:
+        ValueError: Without values, or with one that is not positive and finite.
+    """
+    if not values or not all(math.isfinite(v) and v > 0 for v in values):
+        raise ValueError(f"{list(values)} are not positive, finite values of processes")
+    logs = arithmetic([math.log(v) for v in values], samples=samples)
+    low, high = (None if b is None else math.exp(b) for b in (logs.low, logs.high))
+    return Estimate(
+        value=math.exp(logs.value), low=low, high=high, processes=len(values), samples=samples
+    )
+
+
+def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
+    """Mean over processes with a 95 % t-interval; one process has no interval.
+
+    Raises:
+        ValueError: Without values, or with one that is not finite.
+    """
+    if not values or not all(map(math.isfinite, values)):
+        raise ValueError(f"{list(values)} are not finite values of processes")
+    x = np.asarray(values, dtype=float)
+    mean, n = float(x.mean()), len(x)
+    if n < 2:
+        return Estimate(value=mean, low=None, high=None, processes=n, samples=samples)
+    half = t_factor(n - 1) * float(x.std(ddof=1)) / math.sqrt(n)
+    return Estimate(value=mean, low=mean - half, high=mean + half, processes=n, samples=samples)
+
+
+def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> list[float]:
+    """Telemetry of a channel from the first of these phases to the last, failed readings left out.
+
+    Empty where the measurement has no telemetry, no such channel or no such phase.
+    """
+    wanted = set(phases)
+    spans = [(p.start_s, p.end_s) for p in measurement.phases if p.name in wanted]
+    if measurement.telemetry is None or not spans:
+        return []
+    start, end = min(s for s, _ in spans), max(e for _, e in spans)
+    channel_values = measurement.telemetry.channels.get(channel, ())
+    return [
+        value
+        for t, value in zip(measurement.telemetry.t_s, channel_values, strict=False)
+        if value is not None and start <= t <= end
+    ]
+
+
+def weaknesses(measurements: Sequence[Measurement], *, asked: int) -> tuple[str, ...]:
+    """Sentences on what a reader must know before trusting the numbers of one case.
+
+    Args:
+        measurements: All processes of the case, whatever their outcome.
+        asked: How many processes the suite asked for.
+    """
+    ok = [m for m in measurements if m.outcome is Outcome.OK]
+    if not ok:
+        return ()
+    notes = []
+    if len(ok) < len(measurements):
+        notes.append(f"numbers from the {len(ok)} of {len(measurements)} processes that ended ok")
+    elif len(ok) < asked:
+        notes.append(f"{len(ok)} of {asked} processes ran")
+    if unsteady := [m.process for m in ok if not m.steady]:
+        notes.append(f"no steady state found in {_processes(unsteady)}")
+    notes += _spread(ok)
+    notes += _telemetry(ok)
+    if len({m.tokens for m in ok}) > 1 or len({m.flops for m in ok}) > 1:
+        notes.append("processes counted different tokens or FLOPs for one run")
+    return tuple(notes)
+
+
+def _spread(ok: Sequence[Measurement]) -> list[str]:
+    notes = []
+    medians = []
+    widest, widest_process = 0.0, 0
+    for m in ok:
+        lower, median, upper = np.quantile(m.samples_s, (0.25, 0.5, 0.75))
+        medians.append(median)
+        if (spread := float((upper - lower) / median)) > widest:
+            widest, widest_process = spread, m.process
+    if widest > LARGE_SPREAD:
+        notes.append(
+            f"samples spread widely: interquartile range {widest:.0%} of the median "
+            f"in process {widest_process}"
+        )
+    if (gap := max(medians) / min(medians) - 1) > LARGE_DISAGREEMENT:
+        notes.append(f"processes disagree: the slowest is {gap:.0%} slower than the fastest")
+    return notes
+
+
+def _telemetry(ok: Sequence[Measurement]) -> list[str]:
+    notes = []
+    masks = [int(x) for m in ok for x in readings(m, "gpu_throttle_reasons", ("sampling",))]
+    for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
+        if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
+            named = ", ".join(r for bit, r in reasons.items() if any(mask & bit for mask in hit))
+            notes.append(f"GPU {kind} in {len(hit)} of {len(masks)} readings: {named}")
+    foreign = [x for m in ok for x in readings(m, "gpu_foreign_processes", TIMED)]
+    if shared := sum(x > 0 for x in foreign):
+        notes.append(f"other processes on the GPU in {shared} of {len(foreign)} readings")
+    for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):
+        counts = [
+            len(readings(m, channel, TIMED)) for m in ok if m.telemetry and m.telemetry.channels
+        ]
+        if counts and 0 < min(counts) < MIN_READINGS:
+            notes.append(f"{name} utilisation rests on {min(counts)} readings in one process")
+    return notes
+
+
+def _processes(numbers: Sequence[int]) -> str:
+    noun = "process" if len(numbers) == 1 else "processes"
+    return f"{noun} {', '.join(map(str, numbers))}"

@@ -1,0 +1,123 @@
+"""All processes of a case, together."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from harness.analysis import stats
+from harness.analysis.expectation import peak, precision_of
+from harness.records import (
+    Case,
+    CaseSummary,
+    Environment,
+    Estimate,
+    Measurement,
+    Outcome,
+    Run,
+    Scalar,
+)
+
+
+def summarise(run: Run) -> tuple[CaseSummary, ...]:
+    """One summary per case, in the order of the suite, cases without a measurement included."""
+    return tuple(
+        _summarise(case, run.of(case.case_id), run.environment) for case in run.suite.cases
+    )
+
+
+def why_absent(
+    summary: CaseSummary, measurements: Sequence[Measurement], environment: Environment, metric: str
+) -> str:
+    """Why a case has no value of a metric, in a few words for a report."""
+    if summary.outcome is None:
+        return "did not run"
+    ok = [m for m in measurements if m.outcome is Outcome.OK]
+    if not ok:
+        return summary.outcome.value.replace("_", " ")
+    if metric == "tokens_per_s":
+        return "the workload counts no tokens"
+    if metric == "mfu":
+        if summary.flops is None:
+            return "the workload counts no FLOPs"
+        precision = precision_of(summary.case.axes, summary.effective, environment)
+        if precision is None:
+            return "precision unknown"
+        return f"no data-sheet peak for {environment.device_name} at {precision}"
+    if metric == "peak_memory_bytes":
+        return "no device memory to measure" if environment.gpu is None else "not reported"
+    for m in ok:
+        if m.telemetry is not None and metric in m.telemetry.unavailable:
+            return m.telemetry.unavailable[metric]
+    if metric == "gpu_utilisation" and environment.gpu is None:
+        return environment.gpu_unavailable or "no GPU"
+    return "no reading fell into warm-up or sampling"
+
+
+def _summarise(
+    case: Case, measurements: Sequence[Measurement], environment: Environment
+) -> CaseSummary:
+    bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
+    ok = [m for m in measurements if m.outcome is Outcome.OK]
+    bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
+    observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
+    if bad is not None:
+        outcome: Outcome | None = bad.outcome
+    else:
+        outcome = Outcome.OK if ok else None
+    return CaseSummary(
+        case=case,
+        outcome=outcome,
+        detail=bad.detail if bad else "",
+        metrics=_metrics(case, ok, observed, environment) if ok else {},
+        lower_bound_s=max(bounds, default=None),
+        tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
+        flops=next((m.flops for m in measurements if m.flops is not None), None),
+        effective=observed,
+        notes=stats.weaknesses(measurements, asked=case.settings.processes),
+    )
+
+
+def _metrics(
+    case: Case,
+    ok: Sequence[Measurement],
+    observed: Mapping[str, Scalar],
+    environment: Environment,
+) -> Mapping[str, Estimate]:
+    samples = sum(len(m.samples_s) for m in ok)
+    steps = [float(np.median(m.samples_s)) for m in ok]
+    metrics = {"step_s": stats.geometric(steps, samples=samples)}
+
+    tokens = [m.tokens / s for m, s in zip(ok, steps, strict=True) if m.tokens]
+    if len(tokens) == len(ok):
+        metrics["tokens_per_s"] = stats.geometric(tokens, samples=samples)
+
+    card = peak(environment.device_name, precision_of(case.axes, observed, environment))
+    flops = [m.flops / s for m, s in zip(ok, steps, strict=True) if m.flops]
+    if card is not None and len(flops) == len(ok):
+        shares = [f / card.flops_per_s for f in flops]
+        metrics["mfu"] = stats.geometric(shares, samples=samples)
+
+    memory = [m.peak_memory_bytes for m in ok if m.peak_memory_bytes is not None]
+    if memory:
+        metrics["peak_memory_bytes"] = _bounded(stats.arithmetic(memory, samples=len(memory)))
+
+    for channel, most in (("gpu_utilisation", 1.0), ("cpu_utilisation", None)):
+        seen = [r for m in ok if (r := stats.readings(m, channel, stats.TIMED))]
+        if seen:
+            means = [float(np.mean(r)) for r in seen]
+            estimate = stats.arithmetic(means, samples=sum(map(len, seen)))
+            metrics[channel] = _bounded(estimate, most)
+    return metrics
+
+
+def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:
+    """Cut the interval to what the quantity can be: from 0 to `most`."""
+    if estimate.low is None or estimate.high is None:
+        return estimate
+    return Estimate(
+        value=estimate.value,
+        low=max(0.0, estimate.low),
+        high=estimate.high if most is None else min(most, estimate.high),
+        processes=estimate.processes,
+        samples=estimate.samples,
+    )

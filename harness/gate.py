@@ -1,0 +1,284 @@
+"""Rules and numbers in, verdict out. An unknown is never called good.
+
+A rule is decided by a case only when the whole 95 % interval lies on one side of its
+thresholds; a case that did not run, has one process or lacks the metric leaves the rule
+INCONCLUSIVE. Two things are NO-GO without statistics: code that is wrong or does not fit
+in memory, and a timeout whose bound already proves it too slow.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness import units
+from harness.analysis.expectation import upper_bound
+from harness.analysis.scaling import ScalingFit
+from harness.records import (
+    FAILURES,
+    METRICS,
+    CaseSummary,
+    Decision,
+    Environment,
+    Estimate,
+    Match,
+    Outcome,
+    Rule,
+    RuleResult,
+    Suite,
+    Verdict,
+    gpu_matches,
+)
+
+EVERY_CASE_RAN = "every case ran"
+"""The rule that every suite has without writing it."""
+
+WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
+_ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What one case, or one fit over cases, says of one rule."""
+
+    subject: str
+    decision: Decision
+    reason: str
+    cases: tuple[str, ...] = ()
+    """Ids of the cases behind it, where the subject is not itself one."""
+
+
+def judge(
+    suite: Suite,
+    environment: Environment,
+    summaries: Sequence[CaseSummary],
+    fits: Sequence[ScalingFit],
+) -> Verdict:
+    """Judge a run by its suite's rules and by the built-in rule that every case ran.
+
+    The worst applicable rule decides: NO-GO, INCONCLUSIVE, CONDITIONAL, GO. A suite whose
+    rules were all stated for other GPUs is INCONCLUSIVE at best; one that states no rule asks
+    only whether its cases run.
+    """
+    results = (
+        _every_case_ran(suite, summaries),
+        *(_judge_rule(rule, environment, summaries, fits) for rule in suite.rules),
+    )
+    applied = [r for r in results if r.applies]
+    worst = min(applied, key=lambda r: WORST_FIRST.index(r.decision))
+    if suite.rules and len(applied) == 1 and worst.decision is not Decision.NO_GO:
+        return Verdict(
+            decision=Decision.INCONCLUSIVE,
+            decided_by="no applicable rule",
+            reason=f"no rule of the suite was stated for {environment.device_name}",
+            rules=results,
+        )
+    if worst.decision is Decision.GO:
+        names = [r.rule for r in applied]
+        return Verdict(
+            decision=Decision.GO,
+            decided_by=names[0] if len(names) == 1 else f"all {len(names)} rules",
+            reason=worst.reason if len(names) == 1 else f"all hold: {'; '.join(names)}",
+            rules=results,
+        )
+    return Verdict(
+        decision=worst.decision, decided_by=worst.rule, reason=worst.reason, rules=results
+    )
+
+
+def requirement(rule: Rule) -> str:
+    """A rule as a sentence: `tokens/s of every case with gc=off >= 500 tokens/s`."""
+    metric = METRICS[rule.metric]
+    sign = ">=" if metric.higher_is_better else "<="
+    whose = "every case" if rule.quantifier == "all" else "the best case"
+    if chosen := _criteria(rule.match):
+        whose += f" with {chosen}"
+    along = f" over {rule.axis}" if rule.axis else ""
+    text = f"{metric.title}{along} of {whose} {sign} {units.quantity(rule.metric, rule.go)}"
+    if rule.abort is not None:
+        side = "under" if metric.higher_is_better else "over"
+        text += f"; NO-GO {side} {units.quantity(rule.metric, rule.abort)}"
+    return text
+
+
+def _criteria(match: Match) -> str:
+    return " and ".join(
+        f"{name}={' or '.join(map(str, values))}" for name, values in match.criteria.items()
+    )
+
+
+# --- every case ran ----------------------------------------------------------------------
+
+
+def _every_case_ran(suite: Suite, summaries: Sequence[CaseSummary]) -> RuleResult:
+    by_id = {s.case.case_id: s for s in summaries}
+    findings = [_ran(case.case_id, by_id.get(case.case_id)) for case in suite.cases]
+    tolerated = [f for f in findings if f.decision is Decision.GO and f.reason]
+    decision, decisive = _settle(findings, WORST_FIRST)
+    if decision is Decision.GO:
+        reason = f"all {len(findings)} cases ran"
+        if tolerated:
+            allowed = "; ".join(f"{f.subject}: {f.reason}" for f in tolerated)
+            reason = f"all {len(findings)} cases ran or ended as the suite allows ({allowed})"
+    else:
+        reason = _join(decisive)
+    return RuleResult(
+        rule=EVERY_CASE_RAN,
+        requirement="every case ends ok, or as the suite allows",
+        decision=decision,
+        reason=reason,
+        evidence=_evidence(tolerated if decision is Decision.GO else decisive),
+    )
+
+
+def _ran(case_id: str, summary: CaseSummary | None) -> _Finding:
+    if summary is None or summary.outcome is None:
+        return _Finding(case_id, Decision.INCONCLUSIVE, "did not run")
+    outcome, case = summary.outcome, summary.case
+    if outcome is Outcome.OK:
+        ran = summary.metrics["step_s"].processes if "step_s" in summary.metrics else 0
+        if ran < case.settings.processes:
+            missing = f"{ran} of {case.settings.processes} processes ran"
+            return _Finding(case_id, Decision.INCONCLUSIVE, missing)
+        return _Finding(case_id, Decision.GO, "")
+    if outcome in case.allow:
+        return _Finding(case_id, Decision.GO, f"{outcome} is allowed: {case.allow[outcome]}")
+    decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE
+    return _Finding(case_id, decision, _ended(summary))
+
+
+# --- a stated rule -----------------------------------------------------------------------
+
+
+def _judge_rule(
+    rule: Rule,
+    environment: Environment,
+    summaries: Sequence[CaseSummary],
+    fits: Sequence[ScalingFit],
+) -> RuleResult:
+    if not gpu_matches(rule.gpu, environment.device_name):
+        return RuleResult(
+            rule=rule.name,
+            requirement=requirement(rule),
+            decision=Decision.INCONCLUSIVE,
+            reason=f"stated for {rule.gpu}; this is {environment.device_name}",
+            applies=False,
+        )
+    matched = [s for s in summaries if rule.match.accepts(s.case)]
+    if rule.metric == "scaling_exponent":
+        findings = [_exponent(rule, f) for f in _fits_of(rule, matched, fits)]
+    else:
+        findings = [_finding(rule, s) for s in matched if s.outcome not in s.case.allow]
+    decision, decisive = _settle(findings, _ORDERS[rule.quantifier])
+    if findings:
+        reason = _join(decisive)
+    elif matched:
+        reason = "no matched case has an outcome that could decide"
+    else:
+        reason = "the rule matches no case of this run"
+    return RuleResult(
+        rule=rule.name,
+        requirement=requirement(rule),
+        decision=decision,
+        reason=reason,
+        evidence=_evidence(decisive),
+    )
+
+
+def _fits_of(
+    rule: Rule, matched: Sequence[CaseSummary], fits: Sequence[ScalingFit]
+) -> list[ScalingFit]:
+    """Fits over the rule's axis whose cases the rule matches, every one."""
+    ids = {s.case.case_id for s in matched}
+    return [f for f in fits if f.axis == rule.axis and all(p.case_id in ids for p in f.points)]
+
+
+def _exponent(rule: Rule, fit: ScalingFit) -> _Finding:
+    cases = tuple(p.case_id for p in fit.points)
+    if fit.exponent is None:
+        return _Finding(fit.group, Decision.INCONCLUSIVE, fit.reason, cases)
+    return replace(_by_interval(rule, fit.group, fit.exponent), cases=cases)
+
+
+def _finding(rule: Rule, summary: CaseSummary) -> _Finding:
+    """What a case says of a rule about one of its metrics."""
+    case_id, outcome = summary.case.case_id, summary.outcome
+    if outcome is None:
+        return _Finding(case_id, Decision.INCONCLUSIVE, "did not run")
+    if outcome in FAILURES or outcome is Outcome.OUT_OF_MEMORY:
+        return _Finding(case_id, Decision.NO_GO, _ended(summary))
+    if outcome is Outcome.TIMEOUT:
+        return _by_bound(rule, summary)
+    if outcome is not Outcome.OK:
+        return _Finding(case_id, Decision.INCONCLUSIVE, _ended(summary))
+    estimate = summary.metrics.get(rule.metric)
+    if estimate is None:
+        missing = f"{METRICS[rule.metric].title} not available"
+        return _Finding(case_id, Decision.INCONCLUSIVE, missing)
+    return _by_interval(rule, case_id, estimate)
+
+
+def _by_bound(rule: Rule, summary: CaseSummary) -> _Finding:
+    """A timeout proves a rule broken, or proves nothing; it never proves it kept."""
+    case_id, abort = summary.case.case_id, rule.go if rule.abort is None else rule.abort
+    bound = upper_bound(summary, rule.metric)
+    if bound is not None and bound < abort:
+        at_most = units.quantity(rule.metric, bound)
+        return _Finding(case_id, Decision.NO_GO, f"timed out: at most {at_most}")
+    if rule.metric == "step_s" and (summary.lower_bound_s or 0.0) > abort:
+        at_least = units.duration(summary.lower_bound_s or 0.0)
+        return _Finding(case_id, Decision.NO_GO, f"timed out: at least {at_least} a step")
+    return _Finding(case_id, Decision.INCONCLUSIVE, _ended(summary))
+
+
+def _by_interval(rule: Rule, case_id: str, estimate: Estimate) -> _Finding:
+    text = units.measured(rule.metric, estimate)
+    low, high = estimate.low, estimate.high
+    if low is None or high is None:
+        return _Finding(
+            case_id, Decision.INCONCLUSIVE, f"{text} from one process, which has no interval"
+        )
+    if not (math.isfinite(low) and math.isfinite(high) and low <= estimate.value <= high):
+        return _Finding(case_id, Decision.INCONCLUSIVE, f"{text} is not a finite interval")
+    go, abort = rule.go, rule.go if rule.abort is None else rule.abort
+    if not METRICS[rule.metric].higher_is_better:
+        low, high, go, abort = -high, -low, -go, -abort
+    if high < abort:
+        return _Finding(case_id, Decision.NO_GO, text)
+    if low >= max(go, abort):
+        return _Finding(case_id, Decision.GO, text)
+    if low >= abort and high < go:
+        return _Finding(case_id, Decision.CONDITIONAL, text)
+    return _Finding(case_id, Decision.INCONCLUSIVE, f"{text} lies across a threshold")
+
+
+# --- many findings, one decision ---------------------------------------------------------
+
+
+def _settle(
+    findings: Sequence[_Finding], order: Sequence[Decision]
+) -> tuple[Decision, list[_Finding]]:
+    """The first decision in the order that any finding holds, with the findings that hold it.
+
+    INCONCLUSIVE without findings: nothing is known.
+    """
+    for decision in order:
+        if decisive := [f for f in findings if f.decision is decision]:
+            return decision, decisive
+    return Decision.INCONCLUSIVE, []
+
+
+def _evidence(findings: Sequence[_Finding]) -> tuple[str, ...]:
+    return tuple(case_id for f in findings for case_id in (f.cases or (f.subject,)))
+
+
+def _ended(summary: CaseSummary) -> str:
+    outcome = str(summary.outcome or "did not run").replace("_", " ")
+    first_line = summary.detail.strip().partition("\n")[0]
+    return f"{outcome}: {first_line}" if first_line else outcome
+
+
+def _join(findings: Sequence[_Finding], most: int = 3) -> str:
+    """The first few findings as a sentence."""
+    text = "; ".join(f"{f.subject}: {f.reason}" for f in findings[:most])
+    rest = len(findings) - most
+    return f"{text}; and {rest} more" if rest > 0 else text

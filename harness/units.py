@@ -1,0 +1,187 @@
+"""SI numbers as people read them. Pure formatting: no number is computed here.
+
+Inside the harness every quantity is in an SI base unit; it becomes "1.23 ms" or "7.21 GiB"
+here and nowhere else. A number without an interval gets three significant digits; one with an
+interval gets as many as the interval justifies.
+"""
+
+import datetime
+import math
+from collections.abc import Callable, Mapping
+
+from harness.records import Estimate
+
+MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
+
+Scale = Callable[[float], tuple[float, str]]
+"""Chooses for a magnitude the unit to print it in: (size of that unit, suffix)."""
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """Significant digits with thousands separators: 11, 10,500, 0.0123.
+
+    Args:
+        digits: Keep exactly so many, trailing zeros included, as for a measured value.
+            None: at most three, without trailing zeros, as for a value that was stated.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    wanted = 3 if digits is None else digits
+    rounded = float(f"{value:.{wanted - 1}e}")
+    text = f"{rounded:,.{max(0, _place(rounded, wanted))}f}" if rounded else "0"
+    if digits is None and "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text
+
+
+def duration(seconds: float) -> str:
+    """1.23 ms, 45.0 s, 2 min 05 s, 2 h 05 min, 21 d 3 h."""
+    if not math.isfinite(seconds) or abs(seconds) < 2 * MINUTE_S:
+        size, unit = _time(seconds)
+        return number(seconds / size, 3) + unit
+    if seconds < HOUR_S - 0.5:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s"
+    if seconds < 2 * DAY_S - 30:
+        hours, rest = divmod(round(seconds / MINUTE_S), 60)
+        return f"{hours} h {rest:02d} min"
+    days, rest = divmod(round(seconds / HOUR_S), 24)
+    return f"{days:,} d {rest} h"
+
+
+def tokens_per_s(value: float) -> str:
+    """11, 10,500, 1.2 M; the unit stands in the heading."""
+    size, unit = _rate(value)
+    return number(value / size) + unit
+
+
+def bytes(value: float) -> str:  # noqa: A001 (units.bytes is what a caller would look for)
+    """7.21 GiB: binary units under their own names, never "GB"."""
+    size, unit = _bytes(value)
+    return number(value / size, 3) + unit
+
+
+def percent(ratio: float) -> str:
+    """24 %, 0.21 %, from a ratio."""
+    return number(ratio * 100) + " %"
+
+
+def factor(ratio: float) -> str:
+    """29x, 1.07x: how many times, to two digits, three near one."""
+    return number(ratio, 3 if 0.5 < ratio < 2 else 2) + "x"
+
+
+def clock(hertz: float) -> str:
+    """1,980 MHz."""
+    return f"{hertz / 1e6:,.0f} MHz"
+
+
+def utc(iso: str) -> str:
+    """2026-11-21 07:30:12 UTC, from ISO 8601 with an offset or a Z; empty stays empty."""
+    if not iso:
+        return ""
+    moment = datetime.datetime.fromisoformat(iso)
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(datetime.UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _time(seconds: float) -> tuple[float, str]:
+    for limit, size, unit in (
+        (1e-6, 1e-9, " ns"),
+        (1e-3, 1e-6, " µs"),
+        (1.0, 1e-3, " ms"),
+        (2 * MINUTE_S, 1.0, " s"),
+        (2 * HOUR_S, MINUTE_S, " min"),
+        (2 * DAY_S, HOUR_S, " h"),
+    ):
+        if abs(seconds) < limit:
+            return size, unit
+    return DAY_S, " d"
+
+
+def _rate(value: float) -> tuple[float, str]:
+    return (1e6, " M") if abs(value) >= 1e6 else (1.0, "")
+
+
+def _bytes(value: float) -> tuple[float, str]:
+    for size, unit in ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")):
+        if abs(value) >= size:
+            return size, unit
+    return 1, " B"
+
+
+_SCALES: Mapping[str, Scale] = {
+    "step_s": _time,
+    "tokens_per_s": _rate,
+    "mfu": lambda _: (0.01, " %"),
+    "peak_memory_bytes": _bytes,
+    "gpu_utilisation": lambda _: (0.01, " %"),
+    "cpu_utilisation": lambda _: (1.0, ""),
+    "scaling_exponent": lambda _: (1.0, ""),
+}
+_SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores"}
+"""Units that a table names once, in its heading, and a sentence must add."""
+
+
+def quantity(metric: str, value: float) -> str:
+    """A stated value of a metric with its unit, for a sentence: `500 tokens/s`."""
+    size, unit = _SCALES[metric](value)
+    return number(value / size) + unit + _SUFFIXES.get(metric, "")
+
+
+def cell(metric: str, estimate: Estimate) -> str:
+    """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`."""
+    size, unit = _SCALES[metric](estimate.value)
+    return _with_interval(
+        estimate.value / size,
+        None if estimate.low is None else estimate.low / size,
+        None if estimate.high is None else estimate.high / size,
+        unit,
+    )
+
+
+def measured(metric: str, estimate: Estimate) -> str:
+    """A measured metric with its interval and unit, for a sentence."""
+    return cell(metric, estimate) + _SUFFIXES.get(metric, "")
+
+
+def change(ratio: float, low: float | None, high: float | None) -> str:
+    """A ratio to one as a signed percentage: `+24 % [+20 … +28]`; `2.4x [2.2 … 2.6]` from 2."""
+    if 0.5 < ratio < 2:
+        bounds = [None if bound is None else (bound - 1) * 100 for bound in (low, high)]
+        return _with_interval((ratio - 1) * 100, bounds[0], bounds[1], " %", sign=True)
+    return _with_interval(ratio, low, high, "x")
+
+
+def _with_interval(
+    value: float, low: float | None, high: float | None, unit: str, *, sign: bool = False
+) -> str:
+    """All three in one unit and to one decimal place, the one that the interval justifies.
+
+    That is the place of the first digit of the narrower half, and one more where this digit
+    is small (the rounding rule of the Particle Data Group); five digits at most.
+    """
+    if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
+        return _fixed(value, _place(value, 3), sign) + unit
+    half = min(value - low, high - value)
+    if half > 0:
+        leading = half / 10.0 ** math.floor(math.log10(half))
+        place = min(_place(half, 2 if leading < 3.55 else 1), _place(value, 5))
+    else:
+        place = _place(value, 3)
+    texts = [_fixed(x, place, sign) for x in (value, low, high)]
+    return f"{texts[0]}{unit} [{texts[1]} … {texts[2]}]"
+
+
+def _place(value: float, digits: int) -> int:
+    """Decimal place of the last of so many significant digits; negative left of the point."""
+    if value == 0 or not math.isfinite(value):
+        return digits - 1
+    return digits - 1 - math.floor(math.log10(abs(value)))
+
+
+def _fixed(value: float, place: int, sign: bool) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    return f"{round(value, place) + 0.0:{'+' if sign else ''},.{max(0, place)}f}"
