@@ -1,0 +1,390 @@
+"""The form of a suite file: what may stand where, and what each key means.
+
+The models below validate a suite and yield its JSON Schema, which editors show as one types.
+What concerns a suite's own names (an axis, a case to match) is in harness.suite_sweep.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+
+from harness.records import METRICS, Outcome, Scalar
+from harness.suite_yaml import Document, Problem, nearest, show
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
+
+_PATTERNS = {
+    NAME: "letters, digits and . _ + -, a letter or digit first",
+    AXIS: "lower_case, or UPPER_CASE for an environment variable",
+    VARIABLE: "letters, digits and _, no digit first",
+    FACTORY: "package.module:function",
+    SUBJECT: "at most 80 letters, digits, spaces and . _ + -, for it names the report's file",
+}
+_FORMS = {
+    "model_type": "must be a mapping of `key: value` lines",
+    "dict_type": "must be a mapping of `key: value` lines",
+    "list_type": "must be a list",
+    "string_type": "must be text; put it in quotes",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+}
+"""Pydantic's error types, in the words of a suite's author."""
+
+
+def _scalar(value: Any) -> Scalar:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise PydanticCustomError("scalar", "must be one value: a number, text, true or false")
+
+
+def _one_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list) else "one"
+
+
+Value = Annotated[
+    bool | int | float | str,
+    PlainValidator(_scalar, json_schema_input_type=bool | int | float | str),
+]
+Values = Annotated[
+    Annotated[Value, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
+    Discriminator(_one_or_list),
+]
+Name = Annotated[str, Field(pattern=NAME)]
+AxisName = Annotated[str, Field(pattern=AXIS)]
+VariableName = Annotated[str, Field(pattern=VARIABLE)]
+Matching = dict[str, Values]
+"""Axis (or `workload`, `provider`) -> the value it must have, or a list of such values."""
+AllowedOutcome = Annotated[Outcome, Field(strict=False)]
+Text = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        """Refuse an unknown key before pydantic does, to say which were meant."""
+        known = [f.alias or name for name, f in cls.model_fields.items()]
+        for key in data if isinstance(data, dict) else ():
+            if key not in known:
+                raise PydanticCustomError(
+                    "unknown_key",
+                    "unknown key '{key}'",
+                    {"key": key, "remedy": nearest(key, known)},
+                )
+        return data
+
+
+class MeasureModel(_Model):
+    """How a case is measured. What is not set here has the harness's default."""
+
+    processes: Annotated[int, Field(ge=1)] | None = None
+    """Fresh processes per case; one process never decides a comparison. Default 3."""
+    min_samples: Annotated[int, Field(ge=1)] | None = None
+    """Steady samples every process must take before it may stop. Default 5."""
+    max_samples: Annotated[int, Field(ge=1)] | None = None
+    """Steady samples after which a process stops. Default 200."""
+    sample_s: Positive | None = None
+    """Seconds after which a process stops sampling, once it has min_samples. Default 2."""
+    warmup_s: Annotated[float, Field(ge=0)] | None = None
+    """Longest time spent looking for the steady state. Default 20."""
+    timeout_s: Positive | None = None
+    """Longest life of one process; past it the case is a timeout. Default 300."""
+    stall_s: Positive | None = None
+    """Longest silence between two signs of progress; past it the case hangs. Default 120."""
+    flush_l2: bool | None = None
+    """Empty the GPU's L2 cache before every sample. Default false."""
+    accuracy: bool | None = None
+    """Compare with the reference before timing. Default true."""
+
+    def given(self) -> dict[str, Any]:
+        """The settings that are set, as fields of MeasureSettings."""
+        return self.model_dump(exclude_unset=True, exclude={"match"})
+
+
+class MeasureSomeModel(MeasureModel):
+    """How some cases of a workload are measured."""
+
+    match: Annotated[Matching, Field(min_length=1)]
+    """Cases of this workload."""
+
+
+class AllowModel(_Model):
+    """An outcome other than ok that is expected of some cases."""
+
+    match: Matching = {}
+    """Cases of this workload; all of them if absent."""
+    outcome: AllowedOutcome
+    reason: Text
+
+
+class WorkloadModel(_Model):
+    """One computation, swept over providers and axes."""
+
+    name: Name
+    """First part of the case ids."""
+    factory: Annotated[str, Field(pattern=FACTORY)]
+    """`package.module:function`; the worker calls it with provider and axes."""
+    providers: Annotated[list[Name], Field(min_length=1)]
+    """The implementations to measure."""
+    axes: dict[AxisName, Values] = {}
+    """A list is swept, a single value fixed. An UPPER_CASE axis is an environment variable of
+    the worker as well."""
+    zip: list[Annotated[list[AxisName], Field(min_length=2)]] = []
+    """Groups of swept axes that advance together instead of being crossed."""
+    exclude: list[Annotated[Matching, Field(min_length=1)]] = []
+    """Combinations to leave out; every line must match at least one."""
+    env: dict[VariableName, Value] = {}
+    """Environment variables of the worker, the same for all cases."""
+    measure: Annotated[
+        Annotated[MeasureModel, Tag("one")] | Annotated[list[MeasureSomeModel], Tag("list")],
+        Discriminator(_one_or_list),
+    ] = MeasureModel()
+    """Overrides the suite's: settings for all cases of the workload, or a list of settings, each
+    with the cases it is for: `{match, timeout_s}`."""
+    allow: Annotated[
+        Annotated[dict[AllowedOutcome, Text], Tag("one")]
+        | Annotated[list[AllowModel], Tag("list")],
+        Discriminator(_one_or_list),
+    ] = {}
+    """Outcomes expected here, each with the reason: `{timeout: why}`, or a list of
+    `{match, outcome, reason}`."""
+
+
+class RangeModel(_Model):
+    """Bounds of an expected number, in SI base units; at least one of them."""
+
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "RangeModel":
+        if self.low is None and self.high is None:
+            raise PydanticCustomError("range", "needs low, high or both")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise PydanticCustomError("range", "has low above high")
+        return self
+
+
+class ExpectationModel(_Model):
+    """What somebody expects of some cases, on a GPU, and on whose word. Names one metric."""
+
+    match: Matching = {}
+    gpu: Text = "*"
+    """GPU the number was stated for, a pattern: `A100` means `*A100*`; `cpu` for no GPU."""
+    source: Text
+    """Who said so: a report, a data sheet, a runbook, with its date."""
+    tokens_per_s: RangeModel | None = None
+    step_s: RangeModel | None = None
+    mfu: RangeModel | None = None
+    """Model FLOPs utilisation, 0 to 1."""
+    peak_memory_bytes: RangeModel | None = None
+    gpu_utilisation: RangeModel | None = None
+    """0 to 1."""
+    cpu_utilisation: RangeModel | None = None
+    """In cores: 1.0 is one core kept busy."""
+
+    @model_validator(mode="after")
+    def _one_metric(self) -> "ExpectationModel":
+        if len(self.model_fields_set & METRICS.keys()) != 1:
+            names = ", ".join(m for m in METRICS if m in type(self).model_fields)
+            raise PydanticCustomError(
+                "one_metric", "must name exactly one metric", {"remedy": f"{names}."}
+            )
+        return self
+
+    @property
+    def expected(self) -> tuple[str, RangeModel]:
+        """The metric and its bounds."""
+        (metric,) = self.model_fields_set & METRICS.keys()
+        return metric, getattr(self, metric)
+
+
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        raise PydanticCustomError(
+            "metric",
+            "must be a metric, not '{name}'",
+            {"name": name, "remedy": nearest(name, [*METRICS])},
+        )
+    return name
+
+
+class RuleModel(_Model):
+    """One line of the verdict. GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
+
+    name: Text
+    metric: Annotated[str, AfterValidator(_metric), Field(json_schema_extra={"enum": [*METRICS]})]
+    go: float
+    abort: float | None = None
+    """Without it, missing `go` is already NO-GO."""
+    match: Matching = {}
+    """The cases judged; all of them if absent."""
+    quantifier: Literal["all", "any"] = "all"
+    """`all`: every matched case must hold. `any`: the best one decides."""
+    axis: str | None = None
+    """For scaling_exponent: the axis it is fitted over."""
+    gpu: Text = "*"
+    """Pattern of the GPUs the rule speaks of."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "RuleModel":
+        if (self.metric == "scaling_exponent") != (self.axis is not None):
+            raise PydanticCustomError(
+                "axis", "must give axis with scaling_exponent, and with nothing else"
+            )
+        if self.abort is not None and self.abort != self.go:
+            higher = METRICS[self.metric].higher_is_better
+            if (self.abort > self.go) == higher:
+                raise PydanticCustomError(
+                    "thresholds",
+                    "has abort on the better side of go: {metric} is good when {direction}",
+                    {"metric": self.metric, "direction": "high" if higher else "low"},
+                )
+        return self
+
+
+class CostModel(_Model):
+    """The training run that the report extrapolates to."""
+
+    steps: Annotated[int, Field(ge=1)]
+    match: Matching = {}
+    """The cases to extrapolate from."""
+    usd_per_gpu_hour: Positive | None = None
+
+
+class SuiteModel(_Model):
+    """What to measure, what is expected of it, and what decides."""
+
+    version: Literal[1] = Field(alias="schema")
+    """Version of this format."""
+    title: Text
+    subject: Annotated[str, Field(pattern=SUBJECT)]
+    """Goes into the report's file name."""
+    question: Text
+    """What the suite is there to answer."""
+    measure: MeasureModel = MeasureModel()
+    workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
+    expectations: list[ExpectationModel] = []
+    verdict: list[RuleModel] = []
+    cost: CostModel | None = None
+
+
+def validate(document: Document) -> SuiteModel:
+    """Check the form of a parsed suite.
+
+    Raises:
+        SuiteError: With the place of the first problem and the nearest valid name, and the
+            next few problems in short.
+    """
+    try:
+        return SuiteModel.model_validate(document.data)
+    except ValidationError as error:
+        problems = [_problem(e, document.data) for e in error.errors(include_url=False)]
+        raise document.error(problems) from None
+
+
+def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:
+    """One checked setting of MeasureSettings, as `{name: value}`.
+
+    Raises:
+        ValueError: With problem and remedy as its two arguments.
+    """
+    try:
+        return MeasureModel.model_validate({name: value}).given()
+    except ValidationError as error:
+        problem = _problem(error.errors(include_url=False)[0], {name: value})
+        raise ValueError(problem.text, problem.remedy) from None
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a suite file, for editors."""
+    schema = SuiteModel.model_json_schema(by_alias=True, schema_generator=_NoNulls)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+class _NoNulls(GenerateJsonSchema):
+    """None stands for an absent key; the word null is refused in a suite."""
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        inner: CoreSchema = schema["schema"]
+        return self.generate_inner(inner)
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        if schema.get("default", ...) is None:
+            inner: CoreSchema = schema["schema"]
+            return self.generate_inner(inner)
+        return super().default_schema(schema)
+
+
+def _problem(error: ErrorDetails, data: Any) -> Problem:
+    """A pydantic error in the words and at the place of the suite's author."""
+    loc, value = _place(error["loc"], data)
+    context: Mapping[str, Any] = error.get("ctx", {})
+    remedy = context.get("remedy", "")
+    name = _name(loc)
+    match kind := error["type"]:
+        case "unknown_key":
+            return Problem((*loc, context["key"]), error["msg"], remedy, at_key=True)
+        case "missing":
+            return Problem(loc, f"{error['loc'][-1]} is missing")
+        case "string_pattern_mismatch":
+            at_key = error["loc"][-1] == "[key]"
+            text = f"{show(loc[-1] if at_key else value)} is no valid name"
+            return Problem(loc, text, f"Write {_PATTERNS[context['pattern']]}.", at_key=at_key)
+        case _:
+            said = _FORMS.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
+            text = f"{name} {said}".lstrip()
+    if isinstance(value, bool | int | float | str) and "not " not in text:
+        text += f", not {show(value)}"
+    return Problem(loc, text, remedy, at_key=error["loc"][-1:] == ("[key]",))
+
+
+def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:
+    """The part of pydantic's location that leads through the file, and the value there.
+
+    Pydantic names union members and `[key]` on the way; those stand nowhere in the file.
+    """
+    loc: list[str | int] = []
+    for step in steps:
+        inside = (isinstance(data, dict) and step in data) or (
+            isinstance(data, list) and isinstance(step, int) and step < len(data)
+        )
+        if inside:
+            data = data[step]
+            loc.append(step)
+    return tuple(loc), data
+
+
+def _name(loc: Sequence[str | int]) -> str:
+    """A short name for a place: `axes.seq_len[1]` rather than the whole way from the root."""
+    name = ""
+    for step in loc:
+        if isinstance(step, int):
+            name += f"[{step}]"
+        else:
+            name = f"{name}.{step}" if name and not name.endswith("]") else step
+    return name or "the suite"

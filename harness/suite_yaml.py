@@ -1,0 +1,245 @@
+"""YAML 1.2 as plain values, each with its place in the file.
+
+Only mappings, lists, text, numbers and booleans come out: a tag such as `!!python/name` is
+refused rather than constructed, and so is anything that would silently mean something else than
+it seems to (a repeated key, an empty value, NaN).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from ruamel.yaml.reader import ReaderError
+
+from harness.errors import SuiteError
+from harness.records import Scalar
+
+Loc = tuple[str | int, ...]
+"""The way to a value: keys and list indices from the root of the file."""
+
+MAX_VALUES = 100_000
+"""Values in one file, aliases expanded: ten nested aliases can otherwise fill any memory."""
+MAX_SHOWN = 3
+"""Further problems named in an error, besides the first."""
+
+_TAG = "tag:yaml.org,2002:"
+_NULL = _TAG + "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong at one place of a document."""
+
+    loc: Loc
+    text: str
+    remedy: str = ""
+    at_key: bool = False
+    """Whether the key itself is at fault, not its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A YAML file as plain values, and where each of them stands."""
+
+    path: Path | str
+    data: Any
+    """Nested dict, list, str, int, float and bool."""
+    values: Mapping[Loc, tuple[int, int]]
+    """Line and column, from 1, at which each value begins."""
+    keys: Mapping[Loc, tuple[int, int]]
+    """The same for the key of each mapping entry."""
+
+    def position(self, problem: Problem) -> tuple[int, int]:
+        """Line and column of a problem; of the nearest enclosing value if its own is absent."""
+        if problem.at_key and problem.loc in self.keys:
+            return self.keys[problem.loc]
+        loc = problem.loc
+        while loc not in self.values:
+            loc = loc[:-1]
+        return self.values[loc]
+
+    def error(self, problems: Iterable[Problem]) -> SuiteError:
+        """One error for one or more problems, in the order of the file."""
+        first, *others = sorted(problems, key=self.position)
+        line, column = self.position(first)
+        also = [
+            f"also at {'{}:{}'.format(*self.position(p))}: {p.text}" for p in others[:MAX_SHOWN]
+        ]
+        if len(others) > MAX_SHOWN:
+            also.append(f"and {len(others) - MAX_SHOWN} more")
+        remedy = "\n  ".join([first.remedy, *also] if first.remedy else also)
+        return SuiteError(self.path, first.text, remedy, line=line, column=column)
+
+
+def read(text: str, path: Path | str) -> Document:
+    """Parse one YAML document.
+
+    Raises:
+        SuiteError: The text is not YAML, is empty, or holds something this module refuses.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows to name an anchor anew
+    try:
+        root = yaml.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        remedy = "Indent with spaces; YAML allows no tabs there." if "'\\t'" in str(error) else ""
+        raise SuiteError(
+            path,
+            f"not YAML: {error.problem}",
+            remedy,
+            line=mark.line + 1 if mark else 0,
+            column=mark.column + 1 if mark else 0,
+        ) from None
+    except ReaderError as error:
+        before = text[: error.position]
+        raise SuiteError(
+            path,
+            f"not text: character #x{ord(text[error.position]):04x}",
+            line=before.count("\n") + 1,
+            column=len(before) - before.rfind("\n"),
+        ) from None
+    except RecursionError:
+        raise SuiteError(path, "nested too deeply to be a suite") from None
+    if root is None:
+        raise SuiteError(path, "the file is empty", "See suites/smoke.yaml for an example.")
+    reader = _Reader(path)
+    data = reader.plain(root, ())
+    return Document(path, data, reader.values, reader.keys)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Turns composed nodes into plain values and notes where they stand."""
+
+    path: Path | str
+    values: dict[Loc, tuple[int, int]] = field(default_factory=dict)
+    keys: dict[Loc, tuple[int, int]] = field(default_factory=dict)
+    open: list[Node] = field(default_factory=list)
+    """The mappings and lists being read, outermost first."""
+
+    def plain(self, node: Node, loc: Loc) -> Any:
+        if node in self.open:
+            raise self._refuse(node, "an alias contains itself")
+        if len(self.values) >= MAX_VALUES:
+            raise self._refuse(node, f"more than {MAX_VALUES} values, aliases expanded")
+        self.values[loc] = _place(node)
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, loc)
+        kind = "map" if isinstance(node, MappingNode) else "seq"
+        if node.tag != _TAG + kind:
+            raise self._refuse(node, f"tag {node.tag} is not allowed", "A suite is plain data.")
+        self.open.append(node)
+        value = (
+            self._mapping(node, loc)
+            if isinstance(node, MappingNode)
+            else [self.plain(item, (*loc, i)) for i, item in enumerate(node.value)]
+        )
+        self.open.pop()
+        return value
+
+    def _mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                raise self._refuse(key_node, "'<<' is not YAML 1.2", "Write the keys out.")
+            if key_node.tag != _TAG + "str" or not isinstance(key_node, ScalarNode):
+                raise self._refuse(key_node, "a key must be text", "Put it in quotes.")
+            key = key_node.value
+            if key in mapping:
+                line, _ = self.keys[*loc, key]
+                raise self._refuse(
+                    key_node, f"key {key!r} stands here again", f"First: line {line}."
+                )
+            self.keys[*loc, key] = _place(key_node)
+            mapping[key] = self.plain(value_node, (*loc, key))
+        return mapping
+
+    def _scalar(self, node: ScalarNode, loc: Loc) -> Scalar:
+        tag = str(node.tag)
+        if tag == _NULL:
+            name = next((step for step in reversed(loc) if isinstance(step, str)), "the file")
+            raise self._refuse(node, f"{name} has no value", "Give one, or drop the line.")
+        if tag not in _SCALARS:
+            raise self._refuse(node, f"tag {tag} is not allowed", "A suite is plain data.")
+        try:
+            return _convert(tag, node.value)
+        except ValueError as error:
+            raise self._refuse(node, str(error), "Put it in quotes if it is text.") from None
+
+    def _refuse(self, node: Node, problem: str, remedy: str = "") -> SuiteError:
+        line, column = _place(node)
+        return SuiteError(self.path, problem, remedy, line=line, column=column)
+
+
+def _place(node: Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def scalar(text: str) -> Scalar:
+    """What a bare word of a command line would be in a suite: 512, 0.5, true, or text.
+
+    Raises:
+        ValueError: The word means null, NaN or infinity.
+    """
+    tag = str(YAML(typ="safe", pure=True).resolver.resolve(ScalarNode, text, (True, False)))
+    if tag == _NULL:
+        raise ValueError(f"{text} is no value")
+    return _convert(tag, text) if tag in _SCALARS else text
+
+
+def _convert(tag: str, text: str) -> Scalar:
+    kind, convert = _SCALARS[tag]
+    try:
+        return convert(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{text} is no {kind}") from None
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _integer(text: str) -> int:
+    return int(text, base=0)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text.replace("_", ""))):
+        raise ValueError(text)
+    return number
+
+
+_SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
+    _TAG + "str": ("text", str),
+    _TAG + "timestamp": ("text", str),  # YAML 1.2 knows no dates
+    _TAG + "bool": ("boolean", _boolean),
+    _TAG + "int": ("whole number", _integer),
+    _TAG + "float": ("finite number", _finite),
+}
+
+
+def show(value: Scalar) -> str:
+    """A value as one would write it in a suite: text in quotes, `true`, 512."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)
+
+
+def nearest(value: Scalar, valid: Sequence[Scalar]) -> str:
+    """A remedy: the valid value nearest to a wrong one, and what else there is."""
+    if not valid:
+        return ""
+    if isinstance(value, int | float) and all(isinstance(v, int | float) for v in valid):
+        close = [min(valid, key=lambda v: abs(float(v) - value))]
+    else:
+        by_text = {str(v).lower(): v for v in valid}
+        close = [by_text[t] for t in get_close_matches(str(value).lower(), by_text, n=1)]
+    shown = ", ".join(show(v) for v in valid[:12]) + (", ..." if len(valid) > 12 else "")
+    return f"Did you mean {show(close[0])}? Valid: {shown}." if close else f"Valid: {shown}."
