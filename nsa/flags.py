@@ -1,0 +1,228 @@
+"""The environment, read once and nowhere else in `nsa`.
+
+`Flags` holds the NSA_* switches that people sweep; `Launch` what torchrun says of a process.
+Both are frozen and passed down. A field's name is its variable's: `sel_ranges_v2` is
+NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that is not accepted, and flags that
+contradict each other raise FlagError: none of them turns into a default.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Literal, Self, TypeVar, get_args
+
+from nsa.ops import Routes
+
+PREFIX = "NSA_"
+
+Fa2 = Literal["off", "torch", "flash-attn"]
+DdpCompress = Literal["off", "bf16", "fp16"]
+Prefill = Literal["batched", "token"]
+
+T = TypeVar("T")
+
+
+class FlagError(ValueError):
+    """A variable is unknown, has a value that is not accepted, or contradicts another."""
+
+
+def _choose(words: Mapping[str, T]) -> Callable[[str], T]:
+    """A parser that accepts exactly these words, in either case."""
+
+    def parse(text: str) -> T:
+        if (word := text.strip().lower()) not in words:
+            raise ValueError(f"accepted are {', '.join(words)}")
+        return words[word]
+
+    return parse
+
+
+def _positive(text: str) -> int:
+    if not (text.strip().isdecimal() and int(text) > 0):
+        raise ValueError("a whole number of at least 1 is needed")
+    return int(text)
+
+
+_NO = ("0", "false", "off", "no")
+_YES = ("1", "true", "on", "yes")
+_FA2: dict[str, Fa2] = {
+    **dict.fromkeys(_NO, "off"),
+    **dict.fromkeys(_YES, "torch"),
+    "torch": "torch",
+    "flash-attn": "flash-attn",
+}
+_FA2_ROUTES: dict[Fa2, str] = {"off": "eager", "torch": "fa2-torch", "flash-attn": "fa2-package"}
+
+# How the variable of a field is parsed, as the field's metadata.
+SWITCH = {"parse": _choose({**dict.fromkeys(_NO, False), **dict.fromkeys(_YES, True)})}
+POSITIVE = {"parse": _positive}
+FA2 = {"parse": _choose(_FA2)}
+DDP_COMPRESS = {"parse": _choose({word: word for word in get_args(DdpCompress)})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Every NSA_* variable. None means unset, where that differs from any value."""
+
+    prefill_batched: bool = field(default=True, metadata=SWITCH)
+    """Whether attention takes all queries of a forward at once; 0 takes them one by one."""
+    use_fa2: Fa2 | None = field(default=None, metadata=FA2)
+    """FA2 in the window and compress branches: torch's own (1, torch) or the package's
+    (flash-attn). 0 forbids it; unset leaves the choice to the two flags below."""
+    use_fa2_win: bool | None = field(default=None, metadata=SWITCH)
+    """Refines use_fa2 for the window branch, and for no other."""
+    use_fa2_cmp: bool | None = field(default=None, metadata=SWITCH)
+    """Refines use_fa2 for the compress branch, and for no other."""
+    sel_ranges_v2: bool = field(default=True, metadata=SWITCH)
+    """Selected attention by vectorised `gather`; 0 by `loop`. The next three win over it."""
+    use_sel_pack: bool = field(default=False, metadata=SWITCH)
+    """Selected attention by `packed`."""
+    force_sel_mask: bool = field(default=False, metadata=SWITCH)
+    """Selected attention by `masked`."""
+    use_sel_varlen: bool = field(default=False, metadata=SWITCH)
+    """Selected attention by `varlen`."""
+    use_triton_sel: bool = field(default=False, metadata=SWITCH)
+    """Selected attention by a Triton kernel. There is none yet, so 1 is an error."""
+    force_parity: bool = field(default=False, metadata=SWITCH)
+    """Everything through the reference; wins over every other choice of a route."""
+    disable_aux_stats: bool = field(default=False, metadata=SWITCH)
+    """Leave out the gate means and block counts that a forward keeps."""
+    ddp_compress: DdpCompress = field(default="off", metadata=DDP_COMPRESS)
+    """Number format of gradients on the wire between processes; off is their own."""
+    ddp_bucket_mb: int | None = field(default=None, metadata=POSITIVE)
+    """Size of a gradient bucket in MiB (DDP's bucket_cap_mb); unset leaves it to torch."""
+    seq_len: int | None = field(default=None, metadata=POSITIVE)
+    """Tokens per sequence."""
+    batch_size: int | None = field(default=None, metadata=POSITIVE)
+    """Sequences per forward."""
+    accum: int | None = field(default=None, metadata=POSITIVE)
+    """Forwards whose gradients make one optimiser step."""
+    no_gc: bool = field(default=False, metadata=SWITCH)
+    """Turn gradient checkpointing off, whatever the preset says."""
+    tb_disable: bool = field(default=True, metadata=SWITCH)
+    """Write no TensorBoard logs."""
+    disable_csv_logs: bool = field(default=False, metadata=SWITCH)
+    """Write no CSV logs."""
+    fwe_doc_batch: int = field(default=64, metadata=POSITIVE)
+    """FineWeb-Edu: documents per fetch."""
+    fwe_prefetch: bool = field(default=True, metadata=SWITCH)
+    """FineWeb-Edu: fetch in a thread while the model trains."""
+    fwe_q: int = field(default=4, metadata=POSITIVE)
+    """FineWeb-Edu: fetches kept ready."""
+    set_names: frozenset[str] = frozenset()
+    """Variables that were set, whether or not to their default."""
+
+    def __post_init__(self) -> None:
+        if self.use_triton_sel:
+            raise FlagError(
+                "NSA_USE_TRITON_SEL=1: this version has no Triton route for selected attention\n"
+                "  Leave it unset, or choose NSA_USE_SEL_PACK, NSA_FORCE_SEL_MASK or "
+                "NSA_USE_SEL_VARLEN."
+            )
+        if len(chosen := self._chosen_selections()) > 1:
+            raise FlagError(
+                f"{' and '.join(f'{_variable(name)}=1' for name in chosen)} contradict: each "
+                "chooses another route for selected attention\n  Set one of them."
+            )
+        for name in ("use_fa2_win", "use_fa2_cmp"):
+            if self.use_fa2 == "off" and getattr(self, name):
+                raise FlagError(
+                    f"NSA_USE_FA2=0 and {_variable(name)}=1 contradict: the first forbids FA2 "
+                    "in every branch\n  Unset NSA_USE_FA2 to switch on one branch alone."
+                )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read the NSA_* variables of `environ`, by default those of this process.
+
+        Raises:
+            FlagError: For a name that is not a flag (with the nearest one), a value that is
+                not accepted (with those that are), or flags that contradict each other.
+        """
+        environ = os.environ if environ is None else environ
+        given = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
+        parsers = {_variable(f.name): f.metadata["parse"] for f in fields(cls) if f.metadata}
+        values = {}
+        for name, text in sorted(given.items()):
+            if name not in parsers:
+                near = get_close_matches(name, parsers, n=1, cutoff=0.0)[0]
+                raise FlagError(f"{name} is not a flag\n  Did you mean {near}?")
+            try:
+                values[name.removeprefix(PREFIX).lower()] = parsers[name](text)
+            except ValueError as error:
+                raise FlagError(f"{name}={text!r}: {error}") from None
+        return cls(**values, set_names=frozenset(given))
+
+    @property
+    def prefill(self) -> Prefill:
+        """How attention takes the queries of a forward, as nsa.module names it."""
+        return "batched" if self.prefill_batched else "token"
+
+    def routes(self) -> Routes:
+        """The route of every branch that these flags ask for."""
+        if self.force_parity:
+            return Routes.reference()
+        selections = self._chosen_selections()
+        default = "gather" if self.sel_ranges_v2 else "loop"
+        return Routes(
+            compress=self._fa2_route(self.use_fa2_cmp),
+            select=next(iter(selections.values()), default),
+            window=self._fa2_route(self.use_fa2_win),
+        )
+
+    def _chosen_selections(self) -> dict[str, str]:
+        """Flags that choose a route for selected attention and are on, with the route."""
+        routes = {"use_sel_pack": "packed", "force_sel_mask": "masked", "use_sel_varlen": "varlen"}
+        return {name: route for name, route in routes.items() if getattr(self, name)}
+
+    def _fa2_route(self, branch: bool | None) -> str:
+        if branch is False:
+            return "eager"
+        return _FA2_ROUTES[self.use_fa2 or ("torch" if branch else "off")]
+
+
+def _variable(name: str) -> str:
+    """The environment variable of a field."""
+    return PREFIX + name.upper()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """This process among those of one training, as torchrun numbers them."""
+
+    rank: int = 0
+    """Number of this process, from 0."""
+    world_size: int = 1
+    """How many processes train together."""
+    local_rank: int = 0
+    """Number of this process on its host; the GPU it takes."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.local_rank <= self.rank < self.world_size:
+            raise FlagError(
+                f"RANK={self.rank}, LOCAL_RANK={self.local_rank}, WORLD_SIZE={self.world_size}: "
+                "0 <= LOCAL_RANK <= RANK < WORLD_SIZE is needed\n  Start with torchrun."
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read RANK, WORLD_SIZE and LOCAL_RANK; one process alone when none is set.
+
+        Raises:
+            FlagError: If only some are set, one is not a whole number, or they disagree.
+        """
+        environ = os.environ if environ is None else environ
+        names = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
+        given = {key: environ[name] for key, name in names.items() if name in environ}
+        if not given:
+            return cls()
+        if missing := [names[key] for key in names if key not in given]:
+            raise FlagError(
+                f"{', '.join(names[key] for key in given)} set without {', '.join(missing)}\n"
+                "  Start with torchrun, or unset them."
+            )
+        for key, text in given.items():
+            if not text.isdecimal():
+                raise FlagError(f"{names[key]}={text!r}: a whole number is needed")
+        return cls(**{key: int(text) for key, text in given.items()})

@@ -1,0 +1,381 @@
+"""Attention as a layer: projections, rotary embedding, the three branches and their gate.
+
+Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3. Here are the
+parts with parameters: phi (eq. 7), the gate (eq. 5) and the projections; what they feed is
+computed by nsa.ops. `DenseAttention` is plain causal attention behind the same interface.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
+
+from nsa import ops
+from nsa.cache import DenseCache, KeyValues, LayerCache
+from nsa.config import BRANCHES, ModelConfig, NSAConfig
+from nsa.flags import Prefill
+from nsa.reference import gated_sum
+
+GATE_HIDDEN = 64
+"""Inner size of the gate's MLP."""
+
+
+class Phi(nn.Module):
+    """Turns a block of keys or values into one (eq. 7): an MLP that knows the place in the block.
+
+    One instance serves all heads. The first layer is linear, so the position encoding it
+    would read beside each token is passed through it once, not once per block.
+    """
+
+    def __init__(self, block_size: int, dim: int) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.empty(block_size, dim))
+        self.mix = nn.Linear(block_size * dim, dim)
+        self.out = nn.Linear(dim, dim)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the weights so that a compressed key has about the scale of a key."""
+        for weight in (self.position, self.mix.weight, self.out.weight):
+            nn.init.normal_(weight, std=weight.shape[-1] ** -0.5, generator=generator)
+        for linear in (self.mix, self.out):
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, blocks: Tensor) -> Tensor:
+        """[B, N, l, H, D] -> [B, N, H, D]."""
+        tokens = blocks.transpose(2, 3).flatten(-2)  # [B, N, H, l * D]
+        bias = F.linear(self.position.flatten(), self.mix.weight, self.mix.bias)
+        mixed: Tensor = F.linear(tokens, self.mix.weight, bias)
+        out: Tensor = self.out(F.silu(mixed))
+        return out
+
+
+class MeanPhi(nn.Module):
+    """The ablation: a block becomes its mean. No parameters."""
+
+    def forward(self, blocks: Tensor) -> Tensor:
+        """[B, N, l, H, D] -> [B, N, H, D]."""
+        return blocks.mean(2)
+
+
+class Gate(nn.Module):
+    """How much each head takes of each branch (eq. 5), from the token's features.
+
+    `sigmoid` weighs every branch by itself, as in the paper; `softmax` shares one among them.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.kind = config.nsa.gate
+        self.hidden = nn.Linear(config.dim, GATE_HIDDEN)
+        self.out = nn.Linear(GATE_HIDDEN, config.n_heads * len(BRANCHES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, dim] -> [B, T, HQ, 3], branches in the order of nsa.config.BRANCHES."""
+        logits: Tensor = self.out(F.silu(self.hidden(x))).unflatten(-1, (-1, len(BRANCHES)))
+        return logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1).to(logits.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """The turns of rotary embedding for one run of tokens; every layer uses the same.
+
+    A turn is a complex number of modulus 1: exp(i * position * theta ** (-2 j / Dk)) for pair j
+    of a head. A compressed key stands at the last token of its block, so q.k depends on the
+    relative position in every branch.
+
+    Source: Su et al. 2021, arXiv:2104.09864, eq. 34; pairs are neighbouring channels.
+    """
+
+    tokens: Tensor
+    """[T, Dk / 2]"""
+    blocks: Tensor
+    """[N, Dk / 2]: one for each compressed block that these tokens complete."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        length: int,
+        *,
+        like: Tensor,
+        start: int = 0,
+        cu_seqlens: Tensor | None = None,
+    ) -> Self:
+        """Turns for `length` tokens from position `start`, on the device of `like`.
+
+        With cu_seqlens, positions begin again in each document. Turns are complex128 where
+        `like` is float64, else complex64; angles are always computed in float64.
+        """
+        nsa, device = config.nsa, like.device
+        tokens = torch.arange(start, start + length, device=device)
+        if cu_seqlens is None:
+            first, last = nsa.compressed_length(start), nsa.compressed_length(start + length)
+            ends = torch.arange(first, last, device=device) * nsa.compress_stride
+            ends = ends + (nsa.compress_block_size - 1)
+        else:
+            document = torch.searchsorted(cu_seqlens, tokens, right=True, out_int32=True) - 1
+            tokens = tokens - cu_seqlens[document]
+            ends = ops.compress_blocks(
+                tokens.double().view(1, -1, 1, 1),
+                lambda blocks: blocks[:, :, -1],
+                config=nsa,
+                cu_seqlens=cu_seqlens,
+            ).flatten()
+        Dk = config.head_dim_qk
+        pairs = torch.arange(0, Dk, 2, device=device, dtype=torch.float64)
+        frequencies = config.rope_theta ** (-pairs / Dk)
+        dtype = torch.complex128 if like.dtype == torch.float64 else torch.complex64
+
+        def turns(positions: Tensor) -> Tensor:
+            angles = positions.double()[:, None] * frequencies
+            return torch.polar(torch.ones_like(angles), angles).to(dtype)
+
+        return cls(tokens=turns(tokens), blocks=turns(ends))
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn the channel pairs of every head by its token's angles: [B, T, H, D] -> the same."""
+    real = x.double() if turns.dtype == torch.complex128 else x.float()
+    pairs = torch.view_as_complex(real.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns[:, None]).flatten(-2).to(x.dtype)
+
+
+class NSAttention(nn.Module):
+    """Native Sparse Attention: one Q, keys and values of its own for each branch, a gate."""
+
+    def __init__(self, config: ModelConfig, *, aux_stats: bool = True) -> None:
+        """With aux_stats, every forward keeps what `aux_stats()` returns."""
+        super().__init__()
+        self.config = config
+        self.keeps_stats = aux_stats
+        HQ, HKV = config.n_heads, config.n_kv_heads
+        Dk, Dv = config.head_dim_qk, config.head_dim_v
+        # Q, then K of select, window and compress, then V of the same: one product for all seven.
+        self.qkv = nn.Linear(config.dim, HQ * Dk + 3 * HKV * (Dk + Dv), bias=False)
+        self.gate = Gate(config)
+        self.phi_k = _phi(config.nsa, Dk)
+        self.phi_v = _phi(config.nsa, Dv)
+        self.out = nn.Linear(HQ * Dv, config.dim, bias=False)
+        self._stats: dict[str, Tensor] = {}
+
+    def aux_stats(self) -> Mapping[str, Tensor]:
+        """Of the last forward, on its device: `gate_mean` [3], the mean gate of each branch in
+        the order of BRANCHES; `selected_blocks` [], the mean number of blocks a query selected.
+
+        Empty before the first forward, and always when they were turned off.
+        """
+        return self._stats
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        routes: ops.Routes,
+        prefill: Prefill = "batched",
+        cu_seqlens: Tensor | None = None,
+        cache: LayerCache | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """Attend causally.
+
+        Args:
+            x: [B, T, dim]; with a cache, the T tokens after those it holds.
+            routes: How each branch is computed.
+            prefill: `batched` takes all queries at once; `token` one by one, which is slow. Both
+                compute the same.
+            cu_seqlens: [documents + 1], int32: bounds of documents packed into one row, B == 1.
+                None sees the others. Not together with a cache.
+            cache: Remembers keys and values for the next call.
+            rotation: Turns of these tokens, when the caller computed them for all layers.
+
+        Returns:
+            [B, T, dim].
+
+        Raises:
+            ValueError: For an unknown prefill, or documents together with a cache.
+            nsa.ops.Unsupported: If a route cannot run here.
+        """
+        _check(prefill, cu_seqlens, cache)
+        if rotation is None:
+            start = cache.length if cache else 0
+            rotation = Rotation.of(
+                self.config, x.shape[1], like=x, start=start, cu_seqlens=cu_seqlens
+            )
+        q, kv = self._project(x, rotation, cu_seqlens, cache)
+        gates = self.gate(x)
+        attend = self._attend if prefill == "batched" else self._attend_by_token
+        out, indices = attend(q, kv, gates, routes, cu_seqlens)
+        if self.keeps_stats:
+            self._stats = {
+                "gate_mean": gates.detach().mean((0, 1, 2), dtype=torch.float32),
+                "selected_blocks": (indices >= 0).sum(-1, dtype=torch.float32).mean(),
+            }
+        y: Tensor = self.out(out.flatten(-2))
+        return y
+
+    def _project(
+        self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor | None, cache: LayerCache | None
+    ) -> tuple[Tensor, KeyValues]:
+        """Queries, and all keys and values that they may read."""
+        c = self.config
+        HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
+        qk, v = self.qkv(x).split([(HQ + 3 * HKV) * Dk, 3 * HKV * Dv], -1)
+        rotated, k_raw = qk.unflatten(-1, (-1, Dk)).split([HQ + 2 * HKV, HKV], 2)
+        # phi sees keys that are not rotated: it has a position encoding of its own.
+        q, k_sel, k_win = rotate(rotated, rotation.tokens).split([HQ, HKV, HKV], 2)
+        v_sel, v_win, v_raw = v.unflatten(-1, (3, HKV, Dv)).unbind(2)
+
+        def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            cut = partial(ops.compress_blocks, config=c.nsa, cu_seqlens=cu_seqlens)
+            with _range("nsa.compress"):
+                return rotate(cut(k, self.phi_k), rotation.blocks), cut(v, self.phi_v)
+
+        branches = {"k_sel": k_sel, "v_sel": v_sel, "k_win": k_win, "v_win": v_win}
+        if cache is not None:
+            return q, cache.append(k_raw=k_raw, v_raw=v_raw, compress=compress, **branches)
+        k_cmp, v_cmp = compress(k_raw, v_raw)
+        return q, KeyValues(k_cmp=k_cmp, v_cmp=v_cmp, **branches)
+
+    def _attend(
+        self,
+        q: Tensor,
+        kv: KeyValues,
+        gates: Tensor,
+        routes: ops.Routes,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Eq. 5: output [B, T, HQ, Dv], and the blocks that were selected [B, T, HKV, n]."""
+        nsa = self.config.nsa
+        at: dict[str, Any] = {"q_start": kv.q_start, "cu_seqlens": cu_seqlens}
+        with _range("nsa.compress"):
+            compressed = ops.compress_attention(
+                q, kv.k_cmp, kv.v_cmp, config=nsa, route=routes.compress, **at
+            )
+        with _range("nsa.scores"):
+            indices = ops.select_blocks(q, kv.k_cmp, config=nsa, route=routes.scores, **at)
+        with _range("nsa.select"):
+            selected = ops.selected_attention(
+                q, kv.k_sel, kv.v_sel, indices, config=nsa, route=routes.select, **at
+            )
+        with _range("nsa.window"):
+            window = ops.window_attention(
+                q,
+                kv.k_win,
+                kv.v_win,
+                window_size=nsa.window_size,
+                route=routes.window,
+                k_start=kv.k_win_start,
+                **at,
+            )
+        with _range("nsa.gate"):
+            return gated_sum(gates, compressed, selected, window), indices
+
+    def _attend_by_token(
+        self,
+        q: Tensor,
+        kv: KeyValues,
+        gates: Tensor,
+        routes: ops.Routes,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same, one query at a time and one document after another."""
+        nsa = self.config.nsa
+        answers = []
+        for tokens, blocks in _documents(cu_seqlens, q.shape[1], nsa):
+            document = kv if cu_seqlens is None else kv.document(tokens, blocks)
+            for i, t in enumerate(range(tokens.start, tokens.stop)):
+                one = slice(t, t + 1)
+                seen = document.at(kv.q_start + i, nsa)
+                answers.append(self._attend(q[:, one], seen, gates[:, one], routes))
+        outs, indices = zip(*answers, strict=True)
+        return torch.cat(outs, 1), torch.cat(indices, 1)
+
+
+class DenseAttention(nn.Module):
+    """Plain causal grouped-query attention, with the interface of NSAttention."""
+
+    def __init__(self, config: ModelConfig, backend: str = "sdpa") -> None:
+        """`backend` is a route of nsa.ops.dense_attention."""
+        super().__init__()
+        self.config = config
+        self.backend = backend
+        HQ, HKV = config.n_heads, config.n_kv_heads
+        Dk, Dv = config.head_dim_qk, config.head_dim_v
+        self.qkv = nn.Linear(config.dim, (HQ + HKV) * Dk + HKV * Dv, bias=False)
+        self.out = nn.Linear(HQ * Dv, config.dim, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        routes: ops.Routes | None = None,
+        prefill: Prefill = "batched",
+        cu_seqlens: Tensor | None = None,
+        cache: DenseCache | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """Attend causally: see NSAttention.forward. `routes` name NSA branches; unused here."""
+        _check(prefill, cu_seqlens, cache)
+        c = self.config
+        HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
+        T, start = x.shape[1], cache.length if cache else 0
+        if rotation is None:
+            rotation = Rotation.of(c, T, like=x, start=start, cu_seqlens=cu_seqlens)
+        qk, v = self.qkv(x).split([(HQ + HKV) * Dk, HKV * Dv], -1)
+        q, k = rotate(qk.unflatten(-1, (-1, Dk)), rotation.tokens).split([HQ, HKV], 2)
+        v = v.unflatten(-1, (-1, Dv))
+        if cache is not None:
+            k, v, start = cache.append(k, v)
+        attend = partial(ops.dense_attention, route=self.backend)
+        if prefill == "batched":
+            out = attend(q, k, v, q_start=start, cu_seqlens=cu_seqlens)
+        else:
+            answers = []
+            for tokens, _ in _documents(cu_seqlens, T, c.nsa):
+                for t in range(tokens.start, tokens.stop):
+                    seen = slice(tokens.start, start + t + 1)
+                    one = slice(t, t + 1)
+                    position = seen.stop - seen.start - 1
+                    answers.append(attend(q[:, one], k[:, seen], v[:, seen], q_start=position))
+            out = torch.cat(answers, 1)
+        y: Tensor = self.out(out.flatten(-2))
+        return y
+
+
+def _phi(config: NSAConfig, dim: int) -> nn.Module:
+    return Phi(config.compress_block_size, dim) if config.phi == "mlp" else MeanPhi()
+
+
+def _check(prefill: str, cu_seqlens: Tensor | None, cache: LayerCache | DenseCache | None) -> None:
+    if prefill not in ("batched", "token"):
+        raise ValueError(f"prefill={prefill!r} is neither 'batched' nor 'token'")
+    if cu_seqlens is not None and cache is not None:
+        raise ValueError("cu_seqlens with a cache: a cache holds one document per sequence")
+
+
+def _documents(
+    cu_seqlens: Tensor | None, length: int, config: NSAConfig
+) -> list[tuple[slice, slice]]:
+    """Tokens and compressed blocks of each document; one document without cu_seqlens."""
+    bounds = [0, length] if cu_seqlens is None else cu_seqlens.tolist()
+    documents, block = [], 0
+    for start, stop in pairwise(bounds):
+        blocks = slice(block, block + config.compressed_length(stop - start))
+        documents.append((slice(start, stop), blocks))
+        block = blocks.stop
+    return documents
+
+
+def _range(name: str) -> AbstractContextManager[object]:
+    """A named range in a profile; nothing when none is being taken."""
+    if _profiler_enabled():
+        return torch.profiler.record_function(name)
+    return nullcontext()
