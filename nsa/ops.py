@@ -1,0 +1,462 @@
+"""The operator: inputs validated once, then the route that was asked for, or `Unsupported`.
+
+Every route of a function computes what `nsa.reference` defines; they differ in speed, memory
+and where they run. Nothing falls back: the name in `Routes` is the code that runs.
+
+Tensors are [B, T, H, D]. Query i stands at position q_start + i (prefill: 0; decode: the number
+of cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
+boundaries of documents packed into a batch of one (then q_start is 0); no document sees
+another, and blocks count from the document's start. `scale` defaults to Dk ** -0.5. The dtype
+of the inputs decides the precision: autocast does not reach inside.
+
+Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nsa import dense, eager, fa2, reference, selected
+from nsa.checks import (
+    check_compressed,
+    check_documents,
+    check_keys,
+    check_length,
+    need,
+    shape,
+)
+from nsa.config import BRANCHES, NSAConfig
+from nsa.errors import Unsupported
+
+__all__ = [
+    "DENSE_ROUTES",
+    "ROUTES",
+    "Routes",
+    "Unsupported",
+    "attention",
+    "compress_attention",
+    "compress_blocks",
+    "dense_attention",
+    "select_blocks",
+    "selected_attention",
+    "window_attention",
+]
+
+_Route = Callable[..., Tensor]
+
+_IMPLEMENTATIONS: Mapping[str, Mapping[str, _Route]] = {
+    "compress": {
+        "reference": reference.compress_attention,
+        "eager": eager.compress_attention,
+        **{p: partial(fa2.compress_attention, provider=p) for p in fa2.PROVIDERS},
+    },
+    "scores": {
+        "reference": reference.select_blocks,
+        "eager": eager.select_blocks,
+    },
+    "select": {
+        "reference": reference.selected_attention,
+        "loop": selected.loop,
+        "gather": selected.gather,
+        "masked": selected.masked,
+        "packed": selected.packed,
+        "varlen": selected.varlen,
+    },
+    "window": {
+        "reference": reference.window_attention,
+        "eager": eager.window_attention,
+        **{p: partial(fa2.window_attention, provider=p) for p in fa2.PROVIDERS},
+    },
+    "dense": {
+        "reference": reference.dense_attention,
+        "sdpa": partial(dense.sdpa_attention, backend=None),
+        **{name: partial(dense.sdpa_attention, backend=name) for name in dense.BACKENDS},
+    },
+}
+
+ROUTES: Mapping[str, tuple[str, ...]] = {
+    part: tuple(_IMPLEMENTATIONS[part]) for part in ("compress", "scores", "select", "window")
+}
+"""Part of the operator -> names of its routes."""
+DENSE_ROUTES: tuple[str, ...] = tuple(_IMPLEMENTATIONS["dense"])
+"""Routes of `dense_attention`; `sdpa` lets PyTorch choose among the last four."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Which route computes each part of the operator; names are those of `ROUTES`."""
+
+    compress: str = "eager"
+    scores: str = "eager"
+    select: str = "gather"
+    window: str = "eager"
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            _implementation(part.name, getattr(self, part.name))
+
+    @classmethod
+    def reference(cls) -> "Routes":
+        """Everything by its definition."""
+        return cls(**dict.fromkeys(ROUTES, "reference"))
+
+
+def compress_blocks(
+    x: Tensor,
+    phi: Callable[[Tensor], Tensor],
+    *,
+    config: NSAConfig,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Turn every block of l tokens, one each d tokens, into one compressed token.
+
+    Args:
+        x: Keys or values, [B, T, HKV, D].
+        phi: Maps blocks [B, N, l, HKV, D] to [B, N, HKV, D]; N may be 0.
+        cu_seqlens: No block crosses a document; the documents' rows are concatenated. Their
+            number depends on the boundaries, so reading them waits for the device.
+
+    Returns:
+        [B, N, HKV, D], N = config.compressed_length(T), or its sum over documents.
+
+    Source: arXiv:2502.11089, eq. 7.
+    """
+    need(x.dim() == 4, "x", shape(x), "[B, T, HKV, D]")
+    check_documents(x, 0, cu_seqlens)
+    return reference.compress_blocks(x, phi, config=config, cu_seqlens=cu_seqlens)
+
+
+def compress_attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    *,
+    config: NSAConfig,
+    route: str = "eager",
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to the compressed blocks that end at or before the query.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k_cmp: [B, N, HKV, Dk], from `compress_blocks`; HQ is a multiple of HKV.
+        v_cmp: [B, N, HKV, Dv].
+        route: One of ROUTES["compress"].
+
+    Returns:
+        [B, T, HQ, Dv]. Zeros where no block is visible: the first l - 1 positions.
+
+    Raises:
+        Unsupported: The route cannot run here.
+
+    Source: arXiv:2502.11089, eq. 5 with the compressed keys of eq. 7.
+    """
+    run = _implementation("compress", route)
+    check_keys(q, k_cmp, v_cmp, names=("k_cmp", "v_cmp"))
+    check_documents(q, q_start, cu_seqlens)
+    check_compressed(q, k_cmp, config, q_start, cu_seqlens)
+    with _own_dtype(q):
+        return run(
+            q,
+            k_cmp,
+            v_cmp,
+            config=config,
+            q_start=q_start,
+            cu_seqlens=cu_seqlens,
+            scale=_scale(q, scale),
+        )
+
+
+def select_blocks(
+    q: Tensor,
+    k_cmp: Tensor,
+    *,
+    config: NSAConfig,
+    route: str = "eager",
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Select n blocks of keys for each query and KV head; not differentiable.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k_cmp: [B, N, HKV, Dk], from `compress_blocks`.
+        route: One of ROUTES["scores"].
+
+    Returns:
+        Block indices, int32, [B, T, HKV, n], ascending; -1 fills the end where a query has
+        fewer than n causal blocks. With cu_seqlens they count from the document's start.
+
+    Raises:
+        Unsupported: The route cannot run here.
+
+    Source: arXiv:2502.11089, eq. 8 to 11.
+    """
+    run = _implementation("scores", route)
+    check_keys(q, k_cmp, k_cmp, names=("k_cmp", "k_cmp"))
+    check_documents(q, q_start, cu_seqlens)
+    check_compressed(q, k_cmp, config, q_start, cu_seqlens)
+    with _own_dtype(q):
+        return run(
+            q,
+            k_cmp,
+            config=config,
+            q_start=q_start,
+            cu_seqlens=cu_seqlens,
+            scale=_scale(q, scale),
+        )
+
+
+def selected_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_indices: Tensor,
+    *,
+    config: NSAConfig,
+    route: str = "gather",
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to the keys of the selected blocks, causally.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk], S = q_start + T; HQ is a multiple of HKV.
+        v: [B, S, HKV, Dv].
+        block_indices: [B, T, HKV, n], int32 or int64: ascending, distinct, -1 at the end, as
+            `select_blocks` gives them. Its content is not checked: that would wait for the
+            device.
+        route: One of ROUTES["select"].
+
+    Returns:
+        [B, T, HQ, Dv]. A query without a selected block yields zeros.
+
+    Raises:
+        Unsupported: The route cannot run here.
+
+    Source: arXiv:2502.11089, eq. 5 and 12.
+    """
+    run = _implementation("select", route)
+    check_keys(q, k, v)
+    check_documents(q, q_start, cu_seqlens)
+    check_length(q, k, q_start)
+    expected = [*q.shape[:2], k.shape[2], config.num_blocks]
+    need(list(block_indices.shape) == expected, "block_indices", shape(block_indices), expected)
+    need(
+        block_indices.dtype in (torch.int32, torch.int64),
+        "block_indices",
+        block_indices.dtype,
+        "int32 or int64",
+    )
+    need(block_indices.device == q.device, "block_indices", block_indices.device, q.device)
+    with _own_dtype(q):
+        return run(
+            q,
+            k,
+            v,
+            block_indices,
+            config=config,
+            q_start=q_start,
+            cu_seqlens=cu_seqlens,
+            scale=_scale(q, scale),
+        )
+
+
+def window_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window_size: int,
+    route: str = "eager",
+    q_start: int = 0,
+    k_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to the last window_size positions, the query's own included.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk], from position k_start to the last query's.
+        v: [B, S, HKV, Dv].
+        window_size: w in the paper.
+        route: One of ROUTES["window"].
+        k_start: Position of the first key: at most q_start - window_size + 1, or 0.
+
+    Returns:
+        [B, T, HQ, Dv].
+
+    Raises:
+        Unsupported: The route cannot run here.
+
+    Source: arXiv:2502.11089, eq. 5 and section 3.3.3.
+    """
+    run = _implementation("window", route)
+    need(window_size >= 1, "window_size", window_size, "at least 1")
+    check_keys(q, k, v)
+    check_documents(q, q_start, cu_seqlens)
+    first_seen = max(0, q_start - window_size + 1)
+    need(
+        0 <= k_start <= first_seen,
+        "k_start",
+        k_start,
+        f"0 to {first_seen}, the first position the first query sees",
+    )
+    check_length(q, k, q_start, k_start)
+    with _own_dtype(q):
+        return run(
+            q,
+            k,
+            v,
+            window_size=window_size,
+            q_start=q_start,
+            k_start=k_start,
+            cu_seqlens=cu_seqlens,
+            scale=_scale(q, scale),
+        )
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    route: str = "sdpa",
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to every key up to the query: the attention NSA is compared with.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk], S = q_start + T; HQ is a multiple of HKV.
+        v: [B, S, HKV, Dv].
+        route: One of DENSE_ROUTES.
+
+    Returns:
+        [B, T, HQ, Dv].
+
+    Raises:
+        Unsupported: The route cannot run here.
+    """
+    run = _implementation("dense", route)
+    check_keys(q, k, v)
+    check_documents(q, q_start, cu_seqlens)
+    check_length(q, k, q_start)
+    with _own_dtype(q):
+        return run(q, k, v, q_start=q_start, cu_seqlens=cu_seqlens, scale=_scale(q, scale))
+
+
+def attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    *,
+    config: NSAConfig,
+    routes: Routes,
+    q_start: int = 0,
+    k_win_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Native sparse attention: the three branches, weighed by their gates and added up.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k_cmp, v_cmp: [B, N, HKV, Dk] and [B, N, HKV, Dv], from `compress_blocks`.
+        k_sel, v_sel: [B, q_start + T, HKV, Dk] and [.., Dv].
+        k_win, v_win: The same of the window branch, from position k_win_start on.
+        gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.
+
+    Returns:
+        [B, T, HQ, Dv], dtype of q.
+
+    Raises:
+        Unsupported: One of the routes cannot run here.
+
+    Source: arXiv:2502.11089, eq. 5.
+    """
+    expected = [*q.shape[:3], len(BRANCHES)]
+    need(list(gates.shape) == expected, "gates", shape(gates), expected)
+    blocks = select_blocks(
+        q,
+        k_cmp,
+        config=config,
+        route=routes.scores,
+        q_start=q_start,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+    )
+    return reference.gated_sum(
+        gates,
+        compress_attention(
+            q,
+            k_cmp,
+            v_cmp,
+            config=config,
+            route=routes.compress,
+            q_start=q_start,
+            cu_seqlens=cu_seqlens,
+            scale=scale,
+        ),
+        selected_attention(
+            q,
+            k_sel,
+            v_sel,
+            blocks,
+            config=config,
+            route=routes.select,
+            q_start=q_start,
+            cu_seqlens=cu_seqlens,
+            scale=scale,
+        ),
+        window_attention(
+            q,
+            k_win,
+            v_win,
+            window_size=config.window_size,
+            route=routes.window,
+            q_start=q_start,
+            k_start=k_win_start,
+            cu_seqlens=cu_seqlens,
+            scale=scale,
+        ),
+    )
+
+
+def _implementation(part: str, route: str) -> _Route:
+    routes = _IMPLEMENTATIONS[part]
+    if route not in routes:
+        near = get_close_matches(route, routes, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"{part}={route!r} is not a route; did you mean {near!r}? There are {', '.join(routes)}"
+        )
+    return routes[route]
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _own_dtype(q: Tensor) -> AbstractContextManager[object]:
+    """Keep autocast out: under it, scores that must be float32 would be rounded to bfloat16."""
+    if torch.is_autocast_enabled(q.device.type):
+        return torch.autocast(q.device.type, enabled=False)
+    return nullcontext()

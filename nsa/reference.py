@@ -1,0 +1,426 @@
+"""The definition of every branch: eager, any device, float64 capable, obviously right.
+
+Masks are dense, documents are looped over, nothing is chunked: memory grows with T * S. Every
+route of `nsa.ops` is judged against these functions. The two matrix products run in the dtype
+of the inputs, softmax in float32 or wider; the scores that select blocks run in float32 or
+wider throughout. A query that sees no key yields zeros.
+
+Tensors are [B, T, H, D]. Query i stands at position q_start + i, key j at position j. With
+`cu_seqlens` ([documents + 1], the boundaries of a packed batch with B == 1) every document is
+computed as if it were alone.
+
+Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype softmax and sums over many terms run in: float32, or float64 for float64."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over the visible entries of the last axis; a row without any is all zeros.
+
+    Args:
+        scores: [..., S].
+        visible: Boolean, broadcastable to scores.
+
+    Returns:
+        [..., S], float32 or wider.
+    """
+    scores = scores.to(wide(scores.dtype))
+    # The lowest finite number rather than -inf: a row that sees nothing then has the gradient 0.
+    lowest = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0)
+
+
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None
+) -> Tensor:
+    """Attend from each query to the keys visible to it.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk]; HQ is a multiple of HKV, and G = HQ / HKV query heads share one.
+        v: [B, S, HKV, Dv].
+        visible: Boolean, broadcastable to [B, HKV, G, T, S].
+        scale: Multiplies q . k; Dk ** -0.5 when None.
+
+    Returns:
+        [B, T, HQ, Dv], dtype of q.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    grouped = q.unflatten(2, (k.shape[2], -1))  # [B, T, HKV, G, Dk]
+    scores = torch.einsum("bthgd,bshd->bhgts", grouped, k)
+    weights = masked_softmax(scale * scores.to(wide(q.dtype)), visible)
+    return torch.einsum("bhgts,bshd->bthgd", weights.to(v.dtype), v).flatten(2, 3)
+
+
+def compress_blocks(
+    x: Tensor,
+    phi: Callable[[Tensor], Tensor],
+    *,
+    config: NSAConfig,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Turn every block of l tokens, one each d tokens, into one compressed token.
+
+    Args:
+        x: Keys or values, [B, T, HKV, D].
+        phi: Maps blocks [B, N, l, HKV, D] to [B, N, HKV, D]; N may be 0.
+        cu_seqlens: No block crosses a document; the documents' rows are concatenated. The
+            number of rows depends on the boundaries, so reading them waits for the device.
+
+    Returns:
+        [B, N, HKV, D], N = config.compressed_length(T), or its sum over documents.
+
+    Source: arXiv:2502.11089, eq. 7; the tail of T that fills no block is left out.
+    """
+    size, stride = config.compress_block_size, config.compress_stride
+
+    def blocks(document: Tensor) -> Tensor:
+        if document.shape[1] < size:
+            return document[:, :0, None].expand(-1, -1, size, -1, -1)
+        return document.unfold(1, size, stride).movedim(-1, 2)
+
+    if cu_seqlens is None:
+        return phi(blocks(x))
+    return phi(torch.cat([blocks(x[:, s]) for s in _documents(cu_seqlens)], dim=1))
+
+
+def compress_attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    *,
+    config: NSAConfig,
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to the compressed blocks that end at or before the query.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k_cmp: [B, N, HKV, Dk], from `compress_blocks`.
+        v_cmp: [B, N, HKV, Dv].
+
+    Returns:
+        [B, T, HQ, Dv]. Zeros for the first l - 1 positions.
+
+    Source: arXiv:2502.11089, eq. 5 with the compressed keys of eq. 7.
+    """
+    if cu_seqlens is not None:
+        return torch.cat(
+            [
+                compress_attention(q[:, s], k_cmp[:, c], v_cmp[:, c], config=config, scale=scale)
+                for s, c in _documents_and_blocks(cu_seqlens, config)
+            ],
+            dim=1,
+        )
+    visible = _visible_blocks(q, k_cmp, config, q_start)
+    return masked_attention(q, k_cmp, v_cmp, visible, scale)
+
+
+def block_importance(
+    q: Tensor,
+    k_cmp: Tensor,
+    *,
+    config: NSAConfig,
+    q_start: int = 0,
+    scale: float | None = None,
+) -> Tensor:
+    """Score every select block by the attention its compressed blocks receive.
+
+    Compressed block i covers [i*d, i*d + l), select block j covers [j*l', (j+1)*l'); the
+    probability of i counts towards j once for every d tokens they share. As printed, eq. 9 is
+    shifted by one select block; we follow the overlap, as public kernels do. The sum over the
+    group (eq. 10) is taken before the mapping (eq. 9): both are sums.
+
+    Returns:
+        [B, T, HKV, M], float32 or wider, M = config.select_length(q_start + T).
+
+    Source: arXiv:2502.11089, eq. 8 to 10.
+    """
+    stride, size = config.compress_stride, config.select_block_size
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k_cmp = q.to(wide(q.dtype)), k_cmp.to(wide(q.dtype))
+    B, T, _, _ = q.shape
+    N, HKV = k_cmp.shape[1:3]
+
+    scores = torch.einsum("bthgd,bihd->bthgi", q.unflatten(2, (HKV, -1)), k_cmp)
+    visible = _visible_blocks(q, k_cmp, config, q_start)[:, None, None]
+    probability = masked_softmax(scale * scores, visible).sum(3)  # [B, T, HKV, N]
+    importance = q.new_zeros(B, T, HKV, config.select_length(q_start + T))
+    for i in range(N):
+        start, stop = i * stride, i * stride + config.compress_block_size
+        for j in range(start // size, -(-stop // size)):
+            shared = min(stop, (j + 1) * size) - max(start, j * size)
+            importance[..., j] += shared // stride * probability[..., i]
+    return importance
+
+
+def top_blocks(importance: Tensor, position: Tensor, *, config: NSAConfig) -> Tensor:
+    """Choose n causal blocks: block 0, the query's own, the one before it, then the best.
+
+    Args:
+        importance: [B, T, HKV, M].
+        position: Position of each query in its document, [T].
+
+    Returns:
+        Block indices, int32, [B, T, HKV, n], ascending; -1 fills the end where a query has
+        fewer than n causal blocks. Ties go to the lower index.
+
+    Source: arXiv:2502.11089, eq. 11, and section 4.1 for the blocks always selected.
+    """
+    n, M = config.num_blocks, importance.shape[-1]
+    block = torch.arange(M, device=importance.device)
+    own = (position // config.select_block_size)[:, None, None]  # [T, 1, 1]
+    always = (block < INITIAL_BLOCKS) | (block > own - LOCAL_BLOCKS)
+    rank = importance.masked_fill(always, torch.inf).masked_fill(block > own, -torch.inf)
+    best = rank.sort(dim=-1, descending=True, stable=True)
+    unused = best.values[..., :n] == -torch.inf
+    ascending = best.indices[..., :n].masked_fill(unused, M).sort(dim=-1).values
+    chosen = ascending.masked_fill(ascending == M, -1)
+    return F.pad(chosen, (0, n - chosen.shape[-1]), value=-1).int()
+
+
+@torch.no_grad()
+def select_blocks(
+    q: Tensor,
+    k_cmp: Tensor,
+    *,
+    config: NSAConfig,
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Select n blocks of keys for each query and KV head.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k_cmp: [B, N, HKV, Dk], from `compress_blocks`.
+
+    Returns:
+        Block indices, int32, [B, T, HKV, n], as `top_blocks` gives them; with cu_seqlens they
+        count from the start of the document.
+
+    Source: arXiv:2502.11089, eq. 8 to 11.
+    """
+    if cu_seqlens is not None:
+        return torch.cat(
+            [
+                select_blocks(q[:, s], k_cmp[:, c], config=config, scale=scale)
+                for s, c in _documents_and_blocks(cu_seqlens, config)
+            ],
+            dim=1,
+        )
+    importance = block_importance(q, k_cmp, config=config, q_start=q_start, scale=scale)
+    return top_blocks(importance, _positions(q, q_start), config=config)
+
+
+def selected_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_indices: Tensor,
+    *,
+    config: NSAConfig,
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to the keys of the selected blocks, causally.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk], S = q_start + T.
+        v: [B, S, HKV, Dv].
+        block_indices: [B, T, HKV, n], from `select_blocks`.
+
+    Returns:
+        [B, T, HQ, Dv].
+
+    Source: arXiv:2502.11089, eq. 5 and 12.
+    """
+    if cu_seqlens is not None:
+        return torch.cat(
+            [
+                selected_attention(
+                    q[:, s], k[:, s], v[:, s], block_indices[:, s], config=config, scale=scale
+                )
+                for s in _documents(cu_seqlens)
+            ],
+            dim=1,
+        )
+    key = torch.arange(k.shape[1], device=q.device)
+    block = key // config.select_block_size
+    selected = (block_indices[..., None] == block).any(3)  # [B, T, HKV, S]
+    visible = selected & (key <= _positions(q, q_start)[:, None, None])
+    return masked_attention(q, k, v, visible.transpose(1, 2)[:, :, None], scale)
+
+
+def window_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window_size: int,
+    q_start: int = 0,
+    k_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to the last window_size positions, the query's own included.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk]; key j stands at position k_start + j.
+        v: [B, S, HKV, Dv].
+
+    Returns:
+        [B, T, HQ, Dv].
+
+    Source: arXiv:2502.11089, eq. 5 and section 3.3.3.
+    """
+    if cu_seqlens is not None:
+        return torch.cat(
+            [
+                window_attention(q[:, s], k[:, s], v[:, s], window_size=window_size, scale=scale)
+                for s in _documents(cu_seqlens)
+            ],
+            dim=1,
+        )
+    age = _positions(q, q_start)[:, None] - _positions(k, k_start)
+    return masked_attention(q, k, v, (age >= 0) & (age < window_size), scale)
+
+
+def dense_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attend to every key up to the query: the attention NSA stands in for.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk], S = q_start + T.
+        v: [B, S, HKV, Dv].
+
+    Returns:
+        [B, T, HQ, Dv].
+    """
+    return window_attention(
+        q, k, v, window_size=k.shape[1], q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
+    )
+
+
+def gated_sum(gates: Tensor, compress: Tensor, select: Tensor, window: Tensor) -> Tensor:
+    """Weigh the branches' outputs and add them up.
+
+    Args:
+        gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.
+        compress, select, window: [B, T, HQ, Dv].
+
+    Returns:
+        [B, T, HQ, Dv], in the dtype of the branches.
+
+    Source: arXiv:2502.11089, eq. 5.
+    """
+    g_compress, g_select, g_window = gates.unsqueeze(-1).unbind(-2)  # each [B, T, HQ, 1]
+    return (g_compress * compress + g_select * select + g_window * window).to(compress.dtype)
+
+
+def attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    *,
+    config: NSAConfig,
+    q_start: int = 0,
+    k_win_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Native sparse attention: three branches and their gates.
+
+    Arguments are those of the branches; k_win_start is the position of the first window key.
+
+    Returns:
+        [B, T, HQ, Dv].
+
+    Source: arXiv:2502.11089, eq. 5.
+    """
+    blocks = select_blocks(
+        q, k_cmp, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
+    )
+    return gated_sum(
+        gates,
+        compress_attention(
+            q, k_cmp, v_cmp, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
+        ),
+        selected_attention(
+            q,
+            k_sel,
+            v_sel,
+            blocks,
+            config=config,
+            q_start=q_start,
+            cu_seqlens=cu_seqlens,
+            scale=scale,
+        ),
+        window_attention(
+            q,
+            k_win,
+            v_win,
+            window_size=config.window_size,
+            q_start=q_start,
+            k_start=k_win_start,
+            cu_seqlens=cu_seqlens,
+            scale=scale,
+        ),
+    )
+
+
+def _positions(x: Tensor, start: int) -> Tensor:
+    return torch.arange(start, start + x.shape[1], device=x.device)
+
+
+def _visible_blocks(q: Tensor, k_cmp: Tensor, config: NSAConfig, q_start: int) -> Tensor:
+    """[T, N]: whether the last token of block i is at or before query t."""
+    block = torch.arange(k_cmp.shape[1], device=q.device)
+    last_token = block * config.compress_stride + config.compress_block_size - 1
+    return last_token <= _positions(q, q_start)[:, None]
+
+
+def _documents(cu_seqlens: Tensor) -> list[slice]:
+    bounds: list[int] = cu_seqlens.tolist()
+    return [slice(a, b) for a, b in pairwise(bounds)]
+
+
+def _documents_and_blocks(cu_seqlens: Tensor, config: NSAConfig) -> list[tuple[slice, slice]]:
+    """The tokens of each document, and its rows among the compressed blocks."""
+    pairs, start = [], 0
+    for tokens in _documents(cu_seqlens):
+        stop = start + config.compressed_length(tokens.stop - tokens.start)
+        pairs.append((tokens, slice(start, stop)))
+        start = stop
+    return pairs
