@@ -27,6 +27,7 @@ from harness.records import (
 )
 from harness.suite_schema import (
     CostModel,
+    MeasureModel,
     SuiteModel,
     WorkloadModel,
     json_schema,
@@ -38,6 +39,7 @@ from harness.suite_yaml import Loc, Problem, nearest, read, scalar
 __all__ = ["available", "json_schema", "load", "loads"]
 
 _SHOWN_IDS = 5
+_SHOWN_CHARACTERS = 60
 _SETTING = "measure."
 
 
@@ -207,11 +209,13 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
 def _measure_problems(
     workload: WorkloadModel, loc: Loc, cases: Sequence[Case]
 ) -> Iterator[Problem]:
+    measures = [workload.measure] if isinstance(workload.measure, MeasureModel) else []
     if isinstance(workload.measure, list):
+        measures += workload.measure
         for i, some in enumerate(workload.measure):
             yield from sweep.check_match(some.match, (*loc, "measure", i, "match"), cases)
     if contrary := _contrary(cases):
-        own = "measure" in workload.model_fields_set
+        own = any(m.model_fields_set & {"min_samples", "max_samples"} for m in measures)
         yield Problem((*loc, "measure") if own else ("measure",), contrary, at_key=True)
 
 
@@ -299,7 +303,8 @@ class _Overrides:
 
 
 def _set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
-    return SuiteError(f"--set {text}", problem, remedy)
+    shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return SuiteError(f"--set {shown}", problem, remedy)
 
 
 def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:

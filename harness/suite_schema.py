@@ -42,7 +42,7 @@ _FORMS = {
     "model_type": "must be a mapping of `key: value` lines",
     "dict_type": "must be a mapping of `key: value` lines",
     "list_type": "must be a list",
-    "string_type": "must be text; put it in quotes",
+    "string_type": "must be text",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "bool_type": "must be true or false",
@@ -50,10 +50,15 @@ _FORMS = {
 """Pydantic's error types, in the words of a suite's author."""
 
 
+def _wrong(text: str, *, key: str = "", remedy: str = "") -> PydanticCustomError:
+    """What a validator here raises; `key` says which key of a mapping is at fault."""
+    return PydanticCustomError("suite", "{text}", {"text": text, "key": key, "remedy": remedy})
+
+
 def _scalar(value: Any) -> Scalar:
     if isinstance(value, bool | int | float | str):
         return value
-    raise PydanticCustomError("scalar", "must be one value: a number, text, true or false")
+    raise _wrong("must be one value: a number, text, true or false")
 
 
 def _one_or_list(value: Any) -> str:
@@ -183,9 +188,9 @@ class RangeModel(_Model):
     @model_validator(mode="after")
     def _ordered(self) -> "RangeModel":
         if self.low is None and self.high is None:
-            raise PydanticCustomError("range", "needs low, high or both")
+            raise _wrong("needs low, high or both")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise PydanticCustomError("range", "has low above high")
+            raise _wrong(f"must not be above high, {self.high:g}", key="low")
         return self
 
 
@@ -211,9 +216,7 @@ class ExpectationModel(_Model):
     def _one_metric(self) -> "ExpectationModel":
         if len(self.model_fields_set & METRICS.keys()) != 1:
             names = ", ".join(m for m in METRICS if m in type(self).model_fields)
-            raise PydanticCustomError(
-                "one_metric", "must name exactly one metric", {"remedy": f"{names}."}
-            )
+            raise _wrong("must name exactly one metric", remedy=f"{names}.")
         return self
 
     @property
@@ -225,11 +228,7 @@ class ExpectationModel(_Model):
 
 def _metric(name: str) -> str:
     if name not in METRICS:
-        raise PydanticCustomError(
-            "metric",
-            "must be a metric, not '{name}'",
-            {"name": name, "remedy": nearest(name, [*METRICS])},
-        )
+        raise _wrong(f"must name a metric, not {name!r}", remedy=nearest(name, [*METRICS]))
     return name
 
 
@@ -252,18 +251,15 @@ class RuleModel(_Model):
 
     @model_validator(mode="after")
     def _sensible(self) -> "RuleModel":
-        if (self.metric == "scaling_exponent") != (self.axis is not None):
-            raise PydanticCustomError(
-                "axis", "must give axis with scaling_exponent, and with nothing else"
-            )
+        if self.metric == "scaling_exponent" and self.axis is None:
+            raise _wrong("needs an axis to be fitted over", key="metric", remedy="Add axis.")
+        if self.metric != "scaling_exponent" and self.axis is not None:
+            raise _wrong("goes with scaling_exponent and with nothing else", key="axis")
         if self.abort is not None and self.abort != self.go:
-            higher = METRICS[self.metric].higher_is_better
-            if (self.abort > self.go) == higher:
-                raise PydanticCustomError(
-                    "thresholds",
-                    "has abort on the better side of go: {metric} is good when {direction}",
-                    {"metric": self.metric, "direction": "high" if higher else "low"},
-                )
+            good = "high" if METRICS[self.metric].higher_is_better else "low"
+            if (self.abort > self.go) == (good == "high"):
+                text = f"must be worse than go, and {self.metric} is good when {good}"
+                raise _wrong(text, key="abort")
         return self
 
 
@@ -342,25 +338,35 @@ class _NoNulls(GenerateJsonSchema):
 
 def _problem(error: ErrorDetails, data: Any) -> Problem:
     """A pydantic error in the words and at the place of the suite's author."""
-    loc, value = _place(error["loc"], data)
     context: Mapping[str, Any] = error.get("ctx", {})
+    loc, value = _place([*error["loc"], context.get("key", "")], data)
     remedy = context.get("remedy", "")
     name = _name(loc)
+    at_key = error["loc"][-1:] == ("[key]",)
     match kind := error["type"]:
         case "unknown_key":
-            return Problem((*loc, context["key"]), error["msg"], remedy, at_key=True)
+            return Problem(loc, error["msg"], remedy, at_key=True)
+        case "suite":
+            return Problem(loc, f"{name} {error['msg']}", remedy)
         case "missing":
             return Problem(loc, f"{error['loc'][-1]} is missing")
         case "string_pattern_mismatch":
-            at_key = error["loc"][-1] == "[key]"
             text = f"{show(loc[-1] if at_key else value)} is no valid name"
             return Problem(loc, text, f"Write {_PATTERNS[context['pattern']]}.", at_key=at_key)
-        case _:
-            said = _FORMS.get(kind) or re.sub(r"^\w+ should", "must", error["msg"])
-            text = f"{name} {said}".lstrip()
+        case "enum":
+            valid = [outcome.value for outcome in Outcome if outcome is not Outcome.OK]
+            wrong = str(loc[-1] if at_key else value)
+            return Problem(loc, f"{show(wrong)} is no outcome", nearest(wrong, valid), at_key)
+        case "too_short" | "string_too_short":
+            least = context["min_length"]
+            text = "must not be empty" if least == 1 else f"needs at least {least} items"
+            return Problem(loc, f"{name} {text}")
+    text = f"{name} {_FORMS.get(kind) or re.sub(r'^Input should', 'must', error['msg'])}"
     if isinstance(value, bool | int | float | str) and "not " not in text:
         text += f", not {show(value)}"
-    return Problem(loc, text, remedy, at_key=error["loc"][-1:] == ("[key]",))
+    if kind == "string_type":
+        remedy = "Put it in quotes."
+    return Problem(loc, text, remedy)
 
 
 def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:

@@ -50,14 +50,16 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
 
 def _check_values(values: Sequence[Scalar], loc: Loc, *, repeats: bool = False) -> list[Problem]:
     problems = []
+    seen: set[Scalar] = set()
     for i, value in enumerate(values):
         text = as_text(value)
         if not _SAFE.fullmatch(text):
             problem = f"{show(value)} cannot stand in a case id"
             remedy = "A swept value has letters, digits and . _ + - only."
             problems.append(Problem((*loc, i), problem, remedy))
-        if not repeats and any(value == other or text == as_text(other) for other in values[:i]):
+        if not repeats and (value in seen or text in seen):
             problems.append(Problem((*loc, i), f"{show(value)} is listed twice"))
+        seen |= {value, text}
     return problems
 
 

@@ -25,7 +25,7 @@ Loc = tuple[str | int, ...]
 
 MAX_VALUES = 100_000
 """Values in one file, aliases expanded: ten nested aliases can otherwise fill any memory."""
-MAX_SHOWN = 3
+MAX_SHOWN = 4
 """Further problems named in an error, besides the first."""
 
 _TAG = "tag:yaml.org,2002:"
@@ -85,8 +85,10 @@ def read(text: str, path: Path | str) -> Document:
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows to name an anchor anew
+    reader = _Reader(path)
     try:
         root = yaml.compose(text)
+        data = reader.plain(root, ()) if root is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         remedy = "Indent with spaces; YAML allows no tabs there." if "'\\t'" in str(error) else ""
@@ -107,10 +109,8 @@ def read(text: str, path: Path | str) -> Document:
         ) from None
     except RecursionError:
         raise SuiteError(path, "nested too deeply to be a suite") from None
-    if root is None:
+    if data is None:
         raise SuiteError(path, "the file is empty", "See suites/smoke.yaml for an example.")
-    reader = _Reader(path)
-    data = reader.plain(root, ())
     return Document(path, data, reader.values, reader.keys)
 
 
@@ -190,7 +190,7 @@ def scalar(text: str) -> Scalar:
     """
     tag = str(YAML(typ="safe", pure=True).resolver.resolve(ScalarNode, text, (True, False)))
     if tag == _NULL:
-        raise ValueError(f"{text} is no value")
+        raise ValueError(f"{text!r} is no value")
     return _convert(tag, text) if tag in _SCALARS else text
 
 
