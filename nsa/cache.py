@@ -89,7 +89,7 @@ class _Window:
     """Keys or values of the last `size` tokens, in order.
 
     The buffer has room for twice as many: a decoded token is one row written at the end, and
-    only every `size` tokens the rows still in sight move to the front.
+    only when it is full the rows still in sight move to the front.
     """
 
     def __init__(self, size: int, like: Tensor) -> None:

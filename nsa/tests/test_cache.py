@@ -117,18 +117,32 @@ def test_window_returns_what_the_new_tokens_see(size: int, pieces: list[int]) ->
 
 
 def test_decoding_keeps_its_storage() -> None:
-    """Nothing that holds all tokens is allocated or moved after the prefill."""
+    """After the prefill nothing is allocated that grows with the text."""
     layer, x = layer_and_input(TINY)
     cache = LayerCache(TINY.nsa, T)
     layer(x[:, :9], routes=Routes(), cache=cache)
     rows = (cache._k_cmp, cache._v_cmp, cache._k_sel, cache._v_sel, cache._k_win, cache._v_win)
     before = [r.buffer.data_ptr() for r in rows]
-    for t in range(9, T):
-        layer(x[:, t : t + 1], routes=Routes(), cache=cache)
+
+    layer(x[:, 9:], routes=Routes(), cache=cache)
 
     assert [r.buffer.data_ptr() for r in rows] == before
     assert cache._k_win.buffer.shape[1] == 2 * TINY.nsa.window_size
-    assert cache._tail[0].shape[1] == T - TINY.nsa.compressed_length(T) * TINY.nsa.compress_stride
+    tail = cache._tail[0]
+    assert tail.shape[1] == T - TINY.nsa.compressed_length(T) * TINY.nsa.compress_stride
+    assert tail.untyped_storage().nbytes() == tail.nbytes  # not a view that keeps x alive
+
+
+def test_a_decoded_token_rarely_moves_the_window() -> None:
+    rows = torch.arange(64).view(1, -1, 1, 1)
+    window = _Window(16, rows)
+    window.append(rows[:, :32])
+    storage = window.buffer.untyped_storage().data_ptr()
+
+    seen = [window.append(row) for row in rows[:, 32:].split(1, 1)]
+
+    moved = [i for i, view in enumerate(seen) if view.untyped_storage().data_ptr() != storage]
+    assert moved == [0, 17]
 
 
 @pytest.mark.parametrize("config", [TINY, DENSE], ids=["nsa", "dense"])
