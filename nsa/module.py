@@ -121,7 +121,7 @@ class Rotation:
             ends = torch.arange(first, last, device=device) * nsa.compress_stride
             ends = ends + (nsa.compress_block_size - 1)
         else:
-            document = torch.searchsorted(cu_seqlens, tokens, right=True, out_int32=True) - 1
+            document = torch.searchsorted(cu_seqlens.to(tokens.dtype), tokens, right=True) - 1
             tokens = tokens - cu_seqlens[document]
             ends = ops.compress_blocks(
                 tokens.double().view(1, -1, 1, 1),
@@ -144,7 +144,7 @@ class Rotation:
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turn the channel pairs of every head by its token's angles: [B, T, H, D] -> the same."""
     real = x.double() if turns.dtype == torch.complex128 else x.float()
-    pairs = torch.view_as_complex(real.unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(real.contiguous().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns[:, None]).flatten(-2).to(x.dtype)
 
 
@@ -205,7 +205,7 @@ class NSAttention(nn.Module):
         """
         _check(prefill, cu_seqlens, cache)
         if rotation is None:
-            start = cache.length if cache else 0
+            start = cache.length if cache is not None else 0
             rotation = Rotation.of(
                 self.config, x.shape[1], like=x, start=start, cu_seqlens=cu_seqlens
             )
@@ -326,7 +326,8 @@ class DenseAttention(nn.Module):
         _check(prefill, cu_seqlens, cache)
         c = self.config
         HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
-        T, start = x.shape[1], cache.length if cache else 0
+        T = x.shape[1]
+        start = cache.length if cache is not None else 0
         if rotation is None:
             rotation = Rotation.of(c, T, like=x, start=start, cu_seqlens=cu_seqlens)
         qk, v = self.qkv(x).split([(HQ + HKV) * Dk, HKV * Dv], -1)

@@ -1,9 +1,12 @@
 """A cache answers each token as one long prefill would have."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa.cache import DenseCache, LayerCache, _Window
@@ -81,6 +84,38 @@ def test_extreme_sizes_decode_as_they_prefill(config: NSAConfig) -> None:
     pieces = in_pieces(layer, x, [10] + [1] * 35)
 
     torch.testing.assert_close(pieces, layer(x, routes=Routes()), rtol=1e-12, atol=1e-14)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelConfig:
+    """Small layers of any shape: l and l' multiples of d, groups of any size, Dk != Dv."""
+    stride, n_kv_heads = draw(st.integers(1, 5)), draw(st.integers(1, 2))
+    return replace(
+        TINY,
+        n_heads=n_kv_heads * draw(st.integers(1, 3)),
+        n_kv_heads=n_kv_heads,
+        head_dim_qk=2 * draw(st.integers(1, 4)),
+        head_dim_v=draw(st.integers(1, 8)),
+        nsa=NSAConfig(
+            compress_block_size=stride * draw(st.integers(1, 4)),
+            compress_stride=stride,
+            select_block_size=stride * draw(st.integers(1, 4)),
+            num_blocks=draw(st.integers(3, 6)),
+            window_size=draw(st.integers(1, 20)),
+            phi=draw(st.sampled_from(["mlp", "mean"])),
+            gate=draw(st.sampled_from(["sigmoid", "softmax"])),
+        ),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(config=models(), cuts=st.sets(st.integers(1, T - 1), max_size=6))
+def test_any_sizes_in_any_pieces_are_one_long_prefill(config: ModelConfig, cuts: set[int]) -> None:
+    layer, x = layer_and_input(config)
+
+    pieces = in_pieces(layer, x, [b - a for a, b in pairwise([0, *sorted(cuts), T])])
+
+    torch.testing.assert_close(pieces, layer(x, routes=Routes()), rtol=1e-11, atol=1e-13)
 
 
 def test_float32_decodes_to_rounding() -> None:

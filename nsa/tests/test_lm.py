@@ -295,3 +295,43 @@ def test_sampling_repeats_by_its_generator() -> None:
     assert not torch.equal(draws[0], draws[2])
     with pytest.raises(ValueError, match=r"temperature=-1\.0 must not be negative"):
         model.generate(prompt, 1, temperature=-1.0)
+
+
+# --- on a GPU ----------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@BOTH
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+def test_a_training_step_never_waits_for_the_gpu(config: ModelConfig, checkpointing: str) -> None:
+    model = ByteLM(config).cuda()
+    tokens, targets = some_bytes().cuda(), some_bytes().cuda()
+    layers = parse_checkpointing(checkpointing, config.n_layers)
+
+    def forward_and_backward() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model.loss(tokens, targets, checkpointing=layers)
+        loss.backward()
+
+    forward_and_backward()  # makes handles and workspaces, which may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        forward_and_backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@BOTH
+def test_gpu_and_cpu_predict_the_same(config: ModelConfig) -> None:
+    model, tokens = sharp(config), some_bytes()
+    expected = model(tokens)
+
+    model = model.cuda()
+
+    torch.testing.assert_close(model(tokens.cuda()).cpu(), expected)
+    prompt = tokens[:, :9]
+    generated = model.generate(prompt.cuda(), 20).cpu()
+    assert torch.equal(generated, model.cpu().generate(prompt, 20))

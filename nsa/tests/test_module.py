@@ -226,6 +226,17 @@ def test_token_by_token_is_batched(config: ModelConfig, length: int) -> None:
     torch.testing.assert_close(slow, fast)
 
 
+def test_odd_heads_and_groups_compute() -> None:
+    """G = 3, one KV head, an odd Dv: nothing may rely on powers of two."""
+    config = replace(TINY, dim=30, n_heads=3, n_kv_heads=1, head_dim_qk=6, head_dim_v=5)
+    layer = NSAttention(config).double()
+    x = torch.randn(2, T, 30, dtype=torch.float64)
+
+    found, expected = (gradients(layer, x, routes=r) for r in (Routes(), Routes.reference()))
+
+    torch.testing.assert_close(found, expected)
+
+
 def test_every_parameter_learns() -> None:
     """All branches reach the loss: a projection that nothing reads would have no gradient."""
     layer = nsa()
@@ -320,16 +331,3 @@ def test_autocast_changes_projections_and_not_the_selection_rule() -> None:
     exact = layer(x, routes=Routes())
     assert low.dtype == torch.bfloat16
     assert (low - exact).abs().max() < 0.05 * exact.abs().max()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_training_forward_never_waits_for_the_gpu() -> None:
-    layer = NSAttention(TINY).cuda()
-    x = torch.randn(2, T, TINY.dim, device="cuda", requires_grad=True)
-    layer(x, routes=Routes()).sum().backward()  # workspaces and handles are made here
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        layer(x, routes=Routes()).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
