@@ -1,0 +1,113 @@
+"""Child side: what torch, and the GPU as torch sees it, are like in a worker process."""
+
+import os
+import warnings
+from importlib import metadata, util
+from typing import Any
+
+import torch
+
+from harness.records import Scalar
+
+
+def describe() -> dict[str, Any]:
+    """The facts that only a process with torch can know, ready for JSON.
+
+    Returns:
+        versions: torch, triton, cuda, cudnn, flash-attn; None where absent.
+        torch_settings: As a workload finds them before it changes any.
+        gpu_uuid: The first GPU's, as NVML writes it; None without one.
+        gpu: Its name, memory_bytes and compute_capability, for machines without NVML; or None.
+        cuda_unavailable: Why torch has no GPU; empty when it has one.
+    """
+    problem = _cuda_problem()
+    gpu = None if problem else torch.cuda.get_device_properties(0)
+    return {
+        "versions": {
+            "torch": torch.__version__,
+            "triton": _version("triton"),
+            "cuda": torch.version.cuda,
+            "cudnn": _cudnn_version(),
+            "flash-attn": _flash_attn_version(),
+        },
+        "torch_settings": _settings(on_gpu=not problem),
+        "gpu_uuid": f"GPU-{gpu.uuid}" if gpu else None,
+        "gpu": {
+            "name": gpu.name,
+            "memory_bytes": gpu.total_memory,
+            "compute_capability": f"{gpu.major}.{gpu.minor}",
+        }
+        if gpu
+        else None,
+        "cuda_unavailable": problem,
+    }
+
+
+def _settings(*, on_gpu: bool) -> dict[str, Scalar]:
+    settings: dict[str, Scalar] = {
+        "device": "cuda" if on_gpu else "cpu",
+        "num_threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "allow_tf32_matmul": torch.backends.cuda.matmul.fp32_precision == "tf32",
+        "allow_tf32_cudnn": torch.backends.cudnn.allow_tf32,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "anomaly_mode": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "debug_build": bool(getattr(torch.version, "debug", False)),
+        "launch_blocking": os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"),
+        "flash_attention_in_torch": torch.backends.cuda.is_flash_attention_available(),
+    }
+    if on_gpu:
+        settings |= _allocator()
+    return settings
+
+
+def _allocator() -> dict[str, Scalar]:
+    """The CUDA allocator's settings as it parsed them, whichever variable they came from."""
+    torch.cuda.init()
+    in_force = torch.cuda.memory._snapshot()["allocator_settings"]
+    return {
+        "allocator": torch.cuda.memory.get_allocator_backend(),
+        "allocator_config": in_force["PYTORCH_CUDA_ALLOC_CONF"],
+        "expandable_segments": in_force["expandable_segments"],
+    }
+
+
+def _cuda_problem() -> str:
+    """Why torch cannot use a GPU, in torch's words; empty when it can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return ""
+    if said:
+        return str(said[0].message)
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        return str(error)
+    return "torch.cuda.is_available() is False, and torch does not say why"
+
+
+def _cudnn_version() -> str | None:
+    """cuDNN's version as people write it: torch says 91900 for 9.19.0."""
+    number = torch.backends.cudnn.version()
+    if number is None:
+        return None
+    major, rest = divmod(number, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _flash_attn_version() -> str | None:
+    """Not imported: a build for another torch would fail, or end the process, on import."""
+    if util.find_spec("flash_attn") is None:
+        return None
+    return _version("flash-attn") or "unknown"

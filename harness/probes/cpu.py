@@ -1,0 +1,95 @@
+"""CPU and memory of a worker and everything it started, from /proc through psutil."""
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import psutil
+
+REFRESH_S = 0.5
+"""New children are looked for this often: finding them reads every process of the machine."""
+
+
+class CpuProbe:
+    """Reads the process tree under a worker.
+
+    `cpu_utilisation` is in cores since the reading before, resolved by the kernel to 1/100 s.
+    The time of a child that has gone is in its parent's account, so it is not lost.
+    `rss_bytes` is the sum over the tree: memory the processes share counts in each.
+    """
+
+    def __init__(self) -> None:
+        self._worker: psutil.Process | None = None
+        self._family: dict[int, psutil.Process] = {}
+        self._cpu_s = 0.0
+        self._read_at_s = 0.0
+        self._refresh_due_s = 0.0
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        return MappingProxyType({})
+
+    def attach(self, pid: int) -> None:
+        self._family = {}
+        self._refresh_due_s = 0.0
+        try:
+            self._worker = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self._worker = None
+            return
+        self._read_at_s = time.monotonic()
+        self._cpu_s, _ = self._totals(self._read_at_s)
+
+    def read(self) -> Mapping[str, float | None]:
+        now_s = time.monotonic()
+        if self._worker is None or not _alive(self._worker):
+            return {"cpu_utilisation": None, "rss_bytes": None}
+        cpu_s, rss_bytes = self._totals(now_s)
+        elapsed_s = now_s - self._read_at_s
+        # A child whose parent ignores SIGCHLD takes its time with it: never count backwards.
+        used_s = max(0.0, cpu_s - self._cpu_s)
+        self._cpu_s, self._read_at_s = cpu_s, now_s
+        return {
+            "cpu_utilisation": used_s / elapsed_s if elapsed_s > 0 else None,
+            "rss_bytes": float(rss_bytes),
+        }
+
+    def close(self) -> None:
+        self._worker = None
+        self._family = {}
+
+    def _totals(self, now_s: float) -> tuple[float, int]:
+        """CPU time in seconds and resident bytes of the tree, its departed children included."""
+        assert self._worker is not None
+        if now_s >= self._refresh_due_s:
+            self._refresh_due_s = now_s + REFRESH_S
+            self._find_children()
+        cpu_s, rss_bytes = 0.0, 0
+        for pid, process in list(self._family.items()):
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    rss_bytes += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                del self._family[pid]
+                continue
+            cpu_s += times.user + times.system + times.children_user + times.children_system
+        return cpu_s, rss_bytes
+
+    def _find_children(self) -> None:
+        """Add new processes; one found before stays ours even if it is orphaned since."""
+        assert self._worker is not None
+        try:
+            found = (self._worker, *self._worker.children(recursive=True))
+        except psutil.NoSuchProcess:
+            return
+        self._family = {pid: p for pid, p in self._family.items() if p.is_running()}
+        for process in found:
+            self._family.setdefault(process.pid, process)
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,308 @@
+"""NVML: what the GPU says of itself. Read from the parent, by UUID, without a CUDA context.
+
+Source: NVIDIA Management Library API reference, "Device Queries"; CUDA programming guide,
+"CUDA environment variables".
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+import pynvml
+
+from harness.errors import ProbeError
+from harness.records import Gpu
+
+CHANNELS = (
+    "gpu_utilisation",
+    "gpu_memory_bytes",
+    "gpu_power_w",
+    "gpu_sm_clock_hz",
+    "gpu_temperature_c",
+    "gpu_throttle_reasons",
+    "gpu_foreign_processes",
+)
+
+FOREIGN_EVERY_S = 1.0
+"""Other processes are looked for this often; between, the last count stands."""
+
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, <linux/proc_ns.h>
+
+THROTTLE_REASONS: Mapping[int, str] = MappingProxyType(
+    {
+        0x001: "GPU idle",
+        0x002: "application clocks set",
+        0x004: "power cap",
+        0x008: "hardware slowdown",
+        0x010: "sync boost",
+        0x020: "software thermal slowdown",
+        0x040: "hardware thermal slowdown",
+        0x080: "power brake",
+        0x100: "display clocks set",
+        0x200: "board limit",
+        0x400: "reliability",
+    }
+)
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons, called throttle reasons by older drivers."""
+
+IDLE = 0x001
+SETTINGS = 0x002 | 0x100
+"""Bits a person set: they limit the clock, steadily, and are no fault of the moment."""
+
+
+def throttle_words(mask: int) -> tuple[str, ...]:
+    """The throttle reasons of a bit mask in words; a bit without a name keeps its number."""
+    return tuple(
+        THROTTLE_REASONS.get(bit, f"reason {bit:#x}")
+        for bit in (1 << i for i in range(mask.bit_length()))
+        if mask & bit
+    )
+
+
+def gpus(variables: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """The GPUs a worker with these environment variables would see, in its order; at least one.
+
+    Raises:
+        ProbeError: There is none, and why.
+    """
+    with _session():
+        found = [
+            _describe(pynvml.nvmlDeviceGetHandleByIndex(index))
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
+    if not found:
+        raise ProbeError("NVML lists no GPU")
+    return visible(found, variables)
+
+
+def find(uuid: str) -> Gpu:
+    """The GPU with this UUID.
+
+    Raises:
+        ProbeError: NVML does not work here, or knows no such GPU.
+    """
+    with _session():
+        return _describe(_handle(uuid))
+
+
+def visible(found: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Those of `found`, all GPUs in NVML's order, that CUDA_VISIBLE_DEVICES leaves; at least one.
+
+    As CUDA does, takes indices and beginnings of UUIDs, and stops at the first it cannot place.
+
+    Raises:
+        ProbeError: None is left, or which ones cannot be known.
+    """
+    setting = variables.get("CUDA_VISIBLE_DEVICES")
+    if setting is None:
+        return tuple(found)
+    chosen: list[Gpu] = []
+    for entry in (e.strip() for e in setting.split(",")):
+        if entry.startswith("MIG-"):
+            raise ProbeError(
+                f"CUDA_VISIBLE_DEVICES names the MIG slice {entry}, and NVML's counters are of "
+                "whole GPUs"
+            )
+        if entry.startswith("GPU-"):
+            fits = [gpu for gpu in found if gpu.uuid.startswith(entry)]
+        else:
+            fits = [gpu for gpu in found if str(gpu.index) == entry]
+            if fits:
+                _require_known_order(found, variables)
+        if len(fits) != 1:
+            break
+        chosen += fits
+    if not chosen:
+        raise ProbeError(f"CUDA_VISIBLE_DEVICES={setting!r} hides every GPU")
+    return tuple(chosen)
+
+
+def _require_known_order(found: Sequence[Gpu], variables: Mapping[str, str]) -> None:
+    """CUDA numbers unlike GPUs by speed unless told otherwise; NVML by their place on the bus."""
+    by_bus = variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if not by_bus and len({gpu.name for gpu in found}) > 1:
+        raise ProbeError(
+            "the GPUs differ, so an index in CUDA_VISIBLE_DEVICES may mean another one to NVML; "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPU by its UUID"
+        )
+
+
+@contextmanager
+def _session() -> Iterator[None]:
+    """NVML, initialised; its errors become ProbeErrors."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise ProbeError(f"NVML: {error}") from error
+
+
+def _handle(uuid: str) -> object:
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    except pynvml.NVMLError as error:
+        raise ProbeError(f"NVML knows no GPU {uuid}: {error}") from error
+
+
+def _describe(device: object) -> Gpu:
+    cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 13000 is 13.0
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device)
+    return Gpu(
+        name=pynvml.nvmlDeviceGetName(device),
+        uuid=pynvml.nvmlDeviceGetUUID(device),
+        index=pynvml.nvmlDeviceGetIndex(device),
+        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(device).total,
+        driver=pynvml.nvmlSystemGetDriverVersion(),
+        cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        compute_capability=f"{major}.{minor}",
+        power_limit_w=_optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3),
+        max_sm_clock_hz=_optional(
+            lambda: pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6
+        ),
+    )
+
+
+def _optional(read: Callable[[], float]) -> float | None:
+    try:
+        return read()
+    except pynvml.NVMLError:
+        return None
+
+
+# --- sampling ----------------------------------------------------------------------------
+
+
+class NvmlProbe:
+    """Reads one GPU while a worker uses it. A reading takes some ten microseconds.
+
+    `gpu_memory_bytes` leaves out the driver's own reserve. `gpu_power_w` is the mean of the last
+    second since Ampere, except on the A100, which gives the instant.
+    """
+
+    def __init__(self, uuid: str | None, *, why: str = "no GPU is used") -> None:
+        """Open the GPU with this UUID; with None, every channel is unavailable for `why`."""
+        self._unavailable: dict[str, str] = {}
+        self._readers: dict[str, Callable[[], float | None]] = {}
+        self._worker: psutil.Process | None = None
+        self._foreign: float | None = None
+        self._foreign_due_s = 0.0
+        self._initialised = False
+        if uuid is None:
+            self._give_up(why)
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self._give_up(f"NVML: {error}")
+            return
+        self._initialised = True
+        try:
+            device = _handle(uuid)
+        except ProbeError as error:
+            self._give_up(str(error))
+            return
+        for channel, read in self._all_readers(device).items():
+            try:
+                read()
+            except (pynvml.NVMLError, ProbeError) as error:
+                self._unavailable[channel] = str(error)
+            else:
+                self._readers[channel] = read
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        return MappingProxyType(self._unavailable)
+
+    def attach(self, pid: int) -> None:
+        self._foreign_due_s = 0.0
+        try:
+            self._worker = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self._worker = None
+
+    def read(self) -> Mapping[str, float | None]:
+        reading: dict[str, float | None] = {}
+        for channel, read in self._readers.items():
+            try:
+                reading[channel] = read()
+            except pynvml.NVMLError:
+                reading[channel] = None
+        return reading
+
+    def close(self) -> None:
+        self._readers = {}
+        if self._initialised:
+            pynvml.nvmlShutdown()
+            self._initialised = False
+
+    def _give_up(self, why: str) -> None:
+        self._unavailable = dict.fromkeys(CHANNELS, why)
+
+    def _all_readers(self, device: object) -> dict[str, Callable[[], float | None]]:
+        sm, core = pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU
+        without_reserve = pynvml.nvmlMemory_v2
+        return {
+            "gpu_utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
+            "gpu_memory_bytes": lambda: (
+                pynvml.nvmlDeviceGetMemoryInfo(device, without_reserve).used
+            ),
+            "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+            "gpu_sm_clock_hz": lambda: pynvml.nvmlDeviceGetClockInfo(device, sm) * 1e6,
+            "gpu_temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, core),
+            "gpu_throttle_reasons": lambda: _throttle_reasons(device),
+            "gpu_foreign_processes": lambda: self._foreign_processes(device),
+        }
+
+    def _foreign_processes(self, device: object) -> float | None:
+        """How many processes compute on the GPU that are neither ours nor the worker's."""
+        now_s = time.monotonic()
+        if now_s >= self._foreign_due_s:
+            self._foreign_due_s = now_s + FOREIGN_EVERY_S
+            self._foreign = None  # stays so if the next line fails
+            self._foreign = len(_process_ids(device) - self._own_ids())
+        return self._foreign
+
+    def _own_ids(self) -> set[int]:
+        own = {os.getpid()}
+        if self._worker is not None:
+            try:
+                own |= {p.pid for p in (self._worker, *self._worker.children(recursive=True))}
+            except psutil.NoSuchProcess:
+                self._worker = None
+        return own
+
+
+def _throttle_reasons(device: object) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(device))
+    except pynvml.NVMLError_FunctionNotFound:  # a driver before R535
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
+
+
+def _process_ids(device: object) -> set[int]:
+    """Processes that compute on the GPU.
+
+    Raises:
+        ProbeError: In a container NVML lists the host's process ids, or none at all, so that
+            ours cannot be told from others.
+    """
+    if not _sees_host_ids():
+        raise ProbeError(
+            "NVML counts processes by the host's ids, and this container has ids of its own"
+        )
+    return {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
+
+
+def _sees_host_ids() -> bool:
+    try:
+        return str(PID_NAMESPACE.readlink()) == HOST_PID_NAMESPACE
+    except OSError:  # no /proc, or not a whole one
+        return False
