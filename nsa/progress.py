@@ -1,0 +1,129 @@
+"""How training goes: the record, and where it is written: CSV, TensorBoard, a figure."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+
+from nsa.trainer import TrainError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How training stands after a step."""
+
+    step: int
+    """Optimiser steps taken."""
+    loss: float
+    """Nats per byte: mean over all processes and the steps since the last Progress."""
+    bits_per_byte: float
+    """The same in bits."""
+    held_out_bits_per_byte: float | None
+    """Of the held-out split; None where it is not read."""
+    tokens_per_s: float | None
+    """Of all processes since the last Progress; None at the first step, which also warms up."""
+    elapsed_s: float
+    """Since the first step began."""
+
+    def __str__(self) -> str:
+        line = f"step {self.step:6d}  loss {self.loss:.4f}  bits/byte {self.bits_per_byte:.4f}"
+        if self.held_out_bits_per_byte is not None:
+            line += f"  held out {self.held_out_bits_per_byte:.4f}"
+        rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f}"
+        return f"{line}  tokens/s {rate}  elapsed {self.elapsed_s:.1f} s"
+
+
+Sink = Callable[[Progress], None]
+
+
+def csv_sink(stack: ExitStack, path: Path) -> Sink:
+    """Write `path` anew, a line per Progress, on disk at once; the stack closes it.
+
+    Raises:
+        TrainError: It cannot be written; also from the sink, when the disk fills.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
+        rows = csv.DictWriter(file, [f.name for f in fields(Progress)])
+        rows.writeheader()
+
+    def write(progress: Progress) -> None:
+        with writing(path):
+            rows.writerow(asdict(progress))
+            file.flush()
+
+    return write
+
+
+def tensorboard_sink(stack: ExitStack, folder: Path) -> Sink:
+    """Write TensorBoard events into a folder; the stack closes them.
+
+    Raises:
+        TrainError: The package is absent, or the folder cannot be written.
+    """
+    try:
+        tensorboard = import_module("torch.utils.tensorboard")
+    except ImportError as error:
+        raise TrainError(
+            f"NSA_TB_DISABLE=0 asks for TensorBoard logs, which need a package ({error})",
+            "Run pip install tensorboard, or unset NSA_TB_DISABLE.",
+        ) from error
+    with writing(folder):
+        writer = tensorboard.SummaryWriter(str(folder))
+    stack.callback(writer.close)
+
+    def write(progress: Progress) -> None:
+        for name, value in asdict(progress).items():
+            if value is not None and name != "step":
+                writer.add_scalar(name, value, progress.step)
+
+    return write
+
+
+def draw_curve(path: Path, curve: Sequence[Progress], *, unigram_bits: float, title: str) -> None:
+    """Draw bits per byte against steps as a PNG, with the unigram entropy as a level.
+
+    Raises:
+        TrainError: It cannot be written.
+    """
+    # Imported here: training itself does not need it, and it is slow to import.
+    from matplotlib.figure import Figure
+
+    steps = [p.step for p in curve]
+    held_out = [p.held_out_bits_per_byte for p in curve if p.held_out_bits_per_byte is not None]
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(steps, [p.bits_per_byte for p in curve], label="training", linewidth=1)
+    if held_out:
+        axes.plot(steps, held_out, label="held out", linewidth=2)
+    last = held_out[-1] if held_out else curve[-1].bits_per_byte
+    axes.axhline(unigram_bits, color="0.35", linestyle="--", linewidth=1)
+    for bits, text in ((unigram_bits, "unigram entropy "), (last, "")):
+        axes.annotate(
+            f"{text}{bits:.2f}",
+            (steps[-1], bits),
+            textcoords="offset points",
+            xytext=(0, 6),
+            ha="right",
+        )
+    axes.set(title=title, xlabel="optimiser step", ylabel="bits per byte", ylim=(0, 8.5))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper right")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=120)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system says into one message."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            "Choose another place, or make room.",
+        ) from error
