@@ -86,17 +86,17 @@ def judge(
 
 
 def requirement(rule: Rule) -> str:
-    """A rule as a sentence: `tokens/s of every case with gc=off >= 500 tokens/s`."""
+    """A rule as a sentence: `tokens/s of every case with gc=off ≥ 500; NO-GO under 100`."""
     metric = METRICS[rule.metric]
-    sign = ">=" if metric.higher_is_better else "<="
+    sign = "≥" if metric.higher_is_better else "≤"
     whose = "every case" if rule.quantifier == "all" else "the best case"
     if chosen := _criteria(rule.match):
         whose += f" with {chosen}"
     along = f" over {rule.axis}" if rule.axis else ""
-    text = f"{metric.title}{along} of {whose} {sign} {units.quantity(rule.metric, rule.go)}"
+    text = f"{metric.title}{along} of {whose} {sign} {units.plain(rule.metric, rule.go)}"
     if rule.abort is not None:
         side = "under" if metric.higher_is_better else "over"
-        text += f"; NO-GO {side} {units.quantity(rule.metric, rule.abort)}"
+        text += f"; NO-GO {side} {units.plain(rule.metric, rule.abort)}"
     return text
 
 
@@ -120,7 +120,7 @@ def _every_case_ran(suite: Suite, summaries: Sequence[CaseSummary]) -> RuleResul
             allowed = "; ".join(f"{f.subject}: {f.reason}" for f in tolerated)
             reason = f"all {len(findings)} cases ran or ended as the suite allows ({allowed})"
     else:
-        reason = _join(decisive)
+        reason = _share(decisive, findings) + _join(decisive)
     return RuleResult(
         rule=EVERY_CASE_RAN,
         requirement="every case ends ok, or as the suite allows",
@@ -165,12 +165,12 @@ def _judge_rule(
         )
     matched = [s for s in summaries if rule.match.accepts(s.case)]
     if rule.metric == "scaling_exponent":
-        findings = [_exponent(rule, f) for f in _fits_of(rule, matched, fits)]
+        findings = _exponents(rule, matched, fits)
     else:
         findings = [_finding(rule, s) for s in matched if s.outcome not in s.case.allow]
     decision, decisive = _settle(findings, _ORDERS[rule.quantifier])
     if findings:
-        reason = _join(decisive)
+        reason = _share(decisive, findings) + _join(decisive)
     elif matched:
         reason = "no matched case has an outcome that could decide"
     else:
@@ -184,12 +184,23 @@ def _judge_rule(
     )
 
 
-def _fits_of(
+def _exponents(
     rule: Rule, matched: Sequence[CaseSummary], fits: Sequence[ScalingFit]
-) -> list[ScalingFit]:
-    """Fits over the rule's axis whose cases the rule matches, every one."""
-    ids = {s.case.case_id for s in matched}
-    return [f for f in fits if f.axis == rule.axis and all(p.case_id in ids for p in f.points)]
+) -> list[_Finding]:
+    """One finding per fit whose cases the rule matches, and one per case that is in no fit."""
+    left = {s.case.case_id: s for s in matched}
+    ours = [f for f in fits if f.axis == rule.axis and all(p.case_id in left for p in f.points)]
+    for point in (p for f in ours for p in f.points):
+        left.pop(point.case_id, None)
+    alone = f"in no group of cases with three values of {rule.axis}"
+    return [
+        *(_exponent(rule, f) for f in ours),
+        *(
+            _Finding(case_id, Decision.INCONCLUSIVE, alone)
+            for case_id, s in left.items()
+            if s.outcome not in s.case.allow
+        ),
+    ]
 
 
 def _exponent(rule: Rule, fit: ScalingFit) -> _Finding:
@@ -275,6 +286,10 @@ def _ended(summary: CaseSummary) -> str:
     outcome = str(summary.outcome or "did not run").replace("_", " ")
     first_line = summary.detail.strip().partition("\n")[0]
     return f"{outcome}: {first_line}" if first_line else outcome
+
+
+def _share(decisive: Sequence[_Finding], findings: Sequence[_Finding]) -> str:
+    return f"{len(decisive)} of {len(findings)}: " if len(findings) > 1 else ""
 
 
 def _join(findings: Sequence[_Finding], most: int = 3) -> str:

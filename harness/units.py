@@ -13,8 +13,9 @@ from harness.records import Estimate
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
+Formatter = Callable[[float], str]
 Scale = Callable[[float], tuple[float, str]]
-"""Chooses for a magnitude the unit to print it in: (size of that unit, suffix)."""
+"""Chooses for a magnitude the unit to print it in: (that unit in SI, suffix)."""
 
 
 def number(value: float, digits: int | None = None) -> str:
@@ -37,8 +38,8 @@ def number(value: float, digits: int | None = None) -> str:
 def duration(seconds: float) -> str:
     """1.23 ms, 45.0 s, 2 min 05 s, 2 h 05 min, 21 d 3 h."""
     if not math.isfinite(seconds) or abs(seconds) < 2 * MINUTE_S:
-        size, unit = _time(seconds)
-        return number(seconds / size, 3) + unit
+        one, unit = _time(seconds)
+        return number(seconds / one, 3) + unit
     if seconds < HOUR_S - 0.5:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
@@ -51,14 +52,14 @@ def duration(seconds: float) -> str:
 
 def tokens_per_s(value: float) -> str:
     """11, 10,500, 1.2 M; the unit stands in the heading."""
-    size, unit = _rate(value)
-    return number(value / size) + unit
+    one, unit = _rate(value)
+    return number(value / one) + unit
 
 
-def bytes(value: float) -> str:  # noqa: A001 (units.bytes is what a caller would look for)
+def size(value: float) -> str:
     """7.21 GiB: binary units under their own names, never "GB"."""
-    size, unit = _bytes(value)
-    return number(value / size, 3) + unit
+    one, unit = _bytes(value)
+    return number(value / one, 3) + unit
 
 
 def percent(ratio: float) -> str:
@@ -87,7 +88,7 @@ def utc(iso: str) -> str:
 
 
 def _time(seconds: float) -> tuple[float, str]:
-    for limit, size, unit in (
+    for limit, one, unit in (
         (1e-6, 1e-9, " ns"),
         (1e-3, 1e-6, " µs"),
         (1.0, 1e-3, " ms"),
@@ -96,7 +97,7 @@ def _time(seconds: float) -> tuple[float, str]:
         (2 * DAY_S, HOUR_S, " h"),
     ):
         if abs(seconds) < limit:
-            return size, unit
+            return one, unit
     return DAY_S, " d"
 
 
@@ -105,9 +106,9 @@ def _rate(value: float) -> tuple[float, str]:
 
 
 def _bytes(value: float) -> tuple[float, str]:
-    for size, unit in ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")):
-        if abs(value) >= size:
-            return size, unit
+    for one, unit in ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")):
+        if abs(value) >= one:
+            return one, unit
     return 1, " B"
 
 
@@ -124,19 +125,24 @@ _SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores"}
 """Units that a table names once, in its heading, and a sentence must add."""
 
 
+def plain(metric: str, value: float, digits: int | None = None) -> str:
+    """A value of a metric, to stand beside the metric's name: `tokens/s ≥ 500`."""
+    one, unit = _SCALES[metric](value)
+    return number(value / one, digits) + unit
+
+
 def quantity(metric: str, value: float) -> str:
     """A stated value of a metric with its unit, for a sentence: `500 tokens/s`."""
-    size, unit = _SCALES[metric](value)
-    return number(value / size) + unit + _SUFFIXES.get(metric, "")
+    return plain(metric, value) + _SUFFIXES.get(metric, "")
 
 
 def cell(metric: str, estimate: Estimate) -> str:
     """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`."""
-    size, unit = _SCALES[metric](estimate.value)
+    one, unit = _SCALES[metric](estimate.value)
     return _with_interval(
-        estimate.value / size,
-        None if estimate.low is None else estimate.low / size,
-        None if estimate.high is None else estimate.high / size,
+        estimate.value / one,
+        None if estimate.low is None else estimate.low / one,
+        None if estimate.high is None else estimate.high / one,
         unit,
     )
 
@@ -146,11 +152,17 @@ def measured(metric: str, estimate: Estimate) -> str:
     return cell(metric, estimate) + _SUFFIXES.get(metric, "")
 
 
-def change(ratio: float, low: float | None, high: float | None) -> str:
-    """A ratio to one as a signed percentage: `+24 % [+20 … +28]`; `2.4x [2.2 … 2.6]` from 2."""
+def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """How one time compares with another: `+24 % [+20 … +28]`, or from twofold `2.4x [2.2 … 2.6]`.
+
+    A ratio under one half is turned over and marked: `91x [90 … 92] less`.
+    """
     if 0.5 < ratio < 2:
-        bounds = [None if bound is None else (bound - 1) * 100 for bound in (low, high)]
-        return _with_interval((ratio - 1) * 100, bounds[0], bounds[1], " %", sign=True)
+        below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
+        return _with_interval((ratio - 1) * 100, below, above, " %", sign=True)
+    if ratio < 1:
+        inverse = [None if end is None else 1 / end for end in (high, low)]
+        return _with_interval(1 / ratio, inverse[0], inverse[1], "x") + " less"
     return _with_interval(ratio, low, high, "x")
 
 
@@ -159,15 +171,16 @@ def _with_interval(
 ) -> str:
     """All three in one unit and to one decimal place, the one that the interval justifies.
 
-    That is the place of the first digit of the narrower half, and one more where this digit
-    is small (the rounding rule of the Particle Data Group); five digits at most.
+    Three significant digits, unless the interval is so wide that fewer mean anything (the
+    rounding rule of the Particle Data Group), or so narrow that three would hide it.
     """
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         return _fixed(value, _place(value, 3), sign) + unit
     half = min(value - low, high - value)
     if half > 0:
         leading = half / 10.0 ** math.floor(math.log10(half))
-        place = min(_place(half, 2 if leading < 3.55 else 1), _place(value, 5))
+        justified = _place(half, 2 if leading < 3.55 else 1)
+        place = min(justified, max(_place(value, 3), min(_place(half, 1), _place(value, 5))))
     else:
         place = _place(value, 3)
     texts = [_fixed(x, place, sign) for x in (value, low, high)]
@@ -185,3 +198,10 @@ def _fixed(value: float, place: int, sign: bool) -> str:
     if not math.isfinite(value):
         return str(value)
     return f"{round(value, place) + 0.0:{'+' if sign else ''},.{max(0, place)}f}"
+
+
+def scalar(value: bool | int | float | str | None) -> str:
+    """A configuration value as YAML writes it: true, 2048, 0.5, text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)

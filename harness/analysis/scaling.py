@@ -74,25 +74,19 @@ class ScalingFit:
         return float(self.coefficient * x**self.exponent.value)
 
 
-def fit(summaries: Sequence[CaseSummary], *, axes: Sequence[str] = ()) -> tuple[ScalingFit, ...]:
-    """Fit every group of cases along every numeric axis worth it.
-
-    Args:
-        summaries: All cases of a run.
-        axes: Axes to consider whatever their number of values, as rules name them. Besides
-            these, each swept numeric axis with at least three positive values.
+def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
+    """Fit every group of cases along every numeric axis it takes three values of.
 
     Returns:
-        One record per axis and group of at least two cases, with a reason where no fit is
-        possible. A HANG is not used: no progress is not slow progress.
+        One record per axis and group, with a reason where too few of its cases were measured.
+        A HANG is not used: no progress is not slow progress.
     """
-    found = [a for s in summaries for a in s.case.swept if len(_values(summaries, a)) >= MIN_POINTS]
-    wanted = dict.fromkeys([*axes, *found])
+    axes = dict.fromkeys(name for s in summaries for name in s.case.swept)
     return tuple(
         fit_group(axis, members)
-        for axis in wanted
+        for axis in axes
         for members in _groups(summaries, axis).values()
-        if len(members) > 1 or axis in axes
+        if len({s.case.axes[axis] for s in members}) >= MIN_POINTS
     )
 
 
@@ -154,11 +148,6 @@ def _number(value: Scalar | None) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         return None
     return float(value)
-
-
-def _values(summaries: Sequence[CaseSummary], axis: str) -> set[float]:
-    numbers = (_number(s.case.axes.get(axis)) for s in summaries)
-    return {x for x in numbers if x is not None}
 
 
 def _groups(summaries: Sequence[CaseSummary], axis: str) -> dict[object, list[CaseSummary]]:

@@ -1,0 +1,268 @@
+"""One record a template may see, built from a run."""
+
+import datetime
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from harness import gate, units
+from harness.analysis import scaling
+from harness.analysis.effects import effects
+from harness.analysis.expectation import assess
+from harness.analysis.scaling import ScalingFit
+from harness.analysis.stats import TIMED, readings
+from harness.analysis.summary import summarise
+from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
+from harness.report import figures, sentences, tables
+from harness.report.figures import Picture
+from harness.report.tables import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """The results of one workload."""
+
+    title: str
+    fixed: str
+    """Axes that have one value in all its cases."""
+    picture: str
+    """Name of its figure; empty without one."""
+    table: Table
+    details: Table
+    """The same with every metric's interval."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportContext:
+    """Everything a report says."""
+
+    title: str
+    date: str
+    author: str
+    version: int
+    run: Run
+    device: str
+    branch: str
+    commit: str
+    verdict: Verdict
+    summary: tuple[str, ...]
+    rules: Table
+    environment: Table
+    sections: tuple[Section, ...]
+    expectations: Table | None
+    target_warnings: tuple[str, ...]
+    scaling: Table | None
+    scaling_pictures: tuple[str, ...]
+    telemetry_picture: str
+    telemetry_missing: str
+    """Why there is no figure of utilisation over time; empty where there is one."""
+    not_run: Table | None
+    cost: Table | None
+    common: str
+    effective: Table
+    commands: tuple[str, ...]
+    dirty: bool
+    artefacts: tuple[str, ...]
+    elapsed: str
+    measuring: str
+    timeline: Table
+    figures: Mapping[str, tuple[str, str]]
+    """Name of a picture -> (alternative text, relative link)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A report before it has a version: all analysis done, all pictures drawn."""
+
+    run: Run
+    summaries: tuple[CaseSummary, ...]
+    fits: tuple[ScalingFit, ...]
+    verdict: Verdict
+    pictures: tuple[Picture, ...]
+
+
+def analyse(run: Run) -> Content:
+    """Do all that does not depend on where the report is written."""
+    summaries = summarise(run)
+    fits = scaling.fit(summaries)
+    verdict = gate.judge(run.suite, run.environment, summaries, fits)
+    return Content(
+        run=run,
+        summaries=summaries,
+        fits=fits,
+        verdict=verdict,
+        pictures=_pictures(run, summaries, fits),
+    )
+
+
+def build(
+    content: Content,
+    *,
+    date: datetime.date,
+    author: str,
+    version: int,
+    links: Mapping[str, str],
+) -> ReportContext:
+    """The record that the template prints.
+
+    Args:
+        links: Name of a picture -> its path relative to the report.
+    """
+    run, summaries, fits = content.run, content.summaries, content.fits
+    suite, env = run.suite, run.environment
+    assessments = assess(suite, env, summaries)
+    drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
+    common, effective = tables.effective(summaries)
+    return ReportContext(
+        title=f"{date:%Y-%m-%d} Test Engineer Report - {suite.subject} v{version}",
+        date=f"{date:%Y-%m-%d}",
+        author=author,
+        version=version,
+        run=run,
+        device=sentences.device(env),
+        branch=env.git.branch if env.git else "not available (not a git repository)",
+        commit=env.git.commit if env.git else "not available (not a git repository)",
+        verdict=content.verdict,
+        summary=sentences.executive_summary(
+            run, summaries, content.verdict, effects(summaries), assessments, fits
+        ),
+        rules=tables.rules(content.verdict),
+        environment=tables.environment(env, run),
+        sections=tuple(_sections(run, summaries, drawn)),
+        expectations=tables.expectations(assessments) if assessments else None,
+        target_warnings=sentences.target_warnings(assessments),
+        scaling=tables.scaling(fits) if fits else None,
+        scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
+        telemetry_picture="utilisation" if "utilisation" in drawn else "",
+        telemetry_missing=_telemetry_missing(run),
+        not_run=tables.not_run(summaries, run),
+        cost=tables.cost(summaries, run),
+        common=common,
+        effective=effective,
+        commands=_commands(run),
+        dirty=bool(env.git and env.git.dirty_sha256),
+        artefacts=_artefacts(run),
+        elapsed=_elapsed(run),
+        measuring=_measuring(run),
+        timeline=tables.timeline(run),
+        figures=drawn,
+    )
+
+
+def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
+    groups: dict[str, list[CaseSummary]] = {}
+    for s in summaries:
+        groups.setdefault(s.case.workload, []).append(s)
+    return groups
+
+
+def _pictures(
+    run: Run, summaries: Sequence[CaseSummary], fits: Sequence[ScalingFit]
+) -> tuple[Picture, ...]:
+    drawn: list[Picture | None] = []
+    for workload, members in _by_workload(summaries).items():
+        names = tables.labels([s.case for s in members])
+        drawn.append(figures.throughput(workload, members, names, run.suite, run.environment))
+    for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
+        group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
+        drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
+    shown = _representative(run)
+    if shown is not None:
+        drawn.append(figures.telemetry(shown, f"{shown.case_id}, process {shown.process}"))
+    return tuple(p for p in drawn if p is not None)
+
+
+def _group_labels(fits: Sequence[ScalingFit]) -> dict[str, str]:
+    """Group -> what tells it from the other groups of the figure."""
+    parts = {f.group: f.group.split("/") for f in fits}
+    shared = set.intersection(*(set(p) for p in parts.values()))
+    return {group: " ".join(x for x in p if x not in shared) or p[1] for group, p in parts.items()}
+
+
+def _representative(run: Run) -> Measurement | None:
+    """The ok process with the most telemetry while it was timed."""
+
+    def count(m: Measurement) -> int:
+        return max(len(readings(m, c, TIMED)) for c in ("gpu_utilisation", "cpu_utilisation"))
+
+    ok = [m for m in run.measurements if m.outcome is Outcome.OK and count(m)]
+    return max(ok, key=count, default=None)
+
+
+def _telemetry_missing(run: Run) -> str:
+    if _representative(run) is not None:
+        return ""
+    reasons = dict.fromkeys(
+        why for m in run.measurements if m.telemetry for why in m.telemetry.unavailable.values()
+    )
+    return "; ".join(reasons) or "no probe took a reading while an ok process was timed"
+
+
+def _sections(
+    run: Run, summaries: Sequence[CaseSummary], drawn: Mapping[str, object]
+) -> list[Section]:
+    sections = []
+    for workload, members in _by_workload(summaries).items():
+        cases = [s.case for s in members]
+        moving = tables.varying(cases)
+        fixed = {
+            name: value
+            for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
+            if name not in moving and all(c.get(name) == value for c in cases)
+        }
+        picture = f"speed-{figures.slug(workload)}"
+        sections.append(
+            Section(
+                title=workload,
+                fixed=", ".join(f"{k}={units.scalar(v)}" for k, v in fixed.items()),
+                picture=picture if picture in drawn else "",
+                table=tables.results(members, run),
+                details=tables.results(members, run, intervals=True),
+                notes=tuple(
+                    f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes
+                ),
+            )
+        )
+    return sections
+
+
+def _commands(run: Run) -> tuple[str, ...]:
+    env = run.environment
+    lines = [f"git checkout {env.git.commit}"] if env.git else []
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.variables.items()]
+    if env.command:
+        program = PurePath(env.command[0]).name
+        lines.append(shlex.join([program, *env.command[1:]]))
+    lines.append(f"harness report {run.run_id}  # this report again, from the stored run")
+    return tuple(lines)
+
+
+def _artefacts(run: Run) -> tuple[str, ...]:
+    folder = PurePath(run.folder)
+    logs = sorted({m.log for m in run.measurements if m.log})
+    return (
+        f"`{folder / 'run.jsonl'}`: environment, suite and every measurement, samples included",
+        *(
+            [f"`{folder / PurePath(logs[0]).parent}`: output of {len(logs)} processes"]
+            if logs
+            else []
+        ),
+    )
+
+
+def _elapsed(run: Run) -> str:
+    if not (run.started_at and run.ended_at):
+        return "not available (the run is unfinished)"
+    start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))
+    return units.duration((end - start).total_seconds())
+
+
+def _measuring(run: Run) -> str:
+    """Share of the processes' life that went into samples."""
+    live = sum(m.wall_s for m in run.measurements)
+    sampling = sum(
+        p.end_s - p.start_s for m in run.measurements for p in m.phases if p.name == "sampling"
+    )
+    return units.percent(sampling / live) if live else "not available (no process ran)"

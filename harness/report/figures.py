@@ -1,0 +1,407 @@
+"""The figures of a report, drawn from records to PNG bytes.
+
+Each function returns None where there is nothing to draw. Matplotlib is used through its
+objects only (Figure, Axes, Agg): no pyplot, no global state, no display.
+"""
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from harness import units
+from harness.analysis.expectation import upper_bound
+from harness.analysis.scaling import Point, ScalingFit
+from harness.records import (
+    METRICS,
+    CaseSummary,
+    Environment,
+    Measurement,
+    Outcome,
+    Phase,
+    Suite,
+    gpu_matches,
+)
+
+# Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
+BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+VERMILLION, SKY, BLACK = "#D55E00", "#56B4E9", "#000000"
+COLOURS = (BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)  # green is kept for `go`
+MARKERS = "os^Dv<>"
+INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
+
+WIDTH_IN = 8.6
+ROW_IN = 0.27
+LOG_FROM = 12.0
+"""Largest value over smallest from which an axis becomes logarithmic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """One figure: PNG bytes, the words for those who do not see it, and its file name's end."""
+
+    name: str
+    alt: str
+    png: bytes
+
+
+def throughput(
+    workload: str,
+    summaries: Sequence[CaseSummary],
+    labels: Mapping[str, str],
+    suite: Suite,
+    environment: Environment,
+) -> Picture | None:
+    """Every case of a workload on one row: its speed, its interval, what was asked of it.
+
+    Tokens/s where the workload counts tokens, step time otherwise.
+
+    Args:
+        labels: Case id -> the short name that stands on the row.
+    """
+    speeds = [s for s in summaries if s.outcome is Outcome.OK]
+    metric = "tokens_per_s" if any("tokens_per_s" in s.metrics for s in speeds) else "step_s"
+    thresholds = {s.case.case_id: _thresholds(s, metric, suite, environment) for s in summaries}
+    seen = [s.metrics[metric].value for s in speeds if metric in s.metrics]
+    if not seen:
+        return None
+    worst, best = min(seen), max(seen)
+    seen += [b for s in summaries if (b := _bound(s, metric)) is not None]
+    seen += [x for t in thresholds.values() for x in t.values()]
+
+    figure, axes = _canvas(len(summaries) * ROW_IN + 1.35)
+    _value_axis(axes, metric, seen)
+    colours = _colour_by_provider(summaries)
+    for row, s in enumerate(summaries):
+        _mark(axes, row, s, metric, colours[s.case.provider])
+        for kind, x in thresholds[s.case.case_id].items():
+            colour, style = _THRESHOLDS[kind]
+            axes.plot([x, x], [row - 0.5, row + 0.5], color=colour, ls=style, lw=1.6, zorder=1)
+    axes.set_ylim(len(summaries) - 0.5, -0.5)
+    axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
+    axes.set_yticklabels([labels[s.case.case_id] for s in summaries])
+    _title(axes, f"{workload}: {METRICS[metric].title} by case")
+    _legend(axes, metric, colours, list(thresholds.values()))
+    alt = (
+        f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
+        f"{units.quantity(metric, worst)} to {units.quantity(metric, best)}"
+    )
+    return Picture(name=f"speed-{slug(workload)}", alt=alt, png=_png(figure))
+
+
+def scaling(
+    workload: str, axis: str, fits: Sequence[ScalingFit], labels: Mapping[str, str]
+) -> Picture | None:
+    """Step time along an axis, both logarithmic, one line per group.
+
+    Args:
+        labels: Group -> the short name that stands at the end of its line.
+    """
+    drawn = [f for f in fits if any(p.step_s or p.lower_bound_s for p in f.points)]
+    if not any(f.exponent for f in drawn):
+        return None
+    figure, axes = _canvas(4.6)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ends = []
+    for i, f in enumerate(drawn):
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]
+        y_end = _curve(axes, f, colour, marker)
+        power = "" if f.exponent is None else f"  {units.cell('scaling_exponent', f.exponent)}"
+        ends.append((y_end, labels[f.group] + power, colour))
+    xs = sorted({p.x for f in drawn for p in f.points})
+    margin = (xs[-1] / xs[0]) ** 0.05
+    axes.set_xlim(xs[0] / margin, xs[-1] * margin)
+    axes.xaxis.set_major_locator(FixedLocator(xs))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+    _log_ticks(axes.yaxis, axes.get_ylim())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.plain("step_s", y)))
+    axes.set_xlabel(axis, color=MUTED)
+    axes.set_ylabel("step time", color=MUTED)
+    _title(axes, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
+    _end_labels(axes, ends)
+    if any(f.censored for f in drawn):
+        axes.annotate(
+            "arrow: timed out, at least this long",
+            (0.01, 0.98),
+            xycoords="axes fraction",
+            va="top",
+            color=MUTED,
+            fontsize=8,
+        )
+    names = ", ".join(text for _, text, _ in ends)
+    alt = f"Step time of {workload} along {axis}; exponents: {names}"
+    return Picture(name=f"scaling-{slug(workload)}-{slug(axis)}", alt=alt, png=_png(figure))
+
+
+def telemetry(measurement: Measurement, label: str) -> Picture | None:
+    """GPU and CPU over the life of one process, its phases shaded."""
+    seen = measurement.telemetry
+    if seen is None or len(seen.t_s) < 2:
+        return None
+    panels = [
+        (channel, name, size, top)
+        for channel, name, size, top in (
+            ("gpu_utilisation", "GPU busy (%)", 0.01, 105.0),
+            ("cpu_utilisation", "CPU (cores)", 1.0, None),
+            ("gpu_power_w", "GPU power (W)", 1.0, None),
+        )
+        if any(v is not None for v in seen.channels.get(channel, ()))
+    ]
+    if not panels:
+        return None
+    figure = Figure(figsize=(WIDTH_IN, 0.9 + 1.25 * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (channel, name, size, top), colour in zip(rows, panels, COLOURS, strict=False):
+        _plain(axes)
+        values = [math.nan if v is None else v / size for v in seen.channels[channel]]
+        axes.plot(seen.t_s, values, color=colour, lw=1.2)
+        axes.set_ylim(0, top or max(v for v in values if not math.isnan(v)) * 1.15 or 1)
+        axes.set_ylabel(name, color=MUTED)
+        axes.grid(axis="y", color=FAINT, lw=0.8)
+        _shade(axes, measurement.phases)
+    _name_phases(rows[0], measurement.phases)
+    rows[-1].set_xlim(0, max(seen.t_s[-1], measurement.wall_s))
+    rows[-1].set_xlabel("seconds since the process was launched", color=MUTED)
+    figure.suptitle(label, x=0.01, ha="left", fontsize=10.5, fontweight="bold", color=INK)
+    alt = f"{', '.join(name for _, name, _, _ in panels)} over the life of one process of {label}"
+    return Picture(name="utilisation", alt=alt, png=_png(figure))
+
+
+def slug(text: str) -> str:
+    """The text as the part of a file name that needs no quoting anywhere."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+# --- parts -------------------------------------------------------------------------------
+
+_THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=10)
+
+
+def _canvas(height_in: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Axes) -> None:
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#BBBBBB")
+    axes.tick_params(colors=INK, labelsize=8.5, length=3, color="#BBBBBB")
+
+
+def _png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _colour_by_provider(summaries: Sequence[CaseSummary]) -> dict[str, str]:
+    providers = dict.fromkeys(s.case.provider for s in summaries)
+    return {p: COLOURS[i % len(COLOURS)] for i, p in enumerate(providers)}
+
+
+def _bound(summary: CaseSummary, metric: str) -> float | None:
+    if metric == "step_s":
+        return summary.lower_bound_s if summary.outcome is Outcome.TIMEOUT else None
+    return upper_bound(summary, metric)
+
+
+def _thresholds(
+    summary: CaseSummary, metric: str, suite: Suite, environment: Environment
+) -> dict[str, float]:
+    """`go` and `abort` of the first rule on this metric that is about this case, here."""
+    for rule in suite.rules:
+        about = rule.metric == metric and rule.match.accepts(summary.case)
+        if about and gpu_matches(rule.gpu, environment.device_name):
+            return {"go": rule.go} | ({} if rule.abort is None else {"abort": rule.abort})
+    return {}
+
+
+def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
+    low, high = min(seen), max(seen)
+    if high / low > LOG_FROM:
+        axes.set_xscale("log")
+        axes.set_xlim(low / 1.6, high * (high / low) ** 0.18)
+        _log_ticks(axes.xaxis, (low, high))
+    else:
+        axes.set_xlim(0, high * 1.22)
+    shown = units.duration if metric == "step_s" else units.tokens_per_s
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: shown(x)))
+    axes.set_xlabel(METRICS[metric].title, color=MUTED)
+    axes.grid(axis="x", color=FAINT, lw=0.8)
+    axes.set_axisbelow(True)
+
+
+def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
+    wide = limits[1] / limits[0] > 300
+    axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
+
+
+def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) -> None:
+    """One row: a dot with its interval, an arrow for a bound, or a word for no number."""
+    estimate = summary.metrics.get(metric) if summary.outcome is Outcome.OK else None
+    bound = _bound(summary, metric)
+    shown = units.duration if metric == "step_s" else units.tokens_per_s
+    if estimate is not None:
+        low, high = estimate.low, estimate.high
+        right = estimate.value
+        if low is not None and high is not None:
+            left = max(low, axes.get_xlim()[0])
+            right = min(high, axes.get_xlim()[1])
+            axes.plot([left, right], [row, row], color=colour, lw=2.2, alpha=0.5, zorder=2)
+        face = "white" if low is None else colour  # hollow: one process, no interval
+        axes.plot(estimate.value, row, "o", ms=5.5, mfc=face, mec=colour, zorder=3)
+        _beside(axes, (right, row), shown(estimate.value), INK)
+    elif bound is not None:
+        marker, sign = (">", ">") if metric == "step_s" else ("<", "<")
+        axes.plot(bound, row, marker, ms=6.5, mfc="white", mec=colour, zorder=3)
+        _beside(axes, (bound, row), f"{sign} {shown(bound)} (timeout)", MUTED)
+    else:
+        word = "not run" if summary.outcome is None else summary.outcome.value.replace("_", " ")
+        _beside(axes, (axes.get_xlim()[0], row), word, MUTED)
+
+
+def _beside(axes: Axes, at: tuple[float, float], text: str, colour: str) -> None:
+    axes.annotate(
+        text,
+        at,
+        xytext=(7, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        color=colour,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+    )
+
+
+def _legend(
+    axes: Axes,
+    metric: str,
+    colours: Mapping[str, str],
+    thresholds: Sequence[Mapping[str, float]],
+) -> None:
+    handles = []
+    if len(colours) > 1:
+        handles += [
+            Line2D([], [], marker="o", ls="", color=c, label=p, ms=5.5) for p, c in colours.items()
+        ]
+    for kind, (colour, style) in _THRESHOLDS.items():
+        values = sorted({t[kind] for t in thresholds if kind in t})
+        if values:
+            text = f"{kind} {', '.join(units.plain(metric, v) for v in values)}"
+            handles.append(Line2D([], [], color=colour, ls=style, lw=1.6, label=text))
+    if handles:
+        axes.legend(
+            handles=handles,
+            loc="lower right",
+            bbox_to_anchor=(1.0, 1.0),
+            ncols=len(handles),
+            frameon=False,
+            fontsize=8.5,
+            handletextpad=0.4,
+            columnspacing=1.2,
+            borderaxespad=0.2,
+        )
+
+
+def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> float:
+    """Draw one group; return the height at which its line ends, for the label."""
+    timed = [p for p in fit.points if p.step_s is not None]
+    bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
+    xs, ys = [p.x for p in timed], [_time(p) for p in timed]
+    for p in timed:
+        e = p.step_s
+        if e is not None and e.low is not None and e.high is not None:
+            axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
+    axes.plot(xs, ys, marker, color=colour, ms=5, ls="" if fit.exponent else "-", lw=1)
+    for p in bounds:
+        axes.plot(p.x, _time(p), marker, color=colour, ms=5, mfc="white")
+        axes.annotate(
+            "",
+            (p.x, _time(p)),
+            xytext=(0, 20),
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1.2},
+        )
+    if fit.exponent is None:
+        return _time((timed or bounds)[-1])
+    reach = [fit.points[0].x, fit.points[-1].x]
+    axes.plot(reach, [fit.at(x) for x in reach], color=colour, lw=1.2, alpha=0.8)
+    return fit.at(reach[1])
+
+
+def _time(point: Point) -> float:
+    if point.step_s is not None:
+        return point.step_s.value
+    if point.lower_bound_s is not None:
+        return point.lower_bound_s
+    raise ValueError(f"{point.case_id} has neither a time nor a bound")
+
+
+def _end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Name each line at its right end, pushed apart where they would overlap."""
+    low, high = (math.log(y) for y in axes.get_ylim())
+    gap = 0.052
+    placed = -math.inf
+    heights = []
+    for y, text, colour in sorted(ends):
+        placed = max((math.log(y) - low) / (high - low), placed + gap)
+        heights.append((placed, text, colour))
+    overflow = max(0.0, heights[-1][0] - 1.0)
+    for height, text, colour in heights:
+        axes.annotate(
+            text,
+            (1.0, height - overflow),
+            xycoords="axes fraction",
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=colour,
+            annotation_clip=False,
+        )
+
+
+def _shade(axes: Axes, phases: Sequence[Phase]) -> None:
+    for i, phase in enumerate(phases):
+        if i % 2 == 0:
+            axes.axvspan(phase.start_s, phase.end_s, color="#F4F4F4", lw=0, zorder=0)
+        if phase.name == "sampling":
+            axes.axvspan(phase.start_s, phase.end_s, color=SKY, alpha=0.18, lw=0, zorder=0)
+
+
+def _name_phases(axes: Axes, phases: Sequence[Phase]) -> None:
+    whole = max((p.end_s for p in phases), default=0.0)
+    for phase in phases:
+        if phase.end_s - phase.start_s > 0.06 * whole:
+            axes.annotate(
+                phase.name,
+                ((phase.start_s + phase.end_s) / 2, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=MUTED,
+            )

@@ -1,0 +1,397 @@
+"""The tables of a report. Cells are finished text; the template only lays them out."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import units
+from harness.analysis.expectation import Assessment, Judgement, upper_bound
+from harness.analysis.scaling import ScalingFit
+from harness.analysis.summary import why_absent
+from harness.records import (
+    METRICS,
+    Case,
+    CaseSummary,
+    Environment,
+    Measurement,
+    Outcome,
+    Run,
+    Scalar,
+    Verdict,
+)
+from harness.report.sentences import outcome_name
+
+MAX_AXIS_COLUMNS = 4
+NONE = "–"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Headings (a leading `>` aligns a column right), rows, and remarks to print below."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...] = ()
+
+
+def varying(cases: Sequence[Case]) -> tuple[str, ...]:
+    """`provider` and the swept axes, those that take more than one value, in declared order."""
+    names = dict.fromkeys(["provider", *(n for c in cases for n in c.swept)])
+    return tuple(n for n in names if len({(type(v), v) for v in _column(cases, n)}) > 1)
+
+
+def labels(cases: Sequence[Case]) -> dict[str, str]:
+    """Case id -> the shortest name that tells these cases apart."""
+    names = varying(cases)
+    return {
+        c.case_id: "  ".join(_part(n, c.get(n)) for n in names if c.get(n) is not None)
+        or c.provider
+        for c in cases
+    }
+
+
+def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = False) -> Table:
+    """Speed, utilisation and memory of one workload's cases.
+
+    Args:
+        intervals: Give every metric its interval; otherwise only tokens/s and step time
+            have one, which keeps the table narrow enough to read.
+    """
+    cases = [s.case for s in summaries]
+    axes = varying(cases)
+    names = labels(cases)
+    if len(axes) > MAX_AXIS_COLUMNS:
+        heads: tuple[str, ...] = ("case",)
+    else:
+        heads = axes or ("provider",)
+    metrics = [m for m in METRICS if any(m in s.metrics for s in summaries)]
+    rows = []
+    for s in summaries:
+        if heads == ("case",):
+            first = [f"`{names[s.case.case_id]}`"]
+        else:
+            first = [units.scalar(v) if (v := s.case.get(a)) is not None else NONE for a in heads]
+        cells = [_metric_cell(s, m, intervals) for m in metrics]
+        rows.append((*first, *cells, _count(s)))
+    titles = {"cpu_utilisation": "CPU cores", "gpu_utilisation": "GPU busy"}
+    columns = (
+        *heads,
+        *(f">{titles.get(m, METRICS[m].title)}" for m in metrics),
+        ">n",
+    )
+    return Table(columns=columns, rows=tuple(rows), remarks=_missing(summaries, run))
+
+
+def rules(verdict: Verdict) -> Table:
+    rows = [
+        (
+            r.rule,
+            r.requirement,
+            str(r.decision) if r.applies else "not applicable",
+            r.reason,
+        )
+        for r in verdict.rules
+    ]
+    return Table(columns=("rule", "requires", "decision", "because"), rows=tuple(rows))
+
+
+def environment(e: Environment, run: Run) -> Table:
+    """Where, on what and with what."""
+    rows: list[tuple[str, str]] = []
+    if e.gpu:
+        g = e.gpu
+        facts = [units.size(g.memory_bytes), f"compute capability {g.compute_capability}"]
+        if g.power_limit_w is not None:
+            facts.append(f"power limit {units.number(g.power_limit_w)} W")
+        if g.max_sm_clock_hz is not None:
+            facts.append(f"SM clock up to {units.clock(g.max_sm_clock_hz)}")
+        rows += [
+            ("GPU", f"{g.name} ({', '.join(facts)}), {g.uuid}"),
+            ("driver", f"{g.driver}, CUDA {g.cuda_driver}"),
+        ]
+    else:
+        rows.append(("GPU", _unknown(e.gpu_unavailable)))
+    rows += [
+        ("host", e.hostname),
+        ("CPU", f"{e.cpu}, {e.cpu_count} cores"),
+        ("memory", units.size(e.memory_bytes)),
+        ("system", e.os),
+        *((name, version or "absent") for name, version in e.versions.items()),
+        ("torch settings", _pairs(e.torch_settings) or _unknown("no worker reported them")),
+        ("variables", _pairs(e.variables) or "none set"),
+    ]
+    if e.git is None:
+        rows.append(("git", _unknown("not a git repository")))
+    else:
+        state = (
+            f"with uncommitted changes (hash {e.git.dirty_sha256[:12]})"
+            if e.git.dirty_sha256
+            else "clean"
+        )
+        rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
+    rows += [
+        ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),
+        ("captured", units.utc(e.captured_at)),
+    ]
+    return Table(columns=("what", "value"), rows=tuple(rows))
+
+
+def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
+    """What is common to all observed configurations, and what differs by case.
+
+    A number that was asked for and observed under one name and differs is said in a remark.
+    """
+    observed = [s.effective for s in summaries if s.effective]
+    common = {
+        k: v
+        for k, v in (observed[0] if observed else {}).items()
+        if all(k in o and o[k] == v for o in observed)
+    }
+    rows: list[tuple[str, ...]] = []
+    for s in summaries:
+        own = {k: v for k, v in s.effective.items() if k not in common}
+        env = " ".join(f"{k}={v}" for k, v in s.case.env.items()) or NONE
+        seen = _pairs(own) or "as above"
+        if not s.effective:
+            seen = _unknown(outcome_name(s.outcome))
+        rows.append((f"`{s.case.case_id}`", seen, env))
+    columns: tuple[str, ...] = ("case", "observed", "environment")
+    if all(row[2] == NONE for row in rows):
+        columns, rows = columns[:2], [row[:2] for row in rows]
+    return _pairs(common), Table(
+        columns=columns, rows=tuple(rows), remarks=tuple(_contradictions(summaries))
+    )
+
+
+def expectations(assessments: Sequence[Assessment]) -> Table:
+    rows = []
+    for a in assessments:
+        e = a.expectation
+        stated = "" if e.gpu == "*" else f" on {e.gpu}"
+        source = f" ({e.source})" if e.source else ""
+        rows.append(
+            (
+                f"`{a.case_id}`",
+                f"{METRICS[e.metric].title}: {_range(e.metric, e.low, e.high)}{stated}{source}",
+                _actual(a),
+                _distance(a),
+                _judgement(a),
+            )
+        )
+    return Table(columns=("case", "expected", "actual", "factor", "judgement"), rows=tuple(rows))
+
+
+def scaling(fits: Sequence[ScalingFit]) -> Table:
+    rows = []
+    for f in fits:
+        timed = sum(p.step_s is not None for p in f.points)
+        exponent = (
+            _unknown(f.reason) if f.exponent is None else units.cell("scaling_exponent", f.exponent)
+        )
+        rows.append((f"`{f.group}`", f.axis, exponent, str(timed), str(f.censored), f.note or NONE))
+    return Table(
+        columns=("group", "axis", "exponent [95 %]", ">measured", ">timed out", "note"),
+        rows=tuple(rows),
+    )
+
+
+def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+    """Processes that ended other than ok, alike ones together, and cases that never began."""
+    rows = []
+    for s in summaries:
+        allowed = s.case.allow.get(s.outcome) if s.outcome else None
+        alike: dict[tuple[Outcome, str], list[Measurement]] = {}
+        for m in run.of(s.case.case_id):
+            if m.outcome is not Outcome.OK:
+                alike.setdefault((m.outcome, m.detail), []).append(m)
+        rows += [
+            (
+                f"`{s.case.case_id}`",
+                ", ".join(str(m.process) for m in same),
+                outcome_name(outcome),
+                _detail(detail) or NONE,
+                allowed or "no",
+                f"`{same[0].log}`" if same[0].log else NONE,
+            )
+            for (outcome, detail), same in alike.items()
+        ]
+        if s.outcome is None:
+            rows.append((f"`{s.case.case_id}`", NONE, "not run", NONE, "no", NONE))
+    if not rows:
+        return None
+    return Table(columns=("case", "process", "outcome", "why", "allowed", "log"), rows=tuple(rows))
+
+
+def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+    """Time, and money where the suite names a price, to the steps the suite asks about."""
+    plan = run.suite.cost
+    if plan is None:
+        return None
+    rows: list[tuple[str, ...]] = []
+    for s in summaries:
+        if not plan.match.accepts(s.case):
+            continue
+        if s.outcome is Outcome.OK and "step_s" in s.metrics:
+            e = s.metrics["step_s"]
+            ends = [None if x is None else x * plan.steps for x in (e.value, e.low, e.high)]
+            time, money = _extrapolated(ends, plan.usd_per_gpu_hour)
+        elif s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
+            least = s.lower_bound_s * plan.steps
+            time = f"more than {units.duration(least)}"
+            money = _dollars(least, plan.usd_per_gpu_hour, prefix="more than ")
+        else:
+            time = money = _unknown(outcome_name(s.outcome))
+        rows.append((f"`{s.case.case_id}`", time, money))
+    columns: tuple[str, ...] = ("case", f">time to {plan.steps:,} steps [95 %]", ">cost [95 %]")
+    if plan.usd_per_gpu_hour is None:
+        columns, rows = columns[:2], [row[:2] for row in rows]
+    return Table(columns=columns, rows=tuple(rows))
+
+
+def timeline(run: Run) -> Table:
+    """Where the life of the worker processes went."""
+    spent: dict[str, float] = {}
+    for m in run.measurements:
+        for p in m.phases:
+            spent[p.name] = spent.get(p.name, 0.0) + p.end_s - p.start_s
+    live = sum(m.wall_s for m in run.measurements)
+    spent["other (launch, exit)"] = max(0.0, live - sum(spent.values()))
+    rows = [
+        (name, units.duration(s), units.percent(s / live) if live else NONE)
+        for name, s in spent.items()
+    ]
+    return Table(columns=("phase", ">time", ">share"), rows=tuple(rows))
+
+
+# --- cells -------------------------------------------------------------------------------
+
+
+def _column(cases: Sequence[Case], name: str) -> list[Scalar | None]:
+    return [c.get(name) for c in cases]
+
+
+def _part(name: str, value: Scalar | None) -> str:
+    return units.scalar(value) if name == "provider" else f"{name}={units.scalar(value)}"
+
+
+def _unknown(why: str) -> str:
+    return f"not available ({why})" if why else "not available"
+
+
+def _pairs(mapping: Mapping[str, Scalar] | Mapping[str, str]) -> str:
+    return ", ".join(f"{k}={units.scalar(v)}" for k, v in mapping.items())
+
+
+def _detail(text: str, most: int = 240) -> str:
+    text = text.strip()
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
+    estimate = s.metrics.get(metric)
+    if estimate is not None:
+        text = units.cell(metric, estimate)
+        narrow = not intervals and metric not in ("tokens_per_s", "step_s")
+        if narrow:
+            text = units.plain(metric, estimate.value, 3)
+        return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
+    bound = upper_bound(s, metric)
+    if bound is not None:
+        return f"< {units.tokens_per_s(bound)} (timeout)"
+    if metric == "step_s" and s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
+        return f"> {units.duration(s.lower_bound_s)} (timeout)"
+    if metric == "step_s":
+        return outcome_name(s.outcome)
+    return NONE
+
+
+def _count(s: CaseSummary) -> str:
+    step = s.metrics.get("step_s")
+    return "0" if step is None else f"{step.processes} × {step.samples // step.processes}"
+
+
+def _missing(summaries: Sequence[CaseSummary], run: Run) -> tuple[str, ...]:
+    """Why a metric is missing from cases that did run, one sentence a reason."""
+    cases: dict[str, list[str]] = {}
+    ok = [s for s in summaries if s.outcome is Outcome.OK]
+    for metric in METRICS.values():
+        if metric.name == "scaling_exponent":
+            continue
+        for s in ok:
+            if metric.name not in s.metrics:
+                why = why_absent(s, run.of(s.case.case_id), run.environment, metric.name)
+                cases.setdefault(f"{metric.title}: {_unknown(why)}", []).append(s.case.case_id)
+    return tuple(
+        f"{what}." if len(ids) == len(ok) else f"{what} for {', '.join(f'`{i}`' for i in ids)}."
+        for what, ids in cases.items()
+    )
+
+
+def _contradictions(summaries: Sequence[CaseSummary]) -> Iterable[str]:
+    for s in summaries:
+        for name, asked in s.case.axes.items():
+            seen = s.effective.get(name)
+            numbers = [v for v in (asked, seen) if isinstance(v, int | float)]
+            if len(numbers) == 2 and numbers[0] != numbers[1]:
+                yield (
+                    f"`{s.case.case_id}` asked for {name}={units.scalar(asked)} and ran with "
+                    f"{name}={units.scalar(seen)}."
+                )
+
+
+def _range(metric: str, low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"{units.plain(metric, low)} to {units.plain(metric, high)}"
+    if low is not None:
+        return f"at least {units.plain(metric, low)}"
+    return "not stated" if high is None else f"at most {units.plain(metric, high)}"
+
+
+def _actual(a: Assessment) -> str:
+    metric = a.expectation.metric
+    if a.actual is not None:
+        return units.cell(metric, a.actual)
+    if a.bound is None:
+        return _unknown("no measurement")
+    sign = "<" if METRICS[metric].higher_is_better else ">"
+    return f"{sign} {units.plain(metric, a.bound)} (timeout)"
+
+
+def _distance(a: Assessment) -> str:
+    if not a.factors:
+        return "within" if a.actual is not None else NONE
+    value = a.actual.value if a.actual else a.bound
+    low = a.expectation.low
+    side = "below" if low is not None and value is not None and value < low else "above"
+    over = "more than " if a.actual is None else ""
+    ends = list(dict.fromkeys(units.factor(f) for f in a.factors))
+    return f"{over}{' to '.join(ends)} {side}"
+
+
+def _judgement(a: Assessment) -> str:
+    match a.judgement:
+        case Judgement.OTHER_GPU:
+            return f"stated for {a.expectation.gpu}, not judged"
+        case Judgement.UNDECIDED if a.actual is not None and a.actual.low is None:
+            return "undecided (one process has no interval)"
+        case Judgement.UNDECIDED:
+            return "undecided (interval crosses the expected range)"
+        case _:
+            return a.judgement.value.replace("_", " ")
+
+
+def _extrapolated(ends: Sequence[float | None], usd_per_hour: float | None) -> tuple[str, str]:
+    value, low, high = ends
+    if value is None or low is None or high is None:
+        text = units.duration(value or 0.0)
+        return f"{text} (one process, no interval)", _dollars(value or 0.0, usd_per_hour)
+    span = f"{units.duration(value)} [{units.duration(low)} … {units.duration(high)}]"
+    money = _dollars(value, usd_per_hour)
+    bounds = [_dollars(x, usd_per_hour) for x in (low, high)]
+    return span, f"{money} [{bounds[0]} … {bounds[1]}]"
+
+
+def _dollars(seconds: float, usd_per_hour: float | None, prefix: str = "") -> str:
+    if usd_per_hour is None:
+        return NONE
+    usd = seconds / units.HOUR_S * usd_per_hour
+    return f"{prefix}${usd:,.2f}" if usd < 1000 else f"{prefix}${usd:,.0f}"

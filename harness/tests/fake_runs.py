@@ -1,0 +1,284 @@
+"""Runs fabricated with planted speeds: what analysis, gate and report are tested on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from harness.records import (
+    Case,
+    Clock,
+    CostPlan,
+    Environment,
+    Expectation,
+    Git,
+    Gpu,
+    Match,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    Phase,
+    Rule,
+    Run,
+    Scalar,
+    Suite,
+    Telemetry,
+)
+
+H200 = Gpu(
+    name="NVIDIA H200",
+    uuid="GPU-5d1e0f4c-0000-4000-8000-000000000000",
+    index=0,
+    memory_bytes=150_754_820_096,
+    driver="570.124.06",
+    cuda_driver="12.8",
+    compute_capability="9.0",
+    power_limit_w=700.0,
+    max_sm_clock_hz=1.98e9,
+)
+FLOPS_PER_TOKEN = 470_000_000
+"""6 N of the 78 M parameter model."""
+
+
+def environment(*, gpu: Gpu | None = H200, **changes: Any) -> Environment:
+    return Environment(
+        **{
+            "captured_at": "2026-11-21T07:30:12+00:00",
+            "hostname": "node-7",
+            "os": "Linux 6.8.0 x86_64",
+            "cpu": "Intel Xeon Platinum 8480C",
+            "cpu_count": 16,
+            "memory_bytes": 256 * 2**30,
+            "gpu": gpu,
+            "gpu_unavailable": "" if gpu else "NVML: no NVIDIA driver is loaded",
+            "versions": {"python": "3.12.7", "torch": "2.11.0+cu128", "flash-attn": None},
+            "torch_settings": {"allow_tf32_matmul": True, "num_threads": 16},
+            "variables": {"NSA_PREFILL_BATCHED": "1"},
+            "git": Git(commit="406312f8" + "0" * 32, branch="main"),
+            "command": ("/home/someone/.venv/bin/harness", "run", "suites/retest.yaml"),
+            **changes,
+        }
+    )
+
+
+def case(axes: Mapping[str, Scalar], *, workload: str = "train", provider: str = "nsa", **k: Any):
+    case_id = "/".join([workload, provider, *(f"{n}={v}" for n, v in axes.items())])
+    return Case(
+        **{
+            "case_id": case_id,
+            "workload": workload,
+            "factory": f"suites.workloads:{workload}",
+            "provider": provider,
+            "axes": {**axes, "precision": "bf16"},
+            "swept": tuple(axes),
+            **k,
+        }
+    )
+
+
+def sweep(*, workload: str = "train", provider: str = "nsa", **axes: Sequence[Scalar]):
+    """One case per combination of the axes' values."""
+    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return [case(point, workload=workload, provider=provider) for point in points]
+
+
+def timed(
+    c: Case,
+    step_s: float,
+    *,
+    processes: int = 3,
+    cv: float = 0.008,
+    seed: int = 0,
+    tokens: int | None = None,
+    telemetry: Mapping[str, float] | None = None,
+    **changes: Any,
+) -> list[Measurement]:
+    """A case's ok processes: skewed samples, each process a little off the last.
+
+    Args:
+        cv: Coefficient of variation from process to process; 0.8 % was seen on an H200.
+        telemetry: Channel -> level while the process is timed; a tenth of it before.
+    """
+    rng = np.random.default_rng([seed, *c.case_id.encode()])
+    tokens = int(c.axes.get("seq_len", 512)) if tokens is None else tokens
+    found = []
+    for process in range(processes):
+        median = step_s * rng.lognormal(sigma=cv)
+        samples = median * rng.lognormal(sigma=0.01, size=20)
+        ends = np.cumsum([6.7, 1.2, 0.9, 8.0, max(2.0, float(samples.sum()))])
+        phases = tuple(
+            Phase(name=name, start_s=float(start), end_s=float(end))
+            for name, start, end in zip(
+                ("start", "setup", "accuracy", "warmup", "sampling"),
+                [0.0, *ends[:-1]],
+                ends,
+                strict=True,
+            )
+        )
+        found.append(
+            Measurement(
+                **{
+                    "case_id": c.case_id,
+                    "process": process,
+                    "outcome": Outcome.OK,
+                    "clock": Clock.CUDA_EVENT,
+                    "samples_s": tuple(float(s) for s in samples),
+                    "steady": True,
+                    "tokens": tokens,
+                    "flops": tokens * FLOPS_PER_TOKEN,
+                    "peak_memory_bytes": 7 * 2**30 + tokens * 2**20,
+                    "effective": {**c.axes, "dim": 768, "n_layers": 12},
+                    "telemetry": _telemetry(telemetry, phases, rng) if telemetry else None,
+                    "phases": phases,
+                    "wall_s": float(ends[-1]) + 0.4,
+                    "log": f"logs/{c.case_id.replace('/', '_')}-{process}.log",
+                    **changes,
+                }
+            )
+        )
+    return found
+
+
+def ended(c: Case, outcome: Outcome, *, processes: int = 1, **changes: Any) -> list[Measurement]:
+    """A case's processes that ended without samples."""
+    return [
+        Measurement(
+            **{
+                "case_id": c.case_id,
+                "process": process,
+                "outcome": outcome,
+                "detail": f"it was {outcome}",
+                "wall_s": 30.0,
+                "log": f"logs/{c.case_id.replace('/', '_')}-{process}.log",
+                **changes,
+            }
+        )
+        for process in range(processes)
+    ]
+
+
+def run(
+    cases: Sequence[Case],
+    measure: Callable[[Case], list[Measurement]],
+    *,
+    env: Environment | None = None,
+    rules: Sequence[Rule] = (),
+    expectations: Sequence[Expectation] = (),
+    cost: CostPlan | None = None,
+    **changes: Any,
+) -> Run:
+    suite = Suite(
+        name="retest",
+        title="A100 retest",
+        subject=changes.pop("subject", "A100 Retest"),
+        question="Is training fast enough to start the 50,000-step run?",
+        path="suites/retest.yaml",
+        text="schema: 1\n",
+        sha256="ab" * 32,
+        cases=tuple(cases),
+        rules=tuple(rules),
+        expectations=tuple(expectations),
+        cost=cost,
+    )
+    return Run(
+        **{
+            "run_id": "20261121-073012-retest-h200-3f2a",
+            "folder": "reports/runs/20261121-073012-retest-h200-3f2a",
+            "suite": suite,
+            "environment": environment() if env is None else env,
+            "measurements": tuple(m for c in cases for m in measure(c)),
+            "started_at": "2026-11-21T07:30:12+00:00",
+            "ended_at": "2026-11-21T07:44:14+00:00",
+            **changes,
+        }
+    )
+
+
+def retest(*, env: Environment | None = None) -> Run:
+    """A run as the users know it: two workloads, a slow route, a flag without effect,
+    timeouts, one case out of memory and one that the suite allows to be unsupported."""
+    cases = [
+        *sweep(seq_len=[512, 2048], gc=["off", "on"], data=["synthetic", "text"]),
+        *sweep(provider="dense", seq_len=[512, 2048], gc=["off", "on"], data=["synthetic"]),
+        *sweep(workload="forward", provider="loop", seq_len=[128, 256, 512, 1024, 2048]),
+        *sweep(workload="forward", provider="gather", seq_len=[128, 256, 512, 1024, 2048]),
+        case(
+            {"seq_len": 2048},
+            workload="forward",
+            provider="fa2",
+            allow={Outcome.UNSUPPORTED: "the package is not installed here"},
+        ),
+    ]
+    busy = {"gpu_utilisation": 0.29, "cpu_utilisation": 0.97, "gpu_power_w": 210.0}
+
+    def measure(c: Case) -> list[Measurement]:
+        t = int(c.axes["seq_len"])
+        if c.provider == "fa2":
+            return ended(
+                c, Outcome.UNSUPPORTED, detail="flash-attn is not installed\n| pip install |"
+            )
+        if c.provider == "loop":
+            step = 0.02 * (t / 128) ** 1.97
+            if step > 2:
+                return ended(c, Outcome.TIMEOUT, processes=3, lower_bound_s=2.0, tokens=t)
+            return timed(c, step, telemetry=busy)
+        if c.provider == "gather":
+            return timed(c, 0.004 * (t / 128) ** 1.05, telemetry=busy)
+        slow = 1.24 if c.axes["gc"] == "on" else 1.0
+        if c.provider == "dense":
+            if t == 2048 and c.axes["gc"] == "off":
+                return ended(c, Outcome.OUT_OF_MEMORY, processes=3, detail="tried 2.00 GiB")
+            return timed(
+                c, 0.012 * (t / 512) ** 1.1 * slow, telemetry=busy | {"gpu_utilisation": 0.9}
+            )
+        return timed(c, 0.9 * (t / 512) ** 1.5 * slow, telemetry=busy)
+
+    train = Match(criteria={"workload": ("train",)})
+    return run(
+        cases,
+        measure,
+        env=env,
+        rules=[
+            Rule(name="floor", metric="tokens_per_s", go=500, abort=100, match=train),
+            Rule(name="A100 only", metric="tokens_per_s", go=700, gpu="A100", match=train),
+            Rule(
+                name="scales",
+                metric="scaling_exponent",
+                go=1.2,
+                abort=1.5,
+                axis="seq_len",
+                match=Match(criteria={"workload": ("forward",)}),
+            ),
+        ],
+        expectations=[
+            Expectation(
+                metric="tokens_per_s",
+                match=Match(criteria={"provider": ("nsa",), "seq_len": (512,)}),
+                gpu="A100",
+                low=500,
+                high=1500,
+                source="2025-08-31 report",
+            ),
+            Expectation(metric="tokens_per_s", match=train, low=10_000),
+        ],
+        cost=CostPlan(steps=50_000, match=train, usd_per_gpu_hour=3.5),
+    )
+
+
+def _telemetry(
+    levels: Mapping[str, float], phases: Sequence[Phase], rng: np.random.Generator
+) -> Telemetry:
+    t = np.arange(0.05, phases[-1].end_s, 0.1)
+    timed_from = phases[3].start_s
+    level = np.where(t < timed_from, 0.1, 1.0)
+    return Telemetry(
+        t_s=tuple(map(float, t)),
+        channels={
+            name: tuple(map(float, mean * level * rng.normal(1, 0.08, t.size).clip(0.5, 1.1)))
+            for name, mean in levels.items()
+        },
+    )
+
+
+SETTINGS = MeasureSettings()
