@@ -58,6 +58,13 @@ class RunHeader:
     problem: str = ""
     """Why the run cannot be read; the other fields are then empty."""
 
+    @property
+    def state(self) -> str:
+        """In one word: complete, unfinished or unreadable."""
+        if self.problem:
+            return "unreadable"
+        return "complete" if self.ended_at else "unfinished"
+
 
 # --- writing -----------------------------------------------------------------------------
 

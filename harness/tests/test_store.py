@@ -509,6 +509,8 @@ def test_headers_list_every_run_even_a_broken_one(tmp_path: Path) -> None:
 
     unfinished, broken, finished = store.headers(tmp_path)
 
+    states = [header.state for header in (unfinished, broken, finished)]
+    assert states == ["unfinished", "unreadable", "complete"]
     assert (unfinished.ended_at, unfinished.measurements, unfinished.problem) == ("", None, "")
     assert "before it measured anything" in broken.problem
     assert (finished.suite, finished.device, finished.commit[:4]) == ("smoke", GPU.name, "3f2a")
