@@ -84,6 +84,15 @@ class _Rows:
         self.length = end
         return self.buffer[:, :end]
 
+    def mark(self) -> Callable[[], None]:
+        """Remember this state; what is returned goes back to it."""
+        length = self.length
+
+        def rewind() -> None:
+            self.length = length
+
+        return rewind
+
 
 class _Window:
     """Keys or values of the last `size` tokens, in order.
@@ -112,6 +121,17 @@ class _Window:
         self.buffer[:, : self.length] = last
         return seen
 
+    def mark(self) -> Callable[[], None]:
+        """Remember this state; what is returned goes back to it. Rows may move, so they are
+        copied."""
+        rows = self.buffer[:, : self.length].clone()
+
+        def rewind() -> None:
+            self.length = rows.shape[1]
+            self.buffer[:, : self.length] = rows
+
+        return rewind
+
 
 class _Cache:
     """Room for `capacity` tokens, taken in order."""
@@ -134,6 +154,26 @@ class _Cache:
         start, self.length, self._batch_size = self.length, needed, B
         return start
 
+    def mark(self) -> Callable[[], None]:
+        """Remember the tokens held now.
+
+        Returns:
+            A function that forgets all later ones, and may be called more than once. Costs a
+            copy of the window branch, whatever the length.
+        """
+        length, rewinds = self.length, [rows.mark() for rows in self._stores()]
+
+        def rewind() -> None:
+            self.length = length
+            for rewind_one in rewinds:
+                rewind_one()
+
+        return rewind
+
+    def _stores(self) -> list["_Rows | _Window"]:
+        """What holds the rows, once something was appended."""
+        raise NotImplementedError
+
 
 class DenseCache(_Cache):
     """Keys and values of one layer of dense attention."""
@@ -154,6 +194,9 @@ class DenseCache(_Cache):
         if start == 0:
             self._k, self._v = _Rows(self.capacity, k), _Rows(self.capacity, v)
         return self._k.append(k), self._v.append(v), start
+
+    def _stores(self) -> list[_Rows | _Window]:
+        return [self._k, self._v]
 
 
 class LayerCache(_Cache):
@@ -211,6 +254,19 @@ class LayerCache(_Cache):
             q_start=start,
             k_win_start=self.length - k_seen.shape[1],
         )
+
+    def mark(self) -> Callable[[], None]:
+        """See _Cache.mark."""
+        rewind_stores, tail = super().mark(), self._tail
+
+        def rewind() -> None:
+            rewind_stores()
+            self._tail = tail  # replaced by every append, never written to
+
+        return rewind
+
+    def _stores(self) -> list[_Rows | _Window]:
+        return [self._k_cmp, self._v_cmp, self._k_sel, self._v_sel, self._k_win, self._v_win]
 
     def _allocate(self, k: Tensor, v: Tensor) -> None:
         blocks = self.config.compressed_length(self.capacity)

@@ -1,0 +1,293 @@
+"""The operator by itself: the whole of NSA or one branch, forward or forward and backward."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from harness.workload import Workload
+from nsa import costs, ops, reference
+from nsa.config import NSAConfig
+from nsa.flags import Flags
+from nsa.trainer import describe_routes
+from suites.axes import DENSE, DTYPES, Axes, AxisError, Scalar
+
+SEED = 0
+BRANCHES: tuple[costs.Part, ...] = ("whole", "compress", "scores", "select", "window")
+REFERENCE_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
+"""Memory the dense float64 reference may take; longer sequences are timed unchecked, and say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One case of the `attention` workload."""
+
+    provider: str
+    B: int
+    T: int
+    HQ: int
+    HKV: int
+    Dk: int
+    Dv: int
+    dtype: torch.dtype
+    backward: bool
+    branch: costs.Part
+    config: NSAConfig
+    routes: ops.Routes
+
+    @classmethod
+    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "Plan":
+        """Check the axes of one case.
+
+        The provider is a route of selected attention, while the other branches follow the
+        NSA_* flags; or `reference`, which is all of them; or dense attention.
+        """
+        given = Axes("attention", axes)
+        given.provider(provider, (*ops.ROUTES["select"], *DENSE))
+        default = NSAConfig()
+        sizes = NSAConfig(
+            compress_block_size=given.integer("compress_block_size", default.compress_block_size),
+            compress_stride=given.integer("compress_stride", default.compress_stride),
+            select_block_size=given.integer("select_block_size", default.select_block_size),
+            num_blocks=given.integer("num_blocks", default.num_blocks),
+            window_size=given.integer("window_size", default.window_size),
+        )
+        branch = given.word("branch", BRANCHES, "whole")
+        plan = cls(
+            provider=provider,
+            B=given.integer("batch", 1),
+            T=given.integer("seq_len"),
+            HQ=given.integer("q_heads"),
+            HKV=given.integer("kv_heads"),
+            Dk=given.integer("head_dim_qk"),
+            Dv=given.integer("head_dim_v"),
+            dtype=DTYPES[given.word("dtype", DTYPES)],
+            backward=given.word("pass", ("forward", "forward+backward")) != "forward",
+            branch=branch,
+            config=sizes,
+            routes=_routes(provider, flags),
+        )
+        given.finish()
+        if provider in DENSE and branch != "whole":
+            raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
+        if branch == "scores" and plan.backward:
+            raise AxisError("attention: selection has no gradient; branch=scores is forward only")
+        return plan
+
+
+def _routes(provider: str, flags: Flags) -> ops.Routes:
+    if provider in DENSE:
+        return ops.Routes()
+    if provider == "reference":
+        return ops.Routes.reference()
+    return replace(flags.routes(), select=provider)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Gaussian tensors of one case, [B, T, H, D]; keys and values of each branch apart."""
+
+    q: Tensor
+    k_cmp: Tensor
+    v_cmp: Tensor
+    k_sel: Tensor
+    v_sel: Tensor
+    k_win: Tensor
+    v_win: Tensor
+    gates: Tensor
+    grad: Tensor
+    """Gradient of the output, [B, T, HQ, Dv]."""
+
+    def to(self, dtype: torch.dtype) -> "_Inputs":
+        return _Inputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
+
+    @classmethod
+    def draw(cls, p: Plan, device: str) -> "_Inputs":
+        rng = torch.Generator(device).manual_seed(SEED)
+        N = p.config.compressed_length(p.T)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(p.B, *shape, generator=rng, device=device, dtype=p.dtype)
+
+        k, v = (p.HKV, p.Dk), (p.HKV, p.Dv)
+        return cls(
+            q=normal(p.T, p.HQ, p.Dk),
+            k_cmp=normal(N, *k),
+            v_cmp=normal(N, *v),
+            k_sel=normal(p.T, *k),
+            v_sel=normal(p.T, *v),
+            k_win=normal(p.T, *k),
+            v_win=normal(p.T, *v),
+            gates=normal(p.T, p.HQ, 3).sigmoid(),
+            grad=normal(p.T, p.HQ, p.Dv),
+        )
+
+
+_READ = {
+    "whole": ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates"),
+    "compress": ("q", "k_cmp", "v_cmp"),
+    "scores": ("q", "k_cmp"),
+    "select": ("q", "k_sel", "v_sel"),
+    "window": ("q", "k_win", "v_win"),
+    "dense": ("q", "k_sel", "v_sel"),
+}
+"""Inputs of each branch: those it has gradients for."""
+
+
+def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """The NSA operator on Gaussian inputs, with the real top-n of those inputs.
+
+    Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, and
+    the sizes of NSAConfig by their names.
+
+    Raises:
+        AxisError: For an axis that is missing, unknown or out of range.
+    """
+    p = Plan.read(provider, axes, Flags.from_env())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = _Inputs.draw(p, device)
+    blocks = _select(p, x)
+    needed = 4 * 8 * p.B * p.HQ * p.T * p.T
+    affordable = needed <= REFERENCE_BYTES[device]
+    cost = _cost(p)
+    return Workload(
+        run=partial(_run, p, x, blocks),
+        check=partial(_check, p, x),
+        reference=partial(_reference, p, x.to(torch.float64), blocks) if affordable else None,
+        eager=partial(_reference, p, x, blocks) if affordable else None,
+        no_reference=""
+        if affordable
+        else f"the dense float64 reference of seq_len={p.T} needs {needed / 2**30:.0f} GiB",
+        tokens=p.B * p.T,
+        flops=cost.flops,
+        bytes=cost.bytes,
+        effective=partial(_effective, p, x, blocks),
+    )
+
+
+def _select(p: Plan, x: _Inputs) -> Tensor:
+    """The blocks the code under test selects, [B, T, HKV, n]."""
+    return ops.select_blocks(x.q, x.k_cmp, config=p.config, route=p.routes.scores)
+
+
+def _forward(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+    """The branch under test; `blocks` is read where selection is not part of what is timed."""
+    c, r = p.config, p.routes
+    if p.provider in DENSE:
+        return ops.dense_attention(x.q, x.k_sel, x.v_sel, route=DENSE[p.provider])
+    if p.branch == "compress":
+        return ops.compress_attention(x.q, x.k_cmp, x.v_cmp, config=c, route=r.compress)
+    if p.branch == "scores":
+        return _select(p, x)
+    if p.branch == "select":
+        return ops.selected_attention(x.q, x.k_sel, x.v_sel, blocks, config=c, route=r.select)
+    if p.branch == "window":
+        return ops.window_attention(
+            x.q, x.k_win, x.v_win, window_size=c.window_size, route=r.window
+        )
+    return ops.attention(
+        x.q, x.k_cmp, x.v_cmp, x.k_sel, x.v_sel, x.k_win, x.v_win, x.gates, config=c, routes=r
+    )
+
+
+def _definition(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+    """What `_forward` must compute, given the blocks that were selected.
+
+    The selection itself is compared apart, by what its blocks are worth: two scores within
+    rounding of each other may be chosen either way, and the outputs then differ at will.
+    """
+    c = p.config
+    if p.provider in DENSE:
+        return reference.dense_attention(x.q, x.k_sel, x.v_sel)
+    branches = {
+        "compress": partial(reference.compress_attention, x.q, x.k_cmp, x.v_cmp, config=c),
+        "select": partial(reference.selected_attention, x.q, x.k_sel, x.v_sel, blocks, config=c),
+        "window": partial(
+            reference.window_attention, x.q, x.k_win, x.v_win, window_size=c.window_size
+        ),
+    }
+    if p.branch != "whole":
+        return branches[p.branch]()
+    return reference.gated_sum(x.gates, *(branch() for branch in branches.values()))
+
+
+def _worth(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+    """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64.
+
+    Callers round it to float32, in which selection works at every precision of the inputs.
+    """
+    importance = reference.block_importance(x.q.double(), x.k_cmp.double(), config=p.config)
+    held = importance.gather(-1, blocks.clamp(min=0).long())
+    return held.masked_fill(blocks < 0, 0).sum(-1)
+
+
+def _with_gradients(p: Plan, x: _Inputs, forward: Callable[[_Inputs], Tensor]) -> dict[str, Tensor]:
+    """The output of a forward and, for pass=forward+backward, the gradient of every input."""
+    if not p.backward:
+        with torch.no_grad():
+            return {"o": forward(x)}
+    names = _READ["dense" if p.provider in DENSE else p.branch]
+    leaves = {name: getattr(x, name).detach().requires_grad_() for name in names}
+    out = forward(replace(x, **leaves))
+    grads = torch.autograd.grad(out, tuple(leaves.values()), x.grad.to(out.dtype))
+    return {"o": out.detach(), **{f"d{n}": g for n, g in zip(names, grads, strict=True)}}
+
+
+def _run(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
+    return _with_gradients(p, x, lambda given: _forward(p, given, blocks))
+
+
+def _check(p: Plan, x: _Inputs) -> dict[str, Tensor]:
+    blocks = _select(p, x)
+    if p.branch == "scores":
+        return {"selected": _worth(p, x, blocks).float()}
+    outputs = _run(p, x, blocks)
+    if p.branch == "whole" and p.provider not in DENSE:
+        outputs["selected"] = _worth(p, x, blocks).float()
+    return outputs
+
+
+def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
+    """The definition in the dtype of x: the truth in float64, the bound in the working dtype."""
+    outputs: dict[str, Tensor] = {}
+    if p.branch != "scores":
+        outputs = _with_gradients(p, x, lambda given: _definition(p, given, blocks))
+    if p.branch in ("scores", "whole") and p.provider not in DENSE:
+        best = reference.select_blocks(x.q, x.k_cmp, config=p.config)
+        worth = _worth(p, x, best)
+        outputs["selected"] = worth if x.q.dtype == torch.float64 else worth.float()
+    return outputs
+
+
+def _cost(p: Plan) -> costs.Cost:
+    shape = costs.Shape(
+        batch=p.B,
+        tokens=p.T,
+        q_heads=p.HQ,
+        kv_heads=p.HKV,
+        head_dim_qk=p.Dk,
+        head_dim_v=p.Dv,
+        element_bytes=p.dtype.itemsize,
+    )
+    if p.provider in DENSE:
+        return costs.dense_cost(shape, backward=p.backward)
+    return costs.operator_cost(shape, p.config, p.branch, backward=p.backward)
+
+
+def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
+    """Shapes, dtype and selection as they stand in the tensors that were timed."""
+    used = (blocks >= 0).sum(-1).double().mean()
+    return {
+        "q": "x".join(map(str, x.q.shape)),
+        "k": "x".join(map(str, x.k_sel.shape)),
+        "v": "x".join(map(str, x.v_sel.shape)),
+        "dtype": str(x.q.dtype).removeprefix("torch."),
+        "device": str(x.q.device),
+        "routes": f"dense:{DENSE[p.provider]}"
+        if p.provider in DENSE
+        else describe_routes(p.routes),
+        "blocks_per_query": round(float(used), 2),
+        "selection": "top-n of Gaussian inputs",
+    }

@@ -1,0 +1,84 @@
+"""Reads a case's axes, so that none is misspelt, missing or ignored.
+
+An axis that never reaches its workload makes a sweep of equal numbers look like a finding;
+`Axes.finish` turns it into an error.
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+import torch
+
+Scalar = bool | int | float | str
+Word = TypeVar("Word", bound=str)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DENSE = {"dense": "sdpa", "dense-cudnn": "cudnn", "dense-flash": "flash"}
+"""Providers that compute plain causal attention, and their route in nsa.ops."""
+
+
+class AxisError(ValueError):
+    """An axis is missing, has the wrong kind of value, or is not one the workload reads."""
+
+
+class Axes:
+    """The axes of one case, taken one by one; upper-case ones are environment variables and
+    reach the workload as such."""
+
+    def __init__(self, workload: str, axes: Mapping[str, Scalar]) -> None:
+        self._workload = workload
+        self._axes = {name: value for name, value in axes.items() if not name.isupper()}
+        self._known: set[str] = set()
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._take(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise AxisError(f"{self._workload}: {name}={value!r} is not a positive whole number")
+        return value
+
+    def word(self, name: str, choices: Iterable[Word], default: Word | None = None) -> Word:
+        """One of a closed list."""
+        return self._one_of(name, self._take(name, default), choices)
+
+    def provider(self, provider: str, choices: Iterable[str]) -> str:
+        """The case's provider, which is no axis but as closed a list."""
+        return self._one_of("provider", provider, choices)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Any string; its reader checks it."""
+        value = self._take(name, default)
+        if not isinstance(value, str):
+            raise AxisError(f"{self._workload}: {name}={value!r} is not text; quote it")
+        return value
+
+    def finish(self) -> None:
+        """Every axis must have been read."""
+        for name in self._axes:
+            if name not in self._known:
+                raise AxisError(
+                    f"{self._workload} reads no axis {name!r}, so sweeping it would measure "
+                    f"nothing; it reads {', '.join(sorted(self._known))}" + _hint(name, self._known)
+                )
+
+    def _one_of(self, name: str, value: Scalar, choices: Iterable[Word]) -> Word:
+        known = {str(choice): choice for choice in choices}
+        if not isinstance(value, str) or value not in known:
+            raise AxisError(
+                f"{self._workload}: {name}={value!r} is not one of {', '.join(known)}"
+                + _hint(str(value), known)
+            )
+        return known[value]
+
+    def _take(self, name: str, default: Scalar | None) -> Scalar:
+        self._known.add(name)
+        value = self._axes.get(name, default)
+        if value is None:
+            raise AxisError(f"{self._workload} needs the axis {name!r}")
+        return value
+
+
+def _hint(word: str, choices: Iterable[str]) -> str:
+    near = get_close_matches(word, list(choices), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,274 @@
+"""The byte-level language model: a training step, a forward pass, decoding."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from harness.workload import Workload
+from nsa import costs
+from nsa.cache import DenseCache, LayerCache
+from nsa.config import PRESETS, ModelConfig
+from nsa.flags import Flags, Prefill
+from nsa.lm import ByteLM, cross_entropy
+from nsa.ops import Routes
+from nsa.trainer import AUTOCAST, TrainConfig, Trainer, describe_routes
+from suites.axes import DENSE, DTYPES, Axes, Scalar
+
+SEED = 0
+PROVIDERS = ("nsa", *DENSE)
+CHECKED_TOKENS: Mapping[Prefill, int] = {"batched": 1024, "token": 96}
+"""Accuracy is compared on the first so many tokens: the reference holds a [T, T] mask per head
+and layer, and taking queries one by one costs hundreds of launches each."""
+
+
+def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
+    """Check the axes of one case of `train`."""
+    given = Axes("train", axes)
+    config = TrainConfig(
+        model=_model_config(provider, given),
+        dense_backend=DENSE.get(provider, "sdpa"),
+        seq_len=given.integer("seq_len"),
+        batch_size=given.integer("batch", 1),
+        accum=given.integer("accum", 1),
+        checkpointing=given.text("gc", "off"),
+        precision=given.word("precision", AUTOCAST),
+        dataset=given.text("dataset", "synthetic"),
+        seed=SEED,
+        device=_device(),
+    )
+    given.finish()
+    return config
+
+
+def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """One optimiser step: data, forward, backward, clipping, AdamW.
+
+    Axes: preset, seq_len, batch, accum, gc, dataset, precision. The NSA_* flags choose routes
+    and prefill. What is compared before the first step: every token's loss, and the gradient
+    that reaches the embedding through all layers.
+    """
+    flags = Flags.from_env()
+    config = train_config(provider, axes, flags)
+    trainer = Trainer(config, flags)
+    model, autocast = trainer.model, AUTOCAST[config.precision]
+    length = min(config.seq_len, CHECKED_TOKENS[flags.prefill])
+    tokens = _random_bytes(1, length + 1, trainer.device)
+
+    def check() -> dict[str, Tensor]:
+        with _autocast(trainer.device, autocast):
+            return _learned(model, tokens, flags.routes(), flags.prefill)
+
+    def eager() -> dict[str, Tensor]:
+        with _autocast(trainer.device, autocast):
+            return _learned(_definition(model, torch.float32), tokens, Routes.reference())
+
+    return Workload(
+        run=trainer.step,
+        check=check,
+        reference=lambda: _learned(_definition(model, torch.float64), tokens, Routes.reference()),
+        eager=eager,
+        tokens=trainer.tokens_per_step,
+        flops=config.accum
+        * costs.training_flops(config.model, batch=config.batch_size, tokens=config.seq_len),
+        effective=lambda: {**trainer.effective(), "checked_tokens": length},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferencePlan:
+    """One case of `forward`, or of `decode` with new tokens after the first T."""
+
+    model: ModelConfig
+    backend: str
+    dtype: torch.dtype
+    B: int
+    T: int
+    new_tokens: int = 0
+
+
+def forward_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
+    """Check the axes of one case of `forward`."""
+    given = Axes("forward", axes)
+    plan = InferencePlan(
+        model=_model_config(provider, given),
+        backend=DENSE.get(provider, "sdpa"),
+        dtype=DTYPES[given.word("precision", DTYPES, "fp32")],
+        B=given.integer("batch", 1),
+        T=given.integer("seq_len"),
+    )
+    given.finish()
+    return plan
+
+
+def decode_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
+    """Check the axes of one case of `decode`."""
+    given = Axes("decode", axes)
+    plan = InferencePlan(
+        model=_model_config(provider, given),
+        backend=DENSE.get(provider, "sdpa"),
+        dtype=DTYPES[given.word("precision", DTYPES, "fp32")],
+        B=given.integer("batch", 1),
+        T=given.integer("context"),
+        new_tokens=given.integer("new_tokens", 1),
+    )
+    given.finish()
+    return plan
+
+
+def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """The logits of every position, without gradients.
+
+    Axes: preset, seq_len, batch, precision (of the weights). The NSA_* flags choose routes and
+    prefill.
+    """
+    flags = Flags.from_env()
+    plan = forward_plan(provider, axes, flags)
+    model = _inference_model(plan)
+    tokens = _random_bytes(plan.B, plan.T, _device())
+    length = min(plan.T, CHECKED_TOKENS[flags.prefill])
+    seen: dict[str, Scalar] = {}
+
+    @torch.no_grad()
+    def logits(count: int) -> Tensor:
+        out: Tensor = model(tokens[:, :count], routes=flags.routes(), prefill=flags.prefill)
+        return out
+
+    def run() -> Tensor:
+        out = logits(plan.T)
+        seen.update(_observed(model, out, flags))
+        return out
+
+    return Workload(
+        run=run,
+        check=lambda: {"logits": logits(length)},
+        reference=partial(_defined_logits, model, tokens[:, :length], torch.float64),
+        eager=partial(_defined_logits, model, tokens[:, :length], plan.dtype),
+        tokens=plan.B * plan.T,
+        flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
+        effective=lambda: {**seen, "checked_tokens": length},
+    )
+
+
+def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """new_tokens more tokens after a context, one by one through the cache.
+
+    Axes: preset, context, batch, new_tokens, precision. The tokens are given, not drawn, and
+    every run continues from the same context, so that all runs do the same work.
+    """
+    flags = Flags.from_env()
+    plan = decode_plan(provider, axes, flags)
+    model = _inference_model(plan)
+    tokens = _random_bytes(plan.B, plan.T + plan.new_tokens, _device())
+    seen: dict[str, Scalar] = {}
+
+    @torch.no_grad()
+    def prefilled(context: int) -> list[LayerCache] | list[DenseCache]:
+        caches = model.new_caches(context + plan.new_tokens)
+        model(tokens[:, :context], routes=flags.routes(), caches=caches)
+        return caches
+
+    @torch.no_grad()
+    def continued(caches: list[LayerCache] | list[DenseCache], context: int) -> Tensor:
+        """Logits [B, new_tokens, V] of the tokens after the context; the caches end as before."""
+        rewinds = [cache.mark() for cache in caches]
+        steps = [
+            model(tokens[:, t : t + 1], routes=flags.routes(), caches=caches)
+            for t in range(context, context + plan.new_tokens)
+        ]
+        for rewind in rewinds:
+            rewind()
+        return torch.cat(steps, 1)
+
+    caches = prefilled(plan.T)
+    checked = min(plan.T, CHECKED_TOKENS["batched"])
+
+    def run() -> Tensor:
+        out = continued(caches, plan.T)
+        seen.update(_observed(model, out, flags), context=caches[0].length)
+        return out
+
+    defined = partial(_defined_logits, model, tokens[:, : checked + plan.new_tokens])
+    return Workload(
+        run=run,
+        check=lambda: {"logits": continued(prefilled(checked), checked)},
+        reference=lambda: {"logits": defined(torch.float64)["logits"][:, checked:]},
+        eager=lambda: {"logits": defined(plan.dtype)["logits"][:, checked:]},
+        tokens=plan.B * plan.new_tokens,
+        flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.new_tokens, q_start=plan.T),
+        effective=lambda: {**seen, "checked_context": checked},
+    )
+
+
+def _model_config(provider: str, given: Axes) -> ModelConfig:
+    given.provider(provider, PROVIDERS)
+    preset = PRESETS[given.word("preset", PRESETS)]
+    return replace(preset, attention="dense" if provider in DENSE else "nsa")
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _random_bytes(B: int, T: int, device: torch.device | str) -> Tensor:
+    rng = torch.Generator().manual_seed(SEED)
+    return torch.randint(256, (B, T), generator=rng).to(device)
+
+
+def _inference_model(plan: InferencePlan) -> ByteLM:
+    model = ByteLM(
+        plan.model,
+        dense_backend=plan.backend,
+        aux_stats=False,
+        generator=torch.Generator().manual_seed(SEED),
+    )
+    return model.to(_device(), plan.dtype).eval()
+
+
+def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
+    """The same weights in a model that, on reference routes, computes every branch as defined."""
+    weight = next(model.parameters())
+    copy = ByteLM(model.config, dense_backend="reference", aux_stats=False)
+    copy.load_state_dict(model.state_dict())
+    return copy.to(weight.device, dtype)
+
+
+def _learned(
+    model: ByteLM, tokens: Tensor, routes: Routes, prefill: Prefill = "batched"
+) -> dict[str, Tensor]:
+    """Loss of every token, [1, T], and the gradient of their mean for the embedding."""
+    logits = model(tokens[:, :-1], routes=routes, prefill=prefill)
+    losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
+    (gradient,) = torch.autograd.grad(losses.mean(), [model.embedding.weight])
+    return {"loss": losses.detach(), "d_embedding": gradient}
+
+
+@torch.no_grad()
+def _defined_logits(model: ByteLM, tokens: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {"logits": _definition(model, dtype)(tokens, routes=Routes.reference())}
+
+
+def _observed(model: ByteLM, out: Tensor, flags: Flags) -> dict[str, Scalar]:
+    """What one forward showed of itself."""
+    dense = model.config.attention == "dense"
+    attention = model.blocks[0].get_submodule("attention")
+    return {
+        "attention": model.config.attention,
+        "batch": out.shape[0],
+        "seq_len": out.shape[1],
+        "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "logits_dtype": str(out.dtype).removeprefix("torch."),
+        "routes": f"dense:{attention.backend}" if dense else describe_routes(flags.routes()),
+        "prefill": flags.prefill,
+        "device": str(out.device),
+        "parameters": model.num_parameters,
+    }
+
+
+@contextmanager
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        yield

@@ -1,0 +1,143 @@
+"""The workloads the shipped suites name: right when the code is, and caught when it is not."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from harness import suite as suite_module
+from harness.measure import accuracy
+from harness.records import Scalar
+from harness.workload import Factory
+from nsa import eager, selected
+from nsa.flags import FlagError
+from suites import workloads
+from suites.axes import AxisError
+
+MODEL = {"preset": "tiny", "batch": 2, "precision": "fp32"}
+OPERATOR: Mapping[str, Scalar] = {
+    "seq_len": 70,
+    "batch": 1,
+    "q_heads": 6,
+    "kv_heads": 2,
+    "head_dim_qk": 16,
+    "head_dim_v": 8,
+    "compress_block_size": 8,
+    "compress_stride": 4,
+    "select_block_size": 8,
+    "num_blocks": 4,
+    "window_size": 16,
+    "dtype": "fp32",
+    "pass": "forward+backward",
+}
+
+
+@pytest.mark.parametrize("provider", ["nsa", "dense"])
+@pytest.mark.parametrize(
+    ("factory", "axes"),
+    [
+        (workloads.train, {**MODEL, "seq_len": 40, "accum": 2, "gc": "on"}),
+        (workloads.forward, {**MODEL, "seq_len": 40}),
+        (workloads.decode, {**MODEL, "context": 21, "new_tokens": 3}),
+    ],
+    ids=["train", "forward", "decode"],
+)
+def test_the_language_model_agrees_with_its_definition(
+    factory: Factory, axes: Mapping[str, Scalar], provider: str
+) -> None:
+    workload = factory(provider, axes)
+
+    compared = accuracy.compare(workload)
+
+    assert compared.tensors
+    accuracy.require_finite_output(workload.run())
+    assert workload.flops
+    assert workload.effective
+    seen = workload.effective()
+    assert seen["batch"] == 2
+    assert seen["attention"] == provider
+
+
+@pytest.mark.parametrize("branch", ["whole", "compress", "select", "window"])
+@pytest.mark.parametrize(
+    "provider", ["reference", "loop", "gather", "masked", "packed", "varlen", "dense"]
+)
+def test_the_operator_agrees_with_its_definition(provider: str, branch: str) -> None:
+    if provider == "dense" and branch != "whole":
+        pytest.skip("dense attention has no branches")
+    workload = workloads.attention(provider, {**OPERATOR, "branch": branch})
+
+    compared = accuracy.compare(workload)
+
+    assert {"o", "dq"} <= {t.name for t in compared.tensors}
+    accuracy.require_finite_output(workload.run())
+
+
+def test_selection_is_judged_by_what_the_blocks_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = {**OPERATOR, "pass": "forward", "branch": "scores"}
+    accuracy.compare(workloads.attention("gather", axes))
+    honest = eager.top_blocks
+    monkeypatch.setattr(eager, "top_blocks", lambda i, *a, **kw: honest(-i, *a, **kw))
+
+    with pytest.raises(accuracy.Incorrect, match="selected"):
+        accuracy.compare(workloads.attention("gather", axes))
+
+
+def test_a_wrong_kernel_is_caught_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = selected._attend_rows
+    monkeypatch.setattr(selected, "_attend_rows", lambda *args, **kw: 1.001 * honest(*args, **kw))
+
+    with pytest.raises(accuracy.Incorrect, match="o: error"):
+        accuracy.compare(workloads.attention("gather", {**OPERATOR, "branch": "select"}))
+    with pytest.raises(accuracy.Incorrect):
+        accuracy.compare(workloads.forward("nsa", {**MODEL, "seq_len": 40}))
+
+
+def test_flags_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSA_FORCE_SEL_MASK", "1")
+    monkeypatch.setenv("NSA_PREFILL_BATCHED", "0")
+    workload = workloads.train("nsa", {**MODEL, "seq_len": 12})
+
+    workload.run()
+
+    assert workload.effective
+    seen = workload.effective()
+    assert "select:masked" in str(seen["routes"])
+    assert seen["prefill"] == "token"
+
+
+def test_every_decoding_run_continues_from_the_same_context() -> None:
+    workload = workloads.decode("nsa", {**MODEL, "context": 40, "new_tokens": 20})
+
+    first = workload.run().clone()
+    again = workload.run()
+
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("path", suite_module.available(), ids=lambda path: path.stem)
+def test_every_case_that_ships_passes_the_preflight(path: object) -> None:
+    for case in suite_module.load(str(path)).cases:
+        function = case.factory.partition(":")[2]
+        workloads.preflight(function, case.provider, case.axes, case.env)
+
+
+@pytest.mark.parametrize(
+    ("function", "provider", "axes", "env", "said"),
+    [
+        ("train", "nsa", {**MODEL, "seq_leng": 8}, {}, "needs the axis 'seq_len'"),
+        ("train", "nsa", {**MODEL, "seq_len": 8, "gcc": "on"}, {}, "reads no axis 'gcc'.*'gc'"),
+        ("train", "nsa", {**MODEL, "seq_len": 0}, {}, "seq_len=0"),
+        ("train", "nsa", {**MODEL, "seq_len": 8, "preset": "tyny"}, {}, "did you mean 'tiny'"),
+        ("forward", "nsaa", {**MODEL, "seq_len": 8}, {}, "did you mean 'nsa'"),
+        ("attention", "gahter", OPERATOR, {}, "did you mean 'gather'"),
+        ("attention", "dense", {**OPERATOR, "branch": "window"}, {}, "dense attention has no"),
+        ("attention", "gather", {**OPERATOR, "branch": "scores"}, {}, "no gradient"),
+        ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_USE_FA3": "1"}, "NSA_USE_FA2"),
+    ],
+)
+def test_a_bad_case_is_refused_with_the_nearest_good_one(
+    function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str], said: str
+) -> None:
+    with pytest.raises((AxisError, FlagError), match=said):
+        workloads.preflight(function, provider, axes, env)
