@@ -150,7 +150,7 @@ def select_blocks(
         probability = masked_softmax(scale * scores, visible).sum(3)  # [B, C, HKV, N]
         if cu_seqlens is not None:
             probability = _from_row(probability, first_row[query_document[0]])
-        importance = _importance(probability, tokens, config)
+        importance = to_select_blocks(probability, tokens, config)
         return top_blocks(importance, position[0], config=config)
 
     return by_chunks(
@@ -257,7 +257,7 @@ def _from_row(probability: Tensor, first_row: Tensor) -> Tensor:
     return F.pad(probability, (0, 1)).gather(-1, row)
 
 
-def _importance(probability: Tensor, tokens: int, config: NSAConfig) -> Tensor:
+def to_select_blocks(probability: Tensor, tokens: int, config: NSAConfig) -> Tensor:
     """Map compressed blocks onto select blocks by overlap (eq. 9).
 
     With p = l'/d, select block j overlaps compressed blocks p*j - l/d + 1 ... p*(j+1) - 1, each
