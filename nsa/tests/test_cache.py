@@ -181,6 +181,25 @@ def test_a_decoded_token_rarely_moves_the_window() -> None:
 
 
 @pytest.mark.parametrize("config", [TINY, DENSE], ids=["nsa", "dense"])
+@pytest.mark.parametrize("held", [3, 8, 15, 20, 31])
+def test_a_cache_goes_back_to_its_mark(config: ModelConfig, held: int) -> None:
+    """What is forgotten crosses block ends and a move of the window, and may differ each time."""
+    layer, x = layer_and_input(config)
+    whole = layer(x, routes=Routes())
+    cache = new_cache(config, capacity=64)
+    layer(x[:, :held], routes=Routes(), cache=cache)
+
+    rewind = cache.mark()
+    for forgotten in (33, 1):
+        layer(x[:, :forgotten].neg(), routes=Routes(), cache=cache)
+        rewind()
+        assert cache.length == held
+
+    after = layer(x[:, held:], routes=Routes(), cache=cache)
+    torch.testing.assert_close(after, whole[:, held:], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("config", [TINY, DENSE], ids=["nsa", "dense"])
 def test_what_a_cache_cannot_hold_is_refused(config: ModelConfig) -> None:
     layer, x = layer_and_input(config)
     cache = new_cache(config, capacity=10)
