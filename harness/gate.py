@@ -292,7 +292,7 @@ def _share(decisive: Sequence[_Finding], findings: Sequence[_Finding]) -> str:
     return f"{len(decisive)} of {len(findings)}: " if len(findings) > 1 else ""
 
 
-def _join(findings: Sequence[_Finding], most: int = 3) -> str:
+def _join(findings: Sequence[_Finding], most: int = 2) -> str:
     """The first few findings as a sentence."""
     text = "; ".join(f"{f.subject}: {f.reason}" for f in findings[:most])
     rest = len(findings) - most

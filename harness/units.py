@@ -159,15 +159,21 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
     """
     if 0.5 < ratio < 2:
         below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
-        return _with_interval((ratio - 1) * 100, below, above, " %", sign=True)
+        return _with_interval((ratio - 1) * 100, below, above, " %", sign=True, digits=2)
     if ratio < 1:
         inverse = [None if end is None else 1 / end for end in (high, low)]
-        return _with_interval(1 / ratio, inverse[0], inverse[1], "x") + " less"
-    return _with_interval(ratio, low, high, "x")
+        return _with_interval(1 / ratio, inverse[0], inverse[1], "x", digits=2) + " less"
+    return _with_interval(ratio, low, high, "x", digits=2)
 
 
 def _with_interval(
-    value: float, low: float | None, high: float | None, unit: str, *, sign: bool = False
+    value: float,
+    low: float | None,
+    high: float | None,
+    unit: str,
+    *,
+    sign: bool = False,
+    digits: int = 3,
 ) -> str:
     """All three in one unit and to one decimal place, the one that the interval justifies.
 
@@ -175,7 +181,7 @@ def _with_interval(
     rounding rule of the Particle Data Group), or so narrow that three would hide it.
     """
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
-        return _fixed(value, _place(value, 3), sign) + unit
+        return _fixed(value, _place(value, digits), sign) + unit
     half = min(value - low, high - value)
     if half > 0:
         leading = half / 10.0 ** math.floor(math.log10(half))

@@ -35,6 +35,7 @@ from harness.records import (
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 VERMILLION, SKY, BLACK = "#D55E00", "#56B4E9", "#000000"
 COLOURS = (BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)  # green is kept for `go`
+LINES = ("-", "--", ":")
 MARKERS = "os^Dv<>"
 INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 
@@ -88,7 +89,7 @@ def throughput(
     axes.set_ylim(len(summaries) - 0.5, -0.5)
     axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
     axes.set_yticklabels([labels[s.case.case_id] for s in summaries])
-    _title(axes, f"{workload}: {METRICS[metric].title} by case")
+    _title(figure, f"{workload}: {METRICS[metric].title} by case")
     _legend(axes, metric, colours, list(thresholds.values()))
     alt = (
         f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
@@ -113,8 +114,8 @@ def scaling(
     axes.set_yscale("log")
     ends = []
     for i, f in enumerate(drawn):
-        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i // len(COLOURS) % len(MARKERS)]
-        y_end = _curve(axes, f, colour, marker)
+        colour, lap = COLOURS[i % len(COLOURS)], i // len(COLOURS)
+        y_end = _curve(axes, f, colour, MARKERS[lap % len(MARKERS)], LINES[lap % len(LINES)])
         power = "" if f.exponent is None else f"  {units.cell('scaling_exponent', f.exponent)}"
         ends.append((y_end, labels[f.group] + power, colour))
     xs = sorted({p.x for f in drawn for p in f.points})
@@ -127,7 +128,7 @@ def scaling(
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.plain("step_s", y)))
     axes.set_xlabel(axis, color=MUTED)
     axes.set_ylabel("step time", color=MUTED)
-    _title(axes, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
+    _title(figure, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
     _end_labels(axes, ends)
     if any(f.censored for f in drawn):
         axes.annotate(
@@ -173,7 +174,7 @@ def telemetry(measurement: Measurement, label: str) -> Picture | None:
     _name_phases(rows[0], measurement.phases)
     rows[-1].set_xlim(0, max(seen.t_s[-1], measurement.wall_s))
     rows[-1].set_xlabel("seconds since the process was launched", color=MUTED)
-    figure.suptitle(label, x=0.01, ha="left", fontsize=10.5, fontweight="bold", color=INK)
+    _title(figure, label)
     alt = f"{', '.join(name for _, name, _, _ in panels)} over the life of one process of {label}"
     return Picture(name="utilisation", alt=alt, png=_png(figure))
 
@@ -188,8 +189,8 @@ def slug(text: str) -> str:
 _THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
 
 
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK, pad=10)
+def _title(figure: Figure, text: str) -> None:
+    figure.suptitle(text, x=0.008, ha="left", fontsize=10.5, fontweight="bold", color=INK)
 
 
 def _canvas(height_in: float) -> tuple[Figure, Axes]:
@@ -316,7 +317,7 @@ def _legend(
             handles=handles,
             loc="lower right",
             bbox_to_anchor=(1.0, 1.0),
-            ncols=len(handles),
+            ncols=min(len(handles), 6),
             frameon=False,
             fontsize=8.5,
             handletextpad=0.4,
@@ -325,7 +326,7 @@ def _legend(
         )
 
 
-def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> float:
+def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str, line: str) -> float:
     """Draw one group; return the height at which its line ends, for the label."""
     timed = [p for p in fit.points if p.step_s is not None]
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
@@ -347,7 +348,7 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> float:
     if fit.exponent is None:
         return _time((timed or bounds)[-1])
     reach = [fit.points[0].x, fit.points[-1].x]
-    axes.plot(reach, [fit.at(x) for x in reach], color=colour, lw=1.2, alpha=0.8)
+    axes.plot(reach, [fit.at(x) for x in reach], line, color=colour, lw=1.2, alpha=0.8)
     return fit.at(reach[1])
 
 

@@ -55,7 +55,7 @@ def outcome_name(outcome: Outcome | None) -> str:
 
 
 def effect_sentence(e: Effect) -> str:
-    """`gc=on` against `gc=off` in train: step time per token +24 % [+20 … +28] (4 pairs)."""
+    """`gc=on` against `gc=off` in train: step time per token: +24 % [+20 … +28] (4 pairs)."""
     amount = units.change(e.ratio, e.low, e.high)
     if e.low is None or e.high is None:
         claim = f"{amount}, without an interval (one process a case)"
@@ -70,7 +70,7 @@ def effect_sentence(e: Effect) -> str:
         spread = f", from {units.change(e.smallest)} to {units.change(e.largest)}"
     return (
         f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)} in {e.workload}: step time "
-        f"per token {claim} ({e.pairs} {_plural('pair', e.pairs)} of cases{spread})."
+        f"per token: {claim} ({e.pairs} {_plural('pair', e.pairs)} of cases{spread})."
     )
 
 

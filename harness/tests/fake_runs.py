@@ -16,7 +16,6 @@ from harness.records import (
     Gpu,
     Match,
     Measurement,
-    MeasureSettings,
     Outcome,
     Phase,
     Rule,
@@ -148,7 +147,7 @@ def ended(c: Case, outcome: Outcome, *, processes: int = 1, **changes: Any) -> l
                 "case_id": c.case_id,
                 "process": process,
                 "outcome": outcome,
-                "detail": f"it was {outcome}",
+                "detail": f"planted: {outcome}",
                 "wall_s": 30.0,
                 "log": f"logs/{c.case_id.replace('/', '_')}-{process}.log",
                 **changes,
@@ -279,6 +278,3 @@ def _telemetry(
             for name, mean in levels.items()
         },
     )
-
-
-SETTINGS = MeasureSettings()

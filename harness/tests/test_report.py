@@ -1,0 +1,306 @@
+"""The report: what it says, where it is written, and what it leaves behind when it cannot be."""
+
+import datetime
+import errno
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, Thread
+from typing import Any
+
+import jinja2
+import pytest
+
+from harness import report
+from harness.errors import ReportError
+from harness.records import Decision, Outcome, Run
+from harness.report import context, render
+from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
+
+DATE = datetime.date(2026, 11, 21)
+NAME = "2026-11-21 Test Engineer Report - Small v{}.md"
+
+
+def small(**changes: Any) -> Run:
+    """Two cases: quick to render."""
+    return run(sweep(gc=["off", "on"]), lambda c: timed(c, 0.05), **{"subject": "Small", **changes})
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, report.ReportPaths]:
+    """The report of a run with everything in it, written once."""
+    paths = report.write(retest(), tmp_path_factory.mktemp("reports"), date=DATE)
+    return paths.markdown.read_text(), paths
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"\n## {title}")[2].partition("\n## ")[0]
+
+
+# --- what it says ------------------------------------------------------------------------
+
+
+def test_every_section_of_the_convention_is_there(full: tuple[str, Any]) -> None:
+    titles = re.findall(r"^## (.+)$", full[0], re.MULTILINE)
+
+    assert titles == [
+        "Executive summary",
+        "Verdict: NO-GO",
+        "Results",
+        "Expected against actual",
+        "Scaling",
+        "Utilisation over time",
+        "What did not run, and why",
+        "Time and cost",
+        "Environment",
+        "Effective configuration",
+        "Timeline",
+        "Commands to reproduce",
+        "Artefacts",
+    ]
+    for header in ("Date", "Author", "Subject", "Status", "Branch", "Commit"):
+        assert re.search(rf"^\*\*{header}\*\*: \S", full[0], re.MULTILINE)
+
+
+def test_every_picture_it_shows_exists_and_has_words(full: tuple[str, Any]) -> None:
+    text, paths = full
+
+    shown = re.findall(r"^!\[([^\]]+)\]\((\S+)\)$", text, re.MULTILINE)
+
+    assert {paths.markdown.parent / link for _, link in shown} == set(paths.figures)
+    assert len(paths.figures) == 4
+    for path in paths.figures:
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_table_row_has_the_columns_of_its_head(full: tuple[str, Any]) -> None:
+    """A pipe or a newline in a detail would break the table around it."""
+    blocks = re.findall(r"(?:^\|.*\n)+", full[0], re.MULTILINE)
+
+    assert len(blocks) > 10
+    for block in blocks:
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(counts) == 1, block
+
+
+def test_the_summary_is_computed(full: tuple[str, Any]) -> None:
+    summary = section(full[0], "Executive summary")
+
+    for claim in (
+        r"12 train cases and 11 forward cases on NVIDIA H200: 20 ok, 1 out of memory, 1 timeout",
+        r"\*\*NO-GO\*\* by the rule “floor”",
+        r"slowest: `train/nsa/seq_len=2048/gc=on/data=text`, 2\d\d \[",
+        r"`gc=on` against `gc=off` in train: step time per token: \+2[345]",
+        r"`data=text` against `data=synthetic` .* no effect",
+        r"`forward/loop` grows as seq_len to the power 1\.9\d+ \[.*1 timed out",
+        r"1,500 tokens/s on A100 is 0\.226 % MFU",
+        r"GPU was busy less than half of the time in 17 cases",
+    ):
+        assert re.search(claim, summary), claim
+
+
+def test_what_did_not_run_is_listed_with_its_reason(full: tuple[str, Any]) -> None:
+    listed = section(full[0], "What did not run, and why")
+
+    assert "| out of memory | tried 2.00 GiB | no |" in listed
+    assert r"flash-attn is not installed \| pip install \|" in listed
+    assert "the package is not installed here" in listed
+    assert "| 0, 1, 2 | timeout |" in listed
+
+
+def test_a_timeout_is_shown_as_a_bound(full: tuple[str, Any]) -> None:
+    assert "&lt; 1,020 (timeout) | > 2.00 s (timeout)" in section(full[0], "Results")
+
+
+def test_an_expectation_for_another_card_is_shown_and_not_judged(full: tuple[str, Any]) -> None:
+    table = section(full[0], "Expected against actual")
+
+    assert table.count("stated for A100, not judged") == 4
+    assert re.search(r"1\.\d+x to 3\.3x below", table)
+
+
+def test_time_and_cost_have_intervals_and_admit_what_is_unknown(full: tuple[str, Any]) -> None:
+    table = section(full[0], "Time and cost")
+
+    assert re.search(r"\| 12 h \d\d min \[12 h .* … 1\d h .*\] \| \$4\d\.\d\d \[", table)
+    assert "not available (out of memory)" in table
+
+
+def test_commands_are_those_of_the_run(full: tuple[str, Any]) -> None:
+    commands = section(full[0], "Commands to reproduce")
+
+    assert "export NSA_PREFILL_BATCHED=1\nharness run suites/retest.yaml\n" in commands
+    assert "/home/" not in commands
+
+
+def test_without_a_gpu_the_reason_stands_in_place_of_the_number(tmp_path: Path) -> None:
+    paths = report.write(small(env=environment(gpu=None)), tmp_path, date=DATE)
+
+    text = paths.markdown.read_text()
+
+    assert "| GPU | not available (NVML: no NVIDIA driver is loaded) |" in text
+    assert "GPU: not available (NVML: no NVIDIA driver is loaded)." in text
+    assert "MFU: not available (no data-sheet peak for cpu at bf16)." in text
+
+
+def test_a_run_without_any_number_still_has_a_report(tmp_path: Path) -> None:
+    broken = run(sweep(gc=["off", "on"]), lambda c: ended(c, Outcome.CRASH, detail="boom"))
+
+    paths = report.write(replace(broken, ended_at=""), tmp_path, date=DATE)
+
+    assert paths.verdict.decision is Decision.NO_GO
+    assert paths.figures == ()
+    assert "the run is unfinished" in paths.markdown.read_text()
+
+
+def test_one_process_is_shown_without_an_interval_and_inconclusive(tmp_path: Path) -> None:
+    once = run([case({"gc": "off"})], lambda c: timed(c, 0.05, processes=1))
+
+    paths = report.write(once, tmp_path, date=DATE)
+
+    assert paths.verdict.decision is Decision.INCONCLUSIVE
+    assert "1 of 3 processes ran" in paths.markdown.read_text()
+
+
+def test_an_observed_number_that_contradicts_the_asked_one_is_said(tmp_path: Path) -> None:
+    """The effective configuration is measured: an axis that did not arrive must show."""
+    deaf = run(sweep(seq_len=[512, 2048]), lambda c: timed(c, 0.05, effective={"seq_len": 512}))
+
+    text = report.write(deaf, tmp_path, date=DATE).markdown.read_text()
+
+    assert "`train/nsa/seq_len=2048` asked for seq_len=2048 and ran with seq_len=512." in text
+
+
+@pytest.mark.parametrize(
+    ("raw", "safe"),
+    [
+        ("a|b", r"a\|b"),
+        ("a\nb\r\n c", "a b c"),
+        ("`open", "'open"),
+        ("`x|y`", r"`x\|y`"),
+        ("\\|", r"\|"),
+        ("<script>", "&lt;script>"),
+    ],
+)
+def test_a_cell_cannot_break_its_table(raw: str, safe: str) -> None:
+    assert render.cell(raw) == safe
+
+
+def test_a_misspelt_field_stops_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = context.analyse(small())
+    links = {p.name: "x.png" for p in content.pictures}
+    built = context.build(content, date=DATE, author="x", version=1, links=links)
+    loader = jinja2.DictLoader({"report.md.j2": "{{ verdct }}"})
+    monkeypatch.setattr(render._templates, "loader", loader)
+    monkeypatch.setattr(render._templates, "cache", None)
+
+    with pytest.raises(jinja2.UndefinedError, match="verdct"):
+        render.markdown(built)
+
+
+# --- where it is written -----------------------------------------------------------------
+
+
+def test_a_second_report_is_the_second_version(tmp_path: Path) -> None:
+    first = report.write(small(), tmp_path, date=DATE)
+    before = first.markdown.read_bytes()
+
+    second = report.write(small(), tmp_path, date=DATE)
+
+    assert [p.markdown.name for p in (first, second)] == [NAME.format(1), NAME.format(2)]
+    assert first.markdown.read_bytes() == before
+    assert set(first.figures).isdisjoint(second.figures)
+
+
+def test_versions_go_on_after_the_highest_not_into_a_gap(tmp_path: Path) -> None:
+    (tmp_path / NAME.format(7)).write_text("kept")
+    (tmp_path / NAME.format("9 draft")).write_text("not a version")
+
+    paths = report.write(small(), tmp_path, date=DATE)
+
+    assert paths.markdown.name == NAME.format(8)
+
+
+def test_two_that_write_at_once_get_two_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have looked for the newest version before either has written."""
+    contents = [context.analyse(small()) for _ in range(2)]
+    monkeypatch.setattr(context, "analyse", lambda _: contents.pop())
+    both_looked = Barrier(2, timeout=20)
+    newest = render._newest
+
+    def look(*args: Any) -> int:
+        found = newest(*args)
+        both_looked.wait()
+        return found
+
+    monkeypatch.setattr(render, "_newest", look)
+    threads = [
+        Thread(target=report.write, args=(small(), tmp_path), kwargs={"date": DATE}) for _ in "ab"
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+
+    assert sorted(p.name for p in tmp_path.glob("*.md")) == [NAME.format(1), NAME.format(2)]
+    assert len(list(tmp_path.glob("figures/*.png"))) == 2
+
+
+def test_a_subject_cannot_leave_the_directory(tmp_path: Path) -> None:
+    paths = report.write(small(subject="../a/b: c"), tmp_path / "in", date=DATE)
+
+    assert paths.markdown.parent == tmp_path / "in"
+    assert paths.markdown.name == "2026-11-21 Test Engineer Report - ..-a-b- c v1.md"
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure fits, the report does not."""
+    synced: list[int] = []
+
+    def fsync(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    with pytest.raises(ReportError, match=r"cannot be written: No space left.*\n  Free some space"):
+        report.write(small(), tmp_path, date=DATE)
+
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_a_file_in_the_way_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "reports").write_text("")
+
+    for refuse in (
+        lambda: report.write(small(), tmp_path / "reports", date=DATE),
+        lambda: report.check_writable(tmp_path / "reports"),
+    ):
+        with pytest.raises(ReportError, match="Name a directory"):
+            refuse()
+
+
+def test_a_directory_without_permission_is_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permission bits do not bind root, who runs many a container, so mkdir is made to refuse."""
+
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+    with pytest.raises(ReportError, match="Permission denied\n  Name a directory that you may"):
+        report.check_writable(tmp_path / "reports")
+
+
+def test_check_writable_leaves_no_file(tmp_path: Path) -> None:
+    report.check_writable(tmp_path / "new")
+
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []

@@ -1,0 +1,111 @@
+"""Numbers as people read them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import units
+from harness.records import METRICS, Estimate
+
+
+def estimate(value: float, low: float | None, high: float | None) -> Estimate:
+    return Estimate(value=value, low=low, high=high, processes=3, samples=60)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ns"),
+        (4.2e-7, "420 ns"),
+        (1.5e-5, "15.0 µs"),
+        (1.234e-3, "1.23 ms"),
+        (0.9996, "1,000 ms"),
+        (45, "45.0 s"),
+        (119.94, "120 s"),
+        (125, "2 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+        (21.1 * 86400, "21 d 2 h"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert units.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(11, "11"), (11.04, "11"), (10_523, "10,500"), (1_234_567, "1.23 M"), (0.0, "0")],
+)
+def test_tokens_per_s(value: float, text: str) -> None:
+    assert units.tokens_per_s(value) == text
+
+
+def test_memory_is_named_by_the_unit_it_is_counted_in() -> None:
+    """80 GB of memory is 74.5 GiB; to print either number with the other's name is an error."""
+    assert units.size(80e9) == "74.5 GiB"
+    assert units.size(7 * 2**20) == "7.00 MiB"
+    assert units.size(12) == "12.0 B"
+
+
+def test_the_other_quantities() -> None:
+    assert units.percent(0.0021) == "0.21 %"
+    assert units.factor(785 / 27) == "29x"
+    assert units.factor(1.074) == "1.07x"
+    assert units.clock(1.98e9) == "1,980 MHz"
+    assert units.utc("2026-11-21T09:30:12.5+02:00") == "2026-11-21 07:30:12 UTC"
+    assert units.utc("2026-11-21T07:30:12Z") == "2026-11-21 07:30:12 UTC"
+    assert units.utc("") == ""
+    assert [units.scalar(v) for v in (True, 2048, 0.5, "off")] == ["true", "2048", "0.5", "off"]
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [
+        pytest.param(10_512, 10_301, 10_728, "10,500 [10,300 … 10,700]", id="plain"),
+        pytest.param(10_512, 10_507, 10_517, "10,512 [10,507 … 10,517]", id="narrow-is-not-hidden"),
+        pytest.param(24.2, 3.1, 310, "24 [3 … 310]", id="wide-claims-no-digits"),
+        pytest.param(11.3, None, None, "11.3", id="one-process"),
+        pytest.param(1_512_000, 1_501_000, 1_523_000, "1.51 M [1.50 … 1.52]", id="millions"),
+    ],
+)
+def test_an_interval_sets_the_digits(
+    value: float, low: float | None, high: float | None, text: str
+) -> None:
+    assert units.cell("tokens_per_s", estimate(value, low, high)) == text
+
+
+def test_an_interval_shares_the_unit_of_its_value() -> None:
+    assert units.cell("step_s", estimate(0.99, 0.9, 1.09)) == "990 ms [900 … 1,090]"
+    assert units.measured("mfu", estimate(0.021, 0.02, 0.022)) == "2.10 % [2.00 … 2.20]"
+    assert units.measured("tokens_per_s", estimate(11, None, None)) == "11.0 tokens/s"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        ((1.24, 1.20, 1.28), "+24 % [+20 … +28]"),
+        ((0.98, 0.97, 0.99), "-2 % [-3 … -1]"),
+        ((4.0, 3.9, 4.1), "4.0x [3.9 … 4.1]"),
+        ((0.1, 0.08, 0.125), "10.0x [8.0 … 12.5] less"),
+    ],
+)
+def test_change(ratio: tuple[float, float, float], text: str) -> None:
+    assert units.change(*ratio) == text
+
+
+@given(st.sampled_from(sorted(METRICS)), st.floats(1e-9, 1e15), st.floats(0, 0.5))
+def test_the_printed_value_is_the_value(metric: str, value: float, spread: float) -> None:
+    """Whatever the magnitude, rounding moves it less than its interval or 0.6 %."""
+    e = estimate(value, value * (1 - spread), value * (1 + spread))
+
+    text = units.cell(metric, e)
+
+    number, _, unit = text.partition(" [")[0].partition(" ")
+    size = {
+        "ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400,
+        "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01, "M": 1e6,
+    }.get(unit, 1)  # fmt: skip
+    printed = float(number.replace(",", "")) * size
+    assert math.isclose(printed, value, rel_tol=max(0.006, spread))
