@@ -127,7 +127,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """
     flags = Flags.from_env()
     plan = forward_plan(provider, axes, flags)
-    model = _inference_model(plan)
+    model = _inference_model(plan, flags)
     tokens = _random_bytes(plan.B, plan.T, _device())
     length = min(plan.T, CHECKED_TOKENS[flags.prefill])
     seen: dict[str, Scalar] = {}
@@ -161,7 +161,7 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """
     flags = Flags.from_env()
     plan = decode_plan(provider, axes, flags)
-    model = _inference_model(plan)
+    model = _inference_model(plan, flags)
     tokens = _random_bytes(plan.B, plan.T + plan.new_tokens, _device())
     seen: dict[str, Scalar] = {}
 
@@ -218,11 +218,11 @@ def _random_bytes(B: int, T: int, device: torch.device | str) -> Tensor:
     return torch.randint(256, (B, T), generator=rng).to(device)
 
 
-def _inference_model(plan: InferencePlan) -> ByteLM:
+def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
     model = ByteLM(
         plan.model,
         dense_backend=plan.backend,
-        aux_stats=False,
+        aux_stats=not flags.disable_aux_stats,
         generator=torch.Generator().manual_seed(SEED),
     )
     return model.to(_device(), plan.dtype).eval()

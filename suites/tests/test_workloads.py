@@ -9,12 +9,12 @@ from harness import suite as suite_module
 from harness.measure import accuracy
 from harness.records import Scalar
 from harness.workload import Factory
-from nsa import eager, selected
+from nsa import reference, selected
 from nsa.flags import FlagError
 from suites import workloads
 from suites.axes import AxisError
 
-MODEL = {"preset": "tiny", "batch": 2, "precision": "fp32"}
+MODEL: Mapping[str, Scalar] = {"preset": "tiny", "batch": 2, "precision": "fp32"}
 OPERATOR: Mapping[str, Scalar] = {
     "seq_len": 70,
     "batch": 1,
@@ -76,8 +76,9 @@ def test_the_operator_agrees_with_its_definition(provider: str, branch: str) -> 
 def test_selection_is_judged_by_what_the_blocks_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {**OPERATOR, "pass": "forward", "branch": "scores"}
     accuracy.compare(workloads.attention("gather", axes))
-    honest = eager.top_blocks
-    monkeypatch.setattr(eager, "top_blocks", lambda i, *a, **kw: honest(-i, *a, **kw))
+    monkeypatch.setattr(
+        "nsa.eager.top_blocks", lambda i, *a, **kw: reference.top_blocks(-i, *a, **kw)
+    )
 
     with pytest.raises(accuracy.Incorrect, match="selected"):
         accuracy.compare(workloads.attention("gather", axes))
