@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def draw(
 
 def run(part: str, route: str, x: Inputs, *, config: NSAConfig = SMALL, q_start: int = 0) -> Tensor:
     """Call one part by one route."""
-    where = {"route": route, "q_start": q_start, "cu_seqlens": x.cu_seqlens}
+    where: dict[str, Any] = {"route": route, "q_start": q_start, "cu_seqlens": x.cu_seqlens}
     match part:
         case "compress":
             return ops.compress_attention(x.q, x.k, x.v, config=config, **where)

@@ -12,11 +12,9 @@ from nsa.tests.operator_inputs import SMALL, draw, normal, run
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """PyTorch's attention on [B, T, H, D]: causal, or with a boolean mask [T, S]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)),
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=True,
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
     )
     return out.transpose(1, 2)
 
@@ -141,7 +139,7 @@ def test_a_single_query_sees_every_key(route: str) -> None:
     out = ops.dense_attention(q, k, v, route=route, q_start=6)
 
     assert_same(out.flatten(), weights @ v[0, :, 0])
-    trap = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
+    trap = sdpa(q, k, v)
     assert_same(trap.flatten(), v[0, 0, 0])  # the trap is still there
 
 

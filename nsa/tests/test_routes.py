@@ -247,13 +247,8 @@ def test_attention_is_the_gated_sum_of_its_branches(routes: ops.Routes) -> None:
     x = {part: draw(part, 61) for part in ("compress", "select", "window")}
     gates = normal(2, 61, 6, 3, seed=5).sigmoid()
 
-    out = ops.attention(
-        x["compress"].q,
-        *(t for part in x.values() for t in (part.k, part.v)),
-        gates,
-        config=SMALL,
-        routes=routes,
-    )
+    c, s, w = x.values()
+    out = ops.attention(c.q, c.k, c.v, s.k, s.v, w.k, w.v, gates, config=SMALL, routes=routes)
 
     branches = [run(part, "reference", inputs) for part, inputs in x.items()]
     expected = sum(gates[..., i, None] * branch for i, branch in enumerate(branches))

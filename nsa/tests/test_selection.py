@@ -47,7 +47,7 @@ def slow_selection(q: Tensor, k_cmp: Tensor, config: NSAConfig) -> list[list[lis
     T, HQ, D = q.shape
     HKV = k_cmp.shape[1]
     G = HQ // HKV
-    chosen = []
+    chosen: list[list[list[int]]] = []
     for t in range(T):
         chosen.append([])
         for h in range(HKV):
