@@ -1,0 +1,253 @@
+"""Parent side: starts workers, warm where that is as good as fresh, and ends their families.
+
+The parent never imports torch. A helper, the zygote (see harness.execution.zygote), does it once
+and forks one worker per case and process. A case that sets environment variables which torch,
+CUDA or OpenMP may read when they load gets a zygote of its own, started under them: NSA_*
+variables, which our own code reads when called, are the only ones set after the fact.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harness.errors import HarnessError
+from harness.execution.messages import Facts, Message, Order, Reader, encode_order
+from harness.records import Case
+
+WARM_PREFIX = "NSA_"
+"""Variables of this name may be set in a process that has torch loaded already."""
+START_S = 120.0
+"""Longest time for an interpreter to import torch; a cold network disk takes half of it."""
+DESCRIBE_S = 120.0
+GRACE_S = 1.0
+"""Time between SIGTERM and SIGKILL."""
+CLOSE_S = 10.0
+"""Longest time for a zygote to end what is under it."""
+MAX_REPLY_BYTES = 2**12
+
+# The zygote's modules are the parent's, wherever either was started.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from harness.execution import zygote; zygote.main(int(sys.argv[2]))"
+)
+
+
+class Worker:
+    """A process that works on one order, as the parent sees it."""
+
+    def __init__(
+        self, zygote: "_Zygote", pid: int, answers: int, launched_at: float, *, cold: bool
+    ) -> None:
+        self.pid = pid
+        self.launched_at = launched_at
+        """time.monotonic at the fork; the start of a zygote is over by then."""
+        self.cold = cold
+        self.answers = answers
+        """File descriptor its messages come from; does not block."""
+        self.exit_code: int | None = None
+        """As subprocess.Popen.returncode: minus the signal's number if one killed it."""
+        self._zygote = zygote
+
+    def wait(self, *, seconds: float) -> None:
+        """Sleep until the worker says something or exits, at most so long."""
+        files = [self.answers]
+        if self.exit_code is None:
+            files.append(self._zygote.control.fileno())
+        ready, _, _ = select.select(files, [], [], max(0.0, seconds))
+        if self._zygote.control.fileno() in ready:
+            self.exit_code = self._zygote.hear().get("exited", -signal.SIGKILL)
+
+    def dump_stacks(self) -> None:
+        """Ask the worker to write the Python stacks of its threads to its log."""
+        if self.exit_code is None:
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def end(self) -> int:
+        """End whatever is left of the worker and its descendants.
+
+        Returns:
+            The number of processes that would not die; nothing more can be done to them.
+        """
+        os.close(self.answers)
+        left = self._zygote.end(GRACE_S)
+        if self.cold or left:
+            self._zygote.close()
+        return left
+
+
+class Launcher:
+    """Starts workers, one at a time. A context: leaving it leaves no process behind."""
+
+    def __init__(self) -> None:
+        self._warm: _Zygote | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the zygote and every process under it."""
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
+
+    def launch(self, case: Case | None, process: int, log: Path) -> Worker:
+        """Start a worker on a case; without one, on describing the environment.
+
+        Args:
+            case: What to measure.
+            process: Which of the case's processes this is.
+            log: Where its stdout and stderr go; appended to.
+
+        Raises:
+            HarnessError: No interpreter with torch can be started here.
+        """
+        env = {} if case is None else case.env
+        cold = not all(name.startswith(WARM_PREFIX) for name in env)
+        zygote = _Zygote(env) if cold else self._warmed()
+        launched_at = time.monotonic()
+        order = Order(case=case, process=process, launched_at=launched_at)
+        answers, write_end = os.pipe()
+        os.set_blocking(answers, False)
+        try:
+            with log.open("ab") as log_file:
+                pid = zygote.fork(order, env, write_end, log_file.fileno())
+        finally:
+            os.close(write_end)
+        return Worker(zygote, pid, answers, launched_at, cold=cold)
+
+    def describe(self) -> dict[str, Any]:
+        """What harness.measure.facts.describe() says in a fresh worker.
+
+        Raises:
+            HarnessError: It failed, or took too long; with the last line it logged.
+        """
+        said: list[Message] = []
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder, "log")
+            worker = self.launch(None, 0, log)
+            try:
+                reader = Reader(worker.answers)
+                deadline = time.monotonic() + DESCRIBE_S
+                while not reader.at_end and time.monotonic() < deadline:
+                    worker.wait(seconds=deadline - time.monotonic())
+                    reader.drain(said.append)
+            finally:
+                worker.end()
+            facts = [message.facts for message in said if isinstance(message, Facts)]
+            if not facts:
+                raise HarnessError(
+                    f"a worker cannot describe its environment: {_last_line(log.read_bytes())}"
+                )
+        return facts[0]
+
+    def _warmed(self) -> "_Zygote":
+        if self._warm is None or self._warm.closed:
+            self._warm = _Zygote({})
+        return self._warm
+
+
+def describe() -> dict[str, Any]:
+    """Launcher.describe() for one who needs no other worker."""
+    with Launcher() as launcher:
+        return launcher.describe()
+
+
+class _Zygote:
+    """The helper's process and the socket to it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Start one under `env` and wait until torch is imported there."""
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
+        path = [*sys.path, str(Path.cwd())]
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(path), str(theirs.fileno())],
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+            )
+        self.control.settimeout(START_S)
+        try:
+            ready = "ready" in self.hear()
+        except BaseException:
+            self.close()
+            raise
+        if not ready:
+            self._stderr.seek(0)
+            reason = _last_line(self._stderr.read())
+            self.close()
+            raise HarnessError(
+                f"no worker can be started with {sys.executable}: {reason}",
+                "is torch installed there?",
+            )
+
+    @property
+    def closed(self) -> bool:
+        return self._process.poll() is not None
+
+    def fork(self, order: Order, env: Mapping[str, str], *files: int) -> int:
+        """Fork a worker that answers to the first file and logs to the second; its pid."""
+        request = json.dumps({"env": dict(env)}).encode() + b"\n" + encode_order(order)
+        socket.send_fds(self.control, [request], files)
+        reply = self.hear()
+        if "pid" not in reply:
+            raise HarnessError("the process that starts workers has died", "is memory exhausted?")
+        return int(reply["pid"])
+
+    def hear(self) -> dict[str, Any]:
+        """Its next reply; an empty one if it takes too long or is dead."""
+        try:
+            data = self.control.recv(MAX_REPLY_BYTES)
+        except (TimeoutError, ConnectionError):
+            data = b""
+        reply: dict[str, Any] = json.loads(data or b"{}")
+        return reply
+
+    def end(self, grace_s: float) -> int:
+        """Have every process under it ended; how many would not die."""
+        try:
+            self.control.send(json.dumps({"end": grace_s}).encode())
+            while reply := self.hear():
+                if "ended" in reply:
+                    return int(reply["ended"])
+        except ConnectionError:
+            pass
+        self.close()  # it is dead itself; the kernel has killed its worker with it
+        return 0
+
+    def close(self) -> None:
+        """Let it end everything under it, and itself."""
+        self.control.close()
+        try:
+            self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

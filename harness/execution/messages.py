@@ -1,0 +1,146 @@
+"""What parent and worker say to each other: one JSON object a line, over a pipe of their own.
+
+The worker's stdout and stderr go to its log, so whatever a workload prints cannot be mistaken
+for an answer. Times are readings of time.monotonic, which parent and child share on Linux.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from harness.records import Case, Measurement
+
+MAX_LINE_BYTES = 64 * 2**20
+"""Longer than any answer; a line that passes it is not one."""
+
+
+class Garbled(Exception):
+    """What came over the pipe is not a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Parent to worker: measure this case, or (without one) describe the environment."""
+
+    case: Case | None
+    process: int
+    launched_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBegan:
+    """A phase began. Naming the present phase again moves its beginning."""
+
+    kind: Literal["phase"] = "phase"
+    name: str
+    at: float
+    """May lie in the past: sampling began where the readings turned out to be steady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A sign of life. In warmup and sampling: so many runs are finished."""
+
+    kind: Literal["progress"] = "progress"
+    runs: int
+    spent_s: float
+    """Time of all finished runs together."""
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The worker's last word; the parent adds what only it can know."""
+
+    kind: Literal["answer"] = "answer"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The answer to an order without a case: harness.measure.facts.describe()."""
+
+    kind: Literal["facts"] = "facts"
+    facts: dict[str, Any]
+
+
+Message = PhaseBegan | Progress | Answer | Facts
+
+_message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
+    Annotated[Message, pydantic.Discriminator("kind")]
+)
+_order = pydantic.TypeAdapter(Order)
+
+
+def encode_order(order: Order) -> bytes:
+    return json.dumps(_plain(order)).encode()
+
+
+def decode_order(data: bytes) -> Order:
+    return _order.validate_json(data)
+
+
+class Channel:
+    """The worker's end of the pipe. Only the process that opened it may speak."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._owner = os.getpid()
+
+    def send(self, message: Message) -> None:
+        """Write one message whole.
+
+        Raises:
+            RuntimeError: In a process forked by a workload, which is not ours to hear.
+            TypeError: The message holds something JSON cannot.
+        """
+        if os.getpid() != self._owner:
+            raise RuntimeError("a process forked by the workload tried to answer for the worker")
+        line = memoryview(json.dumps(_plain(message)).encode() + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+
+class Reader:
+    """The parent's end of the pipe: bytes in, messages out."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` must not block."""
+        self._fd = fd
+        self._rest = b""
+        self.at_end = False
+        """The worker, and whoever inherited its end, have closed the pipe."""
+
+    def drain(self, each: Callable[[Message], None]) -> None:
+        """Pass on every message that has arrived.
+
+        Raises:
+            Garbled: A line is no message.
+        """
+        while not self.at_end:
+            try:
+                chunk = os.read(self._fd, 2**16)
+            except BlockingIOError:
+                return
+            self.at_end = not chunk
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            for line in lines:
+                each(_decode(line))
+            if len(self._rest) > MAX_LINE_BYTES:
+                raise Garbled(f"a line of more than {MAX_LINE_BYTES} bytes")
+
+
+def _decode(line: bytes) -> Message:
+    try:
+        return _message.validate_json(line)
+    except pydantic.ValidationError as error:
+        raise Garbled(f"{line[:80]!r} ({error.error_count()} errors)") from error
+
+
+def _plain(record: Any) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = asdict(record)
+    return fields

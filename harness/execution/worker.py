@@ -1,0 +1,172 @@
+"""Child side: one case, measured by one fresh process.
+
+Correctness comes before timing, and every way to end is one of the closed list of outcomes. The
+worker answers exactly once, with a Measurement that the parent completes.
+"""
+
+import importlib
+import time
+import traceback
+from difflib import get_close_matches
+
+import torch
+
+from harness.execution.messages import Answer, Channel, Facts, Order, PhaseBegan, Progress
+from harness.measure import accuracy, memory, timing
+from harness.records import Accuracy, Case, Measurement, Outcome, Scalar
+from harness.workload import Factory, Unsupported, Workload
+
+PROGRESS_INTERVAL_S = 0.02
+"""At most so often is progress reported; a run that is reported late was finished earlier."""
+
+# What allocators say where torch has no exception type of its own.
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def work(order: Order, channel: Channel) -> None:
+    """Carry out an order and answer it."""
+    try:
+        channel.send(_answer(order, channel))
+    # Outermost: whatever a workload raises becomes an outcome, its traceback goes to the log.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exception(error)
+        if order.case is not None:
+            channel.send(Answer(measurement=_failure(order.case, order.process, error)))
+
+
+def load_factory(name: str) -> Factory:
+    """Import `package.module:function`.
+
+    Raises:
+        LookupError: There is no such module or function; with the nearest name there is.
+    """
+    module_name, _, function = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists; what it imports does not
+        raise LookupError(f"factory {name!r}: no module {error.name!r}") from error
+    try:
+        factory: Factory = getattr(module, function)
+    except AttributeError as error:
+        near = get_close_matches(function, vars(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise LookupError(f"factory {name!r}: {module_name} has no {function!r}{hint}") from error
+    return factory
+
+
+def _answer(order: Order, channel: Channel) -> Answer | Facts:
+    if order.case is None:
+        return Facts(facts=importlib.import_module("harness.measure.facts").describe())
+    return Answer(measurement=_measure(order.case, order, channel))
+
+
+def _failure(case: Case, process: int, error: Exception) -> Measurement:
+    outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
+    checked: Accuracy | None = None
+    match error:
+        case Unsupported():
+            outcome, detail = Outcome.UNSUPPORTED, str(error)
+        case accuracy.Incorrect():
+            outcome, detail, checked = Outcome.INCORRECT, str(error), error.accuracy
+        case accuracy.NonFinite():
+            outcome, detail = Outcome.NON_FINITE, str(error)
+        case _ if _is_out_of_memory(error):
+            outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
+    return Measurement(
+        case_id=case.case_id, process=process, outcome=outcome, detail=detail, accuracy=checked
+    )
+
+
+def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
+    reporter = _Reporter(channel)
+
+    reporter.phase("setup")
+    workload = load_factory(case.factory)(case.provider, case.axes)
+
+    reporter.phase("accuracy")
+    if case.settings.accuracy:
+        checked = accuracy.compare(workload, reporter.alive)
+    else:
+        checked = Accuracy(skipped="switched off by the suite")
+    memory.release_cached()
+
+    reporter.phase("warmup")
+    stopwatch = timing.stopwatch(flush_l2=case.settings.flush_l2)
+    memory.start_peak()
+    taken = timing.take(
+        workload.run,
+        case.settings,
+        stopwatch,
+        deadline=order.launched_at + case.settings.timeout_s,
+        progress=reporter.ran,
+        sampling=lambda at: reporter.phase("sampling", at),
+    )
+    peak = memory.device_peak_bytes()
+    accuracy.require_finite_output(taken.output)
+    effective = _effective(workload)
+    if taken.cut:
+        effective["samples_cut"] = "timeout"
+    return Measurement(
+        case_id=case.case_id,
+        process=order.process,
+        outcome=Outcome.OK,
+        clock=stopwatch.clock,
+        warmup_s=taken.warmup_s,
+        samples_s=taken.samples_s,
+        host_samples_s=taken.host_samples_s,
+        steady=taken.steady,
+        tokens=workload.tokens,
+        flops=workload.flops,
+        bytes=workload.bytes,
+        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes,
+        accuracy=checked,
+        effective=effective,
+    )
+
+
+def _effective(workload: Workload) -> dict[str, Scalar]:
+    observed = dict(workload.effective()) if workload.effective else {}
+    for name, value in observed.items():
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(f"effective() gives {name!r} a {type(value).__name__}, not a scalar")
+    return observed
+
+
+class _Reporter:
+    """Tells the parent where the worker is, without flooding it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._runs = 0
+        self._spent_s = 0.0
+        self._longest_s = 0.0
+        self._sent_at = -PROGRESS_INTERVAL_S
+
+    def phase(self, name: str, at: float | None = None) -> None:
+        self._sent_at = -PROGRESS_INTERVAL_S  # the first run of a phase is always reported
+        self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
+
+    def ran(self, seconds: float) -> None:
+        self._runs += 1
+        self._spent_s += seconds
+        self._longest_s = max(self._longest_s, seconds)
+        if time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+            self.alive()
+
+    def alive(self) -> None:
+        self._sent_at = time.monotonic()
+        self._channel.send(
+            Progress(runs=self._runs, spent_s=self._spent_s, longest_s=self._longest_s)
+        )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

@@ -1,0 +1,208 @@
+"""Workloads that behave, and workloads that misbehave in every way a worker must survive."""
+
+import faulthandler
+import gc
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.execution.messages import Answer, Channel
+from harness.records import Measurement, Outcome, Scalar
+from harness.workload import Unsupported, Workload
+
+Axes = Mapping[str, Scalar]
+
+
+def good(provider: str, axes: Axes) -> Workload:
+    """Right, finite, and `step_s` slow."""
+    step_s = float(axes.get("step_s", 0.001))
+    exact = torch.linspace(0, 1, 64, dtype=torch.float64)
+
+    def run() -> Tensor:
+        time.sleep(step_s)
+        return exact
+
+    return Workload(
+        run=run,
+        check=lambda: {"o": exact.float()},
+        reference=lambda: {"o": exact},
+        eager=lambda: {"o": exact.float()},
+        tokens=64,
+        flops=128,
+        bytes=256,
+        effective=lambda: {"provider": provider, "dtype": "float32"},
+    )
+
+
+def _good_but(**changes: Any) -> Workload:
+    return replace(good("fake", {}), **changes)
+
+
+def _after(runs: int, misbehave: Callable[[], Any]) -> Workload:
+    """Good for so many runs."""
+    left = iter(range(runs))
+    return _good_but(run=lambda: time.sleep(0.001) if next(left, None) is not None else misbehave())
+
+
+def declined(provider: str, axes: Axes) -> Workload:
+    raise Unsupported(f"{provider} wants even head sizes, head_dim={axes['head_dim']}")
+
+
+def raises(provider: str, axes: Axes) -> Workload:
+    def run() -> None:
+        raise ValueError("block_size=3 is not a multiple of 16")
+
+    return _good_but(run=run)
+
+
+def wrong(provider: str, axes: Axes) -> Workload:
+    return _good_but(check=lambda: {"o": torch.linspace(0, 1.01, 64)})
+
+
+def checked_nan(provider: str, axes: Axes) -> Workload:
+    return _good_but(check=lambda: {"o": torch.full((64,), float("nan"))})
+
+
+def returned_inf(provider: str, axes: Axes) -> Workload:
+    return _good_but(run=lambda: {"loss": torch.tensor([1.0, float("inf")])})
+
+
+def python_memory_error(provider: str, axes: Axes) -> Workload:
+    return _good_but(run=lambda: bytearray(2**62))
+
+
+def torch_memory_error(provider: str, axes: Axes) -> Workload:
+    return _good_but(run=lambda: torch.empty(2**50))
+
+
+def prints(provider: str, axes: Axes) -> Workload:
+    """Prints what could be mistaken for messages, without a newline at the end."""
+
+    def run() -> None:
+        sys.stdout.write('{"kind": "answer"}\n\x00\xff no message at all')
+        os.write(2, b'{"kind": "phase"')
+
+    return _good_but(run=run)
+
+
+def exits_politely(provider: str, axes: Axes) -> Workload:
+    return _good_but(run=lambda: sys.exit(0))
+
+
+def exits_at_once(provider: str, axes: Axes) -> Workload:
+    return _good_but(run=lambda: os._exit(3))
+
+
+def segfaults(provider: str, axes: Axes) -> Workload:
+    return _good_but(run=faulthandler._sigsegv)  # type: ignore[attr-defined]
+
+
+def hangs(provider: str, axes: Axes) -> Workload:
+    def wait_for_godot() -> None:
+        time.sleep(3600)
+
+    return _after(3, wait_for_godot)
+
+
+def hangs_in_setup(provider: str, axes: Axes) -> Workload:
+    time.sleep(3600)
+    raise AssertionError("slept through")
+
+
+def stops_itself(provider: str, axes: Axes) -> Workload:
+    """Can neither write its stacks nor take SIGTERM."""
+    return _after(2, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def shrugs_off_sigterm(provider: str, axes: Axes) -> Workload:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return hangs(provider, axes)
+
+
+def leaves_orphans(provider: str, axes: Axes) -> Workload:
+    """A child in our group and a grandchild in a session of its own, whose parent has died."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    code = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
+
+    def run() -> None:
+        subprocess.Popen(sleep)
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    return _good_but(run=run)
+
+
+def forks(provider: str, axes: Axes) -> Workload:
+    """The child returns into the worker's code and would answer too."""
+
+    def run() -> None:
+        os.fork()
+        time.sleep(0.01)
+
+    return _good_but(run=run)
+
+
+def answers_twice(provider: str, axes: Axes) -> Workload:
+    (channel,) = (o for o in gc.get_objects() if isinstance(o, Channel))
+    lie = Measurement(case_id="fake", process=0, outcome=Outcome.OK, samples_s=(1e-9,))
+    return _good_but(run=lambda: channel.send(Answer(measurement=lie)))
+
+
+def scribbles_on_the_pipe(provider: str, axes: Axes) -> Workload:
+    def run() -> None:
+        for fd in Path("/proc/self/fd").iterdir():
+            if fd.exists() and stat.S_ISFIFO(fd.stat().st_mode):
+                os.write(int(fd.name), b"nonsense\n")
+
+    return _good_but(run=run)
+
+
+def never_exits(provider: str, axes: Axes) -> Workload:
+    os._exit = lambda _: time.sleep(3600)  # type: ignore[assignment,return-value]
+    return good(provider, axes)
+
+
+def reads_environment(provider: str, axes: Axes) -> Workload:
+    """Tells what it finds, and what the interpreter found when it started."""
+    return _good_but(
+        effective=lambda: {
+            "flag": os.environ.get("NSA_TEST_FLAG", ""),
+            "hash_randomization": bool(sys.flags.hash_randomization),
+        }
+    )
+
+
+def tells_an_object(provider: str, axes: Axes) -> Workload:
+    return _good_but(effective=lambda: {"dtype": torch.float32})
+
+
+def records_pid(provider: str, axes: Axes) -> Workload:
+    """Writes its process id to the file named by the axis `path`, then hangs."""
+    Path(str(axes["path"])).write_text(str(os.getpid()))
+    return hangs(provider, axes)
+
+
+def multiplies_on_gpu(provider: str, axes: Axes) -> Workload:
+    x = torch.randn(1024, 1024, device="cuda")
+    return _good_but(run=lambda: x @ x)
+
+
+def fills_the_gpu(provider: str, axes: Axes) -> Workload:
+    _, total_bytes = torch.cuda.mem_get_info()
+    return _good_but(run=lambda: torch.empty(2 * total_bytes, dtype=torch.int8, device="cuda"))
+
+
+def faults_on_the_gpu(provider: str, axes: Axes) -> Workload:
+    """An index out of range: a device-side assertion, which spoils the CUDA context."""
+    x = torch.zeros(4, device="cuda")
+    far = torch.tensor([10**6], device="cuda")
+    return _good_but(run=lambda: x[far])

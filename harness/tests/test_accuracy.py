@@ -1,0 +1,147 @@
+"""Right answers pass, wrong ones are named, and the yardstick itself is checked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.measure.accuracy import Incorrect, NonFinite, compare, require_finite_output
+from harness.workload import Workload
+
+EXACT = torch.linspace(-1, 1, 1000, dtype=torch.float64)
+
+
+def workload(
+    output: Tensor | Mapping[str, Tensor],
+    *,
+    eager: Tensor | None = None,
+    reference: Tensor = EXACT,
+    **rest: Any,
+) -> Workload:
+    outputs = {"o": output} if isinstance(output, Tensor) else output
+    return Workload(
+        run=lambda: None,
+        check=lambda: outputs,
+        reference=lambda: {"o": reference},
+        eager=None if eager is None else lambda: {"o": eager},
+        **rest,
+    )
+
+
+def test_the_bound_is_twice_the_eager_error_and_two_epsilon() -> None:
+    eager = (EXACT + 0.01).bfloat16()
+    output = (EXACT - 0.015).bfloat16()
+
+    (tensor,) = compare(workload(output, eager=eager)).tensors
+
+    error = float((eager.double() - EXACT).abs().max())
+    assert tensor.name == "o"
+    assert tensor.bound == pytest.approx(2 * error + 2 * torch.finfo(torch.bfloat16).eps)
+    assert tensor.error == pytest.approx(float((output.double() - EXACT).abs().max()))
+
+
+def test_the_error_is_relative_to_the_largest_value_of_the_reference() -> None:
+    output = (1000 * EXACT + 1).float()
+
+    (tensor,) = compare(
+        workload(output, reference=1000 * EXACT, eager=(1000 * EXACT + 2).float())
+    ).tensors
+
+    assert tensor.error == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_an_output_beyond_its_bound_is_named_with_error_and_bound() -> None:
+    with pytest.raises(Incorrect, match=r"o: error 0\.05, bound 2\.\d+e-07") as raised:
+        compare(workload((EXACT + 0.05).float(), eager=EXACT.float()))
+
+    assert raised.value.accuracy is not None
+    assert raised.value.accuracy.tensors[0].error == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_the_exact_answer_passes_even_when_eager_is_lucky(dtype: torch.dtype) -> None:
+    small = torch.tensor([0.5, 1.0], dtype=torch.float64)
+    eps = torch.finfo(dtype).eps
+    output = (small * (1 + eps)).to(dtype)
+    lucky = small.to(dtype)
+
+    assert compare(workload(output, reference=small, eager=lucky)).tensors[0].error > 0
+
+
+@pytest.mark.parametrize(
+    "eager", [pytest.param(None, id="absent"), pytest.param(EXACT, id="as precise as reference")]
+)
+def test_without_a_telling_eager_the_bound_is_eight_epsilon(eager: Tensor | None) -> None:
+    (tensor,) = compare(workload(EXACT.float(), eager=eager)).tensors
+
+    assert tensor.bound == 8 * torch.finfo(torch.float32).eps
+
+
+def test_integers_must_be_equal() -> None:
+    blocks = torch.arange(10)
+
+    assert compare(workload(blocks, reference=blocks)).tensors[0].bound == 0
+    with pytest.raises(Incorrect, match="o: error"):
+        compare(workload(blocks.flip(0), reference=blocks))
+
+
+def test_a_reference_of_zeros_is_compared_absolutely() -> None:
+    zeros = torch.zeros(8, dtype=torch.float64)
+
+    assert compare(workload(zeros.float(), reference=zeros)).tensors[0].error == 0
+    with pytest.raises(Incorrect):
+        compare(workload(zeros.float() + 1e-3, reference=zeros))
+
+
+def test_another_shape_is_incorrect_even_where_it_would_broadcast() -> None:
+    with pytest.raises(Incorrect, match=r"o: shape \[1\], reference \[1000\]"):
+        compare(workload(torch.zeros(1)))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_number_that_is_none_is_named_and_counted(bad: float) -> None:
+    output = EXACT.float().clone()
+    output[3] = bad
+
+    with pytest.raises(NonFinite, match="o: 1 of 1000 values"):
+        compare(workload(output))
+
+
+def test_a_yardstick_with_nan_judges_nothing() -> None:
+    nan = torch.full((1000,), float("nan"), dtype=torch.float64)
+
+    with pytest.raises(ValueError, match=r"reference\(\) holds NaN"):
+        compare(workload(EXACT.float(), reference=nan))
+    with pytest.raises(ValueError, match=r"eager\(\) holds NaN"):
+        compare(workload(EXACT.float(), eager=nan.float()))
+
+
+def test_an_output_the_reference_does_not_know_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"check\(\) names \['lse', 'o'\]"):
+        compare(workload({"o": EXACT.float(), "lse": EXACT.float()}))
+
+
+def test_nothing_to_compare_says_why() -> None:
+    without = Workload(run=lambda: None, check=dict, no_reference="64 GiB of scores")
+
+    assert compare(without).skipped == "64 GiB of scores"
+    assert compare(Workload(run=lambda: None)).skipped == "the workload has nothing to compare"
+
+
+def test_gradients_can_be_compared_while_they_are_tracked() -> None:
+    leaf = EXACT.float().requires_grad_()
+
+    assert compare(workload(leaf * 1)).tensors[0].error < 1e-6
+
+
+def test_what_a_run_returns_is_checked_by_name() -> None:
+    require_finite_output(None)
+    require_finite_output({"loss": torch.ones(())})
+    with pytest.raises(NonFinite, match="loss: 1 of 1"):
+        require_finite_output({"loss": torch.tensor(float("nan"))})
+    with pytest.raises(NonFinite, match="output: 1 of 2"):
+        require_finite_output(torch.tensor([1, float("inf")]))
+    with pytest.raises(TypeError, match="run\\(\\) returned a list"):
+        require_finite_output([1.0])

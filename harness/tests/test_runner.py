@@ -1,0 +1,505 @@
+"""What each way to misbehave earns, that the next case runs, and that nothing is left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.errors import HarnessError, StoreError
+from harness.execution import watchdog
+from harness.execution.launcher import Launcher
+from harness.execution.runner import Observer, run_suite, settled
+from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome, Scalar, Suite
+
+QUICK = MeasureSettings(
+    processes=1,
+    min_samples=3,
+    max_samples=20,
+    sample_s=0.01,
+    warmup_s=0.2,
+    timeout_s=60.0,
+    stall_s=60.0,
+)
+
+
+def make_case(
+    fake: str,
+    *,
+    settings: MeasureSettings = QUICK,
+    axes: Mapping[str, Scalar] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Case:
+    return Case(
+        case_id=fake,
+        workload=fake,
+        factory=f"harness.tests.fake_workloads:{fake}",
+        provider="fake",
+        axes={"head_dim": 7} if axes is None else axes,
+        env=env or {},
+        settings=settings,
+    )
+
+
+def make_suite(*cases: Case) -> Suite:
+    return Suite(
+        name="fake", title="", subject="", question="", path="", text="", sha256="", cases=cases
+    )
+
+
+class Memory:
+    """A writer that keeps measurements in a list."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.measurements: list[Measurement] = []
+
+    def append(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)
+
+    def log_path(self, case_id: str, process: int) -> Path:
+        return self.folder / f"{case_id}.{process}.log"
+
+    @property
+    def outcomes(self) -> list[tuple[str, int, Outcome]]:
+        return [(m.case_id, m.process, m.outcome) for m in self.measurements]
+
+
+class Quiet(Observer):
+    """Listens, and says nothing."""
+
+    def __init__(self) -> None:
+        self.totals: list[int] = []
+        self.phases: list[str] = []
+        self.steps = 0
+
+    def planned(self, total: int) -> None:
+        self.totals.append(total)
+
+    def started(self, case: Case, process: int) -> None:
+        pass
+
+    def phase(self, case: Case, process: int, name: str) -> None:
+        self.phases.append(name)
+
+    def progressed(self, case: Case, process: int, steps: int) -> None:
+        self.steps = steps
+
+    def finished(self, measurement: Measurement) -> None:
+        pass
+
+
+class Counter:
+    """A probe that counts its readings, and fails every other one."""
+
+    unavailable: Mapping[str, str] = {"gpu_power_w": "no GPU in this test"}
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self.pids: list[int] = []
+
+    def attach(self, pid: int) -> None:
+        self.pids.append(pid)
+
+    def read(self) -> Mapping[str, float | None]:
+        self.readings += 1
+        return {"rss_bytes": 1.0 if self.readings % 2 else None}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Launcher]:
+    """One for all tests here: importing torch takes seconds."""
+    with Launcher() as one:
+        yield one
+
+
+def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
+    writer = Memory(folder)
+    run_suite(make_suite(*cases), writer=writer, probes=(), observer=Quiet(), launcher=warm)
+    return writer.measurements
+
+
+def descendants() -> list[psutil.Process]:
+    """Workers and their children; the zygotes that are our own children do not count."""
+    return [p for zygote in psutil.Process().children() for p in zygote.children(recursive=True)]
+
+
+@pytest.mark.parametrize(
+    ("fake", "outcome", "said"),
+    [
+        ("declined", Outcome.UNSUPPORTED, "fake wants even head sizes, head_dim=7"),
+        ("raises", Outcome.CRASH, "ValueError: block_size=3 is not a multiple of 16"),
+        ("wrong", Outcome.INCORRECT, "o: error 0.01, bound"),
+        ("checked_nan", Outcome.NON_FINITE, "o: 64 of 64 values"),
+        ("returned_inf", Outcome.NON_FINITE, "loss: 1 of 2 values"),
+        ("python_memory_error", Outcome.OUT_OF_MEMORY, "MemoryError"),
+        ("torch_memory_error", Outcome.OUT_OF_MEMORY, "GB in the process"),
+        ("prints", Outcome.OK, ""),
+        ("exits_politely", Outcome.CRASH, "exited with status 0 and no answer"),
+        ("exits_at_once", Outcome.CRASH, "exited with status 3 and no answer, in warmup"),
+        ("segfaults", Outcome.CRASH, "killed by SIGSEGV"),
+        ("leaves_orphans", Outcome.OK, ""),
+        ("forks", Outcome.OK, ""),
+        ("answers_twice", Outcome.CRASH, "an unexpected answer message"),
+        ("scribbles_on_the_pipe", Outcome.CRASH, "garbled answer in warmup"),
+        ("tells_an_object", Outcome.CRASH, "'dtype' a dtype, not a scalar"),
+        ("no_such_factory", Outcome.CRASH, "has no 'no_such_factory'"),
+    ],
+)
+def test_each_misbehaviour_earns_its_outcome_and_the_next_case_runs(
+    warm: Launcher, tmp_path: Path, fake: str, outcome: Outcome, said: str
+) -> None:
+    bad, following = run(warm, tmp_path, make_case(fake), make_case("good"))
+
+    assert (bad.outcome, said in bad.detail) == (outcome, True), bad.detail
+    assert following.outcome is Outcome.OK
+    assert descendants() == []
+
+
+def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> None:
+    writer, observer, probe = Memory(tmp_path), Quiet(), Counter()
+
+    run_suite(
+        make_suite(make_case("good", axes={"step_s": 0.02})),
+        writer=writer,
+        probes=[probe],
+        observer=observer,
+        launcher=warm,
+    )
+
+    (m,) = writer.measurements
+    assert (m.outcome, m.detail, m.process, m.clock) == (Outcome.OK, "", 0, Clock.HOST)
+    assert (m.tokens, m.flops, m.bytes, m.peak_memory_bytes) == (64, 128, 256, None)
+    assert len(m.samples_s) == len(m.host_samples_s) >= QUICK.min_samples
+    assert len(m.warmup_s) >= 1, "the first reading is never a sample"
+    assert min(m.samples_s) >= 0.02
+    assert m.accuracy is not None
+    assert m.accuracy.tensors[0].error <= m.accuracy.tensors[0].bound
+    assert m.effective == {"provider": "fake", "dtype": "float32", "start": "warm"}
+    assert m.log == "good.0.log"
+    assert [p.name for p in m.phases] == ["start", "setup", "accuracy", "warmup", "sampling"]
+    assert all(p.start_s <= p.end_s <= m.wall_s for p in m.phases)
+    assert [p.end_s for p in m.phases[:-1]] == [p.start_s for p in m.phases[1:]]
+    assert m.telemetry is not None
+    assert m.telemetry.unavailable == probe.unavailable
+    assert m.telemetry.channels["rss_bytes"][:2] == (1.0, None)
+    assert len(m.telemetry.t_s) == probe.readings
+    assert observer.phases == ["setup", "accuracy", "warmup", "sampling"]
+    assert observer.steps > 0
+
+
+def test_probes_are_read_ten_times_a_second_and_more(warm: Launcher, tmp_path: Path) -> None:
+    writer = Memory(tmp_path)
+    case = make_case("good", settings=replace(QUICK, sample_s=1.0, max_samples=10_000))
+
+    run_suite(make_suite(case), writer=writer, probes=[Counter()], observer=Quiet(), launcher=warm)
+
+    (m,) = writer.measurements
+    assert m.telemetry is not None
+    assert len(m.telemetry.t_s) >= 10 * m.wall_s
+
+
+def test_what_a_workload_prints_is_in_its_log(warm: Launcher, tmp_path: Path) -> None:
+    (m,) = run(warm, tmp_path, make_case("prints"))
+
+    log = (tmp_path / m.log).read_text(errors="replace")
+    assert "no message at all" in log
+    assert '{"kind": "phase"' in log
+
+
+def test_a_crash_leaves_its_traceback_in_the_log(warm: Launcher, tmp_path: Path) -> None:
+    raised, signalled = run(warm, tmp_path, make_case("raises"), make_case("segfaults"))
+
+    assert "fake_workloads.py" in (tmp_path / raised.log).read_text()
+    assert "Fatal Python error: Segmentation fault" in (tmp_path / signalled.log).read_text()
+
+
+def test_a_run_that_never_ends_is_a_hang_with_its_stack(warm: Launcher, tmp_path: Path) -> None:
+    settings = replace(QUICK, stall_s=0.8)
+
+    hang, following = run(warm, tmp_path, make_case("hangs", settings=settings), make_case("good"))
+
+    assert hang.outcome is Outcome.HANG
+    assert "in warmup, at least 1 run done" in hang.detail
+    assert "stuck in wait_for_godot (fake_workloads.py:" in hang.detail
+    assert hang.lower_bound_s is not None
+    assert hang.lower_bound_s > 0.1
+    assert "most recent call first" in (tmp_path / hang.log).read_text()
+    assert following.outcome is Outcome.OK
+    assert descendants() == []
+
+
+@pytest.mark.parametrize("fake", ["stops_itself", "shrugs_off_sigterm"])
+def test_a_worker_deaf_to_signals_is_killed_all_the_same(
+    warm: Launcher, tmp_path: Path, fake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "STACKS_S", 0.2)
+    (hang,) = run(warm, tmp_path, make_case(fake, settings=replace(QUICK, stall_s=0.5)))
+
+    assert hang.outcome is Outcome.HANG
+    assert descendants() == []
+
+
+def test_slow_but_alive_is_a_timeout_and_a_lower_bound(warm: Launcher, tmp_path: Path) -> None:
+    settings = replace(QUICK, timeout_s=2.5)
+
+    (slow,) = run(warm, tmp_path, make_case("good", axes={"step_s": 1.0}, settings=settings))
+
+    assert slow.outcome is Outcome.TIMEOUT
+    assert "2 runs done, 1 s each" in slow.detail
+    assert slow.lower_bound_s is not None
+    assert 1.0 <= slow.lower_bound_s < 1.5
+
+
+def test_a_first_run_longer_than_the_timeout_is_a_timeout_not_a_hang(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    settings = replace(QUICK, timeout_s=1.0, stall_s=1.2)
+
+    (slow,) = run(warm, tmp_path, make_case("good", axes={"step_s": 60.0}, settings=settings))
+
+    assert slow.outcome is Outcome.TIMEOUT
+    assert "before the first run was done" in slow.detail
+    assert slow.lower_bound_s is not None
+    assert 0.5 < slow.lower_bound_s <= slow.wall_s
+
+
+def test_a_timeout_before_the_first_run_bounds_nothing(warm: Launcher, tmp_path: Path) -> None:
+    (slow,) = run(
+        warm, tmp_path, make_case("hangs_in_setup", settings=replace(QUICK, timeout_s=0.5))
+    )
+
+    assert (slow.outcome, slow.lower_bound_s) == (Outcome.TIMEOUT, None)
+    assert "in setup" in slow.detail
+
+
+def test_few_samples_in_time_are_worth_more_than_a_timeout(warm: Launcher, tmp_path: Path) -> None:
+    settings = replace(QUICK, min_samples=1000, timeout_s=2.0)
+
+    (slow,) = run(warm, tmp_path, make_case("good", axes={"step_s": 0.3}, settings=settings))
+
+    assert slow.outcome is Outcome.OK, slow.detail
+    assert slow.effective["samples_cut"] == "timeout"
+    assert len(slow.samples_s) >= 2
+
+
+def test_a_worker_that_has_answered_but_lives_on_keeps_its_answer(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "EXIT_S", 0.3)
+
+    (m,) = run(warm, tmp_path, make_case("never_exits"))
+
+    assert m.outcome is Outcome.OK
+    assert "did not exit" in m.detail
+    assert descendants() == []
+
+
+def test_nsa_variables_reach_a_warm_worker_and_only_that_one(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    flagged, plain = run(
+        warm,
+        tmp_path,
+        make_case("reads_environment", env={"NSA_TEST_FLAG": "1"}),
+        replace(make_case("reads_environment"), case_id="plain"),
+    )
+
+    assert (flagged.effective["flag"], flagged.effective["start"]) == ("1", "warm")
+    assert plain.effective["flag"] == ""
+
+
+def test_variables_that_are_read_at_start_take_effect(warm: Launcher, tmp_path: Path) -> None:
+    """Set in a running interpreter, PYTHONHASHSEED (or OMP_NUM_THREADS) would change nothing."""
+    (cold,) = run(warm, tmp_path, make_case("reads_environment", env={"PYTHONHASHSEED": "0"}))
+
+    assert cold.effective["start"] == "cold"
+    assert cold.effective["hash_randomization"] is False
+
+
+def test_the_parent_never_imports_torch() -> None:
+    """It must hold no CUDA context; and a fork of it would be slow."""
+    script = "import sys, harness.execution.runner; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_processes_take_turns_and_the_second_round_goes_backwards(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    settings = replace(QUICK, processes=2)
+    cases = [replace(make_case("good", settings=settings), case_id=name) for name in "abc"]
+
+    measured = run(warm, tmp_path, *cases)
+
+    assert [(m.case_id, m.process) for m in measured] == [
+        *(("a", 0), ("b", 0), ("c", 0)),
+        *(("c", 1), ("b", 1), ("a", 1)),
+    ]
+
+
+def test_a_case_that_did_not_end_ok_is_left_alone(warm: Launcher, tmp_path: Path) -> None:
+    settings = replace(QUICK, processes=3)
+    suite = make_suite(make_case("declined", settings=settings), make_case("good"))
+    writer, observer = Memory(tmp_path), Quiet()
+
+    run_suite(suite, writer=writer, probes=(), observer=observer, launcher=warm)
+
+    assert writer.outcomes == [
+        ("declined", 0, Outcome.UNSUPPORTED),
+        ("good", 0, Outcome.OK),
+    ]
+    assert observer.totals == [4, 2]
+
+
+def test_a_resumed_run_does_only_what_is_left(warm: Launcher, tmp_path: Path) -> None:
+    settings = replace(QUICK, processes=2)
+    suite = make_suite(make_case("raises", settings=settings), make_case("good", settings=settings))
+    before = [
+        Measurement(case_id="raises", process=0, outcome=Outcome.CRASH),
+        Measurement(case_id="good", process=0, outcome=Outcome.OK, samples_s=(1.0,)),
+    ]
+    writer = Memory(tmp_path)
+
+    run_suite(
+        suite,
+        writer=writer,
+        probes=(),
+        observer=Quiet(),
+        done=settled(suite, before),
+        launcher=warm,
+    )
+
+    assert writer.outcomes == [("good", 1, Outcome.OK)]
+
+
+def test_a_full_disk_stops_the_run_and_leaves_no_process(warm: Launcher, tmp_path: Path) -> None:
+    class FullDisk(Memory):
+        def append(self, measurement: Measurement) -> None:
+            raise StoreError("no space left on device")
+
+    suite = make_suite(make_case("leaves_orphans"), make_case("good"))
+    observer = Quiet()
+
+    with pytest.raises(StoreError, match="no space left"):
+        run_suite(suite, writer=FullDisk(tmp_path), probes=(), observer=observer, launcher=warm)
+
+    assert observer.phases.count("setup") == 1
+    assert descendants() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_kills_the_worker_and_is_passed_on(
+    warm: Launcher, tmp_path: Path, number: signal.Signals
+) -> None:
+    class Interrupting(Quiet):
+        def phase(self, case: Case, process: int, name: str) -> None:
+            if name == "setup":
+                os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    suite = make_suite(make_case("hangs"), make_case("good"))
+    writer = Memory(tmp_path)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_suite(suite, writer=writer, probes=(), observer=Interrupting(), launcher=warm)
+
+    assert writer.measurements == []
+    assert descendants() == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_worker_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    """Not even SIGKILL of the harness leaves a worker behind, on a GPU others want."""
+    pid_file = tmp_path / "pid"
+    script = (
+        "from pathlib import Path\n"
+        "from harness.tests.test_runner import *\n"
+        f"case = make_case('records_pid', axes={{'path': {str(pid_file)!r}}})\n"
+        f"with Launcher() as one: run(one, Path({str(tmp_path)!r}), case)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as parent:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
+        worker = psutil.Process(int(pid_file.read_text()))
+        parent.kill()
+
+    wait_until(lambda: not worker.is_running())
+
+
+def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_a_zygote_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path: Path) -> None:
+    class Killing(Quiet):
+        def phase(self, case: Case, process: int, name: str) -> None:
+            if case.case_id == "hangs" and name == "setup":
+                (zygote,) = set(psutil.Process().children()) - set(others)
+                zygote.kill()
+
+    others = psutil.Process().children()
+    writer = Memory(tmp_path)
+    suite = make_suite(make_case("hangs"), make_case("good"))
+
+    run_suite(suite, writer=writer, probes=(), observer=Killing())
+
+    assert set(psutil.Process().children()) == set(others), "the run's own zygote is gone"
+    assert [m.outcome for m in writer.measurements] == [Outcome.CRASH, Outcome.OK]
+    assert "killed by SIGKILL" in writer.measurements[0].detail
+
+
+def test_an_interpreter_without_torch_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with Launcher() as one, pytest.raises(HarnessError, match="libcudart") as raised:
+        one.launch(make_case("good"), 0, tmp_path / "log")
+
+    assert "is torch installed" in str(raised.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
+def test_a_forked_worker_can_use_the_gpu(warm: Launcher, tmp_path: Path) -> None:
+    """A driver initialised before the fork would be broken after it."""
+    (m,) = run(warm, tmp_path, make_case("multiplies_on_gpu"))
+
+    assert (m.outcome, m.clock) == (Outcome.OK, Clock.CUDA_EVENT), m.detail
+    assert m.peak_memory_bytes is not None
+    assert m.peak_memory_bytes >= 3 * 4 * 1024**2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize(
+    ("fake", "outcome", "said"),
+    [
+        ("fills_the_gpu", Outcome.OUT_OF_MEMORY, "GB on the device"),
+        ("faults_on_the_gpu", Outcome.CRASH, "CUDA error"),
+    ],
+)
+def test_a_gpu_error_stays_in_its_process(
+    warm: Launcher, tmp_path: Path, fake: str, outcome: Outcome, said: str
+) -> None:
+    bad, following = run(warm, tmp_path, make_case(fake), make_case("multiplies_on_gpu"))
+
+    assert bad.outcome is outcome, bad.detail
+    assert said in bad.detail
+    assert following.outcome is Outcome.OK
+
+
+def test_a_worker_describes_its_environment(warm: Launcher) -> None:
+    assert warm.describe()["versions"]["torch"]
