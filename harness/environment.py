@@ -129,13 +129,7 @@ def _dirty_sha256(root: Path) -> str:
 def _git(folder: Path, *arguments: str) -> bytes | None:
     """What git answers; None where it refuses or is not installed."""
     try:
-        answer = subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # only look
-            capture_output=True,
-            check=False,
-        )
+        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except FileNotFoundError:
         return None
     return answer.stdout if answer.returncode == 0 else None

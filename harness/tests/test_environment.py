@@ -252,8 +252,17 @@ def test_every_other_change_has_its_own_hash(repository: Path) -> None:
     assert dirty(repository) == ""
 
 
-def test_a_dangling_link_and_a_repository_within_do_not_stop_it(repository: Path) -> None:
-    (repository / "link").symlink_to("nowhere")
+def test_a_dangling_link_is_hashed_by_its_target(repository: Path) -> None:
+    hashes = set()
+    for target in ("nowhere", "elsewhere"):
+        (repository / "link").symlink_to(target)
+        hashes.add(dirty(repository))
+        (repository / "link").unlink()
+
+    assert len(hashes) == 2
+
+
+def test_a_repository_within_does_not_stop_it(repository: Path) -> None:
     (repository / "within").mkdir()
     git(repository / "within", "init", "--quiet")
     (repository / "within" / "file").write_text("x")

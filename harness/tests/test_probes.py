@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
@@ -544,10 +545,22 @@ def test_attach_begins_anew() -> None:
             probe.attach(process.pid)
             time.sleep(0.05)
 
-            assert probe.read()["cpu_utilisation"] == pytest.approx(0, abs=0.4)
+            reading = probe.read()
+
+            assert reading["cpu_utilisation"] == pytest.approx(0, abs=0.4)
+            own = psutil.Process(process.pid).memory_info().rss
+            assert reading["rss_bytes"] == pytest.approx(own, rel=0.1)
 
 
-def test_a_reading_is_cheap_enough_for_twenty_a_second() -> None:
+def test_a_reading_is_cheap_enough_for_twenty_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+    search = psutil.Process.children
+
+    def counted(process: psutil.Process, *, recursive: bool) -> list[psutil.Process]:
+        searches.append(process)
+        return search(process, recursive=recursive)
+
+    monkeypatch.setattr(psutil.Process, "children", counted)
     probe = CpuProbe()
     probe.attach(os.getpid())
     before_s = time.process_time()
@@ -556,6 +569,7 @@ def test_a_reading_is_cheap_enough_for_twenty_a_second() -> None:
         probe.read()
 
     assert (time.process_time() - before_s) / 100 < 0.0025  # 5 % of a core
+    assert len(searches) <= 2, "the whole machine is searched only now and then"
 
 
 # --- together ----------------------------------------------------------------------------

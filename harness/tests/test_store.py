@@ -397,7 +397,24 @@ def test_two_runs_of_one_name_do_not_share_a_folder(
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"{", b"", b"\xff\xfe", b"[]", b'{"kind": "measurment"}', b'{"kind": "end"}', b'{"x": NaN}'],
+    [
+        pytest.param(b"{", id="half an object"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\xff\xfe", id="no UTF-8"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b'{"kind": "measurment"}', id="unknown kind"),
+        pytest.param(b'{"kind": "end"}', id="fields missing"),
+        pytest.param(b'{"kind": "end", "at": "", "measurements": "many"}', id="wrong type"),
+        pytest.param(
+            b'{"kind": "measurement", "case_id": "a", "process": 0, "outcome": "crash", '
+            b'"wall_s": NaN}',
+            id="NaN",
+        ),
+        pytest.param(
+            b'{"kind": "measurement", "case_id": "a", "process": 0, "outcome": "ok"}',
+            id="ok without samples",
+        ),
+    ],
 )
 def test_garbage_in_the_middle_is_an_error_with_its_line(
     tmp_path: Path, writer: store.RunWriter, garbage: bytes
@@ -548,4 +565,5 @@ def test_a_log_stays_in_its_folder(writer: store.RunWriter, case_id: str) -> Non
 
     path.write_text("output")
 
+    assert not path.name.startswith(".")
     assert path.resolve().parent == (writer.folder / store.LOG_FOLDER).resolve()
