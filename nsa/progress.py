@@ -101,12 +101,12 @@ def draw_curve(path: Path, curve: Sequence[Progress], *, unigram_bits: float, ti
         axes.plot(steps, held_out, label="held out", linewidth=2)
     last = held_out[-1] if held_out else curve[-1].bits_per_byte
     axes.axhline(unigram_bits, color="0.35", linestyle="--", linewidth=1)
-    for bits, text in ((unigram_bits, "unigram entropy "), (last, "")):
+    for bits, text, rise in ((unigram_bits, "unigram entropy ", 6), (last, "", -16)):
         axes.annotate(
             f"{text}{bits:.2f}",
             (steps[-1], bits),
             textcoords="offset points",
-            xytext=(0, 6),
+            xytext=(0, rise),
             ha="right",
         )
     axes.set(title=title, xlabel="optimiser step", ylabel="bits per byte", ylim=(0, 8.5))

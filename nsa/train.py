@@ -38,7 +38,7 @@ PRESET_SETTINGS: Mapping[str, Mapping[str, Any]] = {
         "precision": "bf16",
         "lr": 3e-4,
     },
-    "small": {"seq_len": 256, "batch_size": 8, "lr": 2e-3},
+    "small": {"seq_len": 256, "batch_size": 8, "lr": 4e-3},
     "tiny": {"seq_len": 64, "batch_size": 8, "lr": 3e-3},
 }
 """What each preset of nsa.config trains with, where TrainConfig's defaults are not meant."""

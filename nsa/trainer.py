@@ -150,12 +150,12 @@ class Trainer:
         self.config = config
         self.launch = launch
         self.device = training_device(config.device, launch)
-        self.model = ByteLM(
-            config.model,
-            dense_backend=config.dense_backend,
-            aux_stats=not flags.disable_aux_stats,
-            generator=torch.Generator().manual_seed(config.seed),
-        ).to(self.device)
+        with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
+            self.model = ByteLM(
+                config.model,
+                aux_stats=not flags.disable_aux_stats,
+                generator=torch.Generator().manual_seed(config.seed),
+            ).to(self.device)
         self.steps_done = 0
         self.routes = flags.routes() if config.routes is None else config.routes
         self.prefill = flags.prefill if config.prefill is None else config.prefill
@@ -404,7 +404,13 @@ def _distribute(model: ByteLM, device: torch.device, flags: Flags) -> Distribute
         gradient_as_bucket_view=True,
     )
     if flags.ddp_compress != "off":
-        ddp.register_comm_hook(None, _COMPRESS_HOOKS[flags.ddp_compress])
+        try:
+            ddp.register_comm_hook(None, _COMPRESS_HOOKS[flags.ddp_compress])
+        except TypeError as error:  # bf16 over gloo
+            raise TrainError(
+                f"NSA_DDP_COMPRESS={flags.ddp_compress} over {dist.get_backend()}: {error}",
+                "Use NSA_DDP_COMPRESS=fp16, or train on GPUs.",
+            ) from error
     return ddp
 
 
