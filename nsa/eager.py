@@ -20,7 +20,7 @@ from nsa.reference import masked_softmax, top_blocks, wide
 
 CHUNK_ELEMENTS = 1 << 27
 """Size at which a chunk's largest intermediate is cut: 512 MiB in float32."""
-_BAND_ROWS = 128
+WINDOW_TILE = 128
 """Queries that share one slice of window keys: each reads at most so many keys for nothing."""
 
 
@@ -40,8 +40,9 @@ def places(q: Tensor, q_start: int, cu_seqlens: Tensor | None) -> Places:
     if cu_seqlens is None:
         zero = torch.zeros_like(token)
         return Places(zero, zero, token)
-    document = torch.searchsorted(cu_seqlens, token, right=True, out_int32=False) - 1
-    start = cu_seqlens.long()[document]
+    bounds = cu_seqlens.long()
+    document = torch.searchsorted(bounds, token, right=True) - 1
+    start = bounds[document]
     return Places(document, start, token - start)
 
 
@@ -182,7 +183,7 @@ def window_attention(
     B, T, HQ, _ = q.shape
     S, HKV, Dv = v.shape[1:]
     w = min(window_size, S)
-    R = min(_BAND_ROWS, T)
+    R = min(WINDOW_TILE, T)
     tail = -T % R
     # Tile i begins at query i*R and its keys at i*R once `lead` of them stand before the first.
     lead = w - 1 - (S - T)

@@ -121,7 +121,7 @@ def fold_compress(
     first_j, stop_j = q_start // d, -(-(q_start + T) // d)
     before = q_start - first_j * d  # queries missing from the first row of d, and from the last
     after = stop_j * d - q_start - T
-    grid = F.pad(q, (0, 0, 0, 0, before, after)).unflatten(
+    grid = _pad(q, 0, 0, 0, 0, before, after).unflatten(
         1, (stop_j - first_j, d)
     )  # [B, J, d, HQ, Dk]
 
@@ -139,7 +139,7 @@ def fold_compress(
             attended = causal(folded, k_cmp[:, keys], v_cmp[:, keys], scale=scale)
             attended = attended.unflatten(2, (HKV, R, -1)).transpose(2, 3).flatten(3, 4)
             margins = (seen - first_j, stop_j - stop)
-            out = F.pad(attended, (0, 0, 0, 0, 0, 0, *margins))
+            out = _pad(attended, 0, 0, 0, 0, 0, 0, *margins)
         groups.append(out)
     whole = torch.cat(groups, dim=2).flatten(1, 2)
     return whole[:, before : before + T]
@@ -174,7 +174,7 @@ def flash_attention(
     B, T = q.shape[:2]
     S, Dv = k.shape[1], v.shape[-1]
     size = -(-max(q.shape[-1], Dv) // 8) * 8  # one head size for all, and a multiple of 8
-    q, k, v = (F.pad(x, (0, size - x.shape[-1])).flatten(0, 1) for x in (q, k, v))
+    q, k, v = (_pad(x, 0, size - x.shape[-1]).flatten(0, 1) for x in (q, k, v))
     if cu_seqlens is None:
         cu_q, cu_k = (
             torch.arange(0, (B + 1) * length, length, dtype=torch.int32, device=q.device)
@@ -208,6 +208,11 @@ def flash_attention(
             raise ValueError(f"provider {provider!r} is none of {', '.join(PROVIDERS)}")
     result: Tensor = out[..., :Dv].unflatten(0, (B, T))
     return result
+
+
+def _pad(x: Tensor, *widths: int) -> Tensor:
+    """F.pad, which copies even where there is nothing to add."""
+    return F.pad(x, widths) if any(widths) else x
 
 
 def require(provider: str, q: Tensor, v: Tensor) -> None:

@@ -45,6 +45,7 @@ def test_later_tokens_change_nothing_before_them(
     routes: ops.Routes, chunk: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(eager, "WINDOW_TILE", 16)
     before, other = tokens(0, device), tokens(100, device)
     blocks, out = everything(before, routes)
 

@@ -22,6 +22,13 @@ from nsa.tests.operator_inputs import (
     run,
 )
 
+
+@pytest.fixture(autouse=True)
+def small_window_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the sequences below span several tiles, the last one ragged."""
+    monkeypatch.setattr(eager, "WINDOW_TILE", 16)
+
+
 SHAPES = [
     pytest.param(61, 6, 2, 16, 8, id="group-of-3-and-ragged-last-block"),
     pytest.param(64, 2, 2, 16, 16, id="group-of-1"),
