@@ -479,8 +479,10 @@ print('up', flush=True); input()
 if not os.fork():
     burn(0.3)
     os._exit(0)
-time.sleep(0.6)
-print('done', flush=True); input()
+try:
+    os.wait()
+except ChildProcessError:
+    print('done', flush=True); input()
 """
     )
     with running(script) as process:
