@@ -17,6 +17,7 @@ from nsa.tests.operator_inputs import (
     draw,
     fa2_params,
     mean,
+    needs_gpu,
     normal,
     outputs_and_gradients,
     run,
@@ -108,6 +109,15 @@ def test_flash_attention_error_is_no_worse_than_that_of_the_definition(
     x = draw(part, T, HQ=HQ, HKV=HKV, Dk=Dk, Dv=Dv, dtype=dtype, device="cuda")
 
     assert_none(excess_error(part, route, x))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("route", ["cudnn", "flash", "efficient"])
+def test_dense_backend_error_is_no_worse_than_that_of_the_definition(route: str) -> None:
+    x = draw("dense", 61, Dk=64, Dv=64, dtype=torch.bfloat16, device="cuda")
+
+    assert_none(excess_error("dense", route, x))
 
 
 @pytest.mark.gpu
