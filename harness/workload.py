@@ -44,6 +44,23 @@ class Workload:
     """Called after the last sample: the configuration as observed, not as asked for."""
 
 
+PREFLIGHT = "preflight"
+"""Name of the function that a factory's module may offer beside its factories."""
+
+
+class Preflight(Protocol):
+    """Checks a case without building it, so that a suite with a mistake stops before it runs."""
+
+    def __call__(
+        self, function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
+    ) -> None:
+        """Check what `function` of this module would be called with, under these variables.
+
+        Raises:
+            ValueError: The case cannot run; with the place, the fact and the remedy.
+        """
+
+
 class Factory(Protocol):
     """What a suite's `factory:` must name."""
 

@@ -18,11 +18,18 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from harness.errors import HarnessError
-from harness.execution.messages import Facts, Message, Order, Reader, encode_order
-from harness.records import Case
+from harness.errors import HarnessError, SuiteError
+from harness.execution.messages import (
+    Checked,
+    Facts,
+    Message,
+    Order,
+    Reader,
+    encode_order,
+)
+from harness.records import Case, Suite
 
 WARM_PREFIX = "NSA_"
 """Variables of this name may be set in a process that has torch loaded already."""
@@ -34,6 +41,10 @@ GRACE_S = 1.0
 CLOSE_S = 10.0
 """Longest time for a zygote to end what is under it."""
 MAX_REPLY_BYTES = 2**12
+CASES_PER_CHECK = 64
+"""Cases sent to one preflight; an order has a largest size."""
+
+Said = TypeVar("Said", Facts, Checked)
 
 # The zygote's modules are the parent's, wherever either was started.
 _BOOT = (
@@ -108,13 +119,16 @@ class Launcher:
             self._warm.close()
             self._warm = None
 
-    def launch(self, case: Case | None, process: int, log: Path) -> Worker:
+    def launch(
+        self, case: Case | None, process: int, log: Path, *, check: tuple[Case, ...] = ()
+    ) -> Worker:
         """Start a worker on a case; without one, on describing the environment.
 
         Args:
             case: What to measure.
             process: Which of the case's processes this is.
             log: Where its stdout and stderr go; appended to.
+            check: Cases to check instead.
 
         Raises:
             HarnessError: No interpreter with torch can be started here.
@@ -123,7 +137,7 @@ class Launcher:
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         zygote = _Zygote(env) if cold else self._warmed()
         launched_at = time.monotonic()
-        order = Order(case=case, process=process, launched_at=launched_at)
+        order = Order(case=case, process=process, launched_at=launched_at, check=check)
         answers, write_end = os.pipe()
         os.set_blocking(answers, False)
         try:
@@ -139,10 +153,32 @@ class Launcher:
         Raises:
             HarnessError: It failed, or took too long; with the last line it logged.
         """
+        return self._ask((), Facts).facts
+
+    def preflight(self, suite: Suite) -> None:
+        """Ask every case's workload whether it can run at all, before any does.
+
+        Raises:
+            SuiteError: A case names a factory that is not there, or axes, a provider or flags
+                that its workload refuses.
+            HarnessError: No worker answers.
+        """
+        refusals = [
+            refusal
+            for i in range(0, len(suite.cases), CASES_PER_CHECK)
+            for refusal in self._ask(suite.cases[i : i + CASES_PER_CHECK], Checked).refusals
+        ]
+        if refusals:
+            first, others = refusals[0], len(refusals) - 1
+            more = f"\n  {others} more cases are refused." if others else ""
+            raise SuiteError(suite.path, f"case {first.case_id}: {first.problem}{more}")
+
+    def _ask(self, check: tuple[Case, ...], answer: type[Said]) -> Said:
+        """The one answer of a worker that measures nothing."""
         said: list[Message] = []
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
-            worker = self.launch(None, 0, log)
+            worker = self.launch(None, 0, log, check=check)
             try:
                 reader = Reader(worker.answers)
                 deadline = time.monotonic() + DESCRIBE_S
@@ -151,12 +187,11 @@ class Launcher:
                     reader.drain(said.append)
             finally:
                 worker.end()
-            facts = [message.facts for message in said if isinstance(message, Facts)]
-            if not facts:
-                raise HarnessError(
-                    f"a worker cannot describe its environment: {_last_line(log.read_bytes())}"
-                )
-        return facts[0]
+            answers = [message for message in said if isinstance(message, answer)]
+            if not answers:
+                what = "check the cases" if check else "describe its environment"
+                raise HarnessError(f"a worker cannot {what}: {_last_line(log.read_bytes())}")
+        return answers[0]
 
     def _warmed(self) -> "_Zygote":
         if self._warm is None or self._warm.closed:

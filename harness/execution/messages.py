@@ -24,11 +24,14 @@ class Garbled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """Parent to worker: measure this case, or (without one) describe the environment."""
+    """Parent to worker: measure this case; without one check others, or describe the
+    environment."""
 
     case: Case | None
     process: int
     launched_at: float
+    check: tuple[Case, ...] = ()
+    """Cases to ask their workload's preflight about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,23 @@ class Facts:
     facts: dict[str, Any]
 
 
-Message = PhaseBegan | Progress | Answer | Facts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a case cannot run, known before anything does."""
+
+    case_id: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The answer to an order to check cases."""
+
+    kind: Literal["checked"] = "checked"
+    refusals: tuple[Refusal, ...]
+
+
+Message = PhaseBegan | Progress | Answer | Facts | Checked
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]

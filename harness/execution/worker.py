@@ -5,16 +5,27 @@ worker answers exactly once, with a Measurement that the parent completes.
 """
 
 import importlib
+import os
+import sys
 import time
 import traceback
 from difflib import get_close_matches
 
 import torch
 
-from harness.execution.messages import Answer, Channel, Facts, Order, PhaseBegan, Progress
+from harness.execution.messages import (
+    Answer,
+    Channel,
+    Checked,
+    Facts,
+    Order,
+    PhaseBegan,
+    Progress,
+    Refusal,
+)
 from harness.measure import accuracy, memory, timing
 from harness.records import Accuracy, Case, Measurement, Outcome, Scalar
-from harness.workload import Factory, Unsupported, Workload
+from harness.workload import PREFLIGHT, Factory, Unsupported, Workload
 
 PROGRESS_INTERVAL_S = 0.02
 """At most so often is progress reported; a run that is reported late was finished earlier."""
@@ -60,10 +71,25 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
-def _answer(order: Order, channel: Channel) -> Answer | Facts:
+def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts:
+    if order.check:
+        return Checked(refusals=tuple(filter(None, map(_refusal, order.check))))
     if order.case is None:
         return Facts(facts=importlib.import_module("harness.measure.facts").describe())
     return Answer(measurement=_measure(order.case, order, channel))
+
+
+def _refusal(case: Case) -> Refusal | None:
+    """Why a case cannot run, as far as its factory's module can tell without building it."""
+    module, _, function = case.factory.partition(":")
+    try:
+        load_factory(case.factory)
+        preflight = getattr(sys.modules[module], PREFLIGHT, None)
+        if preflight is not None:
+            preflight(function, case.provider, case.axes, {**os.environ, **case.env})
+    except (LookupError, ValueError) as error:
+        return Refusal(case_id=case.case_id, problem=str(error))
+    return None
 
 
 def _failure(case: Case, process: int, error: Exception) -> Measurement:

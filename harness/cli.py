@@ -1,0 +1,357 @@
+"""Command line. The only module that prints, and the only one that exits.
+
+Exit status: 0 go; 1 a regression or NO-GO; 2 the request could not be carried out;
+3 undecided, interrupted, or an invalid environment. An absent answer is never a pass.
+"""
+
+import datetime
+import json
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from harness import console, doctor, environment, gate, store, units
+from harness import suite as suites
+from harness.analysis import scaling, summary
+from harness.errors import HarnessError
+from harness.execution.launcher import Launcher
+from harness.execution.progress import TimeLeft
+from harness.execution.runner import run_suite, settled
+from harness.probes.open import open_probes
+from harness.records import (
+    Case,
+    CaseSummary,
+    Decision,
+    Environment,
+    Measurement,
+    Outcome,
+    Run,
+    Suite,
+    Verdict,
+)
+
+EXIT_REFUSED = 2
+EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
+
+app = typer.Typer(
+    name="harness",
+    help="Measure sparse-attention kernels and models, and say how sure the numbers are.",
+    epilog="Exit status: 0 go, 1 no-go, 2 the request could not be carried out, 3 undecided.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+out = Console()
+err = Console(stderr=True)
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")
+]
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the recorded runs.")]
+ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder of the dated reports.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter", "-f", help="Only cases whose id fits; a leading ! leaves them out. Repeatable."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="axis=value[,value...], or measure.processes=1. Repeatable."),
+]
+STORE = Path("reports/runs")
+REPORTS = Path("reports")
+
+
+def main() -> None:
+    """Entry point: a HarnessError is one message and exit 2; a defect keeps its traceback."""
+    try:
+        app()
+    except HarnessError as error:
+        err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(EXIT_REFUSED)
+
+
+@app.command()
+def run(
+    suite: Annotated[
+        str | None, typer.Argument(help="Suite file, or the name of a shipped one: smoke.")
+    ] = None,
+    only: FilterOption = None,
+    overrides: SetOption = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with an interrupted run, or latest.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    as_json: JsonOption = False,
+    store_root: StoreOption = STORE,
+    reports: ReportsOption = REPORTS,
+    report: Annotated[bool, typer.Option(help="Write the dated report at the end.")] = True,
+) -> None:
+    """Run a suite, record it, write its report and give its verdict.
+
+    harness run suites/smoke.yaml
+
+    harness run a100-retest --filter 'train/*' --set seq_len=512
+
+    harness run --resume latest
+    """
+    if (suite is None) == (resume is None):
+        raise HarnessError(
+            "a run needs a suite, or --resume RUN",
+            "For example: harness run suites/smoke.yaml",
+        )
+    if resume is not None and (only or overrides or dry_run):
+        raise HarnessError(
+            "--resume goes on with the recorded plan; --filter, --set and --dry-run change it",
+            "Leave them out, or start a new run.",
+        )
+    if suite is not None:
+        chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
+        if dry_run:
+            _show_plan(chosen, as_json)
+            return
+    if report:
+        # harness.report brings matplotlib, which the other commands need not wait for.
+        from harness.report import render
+
+        render.check_writable(reports)
+    with Launcher() as launcher:
+        here = environment.capture(
+            launcher.describe(), command=("harness", *sys.argv[1:]), repository=Path.cwd()
+        )
+        if resume is None:
+            launcher.preflight(chosen)
+            writer = store.create(store_root, chosen, here)
+            done: Collection[tuple[str, int]] = ()
+        else:
+            before = store.load(store_root, resume)
+            writer, recorded = store.resume(
+                store_root, resume, notes=environment.drift(before.environment, here)
+            )
+            chosen, done = recorded.suite, settled(recorded.suite, recorded.measurements)
+        with writer:
+            _carry_out(chosen, here, writer, done, launcher)
+    _conclude(store.load(store_root, writer.run_id), reports if report else None, as_json)
+
+
+def _carry_out(
+    suite: Suite,
+    here: Environment,
+    writer: store.RunWriter,
+    done: Collection[tuple[str, int]],
+    launcher: Launcher,
+) -> None:
+    err.print(f"{writer.run_id}: {suite.question}", highlight=False, markup=False)
+    probes = open_probes(here.gpu, why=here.gpu_unavailable)
+    try:
+        with _Progress(err, suite, done) as progress:
+            run_suite(
+                suite, writer=writer, probes=probes, observer=progress, done=done, launcher=launcher
+            )
+    except KeyboardInterrupt:
+        err.print(
+            f"interrupted; all finished processes are recorded in {writer.folder}\n"
+            f"  go on with: harness run --resume {writer.run_id}",
+            highlight=False,
+            markup=False,
+        )
+        raise typer.Exit(EXIT_UNDECIDED) from None
+    finally:
+        for probe in probes:
+            probe.close()
+    writer.finish()
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="suites, or runs; both when left out.")] = "",
+    as_json: JsonOption = False,
+    store_root: StoreOption = STORE,
+) -> None:
+    """List the shipped suites and the recorded runs."""
+    if what not in ("", "suites", "runs"):
+        raise HarnessError(f"nothing is listed under {what!r}", "There are suites and runs.")
+    found = [suites.load(path) for path in suites.available()] if what != "runs" else []
+    headers = store.headers(store_root) if what != "suites" else ()
+    if as_json:
+        known = [{"name": s.name, "question": s.question, "cases": len(s.cases)} for s in found]
+        _document({"suites": known, "runs": [asdict(h) for h in headers]})
+        return
+    if what != "runs":
+        out.print(console.suites(found))
+    if what != "suites":
+        out.print(console.runs(headers) if headers else f"no runs in {store_root}")
+
+
+@app.command()
+def show(
+    run_id: RunArgument = "latest", as_json: JsonOption = False, store_root: StoreOption = STORE
+) -> None:
+    """Show a recorded run: its cases, and the verdict as it is given today."""
+    _conclude(store.load(store_root, run_id), None, as_json)
+
+
+@app.command("report")
+def report_(
+    run_id: RunArgument = "latest",
+    as_json: JsonOption = False,
+    store_root: StoreOption = STORE,
+    reports: ReportsOption = REPORTS,
+) -> None:
+    """Write one more dated report of a recorded run; earlier ones stay as they are."""
+    _conclude(store.load(store_root, run_id), reports, as_json)
+
+
+@app.command("doctor")
+def doctor_(as_json: JsonOption = False, store_root: StoreOption = STORE) -> None:
+    """Print the environment, and whether numbers taken in it would mean anything."""
+    with Launcher() as launcher:
+        here = environment.capture(
+            launcher.describe(), command=("harness", *sys.argv[1:]), repository=Path.cwd()
+        )
+    vitals = doctor.inspect(here, store=store_root, constraints=Path("constraints.txt"))
+    found = doctor.checks(here, vitals)
+    grade = doctor.worst(found)
+    if as_json:
+        _document(
+            {"environment": asdict(here), "checks": [asdict(c) for c in found], "verdict": grade}
+        )
+    else:
+        out.print(console.doctor(here, found))
+    raise typer.Exit(doctor.exit_status(found))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of suite files, for editors."""
+    _document(suites.json_schema())
+
+
+class _Progress:
+    """Shows a run as it goes: a bar with the time left, and a line for each finished process."""
+
+    def __init__(self, to: Console, suite: Suite, done: Collection[tuple[str, int]]) -> None:
+        self._cases = {c.case_id: c for c in suite.cases}
+        self._left = TimeLeft(
+            (c.case_id, process)
+            for c in suite.cases
+            for process in range(c.settings.processes)
+            if (c.case_id, process) not in done
+        )
+        self._to = to
+        self._bar = Progress(
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}", markup=False),
+            console=to,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", left="")
+
+    def __enter__(self) -> "_Progress":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def planned(self, total: int) -> None:
+        self._bar.update(self._task, total=total)
+
+    def started(self, case: Case, process: int) -> None:
+        self._now(case, process, "start")
+
+    def phase(self, case: Case, process: int, name: str) -> None:
+        self._now(case, process, name)
+
+    def progressed(self, case: Case, process: int, steps: int) -> None:
+        self._now(case, process, f"{steps} steps")
+
+    def finished(self, measurement: Measurement) -> None:
+        self._left.finished(measurement)
+        left_s = self._left.seconds()
+        self._bar.update(
+            self._task, advance=1, left=f"{units.duration(left_s)} left" if left_s else ""
+        )
+        case = self._cases[measurement.case_id]
+        ok = measurement.outcome is Outcome.OK
+        self._to.print(
+            console.case_line(case, measurement.process, ""),
+            f"[{'green' if ok else 'red'}]{measurement.outcome}[/]",
+            units.duration(measurement.wall_s),
+            console.first_line(measurement.detail),
+            highlight=False,
+        )
+
+    def _now(self, case: Case, process: int, what: str) -> None:
+        self._bar.update(self._task, description=console.case_line(case, process, what))
+
+
+def _show_plan(suite: Suite, as_json: bool) -> None:
+    if as_json:
+        _document({"suite": suite.name, "cases": [asdict(c) for c in suite.cases]})
+    else:
+        out.print(console.plan(suite))
+
+
+def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
+    """Show a run with its verdict, after writing its report if asked to, and exit with it."""
+    cases = summary.summarise(recorded)
+    fits = scaling.fit(cases)
+    verdict = gate.judge(recorded.suite, recorded.environment, cases, fits)
+    markdown = None
+    if reports is not None:
+        from harness.report import render
+
+        markdown = render.write(recorded, reports, date=datetime.date.today()).markdown
+    if as_json:
+        _document(_conclusion(recorded, cases, verdict, markdown))
+    else:
+        out.print(console.summaries(cases))
+        for note in recorded.notes:
+            out.print(f"note: {note}", markup=False, highlight=False)
+        out.print(console.verdict(verdict))
+        out.print(f"Run: {recorded.folder}", markup=False, highlight=False, soft_wrap=True)
+        if markdown:
+            out.print(f"Report: {markdown}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(verdict.decision.exit_status)
+
+
+def _conclusion(
+    recorded: Run, cases: Sequence[CaseSummary], verdict: Verdict, markdown: Path | None
+) -> dict[str, object]:
+    return {
+        "run": recorded.run_id,
+        "folder": recorded.folder,
+        "finished": bool(recorded.ended_at),
+        "device": recorded.environment.device_name,
+        "report": str(markdown) if markdown else None,
+        "verdict": asdict(verdict),
+        "cases": [
+            {
+                "case": c.case.case_id,
+                "outcome": c.outcome,
+                "detail": c.detail,
+                "metrics": {name: asdict(e) for name, e in c.metrics.items()},
+                "lower_bound_s": c.lower_bound_s,
+                "notes": c.notes,
+            }
+            for c in cases
+        ],
+    }
+
+
+def _document(value: object) -> None:
+    """Print one JSON document on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,169 @@
+"""What the command line shows, as Rich renderables. Nothing here prints."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness import units
+from harness.doctor import Check, Grade
+from harness.records import (
+    Case,
+    CaseSummary,
+    Decision,
+    Environment,
+    Outcome,
+    Suite,
+    Verdict,
+)
+from harness.store import RunHeader
+
+_DECISION_STYLE = {
+    Decision.GO: "bold green",
+    Decision.CONDITIONAL: "bold yellow",
+    Decision.NO_GO: "bold red",
+    Decision.INCONCLUSIVE: "bold magenta",
+}
+_GRADE_STYLE = {
+    Grade.OK: "green",
+    Grade.WARN: "yellow",
+    Grade.FAIL: "red",
+    Grade.UNKNOWN: "magenta",
+}
+
+
+def verdict(v: Verdict) -> RenderableType:
+    """The decision, the rule that made it, and every rule's word."""
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for r in v.rules:
+        table.add_row(
+            Text(str(r.decision), style=_DECISION_STYLE[r.decision]),
+            escape(r.rule),
+            escape(r.reason),
+        )
+    head = Text.assemble(
+        "Verdict: ",
+        (str(v.decision), _DECISION_STYLE[v.decision]),
+        f"  (decided by: {v.decided_by})" if v.decided_by else "",
+    )
+    return Group(head, table)
+
+
+def _cell(summary: CaseSummary, metric: str) -> str:
+    estimate = summary.metrics.get(metric)
+    return units.cell(metric, estimate) if estimate else ""
+
+
+def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
+    """One row a case: outcome, throughput and step time with their 95 % intervals."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    table.add_column("case", overflow="fold")
+    table.add_column("outcome")
+    table.add_column("tokens/s", justify="right")
+    table.add_column("step", justify="right")
+    table.add_column("remarks", overflow="fold")
+    for c in cases:
+        ok = c.outcome is Outcome.OK
+        table.add_row(
+            escape(c.case.case_id),
+            Text(c.outcome or "not run", style="green" if ok else "red"),
+            _cell(c, "tokens_per_s"),
+            _cell(c, "step_s"),
+            first_line("; ".join(c.notes) if ok else c.detail),
+        )
+    return table
+
+
+def plan(suite: Suite) -> RenderableType:
+    """What a run would do."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    table.add_column("case", overflow="fold")
+    table.add_column("processes", justify="right")
+    table.add_column("limit each", justify="right")
+    table.add_column("environment", overflow="fold")
+    for c in suite.cases:
+        table.add_row(
+            escape(c.case_id),
+            str(c.settings.processes),
+            units.duration(c.settings.timeout_s),
+            escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
+        )
+    processes = sum(c.settings.processes for c in suite.cases)
+    return Group(
+        Text(f"{suite.title}: {suite.question}"),
+        table,
+        Text(f"{len(suite.cases)} cases, {processes} processes"),
+    )
+
+
+def case_line(case: Case, process: int, what: str) -> str:
+    """One line of progress."""
+    what = f": {what}" if what else ""
+    return f"{case.case_id} process {process + 1}/{case.settings.processes}{what}"
+
+
+def first_line(text: str) -> str:
+    """The first line, safe to print in markup."""
+    return escape(text.partition("\n")[0])
+
+
+def runs(headers: Sequence[RunHeader]) -> RenderableType:
+    """The recorded runs, newest last."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("run", "suite", "device", "commit", "started", "state"):
+        table.add_column(column, overflow="fold")
+    for h in headers:
+        table.add_row(
+            h.run_id, escape(h.suite), escape(h.device), h.commit[:10], h.started_at, h.state
+        )
+    return table
+
+
+def suites(found: Sequence[Suite]) -> RenderableType:
+    """The shipped suites with their questions."""
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("suite", "cases", "question"):
+        table.add_column(column, overflow="fold")
+    for s in found:
+        table.add_row(s.name, str(len(s.cases)), escape(s.question))
+    return table
+
+
+def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
+    """The environment, then every check with its remedy."""
+    facts = Table(box=None, show_header=False, padding=(0, 1))
+    gpu = environment.gpu
+    rows: list[tuple[str, str]] = [
+        ("host", f"{environment.hostname}, {environment.os}"),
+        (
+            "CPU",
+            f"{environment.cpu}, {environment.cpu_count} cores, "
+            f"{units.size(environment.memory_bytes)}",
+        ),
+        (
+            "GPU",
+            f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}, {gpu.uuid}"
+            if gpu
+            else f"not available ({environment.gpu_unavailable})",
+        ),
+        *((name, version or "absent") for name, version in environment.versions.items()),
+        *((name, str(value)) for name, value in environment.torch_settings.items()),
+        *environment.variables.items(),
+    ]
+    if environment.git:
+        dirty = ", with changes" if environment.git.dirty_sha256 else ""
+        rows.append(("git", f"{environment.git.branch} {environment.git.commit[:10]}{dirty}"))
+    for name, value in rows:
+        facts.add_row(Text(name, style="bold"), escape(value))
+
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for check in checks:
+        table.add_row(
+            Text(str(check.grade), style=_GRADE_STYLE[check.grade]),
+            escape(check.name),
+            escape(check.fact),
+            escape(check.remedy),
+        )
+    return Group(facts, Text(), table)
