@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from harness import console, doctor, environment, gate, store, units
 from harness import suite as suites
 from harness.analysis import scaling, summary
-from harness.errors import HarnessError
+from harness.errors import HarnessError, SuiteError
 from harness.execution.launcher import Launcher
 from harness.execution.progress import TimeLeft
 from harness.execution.runner import run_suite, settled
@@ -107,7 +107,7 @@ def run(
     """
     if (suite is None) == (resume is None):
         raise HarnessError(
-            "a run needs a suite, or --resume RUN",
+            "a run needs either a suite or --resume RUN",
             "For example: harness run suites/smoke.yaml",
         )
     if resume is not None and (only or overrides or dry_run):
@@ -130,6 +130,12 @@ def run(
             launcher.describe(), command=("harness", *sys.argv[1:]), repository=Path.cwd()
         )
         if resume is None:
+            if chosen.device == "cuda" and here.gpu is None:
+                raise SuiteError(
+                    chosen.path,
+                    f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
+                    "Run it on a GPU node. `harness list` shows what runs anywhere.",
+                )
             launcher.preflight(chosen)
             writer = store.create(store_root, chosen, here)
             done: Collection[tuple[str, int]] = ()

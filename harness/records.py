@@ -209,6 +209,8 @@ class Suite:
     text: str
     """The file as read, so that a stored run can be repeated exactly."""
     sha256: str
+    device: str = "any"
+    """`cuda` where the question only makes sense on a GPU; a run without one is refused."""
     cases: tuple[Case, ...]
     expectations: tuple[Expectation, ...] = ()
     rules: tuple[Rule, ...] = ()

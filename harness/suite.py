@@ -120,6 +120,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         title=model.title,
         subject=model.subject,
         question=model.question,
+        device=model.device,
         path=str(path),
         text=text,
         sha256=sha256(text.encode()).hexdigest(),

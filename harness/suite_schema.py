@@ -282,6 +282,8 @@ class SuiteModel(_Model):
     """Goes into the report's file name."""
     question: Text
     """What the suite is there to answer."""
+    device: Literal["any", "cuda"] = "any"
+    """`cuda` refuses to run without an NVIDIA GPU."""
     measure: MeasureModel = MeasureModel()
     workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
     expectations: list[ExpectationModel] = []
