@@ -194,7 +194,7 @@ def masked(
         attn_mask=visible | ~seeing,
         scale=scale,
     )
-    return out.where(seeing, 0).view(B, HQ, T, Dv).transpose(1, 2)
+    return out.where(seeing, 0).reshape(B, HQ, T, Dv).transpose(1, 2)
 
 
 def _rows(
