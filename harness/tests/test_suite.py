@@ -263,6 +263,12 @@ MISTAKES = [
     ("allow: {timeout", "allow: {^ok", "ok needs no allowance"),
     ("slow card", "^''", "must not be empty"),
     ("{timeout: slow card}", "[{outcome: ^slow, reason: x}]", "'slow' is no outcome"),
+    (
+        "{timeout: slow card}",
+        "[{match: {^sq_len: 512}, outcome: timeout, reason: x}]",
+        "did you mean 'seq_len'",
+    ),
+    ("{timeout_s: 60}", "[{match: {seq_len: ^513}, timeout_s: 60}]", "did you mean 512"),
     ('gc: "off"}', "gc: ^of}", "did you mean 'off'"),
     ("seq_len: 128, gc", 'seq_len: ^"128", gc', "seq_len is never '128'"),
     ('{seq_len: 128, gc: "off"}', '^{seq_len: 256, gc: "on"}', "matches no case"),
@@ -294,6 +300,7 @@ MISTAKES = [
         "no curve has more than 1",
     ),
     ("steps: 50000", "steps: ^0", "must be greater than or equal to 1, not 0"),
+    ("match: {seq_len: 512}, usd", "match: {^seq_ln: 512}, usd", "did you mean 'seq_len'"),
     ("usd_per_gpu_hour: 2.0", "usd_per_gpu_hour: ^-1", "must be greater than 0, not -1"),
 ]  # fmt: skip
 
@@ -384,6 +391,16 @@ def test_the_number_of_cases_is_bounded_before_they_are_made() -> None:
     message = error_of(swept_suite([values, values, values]))
 
     assert message.startswith("x.yaml:9:5: 16000 cases; a suite may have 10000")
+
+
+def test_a_match_that_names_its_workload_is_held_to_the_axes_of_that_one() -> None:
+    other = "  - {name: decode, factory: m:f, providers: [p], axes: {context: [1, 2]}}\n"
+    text = GOOD.replace("expectations:", other + "expectations:")
+
+    message = error_of(text.replace("match: {provider: nsa}", "match: {workload: decode, gc: off}"))
+
+    assert message.startswith("x.yaml:29:31: 'gc' is no axis here")
+    assert "Valid: 'workload', 'provider', 'context'." in message
 
 
 def test_several_problems_are_told_together_in_the_order_of_the_file() -> None:
