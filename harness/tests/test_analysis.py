@@ -262,6 +262,7 @@ def assessed(expectation: Expectation, measurements: list[Measurement], **env: A
         (None, 10, Judgement.ABOVE),
         (20, 40, Judgement.MET),
         (27, None, Judgement.UNDECIDED),
+        (20, 27, Judgement.UNDECIDED),
     ],
 )
 def test_judgement_needs_the_whole_interval(
