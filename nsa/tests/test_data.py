@@ -317,9 +317,9 @@ def test_a_silent_source_is_an_error_and_closing_does_not_wait(
     loader = Loader(timeout_s=0.2, doc_batch=8, prefetch=prefetch)
     stream = open_stream("fineweb_edu", batch_size=1, seq_len=64, loader=loader)
 
+    began = time.monotonic()
     with pytest.raises(DataError, match=r"no data for 0\.2 s, after Hugging.* document 0"):
         next(stream)
-    began = time.monotonic()
     stream.close()
 
     assert time.monotonic() - began < 5
@@ -364,17 +364,20 @@ def test_prefetch_reads_queue_depth_fetches_ahead_and_no_more(hub: ModuleType) -
     assert read_ahead(hub, prefetch=True) == 3 * (1 + 2)
 
 
-def test_closing_stops_the_thread(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefetch", [True, False], ids=["prefetch", "on demand"])
+def test_closing_stops_a_thread_that_waits_to_be_asked(tmp_path: Path, prefetch: bool) -> None:
     (tmp_path / "a.txt").write_text("alpha")
-    stream = open_stream(f"fineweb_edu:{tmp_path}", batch_size=1, seq_len=4)
+    loader = Loader(doc_batch=1, queue_depth=1, prefetch=prefetch)
+    stream = open_stream(f"fineweb_edu:{tmp_path}", batch_size=1, seq_len=4, loader=loader)
     next(stream)
+    time.sleep(0.1)  # time enough to fetch all it may
     assert len(loader_threads()) == 1
 
     stream.close()
 
     assert not loader_threads()
-    with pytest.raises(RuntimeError, match="closed"):
-        [next(stream) for _ in range(1000)]
+    with pytest.raises(RuntimeError, match="the stream is closed"):
+        [next(stream) for _ in range(9)]
 
 
 @pytest.mark.parametrize("name", ["doc_batch", "queue_depth", "timeout_s"])

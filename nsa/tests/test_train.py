@@ -52,6 +52,20 @@ def planted(batches: Iterable[Tensor]) -> ByteStream:
     return ByteStream("planted", lambda: next(left).numpy())
 
 
+def step_on(trainer: Trainer, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss of a step on these batches, and the gradient that the optimiser was shown."""
+    shown: list[Tensor] = []
+
+    def spy(*_: object) -> None:
+        shown.extend(p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None)
+
+    trainer.stream = planted(batches)
+    handle = trainer._optimiser.register_step_pre_hook(spy)
+    loss = trainer.step()
+    handle.remove()
+    return loss, torch.cat(shown)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -104,16 +118,31 @@ def test_building_a_trainer_leaves_the_global_generator_alone() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_accumulation_equals_one_larger_batch() -> None:
-    """Two halves of a batch, or the batch at once: the same gradient, so the same weights."""
-    with Trainer(tiny(batch_size=4)) as whole, Trainer(tiny(batch_size=2, accum=2)) as halves:
-        batch = next(whole.stream)
-        whole.stream, halves.stream = planted([batch]), planted(batch.chunk(2))
-        together, apart = whole.step(), halves.step()
+def test_a_step_predicts_the_next_byte_and_starts_from_no_gradient() -> None:
+    with Trainer(tiny(clip=1e9)) as trainer:
+        trainer.step()
+        batch = next(trainer.stream)
+        expected = trainer.model.loss(batch[:, :-1], batch[:, 1:])
+        gradients = torch.autograd.grad(expected, list(trainer.model.parameters()))
 
-        torch.testing.assert_close(apart, together)
-        torch.testing.assert_close(weights(halves), weights(whole))
-        assert halves.steps_done == 1
+        loss, gradient = step_on(trainer, [batch])
+
+    assert torch.equal(loss, expected)
+    torch.testing.assert_close(gradient, torch.cat([g.flatten() for g in gradients]))
+
+
+def test_accumulation_equals_one_larger_batch() -> None:
+    with (
+        Trainer(tiny(batch_size=4, clip=1e9)) as whole,
+        Trainer(tiny(batch_size=2, accum=2, clip=1e9)) as halves,
+    ):
+        batch = next(whole.stream)
+        loss, gradient = step_on(whole, [batch])
+        mean_loss, accumulated = step_on(halves, batch.chunk(2))
+
+    torch.testing.assert_close(mean_loss, loss)
+    torch.testing.assert_close(accumulated, gradient, atol=1e-6, rtol=1e-4)
+    assert whole.steps_done == halves.steps_done == 1
 
 
 def test_checkpointing_changes_neither_loss_nor_weights() -> None:
@@ -133,21 +162,10 @@ def test_a_step_follows_the_gradient_and_the_schedule() -> None:
     assert moved == pytest.approx(config.learning_rate(0), rel=0.01)
 
 
-def test_the_gradient_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AdamW is shown a gradient whose norm is the limit."""
-    seen = []
+def test_the_gradient_is_clipped() -> None:
     with Trainer(tiny(clip=1e-3)) as trainer:
-        parameters = list(trainer.model.parameters())
-        step = trainer._optimiser.step
-
-        def spy(*args, **options):
-            norms = [p.grad.norm() for p in parameters if p.grad is not None]
-            seen.append(torch.stack(norms).norm().item())
-            return step(*args, **options)
-
-        monkeypatch.setattr(trainer._optimiser, "step", spy)
-        trainer.step()
-    assert seen == [pytest.approx(1e-3, rel=1e-3)]
+        _, gradient = step_on(trainer, [next(trainer.stream)])
+    assert gradient.norm().item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_weights_decay_but_norms_and_biases_do_not() -> None:
@@ -181,6 +199,13 @@ def test_learning_rate(step: int, rate: float) -> None:
 def test_low_precision_learns_like_float32(precision: str) -> None:
     exact = losses(tiny(), 4)
     assert losses(tiny(precision=precision), 4) == pytest.approx(exact, rel=0.02)
+
+
+def test_fp16_gradients_are_clipped_and_applied_without_their_scale() -> None:
+    with Trainer(tiny()) as exact, Trainer(tiny(precision="fp16")) as scaled:
+        batch = next(exact.stream)
+        (_, expected), (_, gradient) = step_on(exact, [batch]), step_on(scaled, [batch])
+    assert (gradient - expected).norm() < 0.02 * expected.norm()
 
 
 def test_fp16_skips_a_step_that_overflows_and_lowers_the_scale() -> None:
