@@ -12,6 +12,7 @@ from nsa.config import PRESETS, ModelConfig
 from nsa.lm import Block, ByteLM, cross_entropy, parse_checkpointing
 from nsa.module import NSAttention
 from nsa.ops import Routes
+from nsa.tests.gpu import no_waiting
 
 TINY = PRESETS["tiny"]
 DENSE = replace(TINY, attention="dense")
@@ -315,11 +316,8 @@ def test_a_training_step_never_waits_for_the_gpu(config: ModelConfig, checkpoint
         loss.backward()
 
     forward_and_backward()  # makes handles and workspaces, which may wait
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         forward_and_backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

@@ -21,6 +21,7 @@ from nsa.data import ByteStream, DataError, open_stream, text_corpus, unigram_en
 from nsa.flags import Flags, Launch
 from nsa.ops import Routes
 from nsa.progress import Progress
+from nsa.tests.gpu import no_waiting
 from nsa.train import NonFiniteError, configure, main, train
 from nsa.trainer import TrainConfig, Trainer, TrainError, process_group
 
@@ -312,11 +313,8 @@ def test_a_step_does_not_wait_for_the_gpu(model, precision: str) -> None:
     with Trainer(tiny(model=model, precision=precision, accum=2, device="cuda")) as trainer:
         trainer.step()
         torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             trainer.step()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         assert trainer.effective()["device"] == "cuda:0"
 
 
