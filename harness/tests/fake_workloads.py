@@ -130,15 +130,24 @@ def shrugs_off_sigterm(provider: str, axes: Axes) -> Workload:
 
 
 def leaves_orphans(provider: str, axes: Axes) -> Workload:
-    """A child in our group and a grandchild in a session of its own, whose parent has died."""
+    """A child in our group and a grandchild in a session of its own, whose parent has died.
+
+    The file named by the axis `path` gets the ids of all three.
+    """
     sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
-    code = f"import subprocess; subprocess.Popen({sleep!r}, start_new_session=True)"
+    code = (
+        f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True,"
+        " stdout=subprocess.DEVNULL).pid)"
+    )
+    child = subprocess.Popen(sleep)
+    grandchild = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    Path(str(axes["path"])).write_text(f"{os.getpid()} {child.pid} {grandchild}\n")
+    return good(provider, axes)
 
-    def run() -> None:
-        subprocess.Popen(sleep)
-        subprocess.run([sys.executable, "-c", code], check=True)
 
-    return _good_but(run=run)
+def leaves_orphans_and_hangs(provider: str, axes: Axes) -> Workload:
+    leaves_orphans(provider, axes)
+    return hangs(provider, axes)
 
 
 def forks(provider: str, axes: Axes) -> Workload:
@@ -183,12 +192,6 @@ def reads_environment(provider: str, axes: Axes) -> Workload:
 
 def tells_an_object(provider: str, axes: Axes) -> Workload:
     return _good_but(effective=lambda: {"dtype": torch.float32})
-
-
-def records_pid(provider: str, axes: Axes) -> Workload:
-    """Writes its process id to the file named by the axis `path`, then hangs."""
-    Path(str(axes["path"])).write_text(str(os.getpid()))
-    return hangs(provider, axes)
 
 
 def multiplies_on_gpu(provider: str, axes: Axes) -> Workload:

@@ -147,7 +147,6 @@ def descendants() -> list[psutil.Process]:
         ("exits_politely", Outcome.CRASH, "exited with status 0 and no answer"),
         ("exits_at_once", Outcome.CRASH, "exited with status 3 and no answer, in warmup"),
         ("segfaults", Outcome.CRASH, "killed by SIGSEGV"),
-        ("leaves_orphans", Outcome.OK, ""),
         ("forks", Outcome.OK, ""),
         ("answers_twice", Outcome.CRASH, "an unexpected answer message"),
         ("scribbles_on_the_pipe", Outcome.CRASH, "garbled answer in warmup"),
@@ -189,6 +188,7 @@ def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> 
     assert [p.name for p in m.phases] == ["start", "setup", "accuracy", "warmup", "sampling"]
     assert all(p.start_s <= p.end_s <= m.wall_s for p in m.phases)
     assert [p.end_s for p in m.phases[:-1]] == [p.start_s for p in m.phases[1:]]
+    assert m.phases[-1].end_s - m.phases[-1].start_s >= sum(m.samples_s)
     assert m.telemetry is not None
     assert m.telemetry.unavailable == probe.unavailable
     assert m.telemetry.channels["rss_bytes"][:2] == (1.0, None)
@@ -246,6 +246,7 @@ def test_a_worker_deaf_to_signals_is_killed_all_the_same(
     (hang,) = run(warm, tmp_path, make_case(fake, settings=replace(QUICK, stall_s=0.5)))
 
     assert hang.outcome is Outcome.HANG
+    assert "would not die" not in hang.detail
     assert descendants() == []
 
 
@@ -386,7 +387,7 @@ def test_a_full_disk_stops_the_run_and_leaves_no_process(warm: Launcher, tmp_pat
         def append(self, measurement: Measurement) -> None:
             raise StoreError("no space left on device")
 
-    suite = make_suite(make_case("leaves_orphans"), make_case("good"))
+    suite = make_suite(make_case("good"), make_case("good"))
     observer = Quiet()
 
     with pytest.raises(StoreError, match="no space left"):
@@ -417,21 +418,37 @@ def test_an_interrupt_kills_the_worker_and_is_passed_on(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_worker_dies_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+def test_what_a_worker_leaves_behind_is_ended(warm: Launcher, tmp_path: Path) -> None:
+    path = tmp_path / "pids"
+
+    (m,) = run(warm, tmp_path, make_case("leaves_orphans", axes={"path": str(path)}))
+
+    assert m.outcome is Outcome.OK
+    assert still_running(path) == []
+
+
+def test_a_family_dies_with_a_harness_that_was_killed(tmp_path: Path) -> None:
     """Not even SIGKILL of the harness leaves a worker behind, on a GPU others want."""
-    pid_file = tmp_path / "pid"
+    path = tmp_path / "pids"
     script = (
         "from pathlib import Path\n"
         "from harness.tests.test_runner import *\n"
-        f"case = make_case('records_pid', axes={{'path': {str(pid_file)!r}}})\n"
+        f"case = make_case('leaves_orphans_and_hangs', axes={{'path': {str(path)!r}}})\n"
         f"with Launcher() as one: run(one, Path({str(tmp_path)!r}), case)\n"
     )
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
-        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
-        worker = psutil.Process(int(pid_file.read_text()))
+        wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
         parent.kill()
 
-    wait_until(lambda: not worker.is_running())
+    wait_until(lambda: still_running(path) == [])
+
+
+def still_running(path: Path) -> list[int]:
+    """Those of the process ids in a file that are alive; a zombie is not."""
+    pids = [int(word) for word in path.read_text().split()]
+    assert len(pids) == 3
+    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return [p.pid for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
@@ -449,11 +466,12 @@ def test_a_zygote_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path
                 zygote.kill()
 
     others = psutil.Process().children()
-    writer = Memory(tmp_path)
+    writer, probe = Memory(tmp_path), Counter()
     suite = make_suite(make_case("hangs"), make_case("good"))
 
-    run_suite(suite, writer=writer, probes=(), observer=Killing())
+    run_suite(suite, writer=writer, probes=[probe], observer=Killing())
 
+    wait_until(lambda: not any(map(psutil.pid_exists, probe.pids)))
     assert set(psutil.Process().children()) == set(others), "the run's own zygote is gone"
     assert [m.outcome for m in writer.measurements] == [Outcome.CRASH, Outcome.OK]
     assert "killed by SIGKILL" in writer.measurements[0].detail

@@ -73,6 +73,18 @@ def test_fast_runs_stop_at_max_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(measure(monkeypatch, jitter(1e-4)).samples_s) == 200
 
 
+def test_a_late_steady_state_leaves_no_more_than_max_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    falling = (0.01 * (2 - i / 300) for i in range(300))
+
+    taken = measure(monkeypatch, chain(falling, jitter(0.01)))
+
+    assert taken.steady
+    assert len(taken.samples_s) == 200
+    assert max(taken.samples_s) < 0.0101
+
+
 def test_slow_runs_stop_at_min_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds a step: the warm-up's budget is spent after two, and steady all the same."""
     taken = measure(monkeypatch, chain([30.0], jitter(10.0)))
