@@ -1,0 +1,215 @@
+"""The command line, as a newcomer and a CI job meet it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.suite import json_schema
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SUITE = """\
+schema: 1
+title: Fakes
+subject: Fakes
+question: Do the fakes answer?
+measure: {processes: 2, min_samples: 3, max_samples: 5, sample_s: 0.01, warmup_s: 0.2, stall_s: 20}
+workloads:
+  - name: sleep
+    factory: harness.tests.fake_workloads:%s
+    providers: [fake]
+    axes: {seq_len: [1, 2]}
+"""
+
+
+def harness(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command, run in a folder that knows nothing of the project."""
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def write_suite(folder: Path, factory: str = "good") -> None:
+    (folder / "fakes.yaml").write_text(SUITE % factory)
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    """The one message of a request that could not be carried out."""
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_a_run_ends_in_a_dated_report_and_a_second_one_in_version_2(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+
+    first = harness("run", "fakes.yaml", cwd=tmp_path)
+    second = harness("run", "fakes.yaml", "--json", cwd=tmp_path)
+
+    assert first.returncode == 0, first.stderr
+    assert "Verdict: GO" in first.stdout
+    answer = json.loads(second.stdout)
+    assert answer["verdict"]["decision"] == "GO"
+    assert answer["report"].endswith("Test Engineer Report - Fakes v2.md")
+    reports = sorted(path.name for path in (tmp_path / "reports").glob("*.md"))
+    assert [name[10:] for name in reports] == [
+        " Test Engineer Report - Fakes v1.md",
+        " Test Engineer Report - Fakes v2.md",
+    ]
+
+
+def test_a_recorded_run_can_be_listed_shown_and_reported_again(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+    harness("run", "fakes.yaml", "--no-report", cwd=tmp_path)
+
+    listed = json.loads(harness("list", "runs", "--json", cwd=tmp_path).stdout)
+    shown = json.loads(harness("show", "--json", cwd=tmp_path).stdout)
+    reported = harness("report", "latest", cwd=tmp_path)
+
+    assert [run["run_id"] for run in listed["runs"]] == [shown["run"]]
+    assert [case["outcome"] for case in shown["cases"]] == ["ok", "ok"]
+    assert reported.returncode == 0
+    assert len(list((tmp_path / "reports").glob("*.md"))) == 1
+
+
+def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+
+    planned = harness(
+        "run", "fakes.yaml", "--dry-run", "--set", "seq_len=1,2,4", "--json", cwd=tmp_path
+    )
+
+    assert [case["axes"]["seq_len"] for case in json.loads(planned.stdout)["cases"]] == [1, 2, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["fakes.yaml"]
+
+
+def test_a_failing_case_is_no_go(tmp_path: Path) -> None:
+    write_suite(tmp_path, "raises")
+
+    result = harness("run", "fakes.yaml", cwd=tmp_path)
+
+    assert result.returncode == 1
+    assert "NO-GO" in result.stdout
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+    slow = [
+        "run",
+        "fakes.yaml",
+        "--set",
+        "measure.min_samples=40",
+        "--set",
+        "measure.max_samples=40",
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "harness", *slow],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    record = wait_for_measurements(2, tmp_path / "reports/runs")
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    kept = measurements(record)
+
+    resumed = harness("run", "--resume", "latest", "--json", cwd=tmp_path)
+
+    assert running.returncode == 3
+    assert f"harness run --resume {record.parent.name}" in said
+    assert 1 <= kept < 4, "the one being written may be lost, no earlier one"
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["finished"] is True
+    assert measurements(record) == 4
+
+
+def measurements(record: Path) -> int:
+    """How many are recorded."""
+    return record.read_text().count('{"kind": "measurement"')
+
+
+def wait_for_measurements(count: int, runs: Path) -> Path:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for record in runs.glob("*/run.jsonl"):
+            if measurements(record) >= count:
+                return record
+        time.sleep(0.02)
+    raise AssertionError("too little was measured within a minute")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "smok"], "Did you mean 'smoke'"),
+        (["run"], "either a suite or --resume"),
+        (["run", "smoke", "--resume", "latest"], "either a suite or --resume"),
+        (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume goes on with"),
+        (["run", "smoke", "--filter", "nothing"], "no case fits"),
+        (["run", "smoke", "--set", "seq_lenn=1"], "Did you mean 'seq_len'"),
+        (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
+        (["run", "a100-retest"], "needs an NVIDIA GPU"),
+        (["show", "20200101"], "reports/runs"),
+        (["list", "cases"], "suites and runs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_request_that_cannot_be_met_is_one_message_with_a_remedy(
+    arguments: Sequence[str], said: str, tmp_path: Path
+) -> None:
+    message = refused(harness(*arguments, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}))
+
+    assert said in message
+    assert not (tmp_path / "reports/runs").exists()
+
+
+def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    message = refused(harness("run", "smoke", cwd=tmp_path, env={"NSA_USE_FA3": "1"}))
+
+    assert "NSA_USE_FA3 is not a flag" in message
+    assert "Did you mean NSA_USE_FA2?" in message
+
+
+def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+
+    message = refused(harness("run", "fakes.yaml", "--reports", "file/reports", cwd=tmp_path))
+
+    assert "file/reports" in message
+    assert not (tmp_path / "reports").exists()
+
+
+def test_the_doctor_describes_the_machine(tmp_path: Path) -> None:
+    examined = harness("doctor", "--json", cwd=tmp_path)
+
+    answer = json.loads(examined.stdout)
+    assert examined.returncode == (0 if answer["verdict"] in ("ok", "warn") else 3)
+    assert answer["environment"]["versions"]["torch"]
+    assert {"device", "disk", "git"} <= {check["name"] for check in answer["checks"]}
+
+
+def test_the_schema_is_printed_for_editors(tmp_path: Path) -> None:
+    assert json.loads(harness("schema", cwd=tmp_path).stdout) == json_schema()
+
+
+def test_help_shows_real_invocations(tmp_path: Path) -> None:
+    assert "harness run suites/smoke.yaml" in harness("run", "--help", cwd=tmp_path).stdout
+    assert "Exit status: 0 go, 1 no-go" in harness("--help", cwd=tmp_path).stdout
