@@ -47,7 +47,7 @@ def csv_sink(stack: ExitStack, path: Path) -> Sink:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
-        rows = csv.DictWriter(file, [f.name for f in fields(Progress)])
+        rows = csv.DictWriter(file, [f.name for f in fields(Progress)], lineterminator="\n")
         rows.writeheader()
 
     def write(progress: Progress) -> None:
