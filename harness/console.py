@@ -57,13 +57,13 @@ def _cell(summary: CaseSummary, metric: str) -> str:
 
 
 def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
-    """One row a case: outcome, throughput and step time with their 95 % intervals."""
+    """One row a case, with 95 % intervals; below, what must be known of some of them."""
     table = Table(box=None, header_style="bold", padding=(0, 1))
     table.add_column("case", overflow="fold")
-    table.add_column("outcome")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("step", justify="right")
-    table.add_column("remarks", overflow="fold")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("tokens/s", justify="right", no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
+    remarks = []
     for c in cases:
         ok = c.outcome is Outcome.OK
         table.add_row(
@@ -71,9 +71,10 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
             Text(c.outcome or "not run", style="green" if ok else "red"),
             _cell(c, "tokens_per_s"),
             _cell(c, "step_s"),
-            first_line("; ".join(c.notes) if ok else c.detail),
         )
-    return table
+        if said := "; ".join(c.notes) if ok else c.detail:
+            remarks.append(f"{escape(c.case.case_id)}: [dim]{first_line(said)}[/]")
+    return Group(table, *remarks)
 
 
 def plan(suite: Suite) -> RenderableType:

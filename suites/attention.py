@@ -44,7 +44,7 @@ class Plan:
         The provider is a route of selected attention, while the other branches follow the
         NSA_* flags; or `reference`, which is all of them; or dense attention.
         """
-        given = Axes("attention", axes)
+        given = Axes("attention", axes, flags)
         given.provider(provider, (*ops.ROUTES["select"], *DENSE))
         default = NSAConfig()
         sizes = NSAConfig(

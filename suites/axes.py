@@ -10,12 +10,23 @@ from typing import TypeVar
 
 import torch
 
+from nsa.flags import Flags
+
 Scalar = bool | int | float | str
 Word = TypeVar("Word", bound=str)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DENSE = {"dense": "sdpa", "dense-cudnn": "cudnn", "dense-flash": "flash"}
 """Providers that compute plain causal attention, and their route in nsa.ops."""
+
+
+_AXIS_OF = {
+    "NSA_SEQ_LEN": "seq_len",
+    "NSA_BATCH_SIZE": "batch",
+    "NSA_ACCUM": "accum",
+    "NSA_NO_GC": "gc",
+}
+"""Flags that override the training script's options; in a suite an axis says the same."""
 
 
 class AxisError(ValueError):
@@ -26,7 +37,13 @@ class Axes:
     """The axes of one case, taken one by one; upper-case ones are environment variables and
     reach the workload as such."""
 
-    def __init__(self, workload: str, axes: Mapping[str, Scalar]) -> None:
+    def __init__(self, workload: str, axes: Mapping[str, Scalar], flags: Flags) -> None:
+        for flag, axis in _AXIS_OF.items():
+            if flag in flags.set_names:
+                raise AxisError(
+                    f"{flag} is set, but in a suite the axis {axis!r} decides\n"
+                    f"  Unset {flag}, or sweep {axis}."
+                )
         self._workload = workload
         self._axes = {name: value for name, value in axes.items() if not name.isupper()}
         self._known: set[str] = set()

@@ -27,7 +27,7 @@ and layer, and taking queries one by one costs hundreds of launches each."""
 
 def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
     """Check the axes of one case of `train`."""
-    given = Axes("train", axes)
+    given = Axes("train", axes, flags)
     config = TrainConfig(
         model=_model_config(provider, given),
         dense_backend=DENSE.get(provider, "sdpa"),
@@ -92,7 +92,7 @@ class InferencePlan:
 
 def forward_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
     """Check the axes of one case of `forward`."""
-    given = Axes("forward", axes)
+    given = Axes("forward", axes, flags)
     plan = InferencePlan(
         model=_model_config(provider, given),
         backend=DENSE.get(provider, "sdpa"),
@@ -106,7 +106,7 @@ def forward_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Inf
 
 def decode_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
     """Check the axes of one case of `decode`."""
-    given = Axes("decode", axes)
+    given = Axes("decode", axes, flags)
     plan = InferencePlan(
         model=_model_config(provider, given),
         backend=DENSE.get(provider, "sdpa"),
@@ -260,7 +260,7 @@ def _observed(model: ByteLM, out: Tensor, flags: Flags) -> dict[str, Scalar]:
         "batch": out.shape[0],
         "seq_len": out.shape[1],
         "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        "logits_dtype": str(out.dtype).removeprefix("torch."),
+        "dtype": str(out.dtype).removeprefix("torch."),
         "routes": f"dense:{attention.backend}" if dense else describe_routes(flags.routes()),
         "prefill": flags.prefill,
         "device": str(out.device),

@@ -241,6 +241,8 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         else:
             time = money = _unknown(outcome_name(s.outcome))
         rows.append((f"`{s.case.case_id}`", time, money))
+    if not rows:
+        return None
     columns: tuple[str, ...] = ("case", f">time to {plan.steps:,} steps [95 %]", ">cost [95 %]")
     if plan.usd_per_gpu_hour is None:
         columns, rows = columns[:2], [row[:2] for row in rows]

@@ -135,6 +135,7 @@ def test_every_case_that_ships_passes_the_preflight(path: object) -> None:
         ("attention", "dense", {**OPERATOR, "branch": "window"}, {}, "dense attention has no"),
         ("attention", "gather", {**OPERATOR, "branch": "scores"}, {}, "no gradient"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_USE_FA3": "1"}, "NSA_USE_FA2"),
+        ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_SEQ_LEN": "9"}, "sweep seq_len"),
     ],
 )
 def test_a_bad_case_is_refused_with_the_nearest_good_one(
