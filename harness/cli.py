@@ -157,7 +157,7 @@ def _carry_out(
     done: Collection[tuple[str, int]],
     launcher: Launcher,
 ) -> None:
-    err.print(f"{writer.run_id}: {suite.question}", highlight=False, markup=False)
+    err.print(f"{writer.run_id}: {suite.question}", highlight=False, markup=False, soft_wrap=True)
     probes = open_probes(here.gpu, why=here.gpu_unavailable)
     try:
         with _Progress(err, suite, done) as progress:
@@ -167,9 +167,10 @@ def _carry_out(
     except KeyboardInterrupt:
         err.print(
             f"interrupted; all finished processes are recorded in {writer.folder}\n"
-            f"  go on with: harness run --resume {writer.run_id}",
+            f"  go on with: harness run --resume {writer.folder}",
             highlight=False,
             markup=False,
+            soft_wrap=True,
         )
         raise typer.Exit(EXIT_UNDECIDED) from None
     finally:

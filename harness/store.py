@@ -122,7 +122,7 @@ class RunWriter:
             raise StoreError(
                 f"cannot write {self.folder / RUN_FILE}: {error.strerror}",
                 f"The {self._recorded} measurements before are safe. Make room, then go on with "
-                f"`harness run --resume {self.run_id}`.",
+                f"`harness run --resume {self.folder}`.",
             ) from error
 
 

@@ -93,30 +93,14 @@ class InferencePlan:
 def forward_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
     """Check the axes of one case of `forward`."""
     given = Axes("forward", axes, flags)
-    plan = InferencePlan(
-        model=_model_config(provider, given),
-        backend=DENSE.get(provider, "sdpa"),
-        dtype=DTYPES[given.word("precision", DTYPES, "fp32")],
-        B=given.integer("batch", 1),
-        T=given.integer("seq_len"),
-    )
-    given.finish()
-    return plan
+    return _inference_plan(provider, given, T=given.integer("seq_len"))
 
 
 def decode_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
     """Check the axes of one case of `decode`."""
     given = Axes("decode", axes, flags)
-    plan = InferencePlan(
-        model=_model_config(provider, given),
-        backend=DENSE.get(provider, "sdpa"),
-        dtype=DTYPES[given.word("precision", DTYPES, "fp32")],
-        B=given.integer("batch", 1),
-        T=given.integer("context"),
-        new_tokens=given.integer("new_tokens", 1),
-    )
-    given.finish()
-    return plan
+    new_tokens = given.integer("new_tokens", 1)
+    return _inference_plan(provider, given, T=given.integer("context"), new_tokens=new_tokens)
 
 
 def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
@@ -207,6 +191,19 @@ def _model_config(provider: str, given: Axes) -> ModelConfig:
     given.provider(provider, PROVIDERS)
     preset = PRESETS[given.word("preset", PRESETS)]
     return replace(preset, attention="dense" if provider in DENSE else "nsa")
+
+
+def _inference_plan(provider: str, given: Axes, *, T: int, new_tokens: int = 0) -> InferencePlan:
+    plan = InferencePlan(
+        model=_model_config(provider, given),
+        backend=DENSE.get(provider, "sdpa"),
+        dtype=DTYPES[given.word("precision", DTYPES, "fp32")],
+        B=given.integer("batch", 1),
+        T=T,
+        new_tokens=new_tokens,
+    )
+    given.finish()
+    return plan
 
 
 def _device() -> str:

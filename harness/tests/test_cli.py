@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,8 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
+        # Under nohup, or as a background job, Ctrl-C would be ignored from birth.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     record = wait_for_measurements(2, tmp_path / "reports/runs")
     running.send_signal(signal.SIGINT)
@@ -133,7 +136,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     resumed = harness("run", "--resume", "latest", "--json", cwd=tmp_path)
 
     assert running.returncode == 3
-    assert f"harness run --resume {record.parent.name}" in said
+    assert f"harness run --resume {record.parent.relative_to(tmp_path)}" in said
     assert 1 <= kept < 4, "the one being written may be lost, no earlier one"
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["finished"] is True

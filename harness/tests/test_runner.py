@@ -400,6 +400,15 @@ def test_a_full_disk_stops_the_run_and_leaves_no_process(warm: Launcher, tmp_pat
     assert descendants() == []
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where it was ignored from birth (nohup)."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_kills_the_worker_and_is_passed_on(
     warm: Launcher, tmp_path: Path, number: signal.Signals

@@ -309,7 +309,8 @@ def test_a_full_disk_loses_nothing_recorded(tmp_path: Path, writer: store.RunWri
     with (
         file_size_limit(len(before) + 10),
         pytest.raises(
-            StoreError, match=f"The 1 measurements before are safe.*--resume {writer.run_id}"
+            StoreError,
+            match=f"The 1 measurements before are safe.*--resume {re.escape(str(writer.folder))}",
         ),
     ):
         writer.append(measured(1))

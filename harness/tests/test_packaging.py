@@ -1,0 +1,63 @@
+"""What a user installs is whole: the wheel works in a folder that knows nothing of the project."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ("harness", "nsa", "suites")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the sources and unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for package in SHIPPED:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, source / package, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--quiet", "--wheel-dir", folder, source], check=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def test_suites_templates_and_workloads_are_inside(installed: Path) -> None:
+    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*")}
+
+    for package in SHIPPED:
+        sources = (ROOT / package).rglob("*")
+        wanted = {
+            path.relative_to(ROOT).as_posix()
+            for path in sources
+            if path.suffix in (".py", ".yaml", ".json", ".j2", ".typed")
+            if not {"tests", "__pycache__"} & set(path.parts)
+        }
+        assert wanted <= names
+
+
+def test_a_shipped_suite_is_found_and_checked_from_any_folder(
+    installed: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-P", "-m", "harness", "run", "smoke", "--dry-run"]
+
+    planned = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert planned.returncode == 0, planned.stderr
+    assert "cases" in planned.stdout
