@@ -45,6 +45,16 @@ class PhaseBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """The workload is built: what one run of it does, known even if none is ever finished."""
+
+    kind: Literal["built"] = "built"
+    tokens: int | None
+    flops: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """A sign of life. In warmup and sampling: so many runs are finished."""
 
@@ -87,7 +97,7 @@ class Checked:
     refusals: tuple[Refusal, ...]
 
 
-Message = PhaseBegan | Progress | Answer | Facts | Checked
+Message = PhaseBegan | Built | Progress | Answer | Facts | Checked
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.execution.launcher import Worker
-from harness.execution.messages import Answer, Garbled, Message, PhaseBegan, Progress, Reader
+from harness.execution.messages import Answer, Built, Garbled, Message, PhaseBegan, Progress, Reader
 from harness.probes import Probe
 from harness.records import Case, Measurement, Outcome, Phase, Telemetry
 
@@ -108,14 +108,14 @@ def _see_through(
             return replace(story.answer, detail=detail)
         if now - worker.launched_at > settings.timeout_s:
             return replace(
-                unanswered,
+                story.counted(unanswered),
                 outcome=Outcome.TIMEOUT,
                 detail=f"not done in {settings.timeout_s:g} s, {story.where()}",
                 lower_bound_s=story.lower_bound_s(now),
             )
         if now - story.heard_at > settings.stall_s:
             return replace(
-                unanswered,
+                story.counted(unanswered),
                 outcome=Outcome.HANG,
                 detail=f"no sign of life for {settings.stall_s:g} s, {story.where()}; "
                 f"{_innermost_frame(worker, log)}",
@@ -134,6 +134,7 @@ class _Story:
         self.answer: Measurement | None = None
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
+        self._built = Built(tokens=None, flops=None, bytes=None)
         self._progress = Progress(runs=0, spent_s=0.0, longest_s=0.0)
         self._on_phase = phase
         self._on_progress = progressed
@@ -148,6 +149,8 @@ class _Story:
                 else:
                     self._phases.append((name, at))
                     self._on_phase(name)
+            case Built():
+                self._built = message
             case Progress():
                 self._progress = message
                 self._on_progress(message.runs)
@@ -155,6 +158,11 @@ class _Story:
                 self.answer = measurement
             case _:
                 raise Garbled(f"an unexpected {message.kind} message")
+
+    def counted(self, unanswered: Measurement) -> Measurement:
+        """With what one run does, so that a bound on its time bounds its rate."""
+        built = self._built
+        return replace(unanswered, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
 
     def where(self) -> str:
         """How far it had come, in words."""

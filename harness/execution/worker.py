@@ -15,6 +15,7 @@ import torch
 
 from harness.execution.messages import (
     Answer,
+    Built,
     Channel,
     Checked,
     Facts,
@@ -114,6 +115,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
 
     reporter.phase("setup")
     workload = load_factory(case.factory)(case.provider, case.axes)
+    channel.send(Built(tokens=workload.tokens, flops=workload.flops, bytes=workload.bytes))
 
     reporter.phase("accuracy")
     if case.settings.accuracy:
