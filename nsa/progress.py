@@ -1,7 +1,7 @@
 """How training goes: the record, and where it is written: CSV, TensorBoard, a figure."""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
@@ -38,24 +38,22 @@ class Progress:
 Sink = Callable[[Progress], None]
 
 
-def csv_sink(stack: ExitStack, path: Path) -> Sink:
-    """Write `path` anew, a line per Progress, on disk at once; the stack closes it.
+def csv_sink(path: Path) -> Sink:
+    """Write `path` anew, a line per Progress, on disk at once.
 
     Raises:
         TrainError: It cannot be written; also from the sink, when the disk fills.
     """
+
+    def write(row: Iterable[object], mode: str = "a") -> None:
+        # Opened for each line: what a full disk refuses is refused here, not when it is closed.
+        with writing(path), path.open(mode, newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerow(row)
+
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
-        rows = csv.DictWriter(file, [f.name for f in fields(Progress)], lineterminator="\n")
-        rows.writeheader()
-
-    def write(progress: Progress) -> None:
-        with writing(path):
-            rows.writerow(asdict(progress))
-            file.flush()
-
-    return write
+    write((f.name for f in fields(Progress)), mode="w")
+    return lambda progress: write(asdict(progress).values())
 
 
 def tensorboard_sink(stack: ExitStack, folder: Path) -> Sink:

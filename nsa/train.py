@@ -249,7 +249,7 @@ def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags) -> list[Sink]:
         return []
     sinks = []
     if not flags.disable_csv_logs:
-        sinks.append(csv_sink(stack, out / "train.csv"))
+        sinks.append(csv_sink(out / "train.csv"))
     if not flags.tb_disable:
         sinks.append(tensorboard_sink(stack, out))
     return sinks

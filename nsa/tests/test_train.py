@@ -570,6 +570,14 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert "cannot be written: " in capsys.readouterr().err
 
 
+def test_a_full_disk_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.csv").symlink_to("/dev/full")
+
+    assert main([*QUICK, "--out", str(tmp_path)]) == 2
+
+    assert "train.csv: cannot be written: No space left on device" in capsys.readouterr().err
+
+
 def test_tensorboard_without_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
