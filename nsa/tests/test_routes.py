@@ -43,7 +43,14 @@ LENGTHS = [
 ]
 
 
-def excess_error(part: str, route: str, x: Inputs, config: NSAConfig = SMALL) -> dict[str, float]:
+FUSED_FLOAT32 = {"masked", "sdpa"}
+"""Routes that PyTorch computes on a GPU in float32 with one fused kernel; its backward pass sums
+in another order, at up to three times the definition's error (H200, torch 2.11)."""
+
+
+def excess_error(
+    part: str, route: str, x: Inputs, config: NSAConfig = SMALL, *, factor: float = 2
+) -> dict[str, float]:
     """By how much a route's error exceeds twice the definition's at the same precision.
 
     Both are judged against the definition in float64, so no tolerance is picked by hand. Errors
@@ -58,7 +65,9 @@ def excess_error(part: str, route: str, x: Inputs, config: NSAConfig = SMALL) ->
     for name, truth in exact.items():
         assert got[name].dtype == x.q.dtype
         assert got[name].shape == truth.shape
-        allowed = 2 * (definition[name] - truth).norm() + torch.finfo(x.q.dtype).eps * truth.norm()
+        allowed = (
+            factor * (definition[name] - truth).norm() + torch.finfo(x.q.dtype).eps * truth.norm()
+        )
         excess[name] = ((got[name] - truth).norm() - allowed).item()
     return excess
 
@@ -79,8 +88,9 @@ def test_error_is_no_worse_than_that_of_the_definition(
     device: str,
 ) -> None:
     x = draw(part, 61, **shape, dtype=dtype, device=device)
+    fused = device == "cuda" and dtype is torch.float32 and route in FUSED_FLOAT32
 
-    assert_none(excess_error(part, route, x))
+    assert_none(excess_error(part, route, x, factor=4 if fused else 2))
 
 
 @pytest.mark.parametrize("T", LENGTHS)
