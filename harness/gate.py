@@ -86,14 +86,14 @@ def judge(
 
 
 def requirement(rule: Rule) -> str:
-    """A rule as a sentence: `tokens/s of every case with gc=off ≥ 500; NO-GO under 100`."""
+    """A rule as a sentence: `tokens/s ≥ 500 in every case with gc=off; NO-GO under 100`."""
     metric = METRICS[rule.metric]
     sign = "≥" if metric.higher_is_better else "≤"
     whose = "every case" if rule.quantifier == "all" else "the best case"
     if chosen := _criteria(rule.match):
         whose += f" with {chosen}"
     along = f" over {rule.axis}" if rule.axis else ""
-    text = f"{metric.title}{along} of {whose} {sign} {units.plain(rule.metric, rule.go)}"
+    text = f"{metric.title}{along} {sign} {units.plain(rule.metric, rule.go)} in {whose}"
     if rule.abort is not None:
         side = "under" if metric.higher_is_better else "over"
         text += f"; NO-GO {side} {units.plain(rule.metric, rule.abort)}"
@@ -207,6 +207,9 @@ def _exponent(rule: Rule, fit: ScalingFit) -> _Finding:
     cases = tuple(p.case_id for p in fit.points)
     if fit.exponent is None:
         return _Finding(fit.group, Decision.INCONCLUSIVE, fit.reason, cases)
+    if fit.exponent.processes < 2:
+        once = f"{units.measured(rule.metric, fit.exponent)} from cases with a single process"
+        return _Finding(fit.group, Decision.INCONCLUSIVE, once, cases)
     return replace(_by_interval(rule, fit.group, fit.exponent), cases=cases)
 
 

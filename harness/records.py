@@ -446,7 +446,7 @@ class RuleResult:
 
     rule: str
     requirement: str
-    """The rule as a sentence: `tokens/s of the best case >= 500`."""
+    """The rule as a sentence: `tokens/s ≥ 500 in the best case`."""
     decision: Decision
     reason: str
     evidence: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.scaling import Point, ScalingFit
-from harness.gate import EVERY_CASE_RAN, WORST_FIRST, judge
+from harness.gate import EVERY_CASE_RAN, WORST_FIRST, judge, requirement
 from harness.records import (
     FAILURES,
     METRICS,
@@ -402,6 +402,24 @@ def test_an_exponent_is_judged_by_its_interval(
 
     assert result.decision is decision
     assert result.evidence == ("train/nsa/name=a", "train/nsa/name=b")
+
+
+def test_an_exponent_from_single_processes_decides_nothing() -> None:
+    """Its interval comes from the scatter of the points about the line, not from processes."""
+    sure = curve(1.0, 1.1)
+    assert sure.exponent is not None
+    once = replace(sure, exponent=replace(sure.exponent, processes=1))
+
+    result = stated(summary(), summary(name="b"), rule=SCALES, fits=(once,))
+
+    assert result.decision is INCONCLUSIVE
+    assert "single process" in result.reason
+
+
+def test_a_requirement_reads_as_a_sentence() -> None:
+    rule = replace(FLOOR, match=Match(criteria={"gc": (0,)}))
+
+    assert requirement(rule) == "tokens/s ≥ 500 in every case with gc=0; NO-GO under 100"
 
 
 def test_a_matched_case_outside_every_fit_is_unknown() -> None:
