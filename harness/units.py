@@ -28,7 +28,7 @@ def number(value: float, digits: int | None = None) -> str:
     if not math.isfinite(value):
         return str(value)
     wanted = 3 if digits is None else digits
-    rounded = float(f"{value:.{wanted - 1}e}")
+    rounded = _rounded(value, wanted)
     text = f"{rounded:,.{max(0, _place(rounded, wanted))}f}" if rounded else "0"
     if digits is None and "." in text:
         text = text.rstrip("0").rstrip(".")
@@ -147,6 +147,11 @@ def cell(metric: str, estimate: Estimate) -> str:
     )
 
 
+def value(metric: str, estimate: Estimate) -> str:
+    """A measured metric alone, to the digits that its interval justifies, as in `cell`."""
+    return cell(metric, estimate).partition(" [")[0]
+
+
 def measured(metric: str, estimate: Estimate) -> str:
     """A measured metric with its interval and unit, for a sentence."""
     return cell(metric, estimate) + _SUFFIXES.get(metric, "")
@@ -181,7 +186,8 @@ def _with_interval(
     rounding rule of the Particle Data Group), or so narrow that three would hide it.
     """
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
-        return _fixed(value, _place(value, digits), sign) + unit
+        rounded = _rounded(value, digits)
+        return _fixed(rounded, _place(rounded, digits), sign) + unit
     half = min(value - low, high - value)
     if half > 0:
         leading = half / 10.0 ** math.floor(math.log10(half))
@@ -191,6 +197,11 @@ def _with_interval(
         place = _place(value, 3)
     texts = [_fixed(x, place, sign) for x in (value, low, high)]
     return f"{texts[0]}{unit} [{texts[1]} … {texts[2]}]"
+
+
+def _rounded(value: float, digits: int) -> float:
+    """To so many significant digits: 0.9996 becomes 1.0, and has its decimal places."""
+    return float(f"{value:.{digits - 1}e}")
 
 
 def _place(value: float, digits: int) -> int:

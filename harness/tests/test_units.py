@@ -67,6 +67,7 @@ def test_the_other_quantities() -> None:
         pytest.param(10_512, 10_507, 10_517, "10,512 [10,507 … 10,517]", id="narrow-is-not-hidden"),
         pytest.param(24.2, 3.1, 310, "24 [3 … 310]", id="wide-claims-no-digits"),
         pytest.param(11.3, None, None, "11.3", id="one-process"),
+        pytest.param(0.9996, None, None, "1.00", id="one-process-rounds-up"),
         pytest.param(1_512_000, 1_501_000, 1_523_000, "1.51 M [1.50 … 1.52]", id="millions"),
     ],
 )
