@@ -45,7 +45,7 @@ LENGTHS = [
 
 FUSED_FLOAT32 = {"masked", "sdpa"}
 """Routes that PyTorch computes on a GPU in float32 with one fused kernel; its backward pass sums
-in another order, at up to three times the definition's error (H200, torch 2.11)."""
+in another order, at more than twice the definition's error (seen on an H200, torch 2.11)."""
 
 
 def excess_error(
