@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from nsa.trainer import TrainError
 
@@ -111,8 +112,14 @@ def draw_curve(path: Path, curve: Sequence[Progress], *, unigram_bits: float, ti
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
+
+
+def check_writable(path: Path) -> None:
+    """Raise TrainError now, not after hours of training, if `path` cannot be written."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from nsa.config import PRESETS
 from nsa.data import DataError, bits_per_byte, open_stream, unigram_entropy
 from nsa.errors import Unsupported
 from nsa.flags import FlagError, Flags, Launch
-from nsa.progress import Progress, Sink, csv_sink, draw_curve, tensorboard_sink
+from nsa.progress import Progress, Sink, check_writable, csv_sink, draw_curve, tensorboard_sink
 from nsa.trainer import Precision, TrainConfig, Trainer, TrainError, describe_routes, process_group
 
 __all__ = ["Progress", "TrainConfig", "TrainError", "Trainer", "configure", "main", "train"]
@@ -171,6 +171,8 @@ def _run(options: argparse.Namespace) -> None:
         stack.enter_context(process_group(launch, config.device))
         trainer = stack.enter_context(Trainer(config, flags, launch))
         sinks = _open_sinks(stack, options.out, flags) if launch.rank == 0 else []
+        if options.curve is not None:
+            check_writable(options.curve)
         _say(launch, _boot_line(options.preset, trainer, origins, flags))
         curve = []
         for progress in train(
@@ -310,7 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-every", type=_at_least(1), default=10, metavar="STEPS")
     add("--held-out", type=_at_least(0), default=0, metavar="BATCHES", help="read at every log")
     add("--out", type=Path, metavar="DIR", help="write train.csv there, and TensorBoard events")
-    add("--curve", type=Path, metavar="PNG", help="draw the learning curve there")
+    add("--curve", type=_png, metavar="PNG", help="draw the learning curve there")
 
     add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
     add("--attention", type=_one_of(get_args(Attention)), help="nsa or dense")
@@ -341,6 +343,12 @@ def _at_least(low: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _png(text: str) -> Path:
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
+    return Path(text)
 
 
 def _one_of(words: Collection[str]) -> Callable[[str], str]:

@@ -471,6 +471,7 @@ def test_the_boot_line_says_what_decided(
         (["--gc", "3-9"], "'3-9' is neither 'off', 'on' nor a range"),
         (["--gc", "on", "--no-gc"], "--no-gc: not allowed with argument --gc"),
         (["--lr", "-1"], "lr=-1.0 must be positive"),
+        (["--curve", "curve.jpeg"], "--curve: 'curve.jpeg' does not end in .png"),
         (["--lr", "fast"], "argument --lr: invalid float value: 'fast'"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--dataset", "fineweb_edu:/nowhere"], "/nowhere: no such file or folder"),
@@ -568,6 +569,18 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*QUICK, "--out", str(tmp_path / "file")]) == 2
 
     assert "cannot be written: " in capsys.readouterr().err
+
+
+def test_a_curve_that_cannot_be_written_is_found_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    assert main([*QUICK, "--curve", str(tmp_path / "file" / "curve.png")]) == 2
+
+    captured = capsys.readouterr()
+    assert "cannot be written: " in captured.err
+    assert captured.out == ""
 
 
 def test_a_full_disk_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
