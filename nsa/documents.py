@@ -112,7 +112,7 @@ class Reader:
         if not self._loader.prefetch:
             self._permits.release()
         try:
-            block = self._ready.get(timeout=self._loader.timeout_s)
+            block = self._ready.get(timeout=min(self._loader.timeout_s, threading.TIMEOUT_MAX))
         except queue.Empty:
             raise DataError(
                 f"{self._name}: no data for {self._loader.timeout_s:g} s, "

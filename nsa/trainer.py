@@ -87,12 +87,17 @@ class TrainConfig:
     """Longest wait for data before it is a DataError."""
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "batch_size", "accum", "steps", "lr", "clip", "initial_scale"):
-            if not (value := getattr(self, name)) > 0:
+        whole = ("seq_len", "batch_size", "accum", "steps")
+        for name in (*whole, "lr", "clip", "initial_scale", "loader_timeout_s"):
+            if not (value := getattr(self, name)) > 0:  # which NaN is not, either
                 raise ValueError(f"{name}={value} must be positive")
         for name in ("warmup_steps", "seed", "weight_decay"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"{name}={value} must not be negative")
+            if not (value := getattr(self, name)) >= 0:
+                raise ValueError(f"{name}={value} must be 0 or more")
+        if self.seed >= 2**63:
+            raise ValueError(
+                f"seed={self.seed} must be under 2**63: torch's generator takes no more"
+            )
         if self.precision not in AUTOCAST:
             raise ValueError(f"precision={self.precision!r} is none of {', '.join(AUTOCAST)}")
         check_dataset(self.dataset)
@@ -348,7 +353,13 @@ def process_group(launch: Launch, device: str) -> Iterator[None]:
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     backend = "nccl" if chosen.type == "cuda" else "gloo"
-    dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
+    try:
+        dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
+    except (ValueError, dist.DistError) as error:
+        raise TrainError(
+            f"{launch.world_size} processes were announced, and cannot meet: {error}",
+            "Start with torchrun.",
+        ) from error
     try:
         yield
     finally:

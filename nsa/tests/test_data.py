@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 import threading
 import time
@@ -218,6 +219,13 @@ def test_malformed_jsonl_names_the_line(tmp_path: Path, content: str | bytes, me
     with pytest.raises(DataError, match=message):
         first(f"fineweb_edu:{file}", seq_len=64)
     assert not loader_threads()
+
+
+def test_the_longest_timeout_is_no_timeout(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("alpha")
+    loader = Loader(timeout_s=math.inf)
+    with open_stream(f"fineweb_edu:{tmp_path}/a.txt", batch_size=1, seq_len=2, loader=loader) as s:
+        assert next(s).shape == (1, 3)
 
 
 def test_an_error_stays_an_error(tmp_path: Path) -> None:

@@ -391,7 +391,10 @@ def test_a_loss_that_is_not_finite_stops_at_the_next_log(
     [
         ({"seq_len": 0}, "seq_len=0 must be positive"),
         ({"lr": math.nan}, "lr=nan must be positive"),
-        ({"seed": -1}, "seed=-1 must not be negative"),
+        ({"seed": -1}, "seed=-1 must be 0 or more"),
+        ({"seed": 2**63}, "must be under 2"),
+        ({"weight_decay": math.nan}, "weight_decay=nan must be 0 or more"),
+        ({"loader_timeout_s": 0}, "loader_timeout_s=0 must be positive"),
         ({"precision": "tf32"}, "precision='tf32' is none of fp32, bf16, fp16"),
         ({"checkpointing": "1-2"}, "within '0-1'"),
     ],
@@ -610,6 +613,21 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- several processes -------------------------------------------------------------------
+
+
+def test_processes_that_cannot_meet_are_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+
+    assert main(QUICK) == 2
+
+    error = capsys.readouterr().err
+    assert "MASTER_ADDR" in error
+    assert "Start with torchrun." in error
+
 
 TOGETHER = {"off": Flags(ddp_bucket_mb=1), "fp16": Flags(ddp_compress="fp16")}
 
