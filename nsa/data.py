@@ -146,7 +146,7 @@ def open_stream(
                 f"text ({split}: {len(corpus):,} bytes of Python {python})",
                 lambda: _windows(corpus, rng, shape),
             )
-    source = local_source(Path(path).expanduser()) if path else hub_source()
+    source = local_source(Path(path)) if path else hub_source()
     documents = share(source, dataset, split, rank, world_size)
     reader = Reader(documents, dataset, rng, loader or Loader())
     return ByteStream(

@@ -206,8 +206,13 @@ def local_source(path: Path) -> Callable[[], Documents]:
     Raises:
         DataError: There is no such file. A malformed one raises it where it is malformed.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder", "Correct the path after fineweb_edu:")
+    remedy = "Correct the path after fineweb_edu:"
+    try:
+        path = path.expanduser()
+        if not path.exists():
+            raise DataError(f"{path}: no such file or folder", remedy)
+    except (OSError, RuntimeError) as error:  # of exists; of expanduser
+        raise DataError(f"{path}: {error}", remedy) from error
     readers = {".jsonl": _jsonl, ".parquet": _parquet, ".txt": _txt}
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     files = [file for file in found if file.suffix in readers]
@@ -223,7 +228,8 @@ def local_source(path: Path) -> Callable[[], Documents]:
                 yield from readers[file.suffix](file)
             except OSError as error:
                 raise DataError(
-                    f"{file}: {error.strerror or error}", "Make the file readable."
+                    f"{file}: {error.strerror or error}",
+                    "Make the file readable, or download it again.",
                 ) from error
 
     return documents
@@ -241,7 +247,7 @@ def _jsonl(file: Path) -> Documents:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:  # not JSON, or not UTF-8
+            except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or too deep
                 raise DataError(
                     f"{file}:{number}: not JSON: {error}", "Mend or remove the line."
                 ) from error
@@ -266,7 +272,7 @@ def _parquet(file: Path) -> Documents:
                 for row in batch.to_pylist():
                     yield from _document(f"{file} row {number}", row)
                     number += 1
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file} row {number}: {error}", "Download the file again.") from error
 
 
@@ -274,10 +280,14 @@ def _document(place: str, row: Any) -> Documents:
     """The text of one row, if it has any; DataError if it has no such field."""
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
-        fields = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+        if isinstance(row, dict) and "text" in row:
+            has = f"but {type(text).__name__}"
+        else:
+            fields = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+            has = f"the row has {fields or 'no fields'}"
         raise DataError(
-            f'{place}: no string in the field "text"; the row has {fields or "no fields"}',
-            'Rename the field that holds the text to "text".',
+            f'{place}: no string in the field "text"; {has}',
+            "Put the text there, as a string; or remove the row.",
         )
     try:
         data = text.encode()

@@ -163,6 +163,12 @@ def test_parquet(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"good\.parquet row 0: "):
         first(f"fineweb_edu:{good}")
 
+    data = [None, *map(pyarrow.py_buffer, (b"\0\0\0\0\1\0\0\0", b"\xff"))]
+    not_utf8 = pyarrow.Array.from_buffers(pyarrow.string(), 1, data)
+    parquet.write_table(pyarrow.table({"text": not_utf8}), bad)
+    with pytest.raises(DataError, match=r"bad\.parquet row 0: .*utf-8"):
+        first(f"fineweb_edu:{bad}")
+
 
 @pytest.mark.skipif(
     importlib.util.find_spec("pyarrow") is not None, reason="the [data] extra is installed"
@@ -205,7 +211,10 @@ def test_the_seed_shuffles_within_a_fetch(tmp_path: Path) -> None:
     [
         pytest.param('{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON", id="cut short"),
         pytest.param('{"body": "a"}\n', r'a\.jsonl:1: .*"text".*has body', id="no text field"),
-        pytest.param('{"text": 7}\n', r'a\.jsonl:1: no string in the field "text"', id="number"),
+        pytest.param(
+            '{"text": 7}\n', r'a\.jsonl:1: no string in the field "text"; but int', id="number"
+        ),
+        pytest.param("[" * 100_000, r"a\.jsonl:1: not JSON", id="too deep"),
         pytest.param('["a"]\n', r"a\.jsonl:1: .*has a list", id="not an object"),
         pytest.param('{"text": "\\ud800"}\n', r"a\.jsonl:1: not Unicode", id="half a pair"),
         pytest.param(b'{"text": "\xff"}\n', r"a\.jsonl:1: not JSON", id="not UTF-8"),
@@ -244,6 +253,8 @@ def test_an_error_stays_an_error(tmp_path: Path) -> None:
         pytest.param("text:/tmp", "only fineweb_edu takes a path", id="path for text"),
         pytest.param("fineweb_edu:", "only fineweb_edu takes a path, after", id="no path"),
         pytest.param("fineweb_edu:/nowhere", "/nowhere: no such file", id="absent"),
+        pytest.param("fineweb_edu:" + "a" * 999, "File name too long", id="too long"),
+        pytest.param("fineweb_edu:~nobody here/a", "home directory", id="no such user"),
     ],
 )
 def test_a_bad_name_or_path(dataset: str, message: str) -> None:
