@@ -28,6 +28,10 @@ MIN_READINGS = 5
 TIMED = ("warmup", "sampling")
 """Phases in which the workload runs as it does in production; utilisation is taken there."""
 
+LAG_S = {"gpu_utilisation": 0.4}
+"""How long a channel still speaks of what came before a phase. NVML's utilisation is the mean of
+a window that has ended: on an H200 one of 0.2 s, renewed every 0.2 s."""
+
 # NVML clocksEventReasons, nvml.h. Idle (0x1), application clocks (0x2) and display clocks
 # (0x100) are settings, not symptoms, and are left out.
 POWER_CAP = {0x4: "power cap"}
@@ -84,7 +88,8 @@ def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
 
 
 def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> list[float]:
-    """Telemetry of a channel from the first of these phases to the last, failed readings left out.
+    """Telemetry of a channel from the first of these phases to the last, failed readings left out,
+    and those that lag so far that they speak of what came before.
 
     Empty where the measurement has no telemetry, no such channel or no such phase.
     """
@@ -92,7 +97,8 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     spans = [(p.start_s, p.end_s) for p in measurement.phases if p.name in wanted]
     if measurement.telemetry is None or not spans:
         return []
-    start, end = min(s for s, _ in spans), max(e for _, e in spans)
+    start = min(s for s, _ in spans) + LAG_S.get(channel, 0.0)
+    end = max(e for _, e in spans)
     channel_values = measurement.telemetry.channels.get(channel, ())
     return [
         value
@@ -155,11 +161,10 @@ def _telemetry(ok: Sequence[Measurement]) -> list[str]:
     if shared := sum(x > 0 for x in foreign):
         notes.append(f"other processes on the GPU in {shared} of {len(foreign)} readings")
     for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):
-        counts = [
-            len(readings(m, channel, TIMED)) for m in ok if m.telemetry and m.telemetry.channels
-        ]
-        if counts and 0 < min(counts) < MIN_READINGS:
-            notes.append(f"{name} utilisation rests on {min(counts)} readings in one process")
+        counts = [n for m in ok if (n := len(readings(m, channel, TIMED)))]
+        if counts and min(counts) < MIN_READINGS:
+            noun = "reading" if min(counts) == 1 else "readings"
+            notes.append(f"{name} utilisation rests on {min(counts)} {noun} in one process")
     return notes
 
 

@@ -50,6 +50,8 @@ def why_absent(
             return m.telemetry.unavailable[metric]
     if metric == "gpu_utilisation" and environment.gpu is None:
         return environment.gpu_unavailable or "no GPU"
+    if metric in stats.LAG_S and any(m.telemetry and metric in m.telemetry.channels for m in ok):
+        return f"timed for less than the {stats.LAG_S[metric]:g} s that the counter lags"
     return "no reading fell into warm-up or sampling"
 
 

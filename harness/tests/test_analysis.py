@@ -12,7 +12,7 @@ from harness.analysis.effects import effects
 from harness.analysis.expectation import Judgement, assess, peak, stated_peak
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import summarise, why_absent
-from harness.records import CaseSummary, Expectation, Match, Measurement, Outcome, Telemetry
+from harness.records import CaseSummary, Expectation, Match, Measurement, Outcome, Phase, Telemetry
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, ended, environment, run, sweep, timed
 
 CASE = case({"seq_len": 512})
@@ -136,7 +136,7 @@ def with_channel(measurements: list[Measurement], name: str, level: float) -> li
                 replace(m, telemetry=Telemetry(t_s=(17.0,), channels={"gpu_utilisation": (0.5,)}))
                 for m in timed(CASE, 0.05)
             ],
-            "rests on 1 readings",
+            "rests on 1 reading in",
             id="few-readings",
         ),
     ],
@@ -160,6 +160,22 @@ def test_utilisation_is_taken_while_the_workload_runs() -> None:
 
     assert metrics["gpu_utilisation"].value == pytest.approx(0.9, rel=0.05)
     assert metrics["cpu_utilisation"].value == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_utilisation_that_lags_is_not_taken_for_that_of_the_workload() -> None:
+    """Seen on an H200: all readings of 0.2 s of sampling spoke of the idle time before it."""
+    phases = (Phase(name="sampling", start_s=1.0, end_s=2.0),)
+    t = tuple(np.arange(0.0, 2.0, 0.05))
+    levels = tuple(0.9 if x > 1.39 else 0.01 for x in t)
+    seen = Telemetry(t_s=t, channels={"gpu_utilisation": levels})
+    long = timed(CASE, 0.05, phases=phases)
+    long = [replace(m, telemetry=seen) for m in long]
+    short = [replace(m, phases=(replace(phases[0], end_s=1.2),)) for m in long]
+
+    assert summary_of(long).metrics["gpu_utilisation"].value == pytest.approx(0.9)
+    brief = summary_of(short)
+    assert "gpu_utilisation" not in brief.metrics
+    assert "lags" in why_absent(brief, short, environment(), "gpu_utilisation")
 
 
 def test_a_failed_reading_is_not_a_zero() -> None:
