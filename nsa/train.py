@@ -113,10 +113,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except (UsageError, FlagError, DataError, TrainError, Unsupported) as error:
         return _fail(str(error), 2)
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
         reason = str(error).splitlines()[0]
         return _fail(f"{reason}\n  Use --gc on, or lower --batch-size or --seq-len.", 2)
     return 0
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether the device or the host had no memory left; torch has no type for the host's."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
 def configure(
@@ -296,7 +304,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if unknown:
         name = unknown[0].partition("=")[0]
         known = [option for action in parser._actions for option in action.option_strings]
-        raise UsageError(f"unknown option {name}{_suggestion(name, known)}")
+        suggestion = _suggestion(name, known)
+        parser.error(f"unknown {'option' if name[:1] == '-' else 'argument'} {name}{suggestion}")
     return options
 
 
@@ -364,7 +373,7 @@ def _one_of(words: Collection[str]) -> Callable[[str], str]:
 
 
 def _suggestion(word: str, words: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, words, n=1)
     return f"\n  Did you mean {near[0]}?" if near else ""
 
 

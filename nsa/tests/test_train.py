@@ -4,12 +4,13 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -464,6 +465,8 @@ def test_the_boot_line_says_what_decided(
     ("options", "message"),
     [
         (["--seqlen", "5"], "unknown option --seqlen\n  Did you mean --seq-len?"),
+        (["--ddp", "0"], "unknown option --ddp\n  python -m nsa.train --help lists"),
+        (["resume"], "unknown argument resume\n"),
         (["--steps=5", "--no-cg"], "unknown option --no-cg\n  Did you mean --no-gc?"),
         (["--seq", "5"], "unknown option --seq\n"),
         (["--seq-len", "0"], "--seq-len: '0' is not a whole number of at least 1"),
@@ -545,6 +548,26 @@ def test_a_diverging_loss_exits_1(
     assert main(QUICK) == 1
 
     assert "the loss is nan at step 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("empty", [np.empty, torch.empty])
+def test_a_host_without_memory_is_one_message(
+    empty: Callable[[int], object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Trainer, "step", lambda _: empty(2**58))
+
+    assert main(QUICK) == 2
+
+    assert "lower --batch-size" in capsys.readouterr().err
+
+
+def test_another_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "step", lambda _: torch.ones(2) @ torch.ones(3))
+
+    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
+        main(QUICK)
 
 
 def test_csv_log_and_curve(tmp_path: Path) -> None:
