@@ -109,21 +109,36 @@ class RunWriter:
         self.close()
 
     def log_path(self, case_id: str, process: int) -> Path:
-        """Where the output of one worker process goes; any case id gives a plain file name."""
+        """Where the output of one worker process goes; any case id gives a plain file name.
+
+        The file is there on return, empty or with what an earlier attempt logged.
+
+        Raises:
+            StoreError: It cannot be made.
+        """
         name = re.sub(r"[^\w.=-]", "_", case_id, flags=re.ASCII).lstrip(".")
         digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        return self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
+        path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
+        try:
+            path.parent.mkdir(exist_ok=True)  # whoever needed room may have removed the logs
+            path.touch()
+        except OSError as error:
+            raise self._cannot_write(path, error) from error
+        return path
 
     def _write(self, line: lines.Line) -> None:
         data = lines.encode(line)
         try:
             _append(self._fd, data)
         except OSError as error:
-            raise StoreError(
-                f"cannot write {self.folder / RUN_FILE}: {error.strerror}",
-                f"The {self._recorded} measurements before are safe. Make room, then go on with "
-                f"`harness run --resume {self.folder}`.",
-            ) from error
+            raise self._cannot_write(self.folder / RUN_FILE, error) from error
+
+    def _cannot_write(self, path: Path, error: OSError) -> StoreError:
+        return StoreError(
+            f"cannot write {path}: {error.strerror}",
+            "All measurements before are safe. Make room, then go on with "
+            f"`harness run --resume {self.folder}`.",
+        )
 
 
 def create(root: Path, suite: Suite, environment: Environment) -> RunWriter:

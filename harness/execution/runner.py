@@ -31,7 +31,7 @@ class Writer(Protocol):
         """Keep a measurement for good."""
 
     def log_path(self, case_id: str, process: int) -> Path:
-        """Where one process's output goes; its folder exists."""
+        """Where one process's output goes; the file exists."""
 
 
 class Observer(Protocol):

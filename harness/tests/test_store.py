@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -310,7 +311,7 @@ def test_a_full_disk_loses_nothing_recorded(tmp_path: Path, writer: store.RunWri
         file_size_limit(len(before) + 10),
         pytest.raises(
             StoreError,
-            match=f"The 1 measurements before are safe.*--resume {re.escape(str(writer.folder))}",
+            match=f"All measurements before are safe.*--resume {re.escape(str(writer.folder))}",
         ),
     ):
         writer.append(measured(1))
@@ -550,14 +551,17 @@ def test_headers_do_not_read_the_measurements(tmp_path: Path, writer: store.RunW
 
 @settings(deadline=None)
 @given(st.text(), st.text())
-def test_any_case_id_gives_its_own_plain_log_name(one: str, other: str) -> None:
-    writer = store.RunWriter("run", Path("/runs/run"), fd=-1, recorded=0)
+def test_any_case_id_gives_its_own_plain_log_name(
+    tmp_path_factory: pytest.TempPathFactory, one: str, other: str
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    writer = store.RunWriter("run", folder, fd=-1, recorded=0)
 
     paths = {writer.log_path(case_id, process) for case_id in (one, other) for process in (0, 1)}
 
     assert len(paths) == (2 if one == other else 4)
     for path in paths:
-        assert path.parent == Path("/runs/run/logs")
+        assert path.parent == folder / "logs"
         assert re.fullmatch(r"[\w=-][\w.=-]{1,110}", path.name, re.ASCII)
 
 
@@ -569,3 +573,17 @@ def test_a_log_stays_in_its_folder(writer: store.RunWriter, case_id: str) -> Non
 
     assert not path.name.startswith(".")
     assert path.resolve().parent == (writer.folder / store.LOG_FOLDER).resolve()
+
+
+def test_a_log_can_be_written_after_all_logs_were_removed(writer: store.RunWriter) -> None:
+    shutil.rmtree(writer.folder / store.LOG_FOLDER)
+
+    assert writer.log_path("case", 0).is_file()
+
+
+def test_a_log_that_cannot_be_made_names_the_run_to_resume(writer: store.RunWriter) -> None:
+    shutil.rmtree(writer.folder / store.LOG_FOLDER)
+    (writer.folder / store.LOG_FOLDER).write_text("in the way")
+
+    with pytest.raises(StoreError, match=rf"cannot write .*--resume {writer.folder}"):
+        writer.log_path("case", 0)
