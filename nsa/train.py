@@ -201,11 +201,12 @@ def _run(options: argparse.Namespace) -> None:
 def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags: Flags) -> str:
     """What will run, and for every setting that is not the preset's what decided it."""
     c = trainer.config
-    if chosen := sorted(_ROUTE_FLAGS & flags.set_names):
+    dense = c.model.attention == "dense"  # the flags choose routes of NSA's branches alone
+    if not dense and (chosen := sorted(_ROUTE_FLAGS & flags.set_names)):
         origins = {**origins, "routes": ",".join(chosen)}
     if "NSA_PREFILL_BATCHED" in flags.set_names:
         origins = {**origins, "prefill": "NSA_PREFILL_BATCHED"}
-    routes = describe_routes(trainer.routes) if c.model.attention == "nsa" else "dense"
+    routes = f"dense:{c.dense_backend}" if dense else describe_routes(trainer.routes)
     settings = (
         ("attention", "attention", c.model.attention),
         ("S", "seq_len", c.seq_len),

@@ -158,6 +158,7 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
             self.model = ByteLM(
                 config.model,
+                dense_backend=config.dense_backend,
                 aux_stats=not flags.disable_aux_stats,
                 generator=torch.Generator().manual_seed(config.seed),
             ).to(self.device)

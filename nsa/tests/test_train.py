@@ -274,8 +274,9 @@ def test_effective_is_observed_not_echoed() -> None:
         pytest.param({}, "compress:eager,scores:eager,select:gather,window:eager", "batched"),
         pytest.param({"routes": Routes.reference(), "prefill": "token"}, "reference", "token"),
         pytest.param({"model": DENSE}, "dense:sdpa", "batched"),
+        pytest.param({"model": DENSE, "dense_backend": "math"}, "dense:math", "batched"),
     ],
-    ids=["flags decide", "configuration decides", "dense"],
+    ids=["flags decide", "configuration decides", "dense", "dense by another backend"],
 )
 def test_effective_routes(settings: dict[str, Any], routes: str, prefill: str) -> None:
     with Trainer(tiny(**settings)) as trainer:
@@ -459,6 +460,18 @@ def test_the_boot_line_says_what_decided(
     assert "tokens/s -" in first
     assert "step      2" in last
     assert "tokens/s -" not in last
+
+
+def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", "1")
+
+    assert main([*QUICK, "--attention", "dense"]) == 0
+
+    boot, observed, *_ = capsys.readouterr().out.splitlines()
+    assert " routes=dense:sdpa prefill=" in boot
+    assert " routes=dense:sdpa fa2=off " in observed
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from harness.measure import accuracy
 from harness.records import Scalar
 from harness.workload import Factory
 from nsa import reference, selected
+from nsa.errors import Unsupported
 from nsa.flags import FlagError
 from suites import workloads
 from suites.axes import AxisError
@@ -105,6 +106,12 @@ def test_flags_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = workload.effective()
     assert "select:masked" in str(seen["routes"])
     assert seen["prefill"] == "token"
+
+
+@pytest.mark.parametrize("factory", [workloads.train, workloads.forward])
+def test_a_dense_provider_runs_its_own_backend_or_declines(factory: Factory) -> None:
+    with pytest.raises(Unsupported, match="flash: needs tensors on CUDA"):
+        factory("dense-flash", {**MODEL, "seq_len": 12}).run()
 
 
 def test_every_decoding_run_continues_from_the_same_context() -> None:
