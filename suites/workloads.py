@@ -1,13 +1,19 @@
 """What the shipped suites name as `factory:`; this package alone knows both houses."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
+from harness.workload import Factory, Unsupported, Workload
+from nsa import errors
 from nsa.flags import Flags
 from suites import attention as _attention
 from suites import language_model as _language_model
-from suites.attention import attention
 from suites.axes import Scalar
-from suites.language_model import decode, forward, train
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 __all__ = ["attention", "decode", "forward", "preflight", "train"]
 
@@ -17,6 +23,37 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "forward": _language_model.forward_plan,
     "train": _language_model.train_config,
 }
+
+
+def _declining(call: Callable[P, T]) -> Callable[P, T]:
+    """The same call; a route of nsa that cannot run here declines in the harness's word."""
+
+    @wraps(call)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except errors.Unsupported as error:
+            raise Unsupported(str(error)) from error
+
+    return wrapped
+
+
+def _at_the_seam(factory: Factory) -> Factory:
+    """The factory; it, and the first calls of its workload, may decline the case."""
+
+    @wraps(factory)
+    def build(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+        workload = _declining(factory)(provider, axes)
+        check = workload.check and _declining(workload.check)
+        return replace(workload, run=_declining(workload.run), check=check)
+
+    return build
+
+
+attention = _at_the_seam(_attention.attention)
+decode = _at_the_seam(_language_model.decode)
+forward = _at_the_seam(_language_model.forward)
+train = _at_the_seam(_language_model.train)
 
 
 def preflight(

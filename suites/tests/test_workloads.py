@@ -8,12 +8,13 @@ import torch
 from harness import suite as suite_module
 from harness.measure import accuracy
 from harness.records import Scalar
-from harness.workload import Factory
+from harness.workload import Factory, Unsupported
 from nsa import reference, selected
-from nsa.errors import Unsupported
 from nsa.flags import FlagError
 from suites import workloads
 from suites.axes import AxisError
+
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 MODEL: Mapping[str, Scalar] = {"preset": "tiny", "batch": 2, "precision": "fp32"}
 OPERATOR: Mapping[str, Scalar] = {
@@ -108,10 +109,25 @@ def test_flags_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["prefill"] == "token"
 
 
+@needs_no_gpu
 @pytest.mark.parametrize("factory", [workloads.train, workloads.forward])
 def test_a_dense_provider_runs_its_own_backend_or_declines(factory: Factory) -> None:
-    with pytest.raises(Unsupported, match="flash: needs tensors on CUDA"):
-        factory("dense-flash", {**MODEL, "seq_len": 12}).run()
+    workload = factory("dense-flash", {**MODEL, "seq_len": 12})
+
+    for call in (workload.check, workload.run):
+        assert call
+        with pytest.raises(Unsupported, match="flash: needs tensors on CUDA"):
+            call()
+
+
+@needs_no_gpu
+def test_a_route_that_cannot_run_here_declines_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", "1")
+
+    with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
+        workloads.decode("nsa", {**MODEL, "context": 21})
+    with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
+        workloads.attention("gather", OPERATOR).run()
 
 
 def test_every_decoding_run_continues_from_the_same_context() -> None:
