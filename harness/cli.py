@@ -10,19 +10,20 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from harness import console, doctor, environment, gate, store, units
 from harness import suite as suites
 from harness.analysis import scaling, summary
-from harness.errors import HarnessError, SuiteError
+from harness.errors import HarnessError, StoreError, SuiteError
 from harness.execution.launcher import Launcher
 from harness.execution.progress import TimeLeft
-from harness.execution.runner import run_suite, settled
+from harness.execution.runner import run_suite, settled, terminating_like_ctrl_c
 from harness.probes.open import open_probes
 from harness.records import (
     Case,
@@ -39,8 +40,22 @@ from harness.records import (
 EXIT_REFUSED = 2
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 
+
+class _Interruptible(typer.core.TyperGroup):
+    """Ctrl-C and SIGTERM clean up and exit 3 in every phase of every command."""
+
+    def invoke(self, ctx: Any) -> Any:  # a Context of the click inside typer
+        try:
+            with terminating_like_ctrl_c():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            err.print("interrupted")
+            raise typer.Exit(EXIT_UNDECIDED) from None
+
+
 app = typer.Typer(
     name="harness",
+    cls=_Interruptible,
     help="Measure sparse-attention kernels and models, and say how sure the numbers are.",
     epilog="Exit status: 0 go, 1 no-go, 2 the request could not be carried out, 3 undecided.",
     no_args_is_help=True,
@@ -115,11 +130,15 @@ def run(
             "--resume goes on with the recorded plan; --filter, --set and --dry-run change it",
             "Leave them out, or start a new run.",
         )
+    before = None
     if suite is not None:
         chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
         if dry_run:
             _show_plan(chosen, as_json)
             return
+    elif resume is not None:
+        before = store.load(store_root, resume)
+        chosen = before.suite
     if report:
         # harness.report brings matplotlib, which the other commands need not wait for.
         from harness.report import render
@@ -129,22 +148,27 @@ def run(
         here = environment.capture(
             launcher.describe(), command=("harness", *sys.argv[1:]), repository=Path.cwd()
         )
-        if resume is None:
-            if chosen.device == "cuda" and here.gpu is None:
-                raise SuiteError(
-                    chosen.path,
-                    f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-                    "Run it on a GPU node. `harness list` shows what runs anywhere.",
-                )
-            launcher.preflight(chosen)
-            writer = store.create(store_root, chosen, here)
-            done: Collection[tuple[str, int]] = ()
-        else:
-            before = store.load(store_root, resume)
-            writer, recorded = store.resume(
-                store_root, resume, notes=environment.drift(before.environment, here)
+        if chosen.device == "cuda" and here.gpu is None:
+            raise SuiteError(
+                chosen.path,
+                f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
+                "Run it on a GPU node. `harness list` shows what runs anywhere.",
             )
-            chosen, done = recorded.suite, settled(recorded.suite, recorded.measurements)
+        if before is not None and before.environment.device_name != here.device_name:
+            raise StoreError(
+                f"run {before.run_id} is of {before.environment.device_name}, and this machine "
+                f"would go on with {here.device_name}",
+                f"Resume it there, or start a new run with `harness run {chosen.path}`.",
+            )
+        launcher.preflight(chosen)
+        done: Collection[tuple[str, int]] = ()
+        if before is None:
+            writer = store.create(store_root, chosen, here)
+        else:
+            writer, recorded = store.resume(
+                store_root, before.folder, notes=environment.drift(before.environment, here)
+            )
+            done = settled(chosen, recorded.measurements)
         with writer:
             _carry_out(chosen, here, writer, done, launcher)
     _conclude(store.load(store_root, writer.run_id), reports if report else None, as_json)

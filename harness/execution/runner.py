@@ -81,7 +81,7 @@ def run_suite(
     observer.planned(len(plan))
     finished = 0
     with ExitStack() as stack:
-        stack.enter_context(_terminating_like_ctrl_c())
+        stack.enter_context(terminating_like_ctrl_c())
         if launcher is None:
             launcher = stack.enter_context(Launcher())
         while plan:
@@ -140,7 +140,7 @@ def _run_one(
 
 
 @contextmanager
-def _terminating_like_ctrl_c() -> Iterator[None]:
+def terminating_like_ctrl_c() -> Iterator[None]:
     """Let SIGTERM take the way of Ctrl-C, on which everything is cleaned up."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals reach the main thread, which has its own way to end us

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -143,19 +143,95 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert measurements(record) == 4
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_before_anything_runs_is_undecided_and_leaves_nothing(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    write_suite(tmp_path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    running = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", "fakes.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    wait_until(lambda: any(temporary.glob("tmp*")))  # a worker describes the environment
+    running.send_signal(number)
+    _, said = running.communicate(timeout=30)
+
+    assert (running.returncode, said) == (3, "interrupted\n")
+    assert not any(temporary.glob("tmp*"))
+    assert not (tmp_path / "reports/runs").exists()
+
+
+def test_a_run_is_not_resumed_on_another_device(tmp_path: Path) -> None:
+    record = unfinished(tmp_path)
+    first, newline, rest = record.read_text().partition("\n")
+    line = json.loads(first)
+    line["environment"]["gpu"] = {
+        "name": "NVIDIA A100",
+        "uuid": "GPU-0",
+        "index": 0,
+        "memory_bytes": 1,
+        "driver": "1",
+        "cuda_driver": "1",
+        "compute_capability": "8.0",
+    }
+    record.write_text(json.dumps(line) + newline + rest)
+    before = record.read_bytes()
+
+    message = refused(harness("run", "--resume", "latest", cwd=tmp_path))
+
+    assert "is of NVIDIA A100, and this machine would go on with" in message
+    assert record.read_bytes() == before
+
+
+def test_a_resumed_run_is_checked_before_it_goes_on(tmp_path: Path) -> None:
+    """Or a variable misspelt today would record the remaining cases as crashed for good."""
+    record = unfinished(tmp_path)
+    (tmp_path / "own.py").unlink()
+    before = record.read_bytes()
+
+    message = refused(harness("run", "--resume", "latest", cwd=tmp_path))
+
+    assert "no module 'own'" in message
+    assert record.read_bytes() == before
+
+
+def unfinished(folder: Path) -> Path:
+    """The record of a run that was killed just before its end; its factory is in `folder`."""
+    (folder / "own.py").write_text("from harness.tests.fake_workloads import good\n")
+    (folder / "own.yaml").write_text(
+        (SUITE % "good").replace("harness.tests.fake_workloads", "own")
+    )
+    assert harness("run", "own.yaml", "--no-report", cwd=folder).returncode == 0
+    (record,) = (folder / "reports/runs").glob("*/run.jsonl")
+    *kept, _, _ = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(kept))
+    return record
+
+
 def measurements(record: Path) -> int:
     """How many are recorded."""
     return record.read_text().count('{"kind": "measurement"')
 
 
 def wait_for_measurements(count: int, runs: Path) -> Path:
+    def enough() -> list[Path]:
+        return [r for r in runs.glob("*/run.jsonl") if measurements(r) >= count]
+
+    wait_until(lambda: bool(enough()))
+    return enough()[0]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for record in runs.glob("*/run.jsonl"):
-            if measurements(record) >= count:
-                return record
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come within a minute"
         time.sleep(0.02)
-    raise AssertionError("too little was measured within a minute")
 
 
 @pytest.mark.parametrize(
