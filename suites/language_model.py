@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.workload import Workload
 from nsa import costs
@@ -114,7 +115,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     model = _inference_model(plan, flags)
     tokens = _random_bytes(plan.B, plan.T, _device())
     length = min(plan.T, CHECKED_TOKENS[flags.prefill])
-    seen: dict[str, Scalar] = {}
+    handed, seen = _watch(model), dict[str, Scalar]()
 
     @torch.no_grad()
     def logits(count: int) -> Tensor:
@@ -123,7 +124,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     def run() -> Tensor:
         out = logits(plan.T)
-        seen.update(_observed(model, out, flags))
+        seen.update(_observed(model, out, handed))
         return out
 
     return Workload(
@@ -141,18 +142,19 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """new_tokens more tokens after a context, one by one through the cache.
 
     Axes: preset, context, batch, new_tokens, precision. The tokens are given, not drawn, and
-    every run continues from the same context, so that all runs do the same work.
+    every run continues from the same context, so that all runs do the same work. The NSA_*
+    flags choose routes, and how the context is prefilled, which is not timed.
     """
     flags = Flags.from_env()
     plan = decode_plan(provider, axes, flags)
     model = _inference_model(plan, flags)
     tokens = _random_bytes(plan.B, plan.T + plan.new_tokens, _device())
-    seen: dict[str, Scalar] = {}
+    handed, seen = _watch(model), dict[str, Scalar]()
 
     @torch.no_grad()
     def prefilled(context: int) -> list[LayerCache] | list[DenseCache]:
         caches = model.new_caches(context + plan.new_tokens)
-        model(tokens[:, :context], routes=flags.routes(), caches=caches)
+        model(tokens[:, :context], routes=flags.routes(), prefill=flags.prefill, caches=caches)
         return caches
 
     @torch.no_grad()
@@ -168,11 +170,12 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         return torch.cat(steps, 1)
 
     caches = prefilled(plan.T)
-    checked = min(plan.T, CHECKED_TOKENS["batched"])
+    prefill = handed["prefill"]
+    checked = min(plan.T, CHECKED_TOKENS[flags.prefill])
 
     def run() -> Tensor:
         out = continued(caches, plan.T)
-        seen.update(_observed(model, out, flags), context=caches[0].length)
+        seen.update(_observed(model, out, handed), context=caches[0].length, prefill=prefill)
         return out
 
     defined = partial(_defined_logits, model, tokens[:, : checked + plan.new_tokens])
@@ -248,18 +251,29 @@ def _defined_logits(model: ByteLM, tokens: Tensor, dtype: torch.dtype) -> dict[s
     return {"logits": _definition(model, dtype)(tokens, routes=Routes.reference())}
 
 
-def _observed(model: ByteLM, out: Tensor, flags: Flags) -> dict[str, Scalar]:
+def _watch(model: ByteLM) -> dict[str, Any]:
+    """The routes and prefill that attention was handed last, kept up to date."""
+    handed: dict[str, Any] = {}
+
+    def note(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
+        handed.update(routes=given["routes"], prefill=given["prefill"])
+
+    model.blocks[-1].get_submodule("attention").register_forward_pre_hook(note, with_kwargs=True)
+    return handed
+
+
+def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str, Scalar]:
     """What one forward showed of itself."""
     dense = model.config.attention == "dense"
-    attention = model.blocks[0].get_submodule("attention")
+    attention = model.blocks[-1].get_submodule("attention")
     return {
         "attention": model.config.attention,
         "batch": out.shape[0],
         "seq_len": out.shape[1],
         "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "dtype": str(out.dtype).removeprefix("torch."),
-        "routes": f"dense:{attention.backend}" if dense else describe_routes(flags.routes()),
-        "prefill": flags.prefill,
+        "routes": f"dense:{attention.backend}" if dense else describe_routes(handed["routes"]),
+        "prefill": handed["prefill"],
         "device": str(out.device),
         "parameters": model.num_parameters,
     }

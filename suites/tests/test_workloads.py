@@ -9,8 +9,9 @@ from harness import suite as suite_module
 from harness.measure import accuracy
 from harness.records import Scalar
 from harness.workload import Factory, Unsupported
-from nsa import reference, selected
-from nsa.flags import FlagError
+from nsa import ops, reference, selected
+from nsa.flags import FlagError, Flags
+from nsa.ops import Routes
 from suites import workloads
 from suites.axes import AxisError
 
@@ -128,6 +129,36 @@ def test_a_route_that_cannot_run_here_declines_the_case(monkeypatch: pytest.Monk
         workloads.decode("nsa", {**MODEL, "context": 21})
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
         workloads.attention("gather", OPERATOR).run()
+
+
+@pytest.mark.parametrize("prefill", ["batched", "token"])
+def test_a_context_is_prefilled_as_the_flag_says(
+    prefill: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = []
+    honest = ops.select_blocks
+
+    def spy(q: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        queries.append(q.shape[1])
+        return honest(q, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ops, "select_blocks", spy)
+    monkeypatch.setenv("NSA_PREFILL_BATCHED", "1" if prefill == "batched" else "0")
+    workload = workloads.decode("nsa", {**MODEL, "context": 20})
+    workload.run()
+
+    assert max(queries) == (20 if prefill == "batched" else 1)
+    assert workload.effective
+    assert workload.effective()["prefill"] == prefill
+
+
+def test_the_routes_reported_are_those_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = workloads.forward("nsa", {**MODEL, "seq_len": 12})
+    monkeypatch.setattr(Flags, "routes", lambda _: Routes(select="masked"))
+    workload.run()
+
+    assert workload.effective
+    assert "select:masked" in str(workload.effective()["routes"])
 
 
 def test_every_decoding_run_continues_from_the_same_context() -> None:
