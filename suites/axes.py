@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from nsa.flags import Flags
+from nsa.flags import PREFIX, Flags
 
 Scalar = bool | int | float | str
 Word = TypeVar("Word", bound=str)
@@ -29,6 +29,25 @@ _AXIS_OF = {
 """Flags that override the training script's options; in a suite an axis says the same."""
 
 
+_FA2 = {"NSA_USE_FA2", "NSA_USE_FA2_WIN", "NSA_USE_FA2_CMP", "NSA_FORCE_PARITY"}
+_MODEL = _FA2 | {
+    "NSA_PREFILL_BATCHED",
+    "NSA_SEL_RANGES_V2",
+    "NSA_USE_SEL_PACK",
+    "NSA_FORCE_SEL_MASK",
+    "NSA_USE_SEL_VARLEN",
+    "NSA_USE_TRITON_SEL",
+    "NSA_DISABLE_AUX_STATS",
+}
+READ_FLAGS: Mapping[str, set[str]] = {
+    "attention": _FA2,  # its provider is the route of the selection
+    "forward": _MODEL,
+    "decode": _MODEL,
+    "train": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
+}
+"""Flags that a workload reads for at least one provider or dataset: those it can sweep."""
+
+
 class AxisError(ValueError):
     """An axis is missing, has the wrong kind of value, or is not one the workload reads."""
 
@@ -43,6 +62,12 @@ class Axes:
                 raise AxisError(
                     f"{flag} is set, but in a suite the axis {axis!r} decides\n"
                     f"  Unset {flag}, or sweep {axis}."
+                )
+        for name in axes:
+            if name.startswith(PREFIX) and name not in READ_FLAGS[workload]:
+                raise AxisError(
+                    f"{workload} does not read {name}, so sweeping it would measure nothing\n"
+                    f"  It reads {', '.join(sorted(READ_FLAGS[workload]))}."
                 )
         self._workload = workload
         self._axes = {name: value for name, value in axes.items() if not name.isupper()}

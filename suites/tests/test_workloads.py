@@ -1,6 +1,7 @@
 """The workloads the shipped suites name: right when the code is, and caught when it is not."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from nsa import ops, reference, selected
 from nsa.flags import FlagError, Flags
 from nsa.ops import Routes
 from suites import workloads
-from suites.axes import AxisError
+from suites.axes import READ_FLAGS, AxisError
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
@@ -177,6 +178,17 @@ def test_every_case_that_ships_passes_the_preflight(path: object) -> None:
         workloads.preflight(function, case.provider, case.axes, case.env)
 
 
+def test_flags_a_workload_does_not_read_may_stand_in_the_environment() -> None:
+    """People export theirs once, for training and suites alike."""
+    env = {"NSA_FWE_Q": "4", "NSA_TB_DISABLE": "1", "NSA_DDP_BUCKET_MB": "25"}
+    workloads.preflight("forward", "nsa", {**MODEL, "seq_len": 8}, env)
+
+
+def test_every_flag_that_a_workload_reads_is_one() -> None:
+    for names in READ_FLAGS.values():
+        assert names <= {f"NSA_{field.name.upper()}" for field in fields(Flags)}
+
+
 @pytest.mark.parametrize(
     ("function", "provider", "axes", "env", "said"),
     [
@@ -190,6 +202,9 @@ def test_every_case_that_ships_passes_the_preflight(path: object) -> None:
         ("attention", "gather", {**OPERATOR, "branch": "scores"}, {}, "no gradient"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_USE_FA3": "1"}, "NSA_USE_FA2"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_SEQ_LEN": "9"}, "sweep seq_len"),
+        ("train", "nsa", {**MODEL, "seq_len": 8, "NSA_DDP_COMPRESS": "off"}, {}, "train does not"),
+        ("forward", "nsa", {**MODEL, "seq_len": 8, "NSA_FWE_Q": 2}, {}, "not read NSA_FWE_Q"),
+        ("attention", "gather", {**OPERATOR, "NSA_USE_SEL_PACK": 1}, {}, "NSA_USE_FA2_WIN"),
     ],
 )
 def test_a_bad_case_is_refused_with_the_nearest_good_one(
