@@ -170,7 +170,7 @@ class Launcher:
         ]
         if refusals:
             first, others = refusals[0], len(refusals) - 1
-            more = f"\n  {others} more cases are refused." if others else ""
+            more = f"\n  So {'are' if others > 1 else 'is'} {others} more." if others else ""
             raise SuiteError(suite.path, f"case {first.case_id}: {first.problem}{more}")
 
     def _ask(self, check: tuple[Case, ...], answer: type[Said]) -> Said:

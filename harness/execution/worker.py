@@ -4,6 +4,7 @@ Correctness comes before timing, and every way to end is one of the closed list 
 worker answers exactly once, with a Measurement that the parent completes.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -45,9 +46,9 @@ def work(order: Order, channel: Channel) -> None:
         channel.send(_answer(order, channel))
     # Outermost: whatever a workload raises becomes an outcome, its traceback goes to the log.
     except Exception as error:  # noqa: BLE001
-        traceback.print_exception(error)
-        if order.case is not None:
+        if order.case is not None:  # first: on a full disk the traceback cannot be logged
             channel.send(Answer(measurement=_failure(order.case, order.process, error)))
+        traceback.print_exception(error)
 
 
 def load_factory(name: str) -> Factory:
@@ -62,13 +63,17 @@ def load_factory(name: str) -> Factory:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; what it imports does not
-        raise LookupError(f"factory {name!r}: no module {error.name!r}") from error
+        raise LookupError(
+            f"factory {name!r}: no module {error.name!r} is installed, or in the current folder"
+        ) from error
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
         near = get_close_matches(function, vars(module), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise LookupError(f"factory {name!r}: {module_name} has no {function!r}{hint}") from error
+    if not callable(factory):
+        raise LookupError(f"factory {name!r} is of type {type(factory).__name__}, not a function")
     return factory
 
 
@@ -97,6 +102,8 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
     outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
     checked: Accuracy | None = None
     match error:
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            outcome = Outcome.INVALID_ENVIRONMENT
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():
@@ -115,6 +122,10 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
 
     reporter.phase("setup")
     workload = load_factory(case.factory)(case.provider, case.axes)
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
+        )
     channel.send(Built(tokens=workload.tokens, flops=workload.flops, bytes=workload.bytes))
 
     reporter.phase("accuracy")

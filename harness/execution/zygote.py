@@ -146,8 +146,10 @@ def _become_worker(
     except SystemExit as asked:
         status = asked.code if isinstance(asked.code, int) else 1
     finally:
-        sys.stdout.flush()
-        os._exit(status)
+        try:
+            sys.stdout.flush()
+        finally:  # the log's disk may be full
+            os._exit(status)
 
 
 def _end_descendants(grace_s: float) -> int:

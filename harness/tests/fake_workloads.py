@@ -94,6 +94,20 @@ def prints(provider: str, axes: Axes) -> Workload:
     return _good_but(run=run)
 
 
+def prints_to_a_full_disk(provider: str, axes: Axes) -> Workload:
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    os.dup2(full, 2)
+    return _good_but(run=lambda: print("more"))
+
+
+def returns_no_workload(provider: str, axes: Axes) -> dict[str, Any]:
+    return {"run": print}
+
+
+not_a_function = 3
+
+
 def exits_politely(provider: str, axes: Axes) -> Workload:
     return _good_but(run=lambda: sys.exit(0))
 

@@ -197,7 +197,7 @@ def test_a_resumed_run_is_checked_before_it_goes_on(tmp_path: Path) -> None:
 
     message = refused(harness("run", "--resume", "latest", cwd=tmp_path))
 
-    assert "no module 'own'" in message
+    assert "no module 'own' is installed, or in the current folder\n  So is 1 more." in message
     assert record.read_bytes() == before
 
 

@@ -145,6 +145,8 @@ def descendants() -> list[psutil.Process]:
         ("python_memory_error", Outcome.OUT_OF_MEMORY, "MemoryError"),
         ("torch_memory_error", Outcome.OUT_OF_MEMORY, "GB in the process"),
         ("prints", Outcome.OK, ""),
+        ("prints_to_a_full_disk", Outcome.INVALID_ENVIRONMENT, "No space left on device"),
+        ("returns_no_workload", Outcome.CRASH, "returned a dict, not a Workload"),
         ("exits_politely", Outcome.CRASH, "exited with status 0 and no answer"),
         ("exits_at_once", Outcome.CRASH, "exited with status 3 and no answer, in warmup"),
         ("segfaults", Outcome.CRASH, "killed by SIGSEGV"),
@@ -153,6 +155,7 @@ def descendants() -> list[psutil.Process]:
         ("scribbles_on_the_pipe", Outcome.CRASH, "garbled answer in warmup"),
         ("tells_an_object", Outcome.CRASH, "'dtype' a dtype, not a scalar"),
         ("no_such_factory", Outcome.CRASH, "has no 'no_such_factory'"),
+        ("not_a_function", Outcome.CRASH, "is of type int, not a function"),
     ],
 )
 def test_each_misbehaviour_earns_its_outcome_and_the_next_case_runs(
