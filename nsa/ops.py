@@ -6,8 +6,9 @@ and where they run. Nothing falls back: the name in `Routes` is the code that ru
 Tensors are [B, T, H, D]. Query i stands at position q_start + i (prefill: 0; decode: the number
 of cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
 boundaries of documents packed into a batch of one (then q_start is 0); no document sees
-another, and blocks count from the document's start. `scale` defaults to Dk ** -0.5. The dtype
-of the inputs decides the precision: autocast does not reach inside.
+another, and blocks count from the document's start. That they ascend from 0 to T is the
+caller's to ensure: to check it would wait for the device. `scale` defaults to Dk ** -0.5. The
+dtype of the inputs decides the precision: autocast does not reach inside.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
 """
