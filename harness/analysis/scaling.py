@@ -121,7 +121,6 @@ def fit_group(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         processes=min(p.step_s.processes for p in points if p.step_s is not None),
         samples=len(timed),
     )
-    flat = abs(slope) < FLAT
     return ScalingFit(
         axis=axis,
         group=group,
@@ -129,8 +128,33 @@ def fit_group(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         points=points,
         exponent=exponent,
         coefficient=math.exp(intercept),
-        note=f"time does not depend on {axis}: did the axis reach the workload?" if flat else "",
+        note=_note(axis, members, exponent, timed),
     )
+
+
+def _note(
+    axis: str,
+    members: Sequence[CaseSummary],
+    exponent: Estimate,
+    timed: Sequence[tuple[float, float]],
+) -> str:
+    """What is suspicious about a fitted curve; empty where nothing is."""
+    if abs(exponent.value) < FLAT:
+        ok = [s for s in members if s.outcome is Outcome.OK]
+        if all(s.effective.get(axis) == s.case.axes[axis] for s in ok):
+            return (
+                f"time hardly changes with {axis}, which did reach the workload: "
+                "a fixed cost decides here"
+            )
+        return f"time does not depend on {axis}: did the axis reach the workload?"
+    (x1, y1), (x2, y2) = timed[-2:]
+    last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else exponent.value
+    if exponent.high is not None and last > max(exponent.high, exponent.value + FLAT):
+        return (
+            f"no power law: the curve steepens, with exponent {last:.2f} from "
+            f"{axis} {x1:g} to {x2:g}"
+        )
+    return ""
 
 
 def group_of(case: Case, axis: str) -> str:

@@ -327,7 +327,9 @@ def test_a_target_that_asks_little_of_its_card_is_known() -> None:
 # --- scaling -----------------------------------------------------------------------------
 
 
-def fitted(exponent: float, *, limit_s: float = math.inf, cv: float = 0.005) -> ScalingFit:
+def fitted(
+    exponent: float, *, limit_s: float = math.inf, cv: float = 0.005, **changes: Any
+) -> ScalingFit:
     """One group of six lengths with a planted exponent; past the limit, timeouts."""
     cases = sweep(workload="forward", seq_len=[128, 256, 512, 1024, 2048, 4096])
 
@@ -335,7 +337,7 @@ def fitted(exponent: float, *, limit_s: float = math.inf, cv: float = 0.005) -> 
         step = 0.01 * (c.axes["seq_len"] / 128) ** exponent
         if step > limit_s:
             return ended(c, Outcome.TIMEOUT, lower_bound_s=limit_s)
-        return timed(c, step, cv=cv)
+        return timed(c, step, cv=cv, **changes)
 
     (fit,) = scaling.fit(summarise(run(cases, measure)))
     return fit
@@ -423,9 +425,21 @@ def test_a_hang_is_not_a_slow_point() -> None:
     assert fit.exponent.value == pytest.approx(1, abs=0.03)
 
 
-def test_time_that_ignores_the_axis_is_flagged() -> None:
-    assert "did the axis reach the workload" in fitted(0.0).note
+def test_a_curve_that_does_not_move_is_suspicious_unless_the_axis_was_seen_to_arrive() -> None:
+    assert "which did reach the workload: a fixed cost" in fitted(0.0).note
+    assert "did the axis reach the workload?" in fitted(0.0, effective={}).note
     assert fitted(1.0).note == ""
+
+
+def test_a_curve_that_steepens_is_no_power_law() -> None:
+    """As on a GPU: launching kernels costs the same at every length, until the work outgrows it."""
+    steps = {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099}
+    cases = sweep(workload="forward", seq_len=list(steps))
+
+    (fit,) = scaling.fit(summarise(run(cases, lambda c: timed(c, steps[int(c.axes["seq_len"])]))))
+
+    assert "steepens, with exponent 0." in fit.note
+    assert "from seq_len 1024 to 2048" in fit.note
 
 
 def test_groups_differ_in_all_other_axes() -> None:
