@@ -41,6 +41,8 @@ INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 
 WIDTH_IN = 8.6
 ROW_IN = 0.27
+LONG_LABEL = 36
+"""Letters past which the names of lines stand below a figure."""
 LOG_FROM = 12.0
 """Largest value over smallest from which an axis becomes logarithmic."""
 
@@ -74,7 +76,13 @@ def throughput(
     seen = [s.metrics[metric].value for s in speeds if metric in s.metrics]
     if not seen:
         return None
-    worst, best = min(seen), max(seen)
+    ranked = sorted(
+        (s for s in speeds if metric in s.metrics), key=lambda s: s.metrics[metric].value
+    )
+    worst, best = ranked[0].metrics[metric], ranked[-1].metrics[metric]
+    # An interval has room up to thrice the largest value; past that it would squeeze all else.
+    ends = [e for s in ranked if (e := s.metrics[metric].high) is not None]
+    seen += [min(max(ends), 3 * max(seen))] if ends else []
     seen += [b for s in summaries if (b := _bound(s, metric)) is not None]
     seen += [x for t in thresholds.values() for x in t.values()]
 
@@ -93,7 +101,7 @@ def throughput(
     _legend(axes, metric, colours, list(thresholds.values()))
     alt = (
         f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
-        f"{units.quantity(metric, worst)} to {units.quantity(metric, best)}"
+        f"{units.measured(metric, worst)} to {units.measured(metric, best)}"
     )
     return Picture(name=f"speed-{slug(workload)}", alt=alt, png=_png(figure))
 
@@ -113,34 +121,35 @@ def scaling(
     axes.set_xscale("log")
     axes.set_yscale("log")
     ends = []
+    handles = []
     for i, f in enumerate(drawn):
         colour, lap = COLOURS[i % len(COLOURS)], i // len(COLOURS)
-        y_end = _curve(axes, f, colour, MARKERS[lap % len(MARKERS)], LINES[lap % len(LINES)])
+        marker, line = MARKERS[lap % len(MARKERS)], LINES[lap % len(LINES)]
+        y_end = _curve(axes, f, colour, marker, line)
         power = "" if f.exponent is None else f"  {units.cell('scaling_exponent', f.exponent)}"
         ends.append((y_end, labels[f.group] + power, colour))
+        handles.append(Line2D([], [], color=colour, marker=marker, ls=line, ms=5, lw=1.2))
     xs = sorted({p.x for f in drawn for p in f.points})
     margin = (xs[-1] / xs[0]) ** 0.05
     axes.set_xlim(xs[0] / margin, xs[-1] * margin)
     axes.xaxis.set_major_locator(FixedLocator(xs))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+    bottom, top = axes.get_ylim()
+    if any(f.censored for f in drawn):
+        axes.set_ylim(bottom, top * (top / bottom) ** 0.1)  # room for the arrows
     _log_ticks(axes.yaxis, axes.get_ylim())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.plain("step_s", y)))
-    axes.set_xlabel(axis, color=MUTED)
+    late = "   (arrow: timed out, at least this long)" if any(f.censored for f in drawn) else ""
+    axes.set_xlabel(axis + late, color=MUTED)
     axes.set_ylabel("step time", color=MUTED)
     _title(figure, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
-    _end_labels(axes, ends)
-    if any(f.censored for f in drawn):
-        axes.annotate(
-            "arrow: timed out, at least this long",
-            (0.01, 0.98),
-            xycoords="axes fraction",
-            va="top",
-            color=MUTED,
-            fontsize=8,
-        )
-    names = ", ".join(text for _, text, _ in ends)
-    alt = f"Step time of {workload} along {axis}; exponents: {names}"
+    names = [text for _, text, _ in ends]
+    if max(map(len, names)) <= LONG_LABEL:
+        _end_labels(axes, ends)
+    else:  # beside their lines they would take the room that the curves need
+        figure.legend(handles, names, loc="outside lower left", frameon=False, fontsize=8.5)
+    alt = f"Step time of {workload} along {axis}; exponents: {', '.join(names)}"
     return Picture(name=f"scaling-{slug(workload)}-{slug(axis)}", alt=alt, png=_png(figure))
 
 
@@ -244,10 +253,11 @@ def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
         axes.set_xlim(low / 1.6, high * (high / low) ** 0.18)
         _log_ticks(axes.xaxis, (low, high))
     else:
-        axes.set_xlim(0, high * 1.22)
+        axes.set_xlim(0, high * 1.12)
     shown = units.duration if metric == "step_s" else units.tokens_per_s
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: shown(x)))
-    axes.set_xlabel(METRICS[metric].title, color=MUTED)
+    key = "   (bar: 95 % interval over processes; hollow: one process, or a bound)"
+    axes.set_xlabel(METRICS[metric].title + key, color=MUTED)
     axes.grid(axis="x", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)
 
@@ -273,7 +283,7 @@ def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) 
             axes.plot([left, right], [row, row], color=colour, lw=2.2, alpha=0.5, zorder=2)
         face = "white" if low is None else colour  # hollow: one process, no interval
         axes.plot(estimate.value, row, "o", ms=5.5, mfc=face, mec=colour, zorder=3)
-        _beside(axes, (right, row), shown(estimate.value), INK)
+        _beside(axes, (right, row), units.value(metric, estimate), INK)
     elif bound is not None:
         marker, sign = (">", ">") if metric == "step_s" else ("<", "<")
         axes.plot(bound, row, marker, ms=6.5, mfc="white", mec=colour, zorder=3)
