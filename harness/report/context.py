@@ -4,11 +4,12 @@ import datetime
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from urllib.parse import quote
 
 from harness import gate, units
 from harness.analysis import scaling
-from harness.analysis.effects import effects
+from harness.analysis.effects import Effect, effects
 from harness.analysis.expectation import assess
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.stats import TIMED, readings
@@ -29,9 +30,14 @@ class Section:
     picture: str
     """Name of its figure; empty without one."""
     table: Table
-    details: Table
-    """The same with every metric's interval."""
+    details: Table | None
+    """The same with every metric's interval; None where no case has one."""
+    effects: tuple[str, ...]
+    """What each axis does to the speed."""
     notes: tuple[str, ...]
+    common: str
+    """The observed configuration that all its cases share."""
+    effective: Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +66,6 @@ class ReportContext:
     """Why there is no figure of utilisation over time; empty where there is one."""
     not_run: Table | None
     cost: Table | None
-    common: str
-    effective: Table
     commands: tuple[str, ...]
     dirty: bool
     artefacts: tuple[str, ...]
@@ -103,18 +107,20 @@ def build(
     date: datetime.date,
     author: str,
     version: int,
+    directory: Path,
     links: Mapping[str, str],
 ) -> ReportContext:
     """The record that the template prints.
 
     Args:
+        directory: Where the report will lie; records under it are linked, not only named.
         links: Name of a picture -> its path relative to the report.
     """
     run, summaries, fits = content.run, content.summaries, content.fits
     suite, env = run.suite, run.environment
     assessments = assess(suite, env, summaries)
     drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
-    common, effective = tables.effective(summaries)
+    axis_effects = effects(summaries)
     return ReportContext(
         title=f"{date:%Y-%m-%d} Test Engineer Report - {suite.subject} v{version}",
         date=f"{date:%Y-%m-%d}",
@@ -126,11 +132,11 @@ def build(
         commit=env.git.commit if env.git else "not available (not a git repository)",
         verdict=content.verdict,
         summary=sentences.executive_summary(
-            run, summaries, content.verdict, effects(summaries), assessments, fits
+            run, summaries, content.verdict, axis_effects, assessments, fits
         ),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
-        sections=tuple(_sections(run, summaries, drawn)),
+        sections=tuple(_sections(run, summaries, axis_effects, drawn)),
         expectations=tables.expectations(assessments) if assessments else None,
         target_warnings=sentences.target_warnings(assessments),
         scaling=tables.scaling(fits) if fits else None,
@@ -139,11 +145,9 @@ def build(
         telemetry_missing=_telemetry_missing(run),
         not_run=tables.not_run(summaries, run),
         cost=tables.cost(summaries, run),
-        common=common,
-        effective=effective,
         commands=_commands(run),
         dirty=bool(env.git and env.git.dirty_sha256),
-        artefacts=_artefacts(run),
+        artefacts=_artefacts(run, directory),
         elapsed=_elapsed(run),
         measuring=_measuring(run),
         timeline=tables.timeline(run),
@@ -201,7 +205,10 @@ def _telemetry_missing(run: Run) -> str:
 
 
 def _sections(
-    run: Run, summaries: Sequence[CaseSummary], drawn: Mapping[str, object]
+    run: Run,
+    summaries: Sequence[CaseSummary],
+    axis_effects: Sequence[Effect],
+    drawn: Mapping[str, object],
 ) -> list[Section]:
     sections = []
     for workload, members in _by_workload(summaries).items():
@@ -213,16 +220,23 @@ def _sections(
             if name not in moving and all(c.get(name) == value for c in cases)
         }
         picture = f"speed-{figures.slug(workload)}"
+        common, effective = tables.effective(members)
+        sure = any(e.low is not None for s in members for e in s.metrics.values())
         sections.append(
             Section(
                 title=workload,
                 fixed=", ".join(f"{k}={units.scalar(v)}" for k, v in fixed.items()),
                 picture=picture if picture in drawn else "",
                 table=tables.results(members, run),
-                details=tables.results(members, run, intervals=True),
+                details=tables.results(members, run, intervals=True) if sure else None,
+                effects=tuple(
+                    sentences.effect_sentence(e) for e in axis_effects if e.workload == workload
+                ),
                 notes=tuple(
                     f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes
                 ),
+                common=common,
+                effective=effective,
             )
         )
     return sections
@@ -239,17 +253,25 @@ def _commands(run: Run) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _artefacts(run: Run) -> tuple[str, ...]:
-    folder = PurePath(run.folder)
-    logs = sorted({m.log for m in run.measurements if m.log})
-    return (
-        f"`{folder / 'run.jsonl'}`: environment, suite and every measurement, samples included",
-        *(
-            [f"`{folder / PurePath(logs[0]).parent}`: output of {len(logs)} processes"]
-            if logs
-            else []
-        ),
-    )
+def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
+    folder = Path(run.folder)
+
+    def named(path: Path) -> str:
+        try:
+            inside = path.resolve().relative_to(directory.resolve())
+        except ValueError:
+            return f"`{path}`"
+        return f"[`{inside}`]({quote(str(inside))})"
+
+    lines = [
+        f"{named(folder / 'run.jsonl')}: environment, suite and every measurement, samples included"
+    ]
+    if logs := sorted({m.log for m in run.measurements if m.log}):
+        where = named(folder / PurePath(logs[0]).parent)
+        lines.append(
+            f"{where}: output of {len(logs)} {'process' if len(logs) == 1 else 'processes'}"
+        )
+    return tuple(lines)
 
 
 def _elapsed(run: Run) -> str:

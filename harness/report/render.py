@@ -123,7 +123,10 @@ def _write_version(
     report = directory / f"{_stem(subject, date)} v{version}.md"
     start = f"figures/{date:%Y-%m-%d}-{slug(subject)}-v{version}"
     links = {p.name: f"{start}-{p.name}.png" for p in content.pictures}
-    text = markdown(context.build(content, date=date, author=author, version=version, links=links))
+    built = context.build(
+        content, date=date, author=author, version=version, directory=directory, links=links
+    )
+    text = markdown(built)
     files = {directory / links[p.name]: p.png for p in content.pictures}
     # The report comes last: who sees it finds its figures.
     _write_all({**files, report: text.encode()})

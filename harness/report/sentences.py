@@ -1,5 +1,6 @@
 """The executive summary: sentences, each computed from the records."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -20,7 +21,7 @@ from harness.records import (
 )
 
 MAX_FITS = 4
-"""Groups up to which each fit gets a sentence; past it, the least and the greatest."""
+"""Groups up to which each exponent is said; past it, the least and the greatest."""
 DIFFERENT = 1.1
 """Ratio between pairs from which an effect is not one number."""
 BUSY = 0.5
@@ -35,16 +36,19 @@ def executive_summary(
     assessments: Sequence[Assessment],
     fits: Sequence[ScalingFit],
 ) -> tuple[str, ...]:
-    """What ran on what, the verdict, the spread of speeds, what each axis does, anomalies."""
+    """The verdict, what ran, what is odd, then one sentence for each further matter.
+
+    At most one sentence a workload and one a matter, so that it stays short; the sections
+    below the summary hold the rest.
+    """
     return (
+        f"{_decided(verdict)}: {verdict.reason}.",
         _what_ran(run, summaries),
-        f"**{verdict.decision}** by the rule “{verdict.decided_by}”: {verdict.reason}.",
         *_other_rules(verdict),
-        *_extremes(summaries),
-        *(effect_sentence(e) for e in effects),
-        *_expectations(assessments),
-        *target_warnings(assessments),
+        *_speeds(summaries, effects),
         *_scaling(fits),
+        *_expectations(assessments),
+        *_targets(assessments),
         *_idle_gpu(summaries),
         *_anomalies(summaries),
     )
@@ -55,60 +59,89 @@ def outcome_name(outcome: Outcome | None) -> str:
 
 
 def effect_sentence(e: Effect) -> str:
-    """`gc=on` against `gc=off` in train: step time per token: +24 % [+20 … +28] (4 pairs)."""
-    amount = units.change(e.ratio, e.low, e.high)
-    if e.low is None or e.high is None:
-        claim = f"{amount}, without an interval (one process a case)"
-    elif e.negligible:
-        claim = f"unchanged ({amount}): no effect"
-    elif e.low <= 1 <= e.high:
-        claim = f"no difference shown ({amount})"
-    else:
-        claim = amount
+    """`gc=on` against `gc=off`: step time per token +24 % [+20 … +28], over 4 pairs of cases."""
     spread = ""
     if e.pairs > 1 and e.largest / e.smallest > DIFFERENT:
         spread = f", from {units.change(e.smallest)} to {units.change(e.largest)}"
+    once = "; one process a case, so no interval" if e.low is None else ""
     return (
-        f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)} in {e.workload}: step time "
-        f"per token: {claim} ({e.pairs} {_plural('pair', e.pairs)} of cases{spread})."
+        f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)}: step time per token "
+        f"{_effect(e)}, over {e.pairs} {_plural('pair', e.pairs)} of cases{spread}{once}."
     )
+
+
+def _effect(e: Effect) -> str:
+    amount = units.change(e.ratio, e.low, e.high)
+    if e.negligible:
+        return f"unchanged ({amount})"
+    if e.low is not None and e.high is not None and e.low <= 1 <= e.high:
+        return f"not shown to differ ({amount})"
+    return amount
 
 
 def target_warnings(assessments: Iterable[Assessment]) -> tuple[str, ...]:
     """Expectations that ask so little of the card that meeting them would prove little."""
-    found = {}
-    for a in assessments:
-        if a.target_mfu is None or a.target_peak is None or a.target_mfu >= SUSPICIOUS_MFU:
-            continue
-        stated = [x for x in (a.expectation.low, a.expectation.high) if x is not None]
-        card = a.target_peak
-        key = (max(stated), card.gpu)
-        found[key] = (
-            f"The expectation of {units.quantity('tokens_per_s', max(stated))} on "
-            f"{card.gpu} is {units.percent(a.target_mfu)} MFU: the target itself lies "
-            f"{units.factor(1 / a.target_mfu)} below the card's peak "
-            f"({units.number(card.flops_per_s / 1e12)} TFLOP/s, dense {card.precision})."
+    found: dict[object, str] = {}
+    for a in _modest(assessments):
+        found.setdefault((_stated(a), a.target_peak), _target(a))
+    return tuple(f"The expectation of {text}." for text in found.values())
+
+
+def _targets(assessments: Iterable[Assessment]) -> Iterable[str]:
+    if modest := _modest(assessments):
+        yield (
+            f"Expectations that ask for less than {units.percent(SUSPICIOUS_MFU)} of their card's "
+            f"peak prove little when met; the highest of them, {_target(modest[0])}."
         )
-    return tuple(found.values())
+
+
+def _modest(assessments: Iterable[Assessment]) -> list[Assessment]:
+    """Expectations under SUSPICIOUS_MFU, the one that asks most of its card first."""
+    found = [a for a in assessments if a.target_mfu and a.target_mfu < SUSPICIOUS_MFU]
+    return sorted(found, key=lambda a: a.target_mfu or 0.0, reverse=True)
+
+
+def _stated(a: Assessment) -> float:
+    return max(x for x in (a.expectation.low, a.expectation.high) if x is not None)
+
+
+def _target(a: Assessment) -> str:
+    """500 tokens/s on A100, is 0.0753 % MFU: 1,300x below the card's peak (312 TFLOP/s, ...)"""
+    card, share = a.target_peak, a.target_mfu
+    assert card is not None  # the two are stated together
+    assert share is not None
+    return (
+        f"{units.quantity('tokens_per_s', _stated(a))} on {card.gpu}, is {units.percent(share)} "
+        f"MFU: {units.factor(1 / share)} below the card's peak "
+        f"({units.number(card.flops_per_s / 1e12)} TFLOP/s, dense {card.precision})"
+    )
+
+
+def _decided(verdict: Verdict) -> str:
+    if verdict.decision is Decision.GO:
+        return f"**{verdict.decision}** by {verdict.decided_by}"
+    return f"**{verdict.decision}** by the rule “{verdict.decided_by}”"
 
 
 def _other_rules(verdict: Verdict) -> Iterable[str]:
-    for r in verdict.rules:
-        if not r.applies:
-            yield f"The rule “{r.rule}” does not apply: {r.reason}."
-        elif r.rule != verdict.decided_by and r.decision is not Decision.GO:
-            yield f"Also {r.decision}, by the rule “{r.rule}”: {r.reason}."
+    """The rules that are not GO, beside the one that decided."""
+    others = [r for r in verdict.rules if r.rule != verdict.decided_by]
+    for decision in (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL):
+        if names := [f"“{r.rule}”" for r in others if r.applies and r.decision is decision]:
+            yield f"Also {decision}, by {_list(names)}; see Verdict."
+    if names := [f"“{r.rule}”" for r in others if not r.applies]:
+        yield f"Stated for other GPUs and not applied here: {_list(names)}."
 
 
 def _what_ran(run: Run, summaries: Sequence[CaseSummary]) -> str:
     per_workload = Counter(s.case.workload for s in summaries)
-    what = " and ".join(f"{n} {name} {_plural('case', n)}" for name, n in per_workload.items())
+    what = _list([f"{n} {name}" for name, n in per_workload.items()])
     outcomes = Counter(outcome_name(s.outcome) for s in summaries)
     ended = ", ".join(f"{n} {name}" for name, n in outcomes.most_common())
     live = sum(m.wall_s for m in run.measurements)
     interrupted = "" if run.ended_at else " **The run is unfinished.**"
     return (
-        f"{what} on {device(run.environment)}: {ended}; "
+        f"{what} {_plural('case', len(summaries))} on {device(run.environment)}: {ended}; "
         f"{len(run.measurements)} {_plural('process', len(run.measurements))} lived "
         f"{units.duration(live)} in all.{interrupted}"
     )
@@ -118,25 +151,33 @@ def device(environment: Environment) -> str:
     return environment.gpu.name if environment.gpu else f"CPU ({environment.cpu})"
 
 
-def _extremes(summaries: Sequence[CaseSummary]) -> Iterable[str]:
+def _speeds(summaries: Sequence[CaseSummary], effects: Sequence[Effect]) -> Iterable[str]:
+    """One sentence a workload: its slowest and fastest case, and what each axis does."""
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         ok = [s for s in summaries if s.case.workload == workload and s.outcome is Outcome.OK]
+        if not ok:
+            continue
         metric = "tokens_per_s" if all("tokens_per_s" in s.metrics for s in ok) else "step_s"
         ranked = sorted(ok, key=lambda s: _goodness(s.metrics[metric], metric))
-        if len(ranked) < 2:
-            for s in ranked:
-                yield f"`{s.case.case_id}`: {units.measured(metric, s.metrics[metric])}."
-            continue
         slowest, fastest = ranked[0], ranked[-1]
-        apart = _goodness(fastest.metrics[metric], metric) / _goodness(
-            slowest.metrics[metric], metric
-        )
-        yield (
-            f"Fastest of {workload}: `{fastest.case.case_id}`, "
-            f"{units.measured(metric, fastest.metrics[metric])}; slowest: "
-            f"`{slowest.case.case_id}`, {units.measured(metric, slowest.metrics[metric])}; "
-            f"{units.factor(apart)} apart."
-        )
+        text = f"**{workload}**: {_speed(slowest, metric)}"
+        if slowest is not fastest:
+            ends = (_goodness(s.metrics[metric], metric) for s in (fastest, slowest))
+            apart = units.factor(next(ends) / next(ends))
+            text += f" to {_speed(fastest, metric)}, {apart} apart"
+        if found := [e for e in effects if e.workload == workload]:
+            # Largest first: a manager reads the first two.
+            ranked_effects = sorted(found, key=lambda e: abs(math.log(e.ratio)), reverse=True)
+            said = "; ".join(
+                f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)} {_effect(e)}"
+                for e in ranked_effects
+            )
+            text += f". Step time per token: {said}"
+        yield f"{text}."
+
+
+def _speed(summary: CaseSummary, metric: str) -> str:
+    return f"{units.measured(metric, summary.metrics[metric])} (`{summary.case.case_id}`)"
 
 
 def _goodness(estimate: Estimate, metric: str) -> float:
@@ -161,21 +202,25 @@ def _expectations(assessments: Sequence[Assessment]) -> Iterable[str]:
 
 def _scaling(fits: Sequence[ScalingFit]) -> Iterable[str]:
     for axis in dict.fromkeys(f.axis for f in fits):
-        fitted = [(f.exponent, f) for f in fits if f.axis == axis and f.exponent is not None]
+        ours = [f for f in fits if f.axis == axis]
+        fitted = [(f.exponent, f) for f in ours if f.exponent is not None]
         ranked = sorted(fitted, key=lambda pair: pair[0].value)
-        shown = ranked if len(ranked) <= MAX_FITS else [ranked[0], ranked[-1]]
-        if len(ranked) > MAX_FITS:
-            yield f"The step time of {len(ranked)} groups was fitted over {axis}; the extremes:"
-        for exponent, f in shown:
-            late = f", {f.censored} timed out and taken as bounds" if f.censored else ""
-            yield (
-                f"Step time of `{f.group}` grows as {axis} to the power "
-                f"{units.cell('scaling_exponent', exponent)} "
-                f"({exponent.samples} measured points{late})."
-            )
-    for f in fits:
-        if f.note:
-            yield f"Suspicious: in `{f.group}`, {f.note}"
+        if not ranked:
+            continue
+        few = len(ranked) <= MAX_FITS
+        shown = ranked if few else [ranked[0], ranked[-1]]
+        head = "" if few else f"the extremes of {len(ranked)} fits: "
+        said = "; ".join(_exponent(exponent, f) for exponent, f in shown)
+        yield f"Exponent of the step time over {axis}: {head}{said}."
+    if noted := [f for f in fits if f.note]:
+        first = noted[0]
+        more = f"; and {len(noted) - 1} more, see Scaling" if len(noted) > 1 else ""
+        yield f"Odd: in `{first.group}`, {first.note}{more}."
+
+
+def _exponent(exponent: Estimate, f: ScalingFit) -> str:
+    late = f" ({f.censored} timed out, {_plural('bound', f.censored)} only)" if f.censored else ""
+    return f"`{f.group}` {units.cell('scaling_exponent', exponent)}{late}"
 
 
 def _idle_gpu(summaries: Sequence[CaseSummary]) -> Iterable[str]:
@@ -201,14 +246,21 @@ def _idle_gpu(summaries: Sequence[CaseSummary]) -> Iterable[str]:
 def _anomalies(summaries: Sequence[CaseSummary]) -> Iterable[str]:
     noted = [s for s in summaries if s.notes]
     if noted:
+        verb = "carries" if len(noted) == 1 else "carry"
         yield (
-            f"{len(noted)} {_plural('case', len(noted))} carry a note that weakens their "
-            "numbers; see the end of Results."
+            f"{len(noted)} {_plural('case', len(noted))} {verb} a note that weakens "
+            "the numbers; see Results."
         )
 
 
 def _axis(name: str, value: Scalar) -> str:
     return f"`{name}={units.scalar(value)}`"
+
+
+def _list(parts: Sequence[str]) -> str:
+    """a, b and c"""
+    *rest, last = parts
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def _plural(noun: str, count: int) -> str:

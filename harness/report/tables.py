@@ -78,7 +78,8 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         *(f">{titles.get(m, METRICS[m].title)}" for m in metrics),
         ">n",
     )
-    return Table(columns=columns, rows=tuple(rows), remarks=_missing(summaries, run))
+    remarks = () if intervals else _missing(summaries, run)  # said once, under the first
+    return Table(columns=columns, rows=tuple(rows), remarks=remarks)
 
 
 def rules(verdict: Verdict) -> Table:
@@ -136,11 +137,12 @@ def environment(e: Environment, run: Run) -> Table:
 
 
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
-    """What is common to all observed configurations, and what differs by case.
+    """What one workload's cases were all observed with, and what differs by case.
 
-    A number that was asked for and observed under one name and differs is said in a remark.
+    Only cases that ended ok were observed whole. A number that was asked for and observed under
+    one name and differs is said in a remark.
     """
-    observed = [s.effective for s in summaries if s.effective]
+    observed = [s.effective for s in summaries if s.outcome is Outcome.OK]
     common = {
         k: v
         for k, v in (observed[0] if observed else {}).items()
@@ -148,11 +150,12 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     }
     rows: list[tuple[str, ...]] = []
     for s in summaries:
-        own = {k: v for k, v in s.effective.items() if k not in common}
+        own = _pairs({k: v for k, v in s.effective.items() if common.get(k) != v})
+        if s.outcome is Outcome.OK:
+            seen = own or "as above"
+        else:
+            seen = "; ".join(filter(None, (_unknown(outcome_name(s.outcome)), own)))
         env = " ".join(f"{k}={v}" for k, v in s.case.env.items()) or NONE
-        seen = _pairs(own) or "as above"
-        if not s.effective:
-            seen = _unknown(outcome_name(s.outcome))
         rows.append((f"`{s.case.case_id}`", seen, env))
     columns: tuple[str, ...] = ("case", "observed", "environment")
     if all(row[2] == NONE for row in rows):
@@ -215,7 +218,8 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
             for (outcome, detail), same in alike.items()
         ]
         if s.outcome is None:
-            rows.append((f"`{s.case.case_id}`", NONE, "not run", NONE, "no", NONE))
+            why = "the run ended before its turn"
+            rows.append((f"`{s.case.case_id}`", NONE, "not run", why, "no", NONE))
     if not rows:
         return None
     return Table(columns=("case", "process", "outcome", "why", "allowed", "log"), rows=tuple(rows))
@@ -243,10 +247,11 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         rows.append((f"`{s.case.case_id}`", time, money))
     if not rows:
         return None
-    columns: tuple[str, ...] = ("case", f">time to {plan.steps:,} steps [95 %]", ">cost [95 %]")
+    time_head = f">time to {plan.steps:,} steps [95 %]"
     if plan.usd_per_gpu_hour is None:
-        columns, rows = columns[:2], [row[:2] for row in rows]
-    return Table(columns=columns, rows=tuple(rows))
+        return Table(columns=("case", time_head), rows=tuple(row[:2] for row in rows))
+    cost_head = f">cost at ${plan.usd_per_gpu_hour:,.2f} a GPU hour [95 %]"
+    return Table(columns=("case", time_head, cost_head), rows=tuple(rows))
 
 
 def timeline(run: Run) -> Table:
