@@ -146,7 +146,9 @@ def run(
         render.check_writable(reports)
     with Launcher() as launcher:
         here = environment.capture(
-            launcher.describe(), command=("harness", *sys.argv[1:]), repository=Path.cwd()
+            launcher.describe(),
+            command=("harness", *sys.argv[1:]),
+            repository=environment.home_of(chosen.cases[0].factory),
         )
         if chosen.device == "cuda" and here.gpu is None:
             raise SuiteError(

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,8 @@ def capture(
     Args:
         facts: What harness.measure.facts.describe() said in a worker.
         command: The command line that made the run.
-        repository: A folder of the repository under test; None where there is none.
+        repository: A folder of the repository under test; None where there is none. See
+            `home_of`.
     """
     gpu, problem = _gpu(facts)
     return Environment(
@@ -84,13 +87,33 @@ def drift(recorded: Environment, here: Environment) -> tuple[str, ...]:
     )
 
 
+def home_of(factory: str) -> Path:
+    """The folder of a factory's module, which is not imported; the current one if unknown.
+
+    A run from any folder is of the code it measures, not of the repository it happens to be
+    started in.
+
+    Args:
+        factory: `package.module:function`.
+    """
+    name = factory.partition(":")[0].partition(".")[0]
+    here = Path.cwd()
+    # As a worker looks for it: see execution.launcher.
+    spec = find_spec(name) or PathFinder.find_spec(name, [str(here)])
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if places:
+        return Path(places[0])
+    return Path(spec.origin).parent if spec and spec.has_location and spec.origin else here
+
+
 def read_git(folder: Path) -> Git | None:
     """Where the repository around a folder stands; None without a repository, a commit or git.
 
-    What a run writes under reports/ does not make the tree dirty.
+    What a run writes under reports/ does not make the tree dirty. A folder that the repository
+    ignores, such as a virtual environment within it, is not of it.
     """
     top = _git(folder, "rev-parse", "--show-toplevel")
-    if top is None:
+    if top is None or _git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
     root = Path(os.fsdecode(top).removesuffix("\n"))
     commit = _git(root, "rev-parse", "--verify", "HEAD")

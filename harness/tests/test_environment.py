@@ -212,6 +212,26 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_folder_that_the_repository_ignores_is_not_of_it(repository: Path) -> None:
+    (repository / "ignored").mkdir()
+
+    assert environment.read_git(repository / "ignored") is None
+
+
+def test_the_repository_is_that_of_the_factory_wherever_the_run_is_started(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of the current folder, whatever lay there."""
+    monkeypatch.chdir(repository)
+
+    assert (
+        environment.home_of("harness.tests.fake_workloads:good")
+        == Path(environment.__file__).parent
+    )
+    (repository / "own_of_mine.py").touch()
+    assert environment.home_of("own_of_mine:good") == repository
+
+
 def dirty(repository: Path) -> str:
     found = environment.read_git(repository)
     assert found is not None
