@@ -2,7 +2,8 @@
 
 Under torchrun every process trains on data of its own and gradients are averaged. An option
 wins over its NSA_* variable, and that over the preset; the boot line says which it was.
-Exit status: 0 trained; 1 the loss became NaN or infinite; 2 it could not be carried out.
+Exit status: 0 trained; 1 the loss became NaN or infinite; 2 it could not be carried out;
+130 interrupted.
 """
 
 import argparse
@@ -113,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except (UsageError, FlagError, DataError, TrainError, Unsupported) as error:
         return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise

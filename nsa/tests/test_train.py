@@ -563,6 +563,25 @@ def test_a_diverging_loss_exits_1(
     assert "the loss is nan at step 1" in capsys.readouterr().err
 
 
+def test_an_interrupt_keeps_what_was_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = iter([torch.tensor(1.0)])
+
+    def step(_: Trainer) -> Tensor:
+        for loss in losses:
+            return loss
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(Trainer, "effective", lambda _: {})
+
+    assert main([*QUICK, "--out", str(tmp_path)]) == 130
+
+    assert capsys.readouterr().err.startswith("error: interrupted")
+    assert len((tmp_path / "train.csv").read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize("empty", [np.empty, torch.empty])
 def test_a_host_without_memory_is_one_message(
     empty: Callable[[int], object],
