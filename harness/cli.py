@@ -325,6 +325,7 @@ class _Progress:
             units.duration(measurement.wall_s),
             console.first_line(measurement.detail),
             highlight=False,
+            soft_wrap=True,
         )
 
     def _now(self, case: Case, process: int, what: str) -> None:

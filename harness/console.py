@@ -113,7 +113,10 @@ def first_line(text: str) -> str:
 def runs(headers: Sequence[RunHeader]) -> RenderableType:
     """The recorded runs, newest last."""
     table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("run", "suite", "device", "commit", "started", "state"):
+    table.add_column(
+        "run", no_wrap=True, min_width=max((len(h.run_id) for h in headers), default=0)
+    )
+    for column in ("suite", "device", "commit", "started", "state"):
         table.add_column(column, overflow="fold")
     for h in headers:
         table.add_row(

@@ -89,6 +89,17 @@ def test_a_recorded_run_can_be_listed_shown_and_reported_again(tmp_path: Path) -
     assert len(list((tmp_path / "reports").glob("*.md"))) == 1
 
 
+def test_run_ids_are_whole_in_a_narrow_list(tmp_path: Path) -> None:
+    """They are there to be copied."""
+    write_suite(tmp_path)
+    harness("run", "fakes.yaml", "--no-report", cwd=tmp_path)
+    (folder,) = (tmp_path / "reports/runs").iterdir()
+
+    listed = harness("list", "runs", cwd=tmp_path, env={"COLUMNS": "50"})
+
+    assert folder.name in listed.stdout
+
+
 def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:
     write_suite(tmp_path)
 
