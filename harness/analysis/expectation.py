@@ -224,6 +224,8 @@ def _target(
         return None, None
     precision = precision_of(summary.case.axes, summary.effective, environment)
     card = stated_peak(expectation.gpu, precision)
+    if card is not None and expectation.applies_to(environment.device_name):
+        card = peak(environment.device_name, precision)
     if card is None or not summary.tokens or not summary.flops:
         return None, None
     return max(stated) * summary.flops / summary.tokens / card.flops_per_s, card

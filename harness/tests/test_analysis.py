@@ -324,6 +324,14 @@ def test_a_target_that_asks_little_of_its_card_is_known() -> None:
     assert stated_peak("*", "bf16") is None
 
 
+def test_a_target_for_the_card_at_hand_is_held_against_that_card() -> None:
+    """`H200` fits the SXM and the NVL module; the run knows which one it has."""
+    a = assessed(Expectation(metric="tokens_per_s", low=785, gpu="H200"), timed(CASE, 0.05))
+
+    assert a.target_peak is not None
+    assert (a.target_peak.gpu, a.target_peak.flops_per_s) == ("H200 SXM", 989e12)
+
+
 # --- scaling -----------------------------------------------------------------------------
 
 
