@@ -43,6 +43,8 @@ WIDTH_IN = 8.6
 ROW_IN = 0.27
 LONG_LABEL = 36
 """Letters past which the names of lines stand below a figure."""
+LONG_ROW = 50
+"""Letters past which the name of a row is folded."""
 LOG_FROM = 12.0
 """Largest value over smallest from which an axis becomes logarithmic."""
 
@@ -86,7 +88,9 @@ def throughput(
     seen += [b for s in summaries if (b := _bound(s, metric)) is not None]
     seen += [x for t in thresholds.values() for x in t.values()]
 
-    figure, axes = _canvas(len(summaries) * ROW_IN + 1.35)
+    names = [_folded(labels[s.case.case_id]) for s in summaries]
+    tall = 1.0 + 0.45 * max(name.count("\n") for name in names)
+    figure, axes = _canvas(len(summaries) * ROW_IN * tall + 1.35)
     _value_axis(axes, metric, seen)
     colours = _colour_by_provider(summaries)
     for row, s in enumerate(summaries):
@@ -96,9 +100,11 @@ def throughput(
             axes.plot([x, x], [row - 0.5, row + 0.5], color=colour, ls=style, lw=1.6, zorder=1)
     axes.set_ylim(len(summaries) - 0.5, -0.5)
     axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
-    axes.set_yticklabels([labels[s.case.case_id] for s in summaries])
+    axes.set_yticklabels(names)
     _title(figure, f"{workload}: {METRICS[metric].title} by case")
     _legend(axes, metric, colours, list(thresholds.values()))
+    key = "bar: 95 % interval over processes; hollow: one process, or a bound"
+    figure.supxlabel(key, x=0.008, ha="left", fontsize=8, color=MUTED)
     alt = (
         f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
         f"{units.measured(metric, worst)} to {units.measured(metric, best)}"
@@ -198,6 +204,17 @@ def slug(text: str) -> str:
 _THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
 
 
+def _folded(label: str) -> str:
+    """The label on as many lines as leave more than half of the figure to the numbers."""
+    lines = [""]
+    for part in label.split("  "):
+        if lines[-1] and len(lines[-1]) + len(part) > LONG_ROW - 2:
+            lines.append(part)
+        else:
+            lines[-1] = f"{lines[-1]}  {part}".strip()
+    return "\n".join(lines)
+
+
 def _title(figure: Figure, text: str) -> None:
     figure.suptitle(text, x=0.008, ha="left", fontsize=10.5, fontweight="bold", color=INK)
 
@@ -256,14 +273,13 @@ def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
         axes.set_xlim(0, high * 1.12)
     shown = units.duration if metric == "step_s" else units.tokens_per_s
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: shown(x)))
-    key = "   (bar: 95 % interval over processes; hollow: one process, or a bound)"
-    axes.set_xlabel(METRICS[metric].title + key, color=MUTED)
+    axes.set_xlabel(METRICS[metric].title, color=MUTED)
     axes.grid(axis="x", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)
 
 
 def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
-    wide = limits[1] / limits[0] > 300
+    wide = limits[1] / limits[0] > 50
     axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axis.set_minor_formatter(NullFormatter())
     axis.set_minor_locator(NullLocator())

@@ -45,9 +45,9 @@ def executive_summary(
         f"{_decided(verdict)}: {verdict.reason}.",
         _what_ran(run, summaries),
         *_other_rules(verdict),
+        *_expectations(assessments),
         *_speeds(summaries, effects),
         *_scaling(fits),
-        *_expectations(assessments),
         *_targets(assessments),
         *_idle_gpu(summaries),
         *_anomalies(summaries),
@@ -84,14 +84,14 @@ def target_warnings(assessments: Iterable[Assessment]) -> tuple[str, ...]:
     found: dict[object, str] = {}
     for a in _modest(assessments):
         found.setdefault((_stated(a), a.target_peak), _target(a))
-    return tuple(f"The expectation of {text}." for text in found.values())
+    return tuple(f"Expected: {text}." for text in found.values())
 
 
 def _targets(assessments: Iterable[Assessment]) -> Iterable[str]:
     if modest := _modest(assessments):
         yield (
             f"Expectations that ask for less than {units.percent(SUSPICIOUS_MFU)} of their card's "
-            f"peak prove little when met; the highest of them, {_target(modest[0])}."
+            f"peak prove little when met; the highest of them is {_target(modest[0])}."
         )
 
 
@@ -106,13 +106,13 @@ def _stated(a: Assessment) -> float:
 
 
 def _target(a: Assessment) -> str:
-    """500 tokens/s on A100, is 0.0753 % MFU: 1,300x below the card's peak (312 TFLOP/s, ...)"""
+    """500 tokens/s on A100: 0.0753 % MFU, 1,300x below the card's peak (312 TFLOP/s, ...)"""
     card, share = a.target_peak, a.target_mfu
     assert card is not None  # the two are stated together
     assert share is not None
     return (
-        f"{units.quantity('tokens_per_s', _stated(a))} on {card.gpu}, is {units.percent(share)} "
-        f"MFU: {units.factor(1 / share)} below the card's peak "
+        f"{units.quantity('tokens_per_s', _stated(a))} on {card.gpu}: {units.percent(share)} "
+        f"MFU, {units.factor(1 / share)} below the card's peak "
         f"({units.number(card.flops_per_s / 1e12)} TFLOP/s, dense {card.precision})"
     )
 
@@ -197,7 +197,15 @@ def _expectations(assessments: Sequence[Assessment]) -> Iterable[str]:
         Judgement.NOT_MEASURED: "without a measurement",
     }
     said = ", ".join(f"{counts[j]} {name}" for j, name in names.items() if counts[j])
-    yield f"Expected against actual: {said}."
+    missed = [a for a in assessments if a.judgement in (Judgement.BELOW, Judgement.ABOVE)]
+    farthest = max((a for a in missed if a.factors), key=lambda a: a.factors[0], default=None)
+    worst = (
+        f"; farthest {farthest.judgement.value}: `{farthest.case_id}`, by "
+        f"{units.factor(farthest.factors[0])}"
+        if farthest
+        else ""
+    )
+    yield f"Expected against actual: {said}{worst}."
 
 
 def _scaling(fits: Sequence[ScalingFit]) -> Iterable[str]:

@@ -15,7 +15,7 @@ import pytest
 from harness import report
 from harness.errors import ReportError
 from harness.records import Decision, Outcome, Run
-from harness.report import context, render
+from harness.report import context, figures, render
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 DATE = datetime.date(2026, 11, 21)
@@ -95,7 +95,8 @@ def test_the_summary_is_computed(full: tuple[str, Any]) -> None:
         r"`gc=on` against `gc=off` \+2[345]\.\d % \[",
         r"`data=text` against `data=synthetic` unchanged \(",
         r"Exponent .* over seq_len: .*`forward/loop` 1\.9\d+ \[.*1 timed out",
-        r"1,500 tokens/s on A100, is 0\.226 % MFU",
+        r"8 below, .*; farthest below: `train/nsa/seq_len=2048/gc=on/data=text`, by 44x",
+        r"1,500 tokens/s on A100: 0\.226 % MFU",
         r"GPU was busy less than half of the time in 17 cases",
     ):
         assert re.search(claim, summary, re.MULTILINE), claim
@@ -241,6 +242,15 @@ def test_a_misspelt_field_stops_the_report(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(jinja2.UndefinedError, match="verdct"):
         render.markdown(built)
+
+
+def test_a_long_name_is_folded_between_its_axes() -> None:
+    flags = [f"NSA_FLAG_NUMBER_{n}=0" for n in range(4)]
+
+    folded = figures._folded("  ".join(["nsa", *flags]))
+
+    assert max(map(len, folded.splitlines())) <= figures.LONG_ROW
+    assert folded.split() == ["nsa", *flags]
 
 
 # --- where it is written -----------------------------------------------------------------
