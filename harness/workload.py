@@ -41,7 +41,8 @@ class Workload:
     bytes: int | None = None
     """Bytes a perfect implementation moves: each input read once, each output written once."""
     effective: Callable[[], Mapping[str, Scalar]] | None = None
-    """Called after the last sample: the configuration as observed, not as asked for."""
+    """Called after the last sample: the configuration as observed, not as asked for. What it
+    tells under the name of an axis must equal the axis; else the outcome is path_mismatch."""
 
 
 PREFLIGHT = "preflight"

@@ -280,7 +280,7 @@ class Trainer:
             "routes": routes,
             "fa2": _fa2_providers(routes),
             "prefill": seen.prefill,
-            "dataset": self.stream.description,
+            "data": self.stream.description,
             "device": str(next(self.model.parameters()).device),
             "world_size": dist.get_world_size() if self._ddp is not None else 1,
             "parameters": self.model.num_parameters,

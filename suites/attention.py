@@ -283,7 +283,7 @@ def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
         "q": "x".join(map(str, x.q.shape)),
         "k": "x".join(map(str, x.k_sel.shape)),
         "v": "x".join(map(str, x.v_sel.shape)),
-        "dtype": str(x.q.dtype).removeprefix("torch."),
+        "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
         "device": str(x.q.device),
         "routes": f"dense:{DENSE[p.provider]}"
         if p.provider in DENSE

@@ -101,6 +101,7 @@ class Launcher:
 
     def __init__(self) -> None:
         self._warm: _Zygote | None = None
+        self._device = ""  # unknown until described
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +138,9 @@ class Launcher:
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         zygote = _Zygote(env) if cold else self._warmed()
         launched_at = time.monotonic()
-        order = Order(case=case, process=process, launched_at=launched_at, check=check)
+        order = Order(
+            case=case, process=process, launched_at=launched_at, check=check, device=self._device
+        )
         answers, write_end = os.pipe()
         os.set_blocking(answers, False)
         try:
@@ -153,7 +156,9 @@ class Launcher:
         Raises:
             HarnessError: It failed, or took too long; with the last line it logged.
         """
-        return self._ask((), Facts).facts
+        facts = self._ask((), Facts).facts
+        self._device = str(facts["torch_settings"]["device"])
+        return facts
 
     def preflight(self, suite: Suite) -> None:
         """Ask every case's workload whether it can run at all, before any does.

@@ -32,6 +32,8 @@ class Order:
     launched_at: float
     check: tuple[Case, ...] = ()
     """Cases to ask their workload's preflight about."""
+    device: str = ""
+    """`cuda` where the run was begun on a GPU: a worker that sees none must not measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ class Progress:
     runs: int
     spent_s: float
     """Time of all finished runs together."""
-    longest_s: float
+    shortest_s: float
+    """Of the finished runs; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,7 +135,7 @@ class _Story:
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
         self._built = Built(tokens=None, flops=None, bytes=None)
-        self._progress = Progress(runs=0, spent_s=0.0, longest_s=0.0)
+        self._progress = Progress(runs=0, spent_s=0.0, shortest_s=0.0)
         self._on_phase = phase
         self._on_progress = progressed
 
@@ -179,13 +179,13 @@ class _Story:
     def lower_bound_s(self, now: float) -> float | None:
         """One run takes at least this; None before the first run began.
 
-        The longest finished run, or the one that is unfinished. That one began with the last
-        message, or up to UNREPORTED_S later.
+        The shortest finished run, for the longest may have been a cold one, or the one that is
+        unfinished. That one began with the last message, or up to UNREPORTED_S later.
         """
         if self._phases[-1][0] not in TIMED_PHASES:
             return None
         unfinished_s = now - self.heard_at - UNREPORTED_S
-        bound = max(self._progress.longest_s, unfinished_s)
+        bound = max(self._progress.shortest_s, unfinished_s)
         return bound if bound > 0 else None
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:

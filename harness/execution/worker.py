@@ -6,10 +6,12 @@ worker answers exactly once, with a Measurement that the parent completes.
 
 import errno
 import importlib
+import math
 import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 import torch
@@ -38,6 +40,14 @@ _OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+
+
+class PathMismatch(Exception):
+    """Something else ran than was asked for."""
+
+
+class DeviceMissing(Exception):
+    """The run was begun on a GPU, and this worker sees none."""
 
 
 def work(order: Order, channel: Channel) -> None:
@@ -104,6 +114,10 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             outcome = Outcome.INVALID_ENVIRONMENT
+        case DeviceMissing():
+            outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
+        case PathMismatch():
+            outcome, detail = Outcome.PATH_MISMATCH, str(error)
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():
@@ -121,6 +135,8 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     reporter = _Reporter(channel)
 
     reporter.phase("setup")
+    if order.device == "cuda" and not torch.cuda.is_available():
+        raise DeviceMissing("the run was begun on a GPU, and this worker sees none")
     workload = load_factory(case.factory)(case.provider, case.axes)
     if not isinstance(workload, Workload):
         raise TypeError(
@@ -149,6 +165,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     peak = memory.device_peak_bytes()
     accuracy.require_finite_output(taken.output)
     effective = _effective(workload)
+    _require_path(case, effective)
     if taken.cut:
         effective["samples_cut"] = "timeout"
     return Measurement(
@@ -177,6 +194,17 @@ def _effective(workload: Workload) -> dict[str, Scalar]:
     return observed
 
 
+def _require_path(case: Case, effective: Mapping[str, Scalar]) -> None:
+    """Raise PathMismatch where an axis was observed, under its own name, with another value."""
+    wrong = [
+        f"{name}: asked for {asked}, ran with {effective[name]}"
+        for name, asked in case.axes.items()
+        if effective.get(name, asked) != asked
+    ]
+    if wrong:
+        raise PathMismatch("; ".join(wrong))
+
+
 class _Reporter:
     """Tells the parent where the worker is, without flooding it."""
 
@@ -184,7 +212,7 @@ class _Reporter:
         self._channel = channel
         self._runs = 0
         self._spent_s = 0.0
-        self._longest_s = 0.0
+        self._shortest_s = math.inf
         self._sent_at = -PROGRESS_INTERVAL_S
 
     def phase(self, name: str, at: float | None = None) -> None:
@@ -194,14 +222,18 @@ class _Reporter:
     def ran(self, seconds: float) -> None:
         self._runs += 1
         self._spent_s += seconds
-        self._longest_s = max(self._longest_s, seconds)
+        self._shortest_s = min(self._shortest_s, seconds)
         if time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
             self.alive()
 
     def alive(self) -> None:
         self._sent_at = time.monotonic()
         self._channel.send(
-            Progress(runs=self._runs, spent_s=self._spent_s, longest_s=self._longest_s)
+            Progress(
+                runs=self._runs,
+                spent_s=self._spent_s,
+                shortest_s=self._shortest_s if self._runs else 0.0,
+            )
         )
 
 

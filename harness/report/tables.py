@@ -1,6 +1,6 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import units
@@ -139,8 +139,7 @@ def environment(e: Environment, run: Run) -> Table:
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     """What one workload's cases were all observed with, and what differs by case.
 
-    Only cases that ended ok were observed whole. A number that was asked for and observed under
-    one name and differs is said in a remark.
+    Only cases that ended ok were observed whole.
     """
     observed = [s.effective for s in summaries if s.outcome is Outcome.OK]
     common = {
@@ -160,9 +159,7 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     columns: tuple[str, ...] = ("case", "observed", "environment")
     if all(row[2] == NONE for row in rows):
         columns, rows = columns[:2], [row[:2] for row in rows]
-    return _pairs(common), Table(
-        columns=columns, rows=tuple(rows), remarks=tuple(_contradictions(summaries))
-    )
+    return _pairs(common), Table(columns=columns, rows=tuple(rows))
 
 
 def expectations(assessments: Sequence[Assessment]) -> Table:
@@ -331,18 +328,6 @@ def _missing(summaries: Sequence[CaseSummary], run: Run) -> tuple[str, ...]:
         f"{what}." if len(ids) == len(ok) else f"{what} for {', '.join(f'`{i}`' for i in ids)}."
         for what, ids in cases.items()
     )
-
-
-def _contradictions(summaries: Sequence[CaseSummary]) -> Iterable[str]:
-    for s in summaries:
-        for name, asked in s.case.axes.items():
-            seen = s.effective.get(name)
-            numbers = [v for v in (asked, seen) if isinstance(v, int | float)]
-            if len(numbers) == 2 and numbers[0] != numbers[1]:
-                yield (
-                    f"`{s.case.case_id}` asked for {name}={units.scalar(asked)} and ran with "
-                    f"{name}={units.scalar(seen)}."
-                )
 
 
 def _range(metric: str, low: float | None, high: float | None) -> str:

@@ -206,15 +206,6 @@ def test_one_process_is_shown_without_an_interval_and_inconclusive(tmp_path: Pat
     assert "1 of 3 processes ran" in paths.markdown.read_text()
 
 
-def test_an_observed_number_that_contradicts_the_asked_one_is_said(tmp_path: Path) -> None:
-    """The effective configuration is measured: an axis that did not arrive must show."""
-    deaf = run(sweep(seq_len=[512, 2048]), lambda c: timed(c, 0.05, effective={"seq_len": 512}))
-
-    text = report.write(deaf, tmp_path, date=DATE).markdown.read_text()
-
-    assert "`train/nsa/seq_len=2048` asked for seq_len=2048 and ran with seq_len=512." in text
-
-
 @pytest.mark.parametrize(
     ("raw", "safe"),
     [

@@ -153,6 +153,7 @@ def descendants() -> list[psutil.Process]:
         ("forks", Outcome.OK, ""),
         ("answers_twice", Outcome.CRASH, "an unexpected answer message"),
         ("scribbles_on_the_pipe", Outcome.CRASH, "garbled answer in warmup"),
+        ("ignores_its_axis", Outcome.PATH_MISMATCH, "head_dim: asked for 7, ran with 8"),
         ("tells_an_object", Outcome.CRASH, "'dtype' a dtype, not a scalar"),
         ("no_such_factory", Outcome.CRASH, "has no 'no_such_factory'"),
         ("not_a_function", Outcome.CRASH, "is of type int, not a function"),
@@ -166,6 +167,18 @@ def test_each_misbehaviour_earns_its_outcome_and_the_next_case_runs(
     assert (bad.outcome, said in bad.detail) == (outcome, True), bad.detail
     assert following.outcome is Outcome.OK
     assert descendants() == []
+
+
+def test_a_worker_without_the_gpu_of_the_run_does_not_measure(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "_device", "cuda")
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if GPU else {}
+
+    (m,) = run(warm, tmp_path, make_case("good", env=hidden))
+
+    assert m.outcome is Outcome.INVALID_ENVIRONMENT
+    assert "begun on a GPU" in m.detail
 
 
 def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> None:
@@ -265,6 +278,16 @@ def test_slow_but_alive_is_a_timeout_and_a_lower_bound(warm: Launcher, tmp_path:
     assert "2 runs done, 1 s each" in slow.detail
     assert slow.lower_bound_s is not None
     assert 1.0 <= slow.lower_bound_s < 1.5
+
+
+def test_a_cold_first_run_bounds_no_later_one(warm: Launcher, tmp_path: Path) -> None:
+    case = make_case("starts_cold", settings=replace(QUICK, timeout_s=1.8))
+
+    (slow,) = run(warm, tmp_path, case)
+
+    assert slow.outcome is Outcome.TIMEOUT
+    assert slow.lower_bound_s is not None
+    assert 0.1 <= slow.lower_bound_s < 1.0
 
 
 def test_a_first_run_longer_than_the_timeout_is_a_timeout_not_a_hang(

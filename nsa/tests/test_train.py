@@ -248,7 +248,7 @@ def test_effective_tells_what_went_by() -> None:
         "routes": "compress:eager,scores:eager,select:packed,window:eager",
         "fa2": "off",
         "prefill": "batched",
-        "dataset": "synthetic",
+        "data": "synthetic",
         "device": "cpu",
         "world_size": 1,
         "parameters": trainer.model.num_parameters,
