@@ -15,6 +15,8 @@ import pytest
 from harness.suite import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+"""Ours first; what this Python was told to find besides, it must find there too."""
 
 SUITE = """\
 schema: 1
@@ -37,7 +39,7 @@ def harness(
     return subprocess.run(
         [sys.executable, "-m", "harness", *arguments],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **(env or {})},
+        env={**os.environ, "PYTHONPATH": PATH, "COLUMNS": "200", **(env or {})},
         capture_output=True,
         text=True,
         timeout=120,
@@ -133,7 +135,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "harness", *slow],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PATH},
         stderr=subprocess.PIPE,
         text=True,
         # Under nohup, or as a background job, Ctrl-C would be ignored from birth.
@@ -164,7 +166,7 @@ def test_an_interrupt_before_anything_runs_is_undecided_and_leaves_nothing(
     running = subprocess.Popen(
         [sys.executable, "-m", "harness", "run", "fakes.yaml"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        env={**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),

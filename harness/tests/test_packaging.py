@@ -47,12 +47,14 @@ def test_suites_templates_and_workloads_are_inside(installed: Path) -> None:
 def test_a_shipped_suite_is_found_and_checked_from_any_folder(
     installed: Path, tmp_path: Path
 ) -> None:
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    elsewhere = [folder for folder in given if folder and Path(folder).resolve() != ROOT]
     command = [sys.executable, "-P", "-m", "harness", "run", "smoke", "--dry-run"]
 
     planned = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *elsewhere])},
         capture_output=True,
         text=True,
         timeout=60,
