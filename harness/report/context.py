@@ -256,18 +256,19 @@ def _commands(run: Run) -> tuple[str, ...]:
 def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
     folder = Path(run.folder)
 
-    def named(path: Path) -> str:
+    def named(path: Path, *, link: bool = True) -> str:
         try:
             inside = path.resolve().relative_to(directory.resolve())
         except ValueError:
             return f"`{path}`"
-        return f"[`{inside}`]({quote(str(inside))})"
+        return f"[`{inside}`]({quote(str(inside))})" if link else f"`{inside}`"
 
     lines = [
         f"{named(folder / 'run.jsonl')}: environment, suite and every measurement, samples included"
     ]
     if logs := sorted({m.log for m in run.measurements if m.log}):
-        where = named(folder / PurePath(logs[0]).parent)
+        # No link: logs stay on the machine that ran this, and reports are read elsewhere.
+        where = named(folder / PurePath(logs[0]).parent, link=False)
         lines.append(
             f"{where}: output of {len(logs)} {'process' if len(logs) == 1 else 'processes'}"
         )
