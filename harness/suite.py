@@ -309,6 +309,8 @@ def _set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
 
 
 def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:
+    if any(not f.removeprefix("!") for f in filters):
+        raise SuiteError(path, "an empty filter fits every case", "Leave it out to run them all.")
     wanted = [f for f in filters if not f.startswith("!")]
     unwanted = [f[1:] for f in filters if f.startswith("!")]
     kept = tuple(

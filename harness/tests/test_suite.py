@@ -572,6 +572,13 @@ def test_filters_choose_cases(tmp_path: Path, filters: list[str], count: int) ->
     assert len(suite.load(write_suite(tmp_path), filters=filters).cases) == count
 
 
+@pytest.mark.parametrize("empty", ["", "!"])
+def test_an_empty_filter_is_refused(tmp_path: Path, empty: str) -> None:
+    """It would fit every case: an unset shell variable must not start the whole suite."""
+    with pytest.raises(SuiteError, match="empty filter"):
+        suite.load(write_suite(tmp_path), filters=["train", empty])
+
+
 def test_a_filter_that_leaves_nothing_shows_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="no case fits nothing") as caught:
         suite.load(write_suite(tmp_path), filters=["nothing"])
