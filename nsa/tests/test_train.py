@@ -88,11 +88,12 @@ def _no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("model", [TINY, DENSE], ids=["nsa", "dense"])
 def test_training_beats_the_unigram_entropy_on_text_it_has_not_seen(model) -> None:
+    """On 16 KiB of it: the files, and so the text, differ from one Python to the next."""
     config = TrainConfig(
-        model=model, seq_len=32, batch_size=8, steps=60, lr=2e-2, warmup_steps=5, weight_decay=0.0
+        model=model, seq_len=32, batch_size=8, steps=250, lr=2e-2, warmup_steps=5, weight_decay=0.0
     )
     with Trainer(config, MASKED) as trainer:
-        *_, last = train(trainer, log_every=30, held_out_batches=4)
+        *_, last = train(trainer, log_every=250, held_out_batches=64)
 
     unigram = unigram_entropy(text_corpus("held_out"))
     assert last.held_out_bits_per_byte is not None
