@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
-from harness.doctor import Check, Grade
+from harness.doctor import Check, Grade, worst
+from harness.doctor import verdict as verdict_of
 from harness.records import (
     Case,
     CaseSummary,
@@ -170,4 +171,6 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
             escape(check.fact),
             escape(check.remedy),
         )
-    return Group(facts, Text(), table)
+    grade = worst(checks)
+    head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
+    return Group(facts, Text(), table, head)

@@ -120,6 +120,21 @@ def worst(found: Sequence[Check]) -> Grade:
     return max((c.grade for c in found), key=order.index, default=Grade.UNKNOWN)
 
 
+def verdict(found: Sequence[Check]) -> str:
+    """The whole in one phrase: is this machine fit to measure on?"""
+    if not found:
+        return "unknown: nothing was checked"
+    grade = worst(found)
+    count = sum(c.grade is grade for c in found)
+    checks = f"{count} check{'s'[: count > 1]}"
+    return {
+        Grade.OK: "fit to measure on",
+        Grade.WARN: f"fit to measure on, with {count} warning{'s'[: count > 1]}",
+        Grade.UNKNOWN: f"unknown: {checks} found no answer",
+        Grade.FAIL: f"not fit to measure on: {checks} failed",
+    }[grade]
+
+
 def exit_status(found: Sequence[Check]) -> int:
     """0 where every check is ok or a warning, else 3. An absent answer is never a pass."""
     return 0 if worst(found) in (Grade.OK, Grade.WARN) else EXIT_INVALID

@@ -298,6 +298,13 @@ def test_the_doctor_describes_the_machine(tmp_path: Path) -> None:
     assert {"device", "disk", "git"} <= {check["name"] for check in answer["checks"]}
 
 
+def test_the_doctor_ends_with_a_verdict(tmp_path: Path) -> None:
+    examined = harness("doctor", cwd=tmp_path)
+
+    words = {0: "Verdict: fit to measure on", 3: "Verdict: "}
+    assert words[examined.returncode] in examined.stdout
+
+
 def test_the_schema_is_printed_for_editors(tmp_path: Path) -> None:
     assert json.loads(harness("schema", cwd=tmp_path).stdout) == json_schema()
 

@@ -505,3 +505,19 @@ def test_inspection_waits_until_our_own_worker_has_left_the_gpu(
     vitals = doctor.inspect(HEALTHY, store=tmp_path, constraints=tmp_path / "absent")
 
     assert vitals.gpu["gpu_utilisation"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("grades", "said"),
+    [
+        ([Grade.OK, Grade.OK], "fit to measure on"),
+        ([Grade.OK, Grade.WARN, Grade.WARN], "fit to measure on, with 2 warnings"),
+        ([Grade.WARN, Grade.UNKNOWN], "unknown: 1 check found no answer"),
+        ([Grade.UNKNOWN, Grade.FAIL], "not fit to measure on: 1 check failed"),
+        ([], "unknown: nothing was checked"),
+    ],
+)
+def test_the_doctors_verdict_is_that_of_the_worst_check(grades: list[Grade], said: str) -> None:
+    found = [doctor.Check(name="x", grade=grade, fact="") for grade in grades]
+
+    assert doctor.verdict(found) == said
