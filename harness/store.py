@@ -225,7 +225,7 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
         writer = RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
         writer._write(lines.Resumed(at=_now(), notes=(*_cut_notes(cut), *notes)))
         run, _ = _load(folder)
-    except BaseException:
+    except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
         os.close(fd)
         raise
     return writer, run

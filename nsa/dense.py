@@ -6,6 +6,7 @@ wrong end, and a single query would see only the first key, so there the mask is
 
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -58,16 +59,12 @@ def sdpa_attention(
     if backend == "efficient":
         k, v = (x.repeat_interleave(G, dim=1) for x in (k, v))
     grouped = q.shape[1] != k.shape[1]
-    if backend is None:
+    if backend is not None:
+        _require(backend, q, k, v, mask, is_causal, grouped)
+    with nullcontext() if backend is None else sdpa_kernel(BACKENDS[backend]):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
         )
-    else:
-        _require(backend, q, k, v, mask, is_causal, grouped)
-        with sdpa_kernel(BACKENDS[backend]):
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
-            )
     return out.transpose(1, 2)
 
 

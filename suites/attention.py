@@ -7,12 +7,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from harness.records import Scalar
 from harness.workload import Workload
 from nsa import costs, ops, reference
 from nsa.config import NSAConfig
 from nsa.flags import Flags
 from nsa.trainer import describe_routes
-from suites.axes import DENSE, DTYPES, Axes, AxisError, Scalar
+from suites.axes import DENSE, DTYPES, Axes, AxisError
 
 SEED = 0
 BRANCHES: tuple[costs.Part, ...] = ("whole", "compress", "scores", "select", "window")

@@ -10,15 +10,14 @@ from typing import TypeVar
 
 import torch
 
+from harness.records import Scalar
 from nsa.flags import PREFIX, Flags
 
-Scalar = bool | int | float | str
 Word = TypeVar("Word", bound=str)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DENSE = {"dense": "sdpa", "dense-cudnn": "cudnn", "dense-flash": "flash"}
 """Providers that compute plain causal attention, and their route in nsa.ops."""
-
 
 _AXIS_OF = {
     "NSA_SEQ_LEN": "seq_len",
@@ -27,7 +26,6 @@ _AXIS_OF = {
     "NSA_NO_GC": "gc",
 }
 """Flags that override the training script's options; in a suite an axis says the same."""
-
 
 _FA2 = {"NSA_USE_FA2", "NSA_USE_FA2_WIN", "NSA_USE_FA2_CMP", "NSA_FORCE_PARITY"}
 _MODEL = _FA2 | {

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.records import Scalar
 from harness.workload import Workload
 from nsa import costs
 from nsa.cache import DenseCache, LayerCache
@@ -17,7 +18,7 @@ from nsa.flags import Flags, Prefill
 from nsa.lm import ByteLM, cross_entropy
 from nsa.ops import Routes
 from nsa.trainer import AUTOCAST, TrainConfig, Trainer, describe_routes
-from suites.axes import DENSE, DTYPES, Axes, Scalar
+from suites.axes import DENSE, DTYPES, Axes
 
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)

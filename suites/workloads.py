@@ -5,12 +5,12 @@ from dataclasses import replace
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from harness.records import Scalar
 from harness.workload import Factory, Unsupported, Workload
 from nsa import errors
 from nsa.flags import Flags
 from suites import attention as _attention
 from suites import language_model as _language_model
-from suites.axes import Scalar
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -204,12 +204,6 @@ class Launcher:
         return self._warm
 
 
-def describe() -> dict[str, Any]:
-    """Launcher.describe() for one who needs no other worker."""
-    with Launcher() as launcher:
-        return launcher.describe()
-
-
 class _Zygote:
     """The helper's process and the socket to it."""
 
@@ -231,7 +225,7 @@ class _Zygote:
         self.control.settimeout(START_S)
         try:
             ready = "ready" in self.hear()
-        except BaseException:
+        except BaseException:  # Ctrl-C included: it would outlive us
             self.close()
             raise
         if not ready:

@@ -143,7 +143,7 @@ def _write_all(files: Mapping[Path, bytes]) -> None:
                 out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
-    except BaseException:
+    except BaseException:  # Ctrl-C included: all files or none
         _remove(created)
         raise
 
