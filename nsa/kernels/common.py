@@ -1,0 +1,105 @@
+"""What every kernel module needs: head blocks, architectures, and where Triton can run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from nsa.errors import Unsupported
+
+Architecture = Literal["sm_80", "sm_90"]
+"""Whose shared memory and tensor cores a configuration is made for: 163 KiB a block and mma.sync,
+or 227 KiB and wgmma. Later GPUs take the second."""
+
+LOG2_E = 1.4426950408889634
+"""exp(x) == exp2(x * LOG2_E)."""
+MAX_HEAD_DIM = 256
+MAX_GROUP = 64
+MIN_DOT = 16
+"""Smallest side of a tensor-core product."""
+
+_forced: list[Architecture] = []
+
+
+def head_blocks(size: int) -> tuple[int, int]:
+    """Cut a head into powers of two: 192 -> (128, 64), 64 -> (64, 0), 80 -> (64, 16).
+
+    A tile's sides are powers of two; one block of 256 would waste a quarter of 192.
+    """
+    if size <= MIN_DOT:
+        return MIN_DOT, 0
+    first = 1 << (size.bit_length() - 1)
+    rest = size - first
+    return first, max(MIN_DOT, triton.next_power_of_2(rest)) if rest else 0
+
+
+def padded(size: int) -> int:
+    """The power of two that holds `size`, at least one tensor-core side."""
+    return max(MIN_DOT, int(triton.next_power_of_2(size)))
+
+
+def architecture(device: torch.device) -> Architecture:
+    """Which configurations a device takes."""
+    if _forced:
+        return _forced[-1]
+    return _architecture_of(device)
+
+
+@cache
+def _architecture_of(device: torch.device) -> Architecture:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+        return "sm_80"
+    return "sm_90"
+
+
+@contextmanager
+def as_architecture(name: Architecture) -> Iterator[None]:
+    """Make `architecture` answer `name`, to compile for a GPU that is not there."""
+    _forced.append(name)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def last_contiguous(x: Tensor) -> Tensor:
+    """x, or a copy where its last axis is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def require(q: Tensor, v: Tensor, heads: int) -> None:
+    """Raise Unsupported, with the limit, unless the kernels can run on such tensors.
+
+    Args:
+        q: Queries, [..., HQ, Dk].
+        v: Values, [..., Dv].
+        heads: KV heads (HKV).
+    """
+    if reason := _refusal(q, v, heads):
+        raise Unsupported(f"triton: {reason}; the `eager` and `gather` routes run anywhere")
+
+
+def _refusal(q: Tensor, v: Tensor, heads: int) -> str:
+    dtype = str(q.dtype).removeprefix("torch.")
+    if not q.is_cuda and not interpreted() and not _forced:
+        return f"needs tensors on CUDA, and these are on {q.device.type}"
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        return f"needs float16 or bfloat16, and these are {dtype}"
+    if interpreted() and q.dtype != torch.float16:
+        return "the interpreter computes wrong numbers in bfloat16; give it float16"
+    if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
+        return "needs compute capability 8.0"
+    if (size := max(q.shape[-1], v.shape[-1])) > MAX_HEAD_DIM:
+        return f"takes heads of at most {MAX_HEAD_DIM}, and these have {size}"
+    if (group := q.shape[-2] // heads) > MAX_GROUP:
+        return f"takes at most {MAX_GROUP} query heads a KV head, and these have {group}"
+    return ""
