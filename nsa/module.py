@@ -87,17 +87,17 @@ class Gate(nn.Module):
 class Rotation:
     """The turns of rotary embedding for one run of tokens; every layer uses the same.
 
-    A turn is a complex number of modulus 1: exp(i * position * theta ** (-2 j / Dk)) for pair j
-    of a head. A compressed key stands at the last token of its block, so q.k depends on the
-    relative position in every branch.
+    A turn is the cosine and sine of position * theta ** (-2 j / Dk), for pair j of a head. A
+    compressed key stands at the last token of its block, so q.k depends on the relative position
+    in every branch.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34; pairs are neighbouring channels.
     """
 
     tokens: Tensor
-    """[T, Dk / 2]"""
+    """[T, Dk / 2, 2]"""
     blocks: Tensor
-    """[N, Dk / 2]: one for each compressed block that these tokens complete."""
+    """[N, Dk / 2, 2]: one for each compressed block that these tokens complete."""
 
     @classmethod
     def of(
@@ -111,8 +111,8 @@ class Rotation:
     ) -> Self:
         """Turns for `length` tokens from position `start`, on the device of `like`.
 
-        With cu_seqlens, positions begin again in each document. Turns are complex128 where
-        `like` is float64, else complex64; angles are always computed in float64.
+        With cu_seqlens, positions begin again in each document. Turns are float64 where `like`
+        is, else float32; angles are always computed in float64.
         """
         nsa, device = config.nsa, like.device
         tokens = torch.arange(start, start + length, device=device)
@@ -132,20 +132,21 @@ class Rotation:
         Dk = config.head_dim_qk
         pairs = torch.arange(0, Dk, 2, device=device, dtype=torch.float64)
         frequencies = config.rope_theta ** (-pairs / Dk)
-        dtype = torch.complex128 if like.dtype == torch.float64 else torch.complex64
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
 
         def turns(positions: Tensor) -> Tensor:
             angles = positions.double()[:, None] * frequencies
-            return torch.polar(torch.ones_like(angles), angles).to(dtype)
+            return torch.stack((angles.cos(), angles.sin()), -1).to(dtype)
 
         return cls(tokens=turns(tokens), blocks=turns(ends))
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turn the channel pairs of every head by its token's angles: [B, T, H, D] -> the same."""
-    real = x.double() if turns.dtype == torch.complex128 else x.float()
-    pairs = torch.view_as_complex(real.contiguous().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns[:, None]).flatten(-2).to(x.dtype)
+    pairs = x.to(turns.dtype).unflatten(-1, (-1, 2))  # [B, T, H, D / 2, 2]
+    quarter = torch.stack((-pairs[..., 1], pairs[..., 0]), -1)  # each pair turned by 90 degrees
+    cos, sin = turns[:, None].split(1, -1)  # [T, 1, D / 2, 1]
+    return torch.addcmul(pairs * cos, quarter, sin).flatten(-2).to(x.dtype)
 
 
 class NSAttention(nn.Module):

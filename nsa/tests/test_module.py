@@ -121,8 +121,20 @@ def test_long_positions_lose_nothing_to_float32() -> None:
 
     single = Rotation.of(TINY, 4, like=torch.empty(0), start=start)
 
-    assert single.tokens.dtype == torch.complex64
-    torch.testing.assert_close(single.tokens, exact.tokens.to(torch.complex64))
+    assert single.tokens.dtype == torch.float32
+    torch.testing.assert_close(single.tokens, exact.tokens.float())
+
+
+def test_a_turn_multiplies_a_pair_as_a_complex_number() -> None:
+    """The definition, from the paper's own notation: neighbouring channels are one number."""
+    x = torch.randn(2, T, 3, 16, dtype=torch.float64)
+    pair, position = torch.arange(8).double(), torch.arange(T).double()
+    angles = position[:, None] * TINY.rope_theta ** (-pair / 8)
+    numbers = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+    expected = torch.view_as_real(numbers * torch.exp(1j * angles)[:, None]).flatten(-2)
+
+    torch.testing.assert_close(rotate(x, Rotation.of(TINY, T, like=x).tokens), expected)
 
 
 # --- the layer ---------------------------------------------------------------------------
@@ -184,8 +196,9 @@ def test_order_matters(config: ModelConfig) -> None:
     """The guard of the test above: positions are seen at all."""
     layer, x = layer_of(config), features()
     still = Rotation.of(config, T, like=x)
+    no_turn = torch.tensor([1.0, 0.0], dtype=torch.float64)
     still = replace(
-        still, tokens=torch.ones_like(still.tokens), blocks=torch.ones_like(still.blocks)
+        still, tokens=no_turn.expand_as(still.tokens), blocks=no_turn.expand_as(still.blocks)
     )
 
     assert not torch.allclose(layer(x, routes=Routes()), layer(x, routes=Routes(), rotation=still))
