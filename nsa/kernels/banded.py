@@ -1,0 +1,329 @@
+"""Attention over a band: the compress and window branches, and dense attention.
+
+A program of the forward pass owns a tile of flattened rows (query, head of the group) of one KV
+head and walks the keys that one of them sees; only tiles at the two edges of the band are masked.
+A key tile is so read once for BLOCK_M / G queries and all their heads. The backward pass is in
+`banded_backward`.
+
+Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (the recurrence); Yuan et al. 2025,
+arXiv:2502.11089, eq. 5, 7 and section 3.3.3 (the branches).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.kernels.band import Band
+from nsa.kernels.common import (
+    LOG2_E,
+    Architecture,
+    architecture,
+    head_blocks,
+    last_contiguous,
+    padded,
+)
+
+# Runtime values that must not become part of what is compiled.
+UNSPECIALISED = ["T", "S", "q_start", "k_start", "window"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows and keys of a tile, warps of a program, stages of its software pipeline."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def forward_tile(arch: Architecture, head: int) -> Tile:
+    """For heads of at most `head`; shared memory and registers without spills decide."""
+    if arch == "sm_80":
+        if head <= 64:
+            return Tile(128, 64, 4, 3)
+        return Tile(128, 64, 8, 2) if head <= 128 else Tile(128, 32, 8, 2)
+    if head <= 64:
+        return Tile(128, 64, 4, 3)
+    return Tile(128, 128, 8, 2) if head <= 192 else Tile(128, 64, 8, 2)
+
+
+@triton.jit
+def interval(
+    token,
+    low_ptr,  # [T] int32, with documents
+    high_ptr,  # [T] int32, with documents
+    T,
+    S,
+    q_start,
+    k_start,
+    window,
+    STRIDE: tl.constexpr,
+    SPAN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+):
+    """Keys [low, high) that queries see; tokens past the end are taken for the last."""
+    token = tl.minimum(token, T - 1)
+    if DOCUMENTS:
+        low = tl.load(low_ptr + token)
+        high = tl.load(high_ptr + token)
+    else:
+        position = token + q_start
+        high = tl.minimum(tl.maximum(position + 1 - SPAN + STRIDE, 0) // STRIDE - k_start, S)
+        if WINDOW:
+            low = tl.maximum(position - window + 1 - k_start, 0)
+        else:
+            low = high * 0
+    return low, high
+
+
+@triton.jit
+def load_tile(
+    ptr,  # start of the tile's first row
+    offsets,  # [N], of the rows, in elements
+    valid,  # [N]
+    COLUMN: tl.constexpr,  # first column of the block
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,  # columns there are
+    CHECK_ROWS: tl.constexpr,
+):
+    """A block of columns of some rows, [N, BLOCK]; 0 where there is none."""
+    columns = COLUMN + tl.arange(0, BLOCK)
+    pointers = ptr + offsets[:, None] + columns[None, :]
+    if COLUMN + BLOCK > SIZE:
+        if CHECK_ROWS:
+            return tl.load(pointers, mask=valid[:, None] & (columns < SIZE)[None, :], other=0.0)
+        return tl.load(pointers, mask=(columns < SIZE)[None, :], other=0.0)
+    if CHECK_ROWS:
+        return tl.load(pointers, mask=valid[:, None], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def _walk(
+    acc,  # [BLOCK_M, DV_BLOCK]
+    row_max,  # [BLOCK_M], log2 units
+    row_sum,  # [BLOCK_M]
+    q1,
+    q2,
+    low,
+    high,
+    k_ptr,
+    v_ptr,
+    k_stride,
+    v_stride,
+    begin,
+    end,
+    S,
+    scale,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    ONLY_LSE: tl.constexpr,
+):
+    """Take in the keys [begin, end); unmasked, every row sees all of them and tiles are whole."""
+    offs_n = tl.arange(0, BLOCK_N)
+    k_offsets = offs_n * k_stride.to(tl.int32)
+    v_offsets = offs_n * v_stride.to(tl.int32)
+    for start in tl.range(begin, end, BLOCK_N):
+        key = start + offs_n
+        exists = key < S
+        k_tile = k_ptr + start * k_stride
+        k1 = load_tile(k_tile, k_offsets, exists, 0, D1, D, MASKED)
+        s = tl.dot(q1, tl.trans(k1))
+        if D2 > 0:
+            k2 = load_tile(k_tile, k_offsets, exists, D1, D2, D, MASKED)
+            s = tl.dot(q2, tl.trans(k2), s)
+        if MASKED:
+            visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
+            s = tl.where(visible, s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
+        if MASKED:
+            # A row that has seen no key yet keeps -inf, and nothing is subtracted from -inf.
+            base = tl.where(new_max == float("-inf"), 0.0, new_max)
+        else:
+            base = new_max
+        p = tl.exp2(s * scale - base[:, None])
+        rescale = tl.exp2(row_max - base)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        row_max = new_max
+        if not ONLY_LSE:
+            v = load_tile(v_ptr + start * v_stride, v_offsets, exists, 0, DV_BLOCK, DV, MASKED)
+            acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
+    return acc, row_max, row_sum
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def _forward_kernel(
+    q_ptr,  # [B, T, HKV * G, D]
+    k_ptr,  # [B, S, HKV, D]
+    v_ptr,  # [B, S, HKV, DV]
+    o_ptr,  # [B, T, HKV * G, DV], contiguous
+    lse_ptr,  # [B, T, HKV * G], float32, log2 units
+    low_ptr,
+    high_ptr,
+    scale,  # times log2(e)
+    T,
+    S,
+    q_start,
+    k_start,
+    window,
+    q_batch: tl.int64,
+    q_token: tl.int64,
+    q_head: tl.int64,
+    k_batch: tl.int64,
+    k_token: tl.int64,
+    k_head: tl.int64,
+    v_batch: tl.int64,
+    v_token: tl.int64,
+    v_head: tl.int64,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPAN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    ONLY_LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # The last rows see the most keys; they go first, so that no long program is left at the end.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    b = (tl.program_id(1) // HKV).to(tl.int64)
+    h = tl.program_id(1) % HKV
+
+    row = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = (row // G).to(tl.int32)
+    head = h * G + (row % G).to(tl.int32)
+    valid = token < T
+    q_rows = token.to(tl.int64) * q_token + head * q_head
+    q_base = q_ptr + b * q_batch
+    q1 = load_tile(q_base, q_rows, valid, 0, D1, D, True)
+    q2 = q1
+    if D2 > 0:
+        q2 = load_tile(q_base, q_rows, valid, D1, D2, D, True)
+
+    first = (tile.to(tl.int64) * BLOCK_M // G).to(tl.int32)
+    last = ((tile.to(tl.int64) * BLOCK_M + BLOCK_M - 1) // G).to(tl.int32)
+    low, high = interval(
+        token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
+    )
+    begin, all_end = interval(
+        first, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
+    )
+    all_begin, end = interval(
+        last, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
+    )
+
+    acc = tl.zeros([BLOCK_M, DV_BLOCK], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    k_base = k_ptr + b * k_batch + h * k_head
+    v_base = v_ptr + b * v_batch + h * v_head
+    # Every row sees the keys [all_begin, all_end): of those, whole tiles need no mask.
+    middle = begin
+    if WINDOW or DOCUMENTS:
+        middle = tl.minimum(begin + tl.cdiv(all_begin - begin, BLOCK_N) * BLOCK_N, end)
+        acc, row_max, row_sum = _walk(
+            acc, row_max, row_sum, q1, q2, low, high, k_base, v_base, k_token, v_token,
+            begin, middle, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
+        )  # fmt: skip
+    whole_end = middle + tl.maximum(all_end - middle, 0) // BLOCK_N * BLOCK_N
+    acc, row_max, row_sum = _walk(
+        acc, row_max, row_sum, q1, q2, low, high, k_base, v_base, k_token, v_token,
+        middle, whole_end, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, False, ONLY_LSE,
+    )  # fmt: skip
+    acc, row_max, row_sum = _walk(
+        acc, row_max, row_sum, q1, q2, low, high, k_base, v_base, k_token, v_token,
+        whole_end, end, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
+    )  # fmt: skip
+
+    # A row that saw no key keeps row_sum == 0 and row_max == -inf: output 0, lse -inf.
+    denominator = tl.where(row_sum > 0, row_sum, 1.0)
+    out_row = (b * T + token) * (HKV * G) + head
+    tl.store(lse_ptr + out_row, row_max + tl.log2(denominator), mask=valid)
+    if not ONLY_LSE:
+        o = acc / denominator[:, None]
+        offs_v = tl.arange(0, DV_BLOCK)
+        tl.store(
+            o_ptr + out_row[:, None] * DV + offs_v[None, :],
+            o.to(o_ptr.dtype.element_ty),
+            mask=valid[:, None] & (offs_v < DV)[None, :],
+        )
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor | None, band: Band, *, scale: float, tile: Tile | None = None
+) -> tuple[Tensor | None, Tensor]:
+    """Attend over a band.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk].
+        v: [B, S, HKV, Dv]; without it only lse is computed.
+
+    Returns:
+        o: [B, T, HQ, Dv], dtype of q; zeros where no key is seen. None without v.
+        lse: [B, T, HQ], float32: log2 of the sum of exp(scale * q.k); -inf where none is seen.
+    """
+    B, T, HQ, D = q.shape
+    S, HKV = k.shape[1:3]
+    values = k if v is None else v
+    DV = values.shape[-1]
+    q, k, values = last_contiguous(q), last_contiguous(k), last_contiguous(values)
+    o = None if v is None else q.new_empty(B, T, HQ, DV)
+    lse = torch.empty(B, T, HQ, dtype=torch.float32, device=q.device)
+    G = HQ // HKV
+    tile = forward_tile(architecture(q.device), max(D, DV)) if tile is None else tile
+    D1, D2 = head_blocks(D)
+    low, high = (
+        (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
+    )
+    _forward_kernel[(triton.cdiv(T * G, tile.rows), B * HKV)](
+        q,
+        k,
+        values,
+        lse if o is None else o,
+        lse,
+        low,
+        high,
+        scale * LOG2_E,
+        T,
+        S,
+        band.q_start,
+        band.k_start,
+        band.window,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *values.stride()[:3],
+        HKV=HKV,
+        G=G,
+        D=D,
+        D1=D1,
+        D2=D2,
+        DV=DV,
+        DV_BLOCK=padded(DV),
+        STRIDE=band.stride,
+        SPAN=band.span,
+        WINDOW=band.window > 0,
+        DOCUMENTS=band.documents is not None,
+        ONLY_LSE=v is None,
+        BLOCK_M=tile.rows,
+        BLOCK_N=tile.keys,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+    return o, lse

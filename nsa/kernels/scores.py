@@ -1,0 +1,374 @@
+"""Which blocks a query selects: scores and top-n, in memory linear in T.
+
+Two kernels for each chunk of queries. The first owns a tile of queries and compressed blocks,
+holds the keys, and walks the G heads of the group: with `lse` of the compress branch at hand the
+probabilities add up in registers (eq. 8 and 10), and only their sums over select blocks (eq. 9)
+leave the chip, into a scratch of fixed size. The second takes the n best of each query (eq. 11).
+
+Source: Yuan et al. 2025, arXiv:2502.11089, eq. 8 to 11. In the paper stride is d, SELECT l'.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
+from nsa.errors import Unsupported
+from nsa.kernels.common import (
+    LOG2_E,
+    Architecture,
+    architecture,
+    head_blocks,
+    last_contiguous,
+)
+
+SCRATCH_BYTES = 1 << 27
+"""What the importances of one chunk of queries may take."""
+TOP_ROWS = 4
+TOP_COLUMNS = 1024
+"""Queries and select blocks that a program of the top-n kernel looks at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTile:
+    """Queries and compressed blocks of a tile, warps of a program, stages of its pipeline."""
+
+    queries: int
+    blocks: int
+    warps: int
+    stages: int
+
+
+def score_tile(arch: Architecture, head: int) -> ScoreTile:
+    """For keys of at most `head`."""
+    if arch == "sm_80":
+        return ScoreTile(64, 128, 4, 2)
+    return ScoreTile(64, 128, 4, 3 if head <= 128 else 2)
+
+
+@triton.jit
+def _locate(tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documents,
+            DOCUMENTS: tl.constexpr):  # fmt: skip
+    """Of a tile of queries: batch entry, its sequence's first query and first block, the tile's
+    number in it, and how many queries and blocks the sequence has."""
+    if DOCUMENTS:
+        # The last document whose tiles begin at or before this one.
+        low, high = tile * 0, documents
+        while high - low > 1:
+            centre = (low + high) // 2
+            if tl.load(cu_tiles_ptr + centre) <= tile:
+                low = centre
+            else:
+                high = centre
+        start = tl.load(cu_seqlens_ptr + low)
+        first_block = tl.load(cu_blocks_ptr + low)
+        length = tl.load(cu_seqlens_ptr + low + 1) - start
+        blocks = tl.load(cu_blocks_ptr + low + 1) - first_block
+        return tile * 0, start, first_block, tile - tl.load(cu_tiles_ptr + low), length, blocks
+    return tile // tiles, tile * 0, tile * 0, tile % tiles, T, tile * 0
+
+
+@triton.jit(do_not_specialize=["first_tile", "T", "N", "q_start", "tiles", "documents", "columns"])
+def _score_kernel(
+    q_ptr,  # [B, T, HKV * G, D]
+    k_ptr,  # [B, N, HKV, D]
+    lse_ptr,  # [B, T, HKV * G], float32, log2 units
+    scratch_ptr,  # [chunk of tiles, HKV, SPILL + 1, QUERIES, columns], float32
+    cu_seqlens_ptr,
+    cu_tiles_ptr,
+    cu_blocks_ptr,
+    scale,  # times log2(e)
+    first_tile,
+    T,
+    N,
+    q_start,
+    tiles,  # of queries in a sequence
+    documents,
+    columns,
+    q_batch: tl.int64,
+    q_token: tl.int64,
+    q_head: tl.int64,
+    k_batch: tl.int64,
+    k_token: tl.int64,
+    k_head: tl.int64,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    STRIDE: tl.constexpr,  # d
+    SPAN: tl.constexpr,  # l
+    SELECT: tl.constexpr,  # l'
+    SPILL: tl.constexpr,  # select blocks that a compressed block reaches into, after its own
+    DOCUMENTS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    PER_SELECT: tl.constexpr = SELECT // STRIDE
+    STRIDES: tl.constexpr = SPAN // STRIDE
+    COLUMNS: tl.constexpr = BLOCKS // PER_SELECT
+
+    local_tile = tl.program_id(1)
+    b, start, first_block, tile, length, blocks = _locate(
+        first_tile + local_tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documents,
+        DOCUMENTS,
+    )  # fmt: skip
+    if not DOCUMENTS:
+        blocks = N
+    h = tl.program_id(2)
+    query = tile * QUERIES + tl.arange(0, QUERIES)
+    valid = query < length
+    position = query + q_start
+    last_position = tl.minimum(tile * QUERIES + QUERIES, length) - 1 + q_start
+    column = tl.program_id(0) * COLUMNS
+    # Past the last query's own block, and past the last tile of a document's: never read.
+    if (column * SELECT > last_position) | (tile * QUERIES >= length):
+        return
+
+    block = column * PER_SELECT + tl.arange(0, BLOCKS)
+    acc = tl.zeros([QUERIES, BLOCKS], tl.float32)
+    if column * SELECT + SPAN - 1 <= last_position:
+        columns1 = tl.arange(0, D1)
+        exists = block < blocks
+        k_rows = (first_block + block).to(tl.int64)[:, None] * k_token
+        k_base = k_ptr + b.to(tl.int64) * k_batch + h * k_head
+        k1 = tl.load(
+            k_base + k_rows + columns1[None, :],
+            mask=exists[:, None] & (columns1 < D)[None, :],
+            other=0.0,
+        )
+        if D2 > 0:
+            columns2 = D1 + tl.arange(0, D2)
+            k2 = tl.load(
+                k_base + k_rows + columns2[None, :],
+                mask=exists[:, None] & (columns2 < D)[None, :],
+                other=0.0,
+            )
+        token = start + query
+        head_row = b.to(tl.int64) * T + token
+        q_tile = q_ptr + b.to(tl.int64) * q_batch + h * G * q_head
+        q_rows = token.to(tl.int64) * q_token
+        lse_rows = lse_ptr + head_row * (HKV * G) + h * G
+        for g in tl.range(G):
+            q_head_tile = q_tile + g * q_head
+            q1 = tl.load(
+                q_head_tile + q_rows[:, None] + columns1[None, :],
+                mask=valid[:, None] & (columns1 < D)[None, :],
+                other=0.0,
+            )
+            s = tl.dot(q1, tl.trans(k1))
+            if D2 > 0:
+                q2 = tl.load(
+                    q_head_tile + q_rows[:, None] + columns2[None, :],
+                    mask=valid[:, None] & (columns2 < D)[None, :],
+                    other=0.0,
+                )
+                s = tl.dot(q2, tl.trans(k2), s)
+            lse = tl.load(lse_rows + g, mask=valid, other=0.0)
+            acc += tl.exp2(s * scale - lse[:, None])
+        # Sums over blocks that the query does not see are of no account, and dropped here.
+        end = block * STRIDE + SPAN - 1
+        acc = tl.where((end[None, :] <= position[:, None]) & exists[None, :], acc, 0.0)
+
+    offset = tl.arange(0, PER_SELECT)
+    grouped = tl.reshape(acc, [QUERIES, COLUMNS, PER_SELECT])
+    out_row = (local_tile.to(tl.int64) * HKV + h) * (SPILL + 1)
+    out_query = tl.arange(0, QUERIES)
+    out_column = column + tl.arange(0, COLUMNS)
+    for spill in tl.static_range(SPILL + 1):
+        # Strides that compressed block p*j + offset shares with select block j + spill.
+        low = tl.maximum(offset, spill * PER_SELECT)
+        high = tl.minimum(offset + STRIDES, (spill + 1) * PER_SELECT)
+        weight = tl.maximum(high - low, 0).to(tl.float32)
+        importance = tl.sum(grouped * weight[None, None, :], 2)
+        pointers = scratch_ptr + ((out_row + spill) * QUERIES + out_query)[:, None] * columns
+        tl.store(
+            pointers + out_column[None, :], importance, mask=(out_column < columns)[None, :]
+        )
+
+
+@triton.jit(do_not_specialize=["first_tile", "T", "q_start", "tiles", "documents", "columns"])
+def _top_kernel(
+    scratch_ptr,  # [chunk of tiles, HKV, SPILL + 1, QUERIES, columns], float32
+    indices_ptr,  # [B, T, HKV, N_SELECT], int32
+    cu_seqlens_ptr,
+    cu_tiles_ptr,
+    cu_blocks_ptr,
+    first_tile,
+    T,
+    q_start,
+    tiles,
+    documents,
+    columns,
+    HKV: tl.constexpr,
+    SELECT: tl.constexpr,
+    N_SELECT: tl.constexpr,
+    N_PADDED: tl.constexpr,
+    SPILL: tl.constexpr,
+    INITIAL: tl.constexpr,
+    LOCAL: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    NONE: tl.constexpr = 2147483647
+    local_tile = tl.program_id(1)
+    b, start, first_block, tile, length, blocks = _locate(
+        first_tile + local_tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documents,
+        DOCUMENTS,
+    )  # fmt: skip
+    h = tl.program_id(2)
+    in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    query = tile * QUERIES + in_tile
+    valid = query < length
+    own = (query + q_start) // SELECT
+    slot = tl.arange(0, N_PADDED)
+    best = tl.full([ROWS, N_PADDED], -1.0, tl.float32)
+    index = tl.full([ROWS, N_PADDED], NONE, tl.int32)
+
+    row = (local_tile.to(tl.int64) * HKV + h) * (SPILL + 1)
+    last_own = tl.max(tl.where(valid, own, -1), 0)
+    for begin in tl.range(0, last_own + 1, COLUMNS):
+        block = begin + tl.arange(0, COLUMNS)
+        causal = valid[:, None] & (block[None, :] <= own[:, None])
+        x = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for spill in tl.static_range(SPILL + 1):
+            source = block - spill
+            pointers = scratch_ptr + ((row + spill) * QUERIES + in_tile)[:, None] * columns
+            x += tl.load(
+                pointers + source[None, :], mask=causal & (source >= 0)[None, :], other=0.0
+            )
+        forced = (block[None, :] < INITIAL) | (block[None, :] > own[:, None] - LOCAL)
+        x = tl.where(forced, float("inf"), x)
+        x = tl.where(causal, x, -1.0)
+        new_best = tl.full([ROWS, N_PADDED], -1.0, tl.float32)
+        new_index = tl.full([ROWS, N_PADDED], NONE, tl.int32)
+        for k in tl.range(N_SELECT):
+            value = tl.max(x, 1)
+            at = tl.min(tl.where(x == value[:, None], block[None, :], NONE), 1)
+            old_value = tl.max(best, 1)
+            old_at = tl.min(tl.where(best == old_value[:, None], index, NONE), 1)
+            # Earlier columns are lower blocks, to which a tie goes.
+            take_old = old_value >= value
+            chosen = tl.where(take_old, old_value, value)
+            chosen_at = tl.where(take_old, old_at, at)
+            here = (slot == k)[None, :]
+            new_best = tl.where(here, chosen[:, None], new_best)
+            new_index = tl.where(here, chosen_at[:, None], new_index)
+            x = tl.where(block[None, :] == chosen_at[:, None], -1.0, x)
+            best = tl.where(index == chosen_at[:, None], -1.0, best)
+        best = new_best
+        index = tl.where(new_best >= 0, new_index, NONE)
+
+    # Ascending: a block's place is how many of the chosen lie below it.
+    used = index != NONE
+    rank = tl.sum((index[:, None, :] < index[:, :, None]).to(tl.int32), 2)
+    place = tl.where(used, rank, slot[None, :])
+    token = start + query
+    out_row = ((b.to(tl.int64) * T + token) * HKV + h) * N_SELECT
+    tl.store(
+        indices_ptr + out_row[:, None] + place,
+        tl.where(used, index, -1),
+        mask=valid[:, None] & (slot < N_SELECT)[None, :],
+    )
+
+
+def select_blocks(
+    q: Tensor,
+    k_cmp: Tensor,
+    lse: Tensor,
+    *,
+    config: NSAConfig,
+    q_start: int,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    tile: ScoreTile | None = None,
+) -> Tensor:
+    """Select n blocks of keys for each query and KV head.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k_cmp: [B, N, HKV, Dk].
+        lse: [B, T, HQ], float32, log2 units: of the compress branch on the same q and k_cmp.
+
+    Returns:
+        Block indices, int32, [B, T, HKV, n], ascending, -1 at the end.
+
+    Raises:
+        Unsupported: l' / d is not a power of two.
+    """
+    B, T, HQ, D = q.shape
+    N, HKV = k_cmp.shape[1:3]
+    per_select = config.select_block_size // config.compress_stride
+    if per_select & (per_select - 1):
+        raise Unsupported(
+            f"triton: scores need select_block_size / compress_stride to be a power of two, and it "
+            f"is {config.select_block_size} / {config.compress_stride} = {per_select}; the `eager` "
+            "route takes any"
+        )
+    q, k_cmp = last_contiguous(q), last_contiguous(k_cmp)
+    tile = score_tile(architecture(q.device), D) if tile is None else tile
+    blocks = max(tile.blocks, per_select)  # both are powers of two
+    columns = config.select_length(q_start + T)
+    spill = (per_select - 1 + config.compress_block_size // config.compress_stride - 1) // per_select
+    tiles = triton.cdiv(T, tile.queries)
+    documents, total = 0, B * tiles
+    cu_tiles = cu_blocks = cu_seqlens
+    if cu_seqlens is not None:
+        documents = cu_seqlens.shape[0] - 1
+        total = tiles + documents  # at most: each document ends within a tile of its own
+        cu_tiles, cu_blocks = _prefix_sums(cu_seqlens, config, tile.queries)
+    indices = torch.empty(B, T, HKV, config.num_blocks, dtype=torch.int32, device=q.device)
+    row_bytes = HKV * (spill + 1) * tile.queries * columns * 4
+    chunk = max(1, min(total, SCRATCH_BYTES // row_bytes))
+    scratch = torch.empty(
+        chunk, HKV, spill + 1, tile.queries, columns, dtype=torch.float32, device=q.device
+    )
+    D1, D2 = head_blocks(D)
+    tables = (
+        (indices, indices, indices)
+        if cu_seqlens is None
+        else (cu_seqlens, cu_tiles, cu_blocks)
+    )
+    sizes = {
+        "HKV": HKV,
+        "SELECT": config.select_block_size,
+        "SPILL": spill,
+        "DOCUMENTS": cu_seqlens is not None,
+        "QUERIES": tile.queries,
+    }
+    for first in range(0, total, chunk):
+        count = min(chunk, total - first)
+        seen = columns
+        if B == 1 and cu_seqlens is None:  # no query of this chunk sees further
+            seen = config.select_length(q_start + min(T, (first + count) * tile.queries))
+        _score_kernel[(triton.cdiv(seen * per_select, blocks), count, HKV)](
+            q, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles, documents,
+            columns, *q.stride()[:3], *k_cmp.stride()[:3], G=HQ // HKV, D=D, D1=D1, D2=D2,
+            STRIDE=config.compress_stride, SPAN=config.compress_block_size, BLOCKS=blocks, **sizes,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        _top_kernel[(triton.cdiv(tile.queries, TOP_ROWS), count, HKV)](
+            scratch, indices, *tables, first, T, q_start, tiles, documents, columns,
+            N_SELECT=config.num_blocks, N_PADDED=triton.next_power_of_2(config.num_blocks),
+            INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
+            **sizes, num_warps=4,
+        )  # fmt: skip
+    return indices
+
+
+def _prefix_sums(cu_seqlens: Tensor, config: NSAConfig, queries: int) -> tuple[Tensor, Tensor]:
+    """Tiles of queries, and compressed blocks, before each document: int32, [documents + 1]."""
+    lengths = cu_seqlens.diff()
+    tiles = (lengths + queries - 1) // queries
+    size, stride = config.compress_block_size, config.compress_stride
+    blocks = ((lengths - size).div(stride, rounding_mode="floor") + 1).clamp(min=0)
+    zero = cu_seqlens.new_zeros(1)
+    return (
+        torch.cat([zero, tiles.cumsum(0, dtype=torch.int32)]),
+        torch.cat([zero, blocks.cumsum(0, dtype=torch.int32)]),
+    )
