@@ -95,9 +95,9 @@ class Rotation:
     """
 
     tokens: Tensor
-    """[T, Dk / 2, 2]"""
+    """[2, T, Dk / 2]: cosines, then sines."""
     blocks: Tensor
-    """[N, Dk / 2, 2]: one for each compressed block that these tokens complete."""
+    """[2, N, Dk / 2]: one for each compressed block that these tokens complete."""
 
     @classmethod
     def of(
@@ -136,7 +136,7 @@ class Rotation:
 
         def turns(positions: Tensor) -> Tensor:
             angles = positions.double()[:, None] * frequencies
-            return torch.stack((angles.cos(), angles.sin()), -1).to(dtype)
+            return torch.stack((angles.cos(), angles.sin())).to(dtype)
 
         return cls(tokens=turns(tokens), blocks=turns(ends))
 
@@ -145,7 +145,7 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """Turn the channel pairs of every head by its token's angles: [B, T, H, D] -> the same."""
     pairs = x.to(turns.dtype).unflatten(-1, (-1, 2))  # [B, T, H, D / 2, 2]
     quarter = torch.stack((-pairs[..., 1], pairs[..., 0]), -1)  # each pair turned by 90 degrees
-    cos, sin = turns[:, None].split(1, -1)  # [T, 1, D / 2, 1]
+    cos, sin = turns[:, :, None, :, None].unbind()  # [T, 1, D / 2, 1]
     return torch.addcmul(pairs * cos, quarter, sin).flatten(-2).to(x.dtype)
 
 

@@ -184,7 +184,7 @@ def test_shifting_all_positions_changes_nothing(config: ModelConfig) -> None:
     far = Rotation.of(config, T, like=x, start=1000)
     # A shift by a multiple of d completes blocks at the same tokens; the first l/d - 1 of them
     # began before the shift's first token and are not here.
-    far = replace(far, blocks=far.blocks[-config.nsa.compressed_length(T) :])
+    far = replace(far, blocks=far.blocks[:, -config.nsa.compressed_length(T) :])
 
     here, there = (layer(x, routes=Routes(), rotation=r) for r in (None, far))
 
@@ -196,7 +196,7 @@ def test_order_matters(config: ModelConfig) -> None:
     """The guard of the test above: positions are seen at all."""
     layer, x = layer_of(config), features()
     still = Rotation.of(config, T, like=x)
-    no_turn = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    no_turn = torch.tensor([1.0, 0.0], dtype=torch.float64).view(2, 1, 1)  # cosine, sine
     still = replace(
         still, tokens=no_turn.expand_as(still.tokens), blocks=no_turn.expand_as(still.blocks)
     )
@@ -278,8 +278,8 @@ def test_documents_begin_at_position_0() -> None:
 
     packed = Rotation.of(TINY, 29, like=torch.empty(0), cu_seqlens=bounds)
 
-    assert torch.equal(packed.tokens, torch.cat([r.tokens for r in alone]))
-    assert torch.equal(packed.blocks, torch.cat([r.blocks for r in alone]))
+    assert torch.equal(packed.tokens, torch.cat([r.tokens for r in alone], 1))
+    assert torch.equal(packed.blocks, torch.cat([r.blocks for r in alone], 1))
 
 
 def test_unknown_prefill_is_refused() -> None:
