@@ -1,0 +1,494 @@
+"""Selected attention, key-major: forward. The backward pass is in `selected_backward`.
+
+A query-major kernel reads n blocks of keys for each query, and multiplies them with no more
+rows than the group has heads: it is bound by those reads, and leaves the tensor cores idle.
+Here a program (an *item* of nsa.kernels.inverse) loads one block of keys and values once, and
+walks over the queries that selected it, in tiles of full rows: row r is head r % G of the
+item's pair r // G. A row's softmax over one block is a partial result; a second kernel weighs
+a query's partial results by their log-sum-exp and adds them up, and can apply the gate.
+
+Partial results go through a scratch buffer of bounded size, so queries are taken in chunks.
+
+Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, eq. 12. In the paper
+block_size is l' and the number of blocks is n.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.kernels import inverse
+from nsa.kernels.common import (
+    LOG2_E,
+    Architecture,
+    architecture,
+    head_blocks,
+    last_contiguous,
+    padded,
+)
+from nsa.kernels.inverse import ITEM_FIELDS, Selected, invert
+
+SCRATCH_BYTES = 1 << 30
+"""Most memory for the partial results of a chunk, forward and backward."""
+MIN_CHUNK_TOKENS = 16
+COMBINE_SLOTS = 16
+"""Slots whose partial results a program has in flight at once."""
+COMBINE_ELEMENTS = 1024
+
+
+class Config(NamedTuple):
+    """How a key-major kernel is built."""
+
+    rows: int
+    """Of a tile: queries times heads."""
+    warps: int
+    stages: int
+
+
+FORWARD: dict[Architecture, tuple[tuple[int, Config], ...]] = {
+    "sm_90": (
+        (64 * 256, Config(rows=64, warps=4, stages=3)),
+        (64 * 320, Config(rows=64, warps=4, stages=2)),
+        (64 * 512, Config(rows=64, warps=4, stages=2)),
+    ),
+    "sm_80": (
+        (64 * 256, Config(rows=64, warps=4, stages=2)),
+        (64 * 320, Config(rows=64, warps=4, stages=2)),
+        (64 * 512, Config(rows=64, warps=4, stages=1)),
+    ),
+}
+"""Elements of a block of keys and values, at most -> configuration."""
+
+
+def config_for(
+    table: dict[Architecture, tuple[tuple[int, Config], ...]], device: torch.device, elements: int
+) -> Config:
+    """The configuration of the smallest entry that holds a block of so many elements."""
+    return next(config for limit, config in table[architecture(device)] if elements <= limit)
+
+
+@triton.jit
+def load_rows(
+    ptr,
+    offsets,  # [ROWS], where a row starts
+    inside,  # [ROWS], or None where every row may be read
+    FIRST: tl.constexpr,  # column
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,  # of a whole row
+):
+    """[ROWS, BLOCK]: columns FIRST ... of some rows; zeros outside."""
+    column = FIRST + tl.arange(0, BLOCK)
+    at = ptr + offsets[:, None] + column[None, :]
+    if inside is None:
+        if FIRST + BLOCK <= SIZE:
+            return tl.load(at)
+        return tl.load(at, mask=column[None, :] < SIZE, other=0.0)
+    if FIRST + BLOCK <= SIZE:
+        return tl.load(at, mask=inside[:, None], other=0.0)
+    return tl.load(at, mask=inside[:, None] & (column[None, :] < SIZE), other=0.0)
+
+
+@triton.jit
+def store_rows(
+    ptr,
+    offsets,  # [ROWS]
+    inside,  # [ROWS]
+    x,  # [ROWS, BLOCK]
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Write what `load_rows` reads."""
+    column = FIRST + tl.arange(0, BLOCK)
+    mask = inside[:, None]
+    if FIRST + BLOCK > SIZE:
+        mask = mask & (column[None, :] < SIZE)
+    tl.store(
+        ptr + offsets[:, None] + column[None, :], x.to(ptr.dtype.element_ty), mask=mask
+    )
+
+
+@triton.jit
+def load_item(items_ptr, first_item_ptr, first_bin, end_bin):
+    """This program's item: (exists, first pair, end of pairs, b * HKV + h, first key, end)."""
+    first = tl.load(first_item_ptr + first_bin)
+    item = first + tl.program_id(0)
+    exists = item < tl.load(first_item_ptr + end_bin)
+    field = items_ptr + item.to(tl.int64) * ITEM_FIELDS
+    return (
+        exists,
+        tl.load(field, mask=exists, other=0),
+        tl.load(field + 1, mask=exists, other=0),
+        tl.load(field + 2, mask=exists, other=0),
+        tl.load(field + 3, mask=exists, other=0),
+        tl.load(field + 4, mask=exists, other=0),
+    )
+
+
+@triton.jit
+def tile_rows(
+    pairs_ptr, start, end, tile, ROWS: tl.constexpr, N: tl.constexpr, G: tl.constexpr
+):
+    """Rows of a tile of an item: (token, slot, head of the group, whether it is a row), [ROWS].
+
+    Rows past the end repeat the last pair, so that loads need no mask.
+    """
+    row = tile + tl.arange(0, ROWS)
+    pair = start + row // G
+    inside = pair < end
+    code = tl.load(pairs_ptr + tl.minimum(pair, end - 1))
+    token = code // N
+    return token, code - token * N, row % G, inside
+
+
+@triton.jit(do_not_specialize=["first_token", "first_bin", "end_bin", "T", "q_start"])
+def _partial_kernel(
+    q_ptr,  # [B, T, HKV * G, D]
+    k_ptr,  # [B, S, HKV, D]
+    v_ptr,  # [B, S, HKV, DV]
+    pairs_ptr,
+    items_ptr,
+    first_item_ptr,
+    partial_ptr,  # [tokens of the chunk, HKV, N, G, DV]
+    partial_lse_ptr,  # [tokens of the chunk, HKV, N, G] float32, log2 units
+    q_b: tl.int64,
+    q_t: tl.int64,
+    q_h: tl.int64,
+    k_b: tl.int64,
+    k_s: tl.int64,
+    k_h: tl.int64,
+    v_b: tl.int64,
+    v_s: tl.int64,
+    v_h: tl.int64,
+    scale_log2,
+    first_token,
+    first_bin,
+    end_bin,
+    T,
+    q_start,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,  # of a block, padded
+    ROWS: tl.constexpr,
+):
+    exists, start, end, b_h, first_key, end_key = load_item(
+        items_ptr, first_item_ptr, first_bin, end_bin
+    )
+    if not exists:
+        return
+    b = b_h // HKV
+    h = b_h - b * HKV
+
+    key = first_key + tl.arange(0, KEYS)
+    is_key = key < end_key
+    k_rows = b * k_b + h * k_h + key * k_s
+    k1 = load_rows(k_ptr, k_rows, is_key, 0, D1, D)  # [KEYS, D1]
+    if D2 > 0:
+        k2 = load_rows(k_ptr, k_rows, is_key, D1, D2, D)
+    v = load_rows(v_ptr, b * v_b + h * v_h + key * v_s, is_key, 0, DV_BLOCK, DV)
+
+    for tile in range(0, (end - start) * G, ROWS):
+        token, slot, g, inside = tile_rows(pairs_ptr, start, end, tile, ROWS, N, G)
+        position = token - b * T
+        q_rows = b * q_b + position * q_t + (h * G + g) * q_h
+        s = tl.dot(load_rows(q_ptr, q_rows, None, 0, D1, D), tl.trans(k1))  # [ROWS, KEYS]
+        if D2 > 0:
+            s = tl.dot(load_rows(q_ptr, q_rows, None, D1, D2, D), tl.trans(k2), s)
+        # A pair is listed only where its query sees the block's first key: row_max is finite.
+        visible = is_key[None, :] & (key[None, :] <= q_start + position[:, None])
+        s = tl.where(visible, s * scale_log2, float("-inf"))
+        row_max = tl.max(s, 1)
+        p = tl.exp2(s - row_max[:, None])
+        row_sum = tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v) / row_sum[:, None]  # [ROWS, DV]
+
+        out = (((token - first_token).to(tl.int64) * HKV + h) * N + slot) * G + g
+        store_rows(partial_ptr, out * DV, inside, o, 0, DV_BLOCK, DV)
+        tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=inside)
+
+
+@triton.jit
+def seen_slots(
+    blocks_ptr,  # [B * T, HKV, N / PARTS]
+    document_start_ptr,
+    token,  # in the flattened [B, T]
+    h,
+    slot,  # broadcastable to token
+    T,
+    q_start,
+    HKV: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    VARLEN: tl.constexpr,
+):
+    """Whether a slot holds keys that the query sees: the pairs that `invert` lists."""
+    PART: tl.constexpr = (BLOCK_SIZE + PARTS - 1) // PARTS
+    at = (token.to(tl.int64) * HKV + h) * (N // PARTS) + slot // PARTS
+    block = tl.load(blocks_ptr + at, mask=slot < N, other=-1).to(tl.int32)
+    position = q_start + token % T
+    if VARLEN:
+        position -= tl.load(document_start_ptr + token)
+    return (block >= 0) & (block * BLOCK_SIZE + slot % PARTS * PART <= position)
+
+
+@triton.jit(do_not_specialize=["first_token", "rows", "T", "q_start"])
+def _combine_kernel(
+    partial_ptr,  # [tokens of the chunk, HKV, N, G, DV]
+    partial_lse_ptr,  # [tokens of the chunk, HKV, N, G]
+    blocks_ptr,  # [B * T, HKV, N / PARTS]
+    document_start_ptr,  # [T], or None
+    o_ptr,  # [B * T, HKV * G, DV]
+    lse_ptr,  # [B * T, HKV * G] float32, log2 units
+    gates_ptr,  # [B, T, HKV * G, 3], or None
+    o_cmp_ptr,  # [B, T, HKV * G, DV]
+    o_win_ptr,  # [B, T, HKV * G, DV]
+    out_ptr,  # [B * T, HKV * G, DV]
+    gates_b: tl.int64,
+    gates_t: tl.int64,
+    gates_h: tl.int64,
+    gates_c: tl.int64,
+    cmp_b: tl.int64,
+    cmp_t: tl.int64,
+    cmp_h: tl.int64,
+    win_b: tl.int64,
+    win_t: tl.int64,
+    win_h: tl.int64,
+    first_token,
+    rows,
+    T,
+    q_start,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    N: tl.constexpr,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    VARLEN: tl.constexpr,
+    GATED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    HQ: tl.constexpr = HKV * G
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (token of the chunk, head)
+    inside = row < rows
+    row = tl.minimum(row, rows - 1)
+    local = row // HQ
+    head = row - local * HQ
+    h = head // G
+    token = first_token + local
+    # Of slot 0; the next slot lies G rows further.
+    first = (local.to(tl.int64) * HKV + h) * (N * G) + head % G
+
+    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    for s in range(0, N, SLOTS):
+        slot = s + tl.arange(0, SLOTS)[:, None]
+        seen = seen_slots(
+            blocks_ptr,
+            document_start_ptr,
+            token[None, :],
+            h[None, :],
+            slot,
+            T,
+            q_start,
+            HKV,
+            N,
+            BLOCK_SIZE,
+            PARTS,
+            VARLEN,
+        )
+        lse = tl.load(partial_lse_ptr + first[None, :] + slot * G, mask=seen, other=float("-inf"))
+        row_max = tl.maximum(row_max, tl.max(lse, 0))
+    finite_max = tl.where(row_max > float("-inf"), row_max, 0.0)
+
+    column = tl.arange(0, DV_BLOCK)
+    row_sum = tl.zeros([ROWS], tl.float32)
+    o = tl.zeros([ROWS, DV_BLOCK], tl.float32)
+    for s in range(0, N, SLOTS):
+        slot = s + tl.arange(0, SLOTS)[:, None]
+        seen = seen_slots(
+            blocks_ptr,
+            document_start_ptr,
+            token[None, :],
+            h[None, :],
+            slot,
+            T,
+            q_start,
+            HKV,
+            N,
+            BLOCK_SIZE,
+            PARTS,
+            VARLEN,
+        )
+        at = first[None, :] + slot * G  # [SLOTS, ROWS]
+        lse = tl.load(partial_lse_ptr + at, mask=seen, other=float("-inf"))
+        weight = tl.exp2(lse - finite_max[None, :])
+        partial = tl.load(
+            partial_ptr + at[:, :, None] * DV + column[None, None, :],
+            mask=seen[:, :, None] & (column < DV)[None, None, :],
+            other=0.0,
+        )
+        row_sum += tl.sum(weight, 0)
+        o += tl.sum(partial.to(tl.float32) * weight[:, :, None], 0)
+
+    # A query without a block keeps row_sum == 0: output 0, lse -inf.
+    o = o / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    at = token.to(tl.int64) * HQ + head
+    store_rows(o_ptr, at * DV, inside, o, 0, DV_BLOCK, DV)
+    tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=inside)
+    if GATED:
+        b = token // T
+        t = token - b * T
+        gate = gates_ptr + b * gates_b + t * gates_t + head * gates_h
+        cmp = load_rows(
+            o_cmp_ptr, b * cmp_b + t * cmp_t + head * cmp_h, inside, 0, DV_BLOCK, DV
+        )
+        win = load_rows(
+            o_win_ptr, b * win_b + t * win_t + head * win_h, inside, 0, DV_BLOCK, DV
+        )
+        out = (
+            tl.load(gate).to(tl.float32)[:, None] * cmp.to(tl.float32)
+            + tl.load(gate + gates_c).to(tl.float32)[:, None] * o
+            + tl.load(gate + 2 * gates_c).to(tl.float32)[:, None] * win.to(tl.float32)
+        )
+        store_rows(out_ptr, at * DV, inside, out, 0, DV_BLOCK, DV)
+
+
+def selected_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    block_indices: Tensor,
+    *,
+    block_size: int,
+    scale: float,
+    q_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    deterministic: bool = False,
+    gated: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Selected, Tensor | None]:
+    """Attend to the keys of the selected blocks, causally.
+
+    Args:
+        q: [B, T, HQ, Dk].
+        k: [B, S, HKV, Dk], S = q_start + T.
+        v: [B, S, HKV, Dv].
+        block_indices: [B, T, HKV, n]; see `invert`.
+        deterministic: Of the backward pass: the same gradients, bit for bit, in every run. The
+            forward pass gives the same bits either way.
+        gated: The gates [B, T, HQ, 3], in the order of nsa.config.BRANCHES, and the outputs of
+            compress and window, [B, T, HQ, Dv]: then the gated sum is computed on the way.
+
+    Returns:
+        o: [B, T, HQ, Dv], dtype of q.
+        lse: [B, T, HQ] float32, in log2 units.
+        index: For `selected_backward`.
+        out: The gated sum, [B, T, HQ, Dv], or None.
+    """
+    q, k, v = (last_contiguous(x) for x in (q, k, v))
+    B, T, HQ, Dk = q.shape
+    S, HKV, Dv = v.shape[1:]
+    G = HQ // HKV
+    parts = -(-block_size // inverse.MAX_PART)
+    N = block_indices.shape[3] * parts
+    index = invert(
+        block_indices,
+        keys=S,
+        group=G,
+        block_size=block_size,
+        chunk_tokens=_chunk_tokens(HQ * N, max(Dk, Dv), q.element_size()),
+        q_start=q_start,
+        cu_seqlens=cu_seqlens,
+        deterministic=deterministic,
+    )
+    D1, D2 = head_blocks(Dk)
+    DV_BLOCK, KEYS = padded(Dv), padded(index.part_size)
+    config = config_for(FORWARD, q.device, KEYS * (D1 + D2 + DV_BLOCK))
+    most = max(chunk.tokens for chunk in index.chunks)
+    partial = q.new_empty(most, HKV, N, G, Dv)
+    partial_lse = q.new_empty(most, HKV, N, G, dtype=torch.float32)
+    o = q.new_empty(B, T, HQ, Dv)
+    lse = q.new_empty(B, T, HQ, dtype=torch.float32)
+    gates, o_cmp, o_win, out = None, None, None, None
+    if gated is not None:
+        gates, o_cmp, o_win = gated[0], last_contiguous(gated[1]), last_contiguous(gated[2])
+        out = torch.empty_like(o)
+
+    sizes = {"HKV": HKV, "G": G, "N": N, "DV": Dv, "DV_BLOCK": DV_BLOCK}
+    for chunk in index.chunks:
+        _partial_kernel[(chunk.max_items,)](
+            q,
+            k,
+            v,
+            index.pairs,
+            index.items,
+            index.first_item,
+            partial,
+            partial_lse,
+            *q.stride()[:3],
+            *k.stride()[:3],
+            *v.stride()[:3],
+            scale * LOG2_E,
+            chunk.first_token,
+            chunk.first_bin,
+            chunk.end_bin,
+            T,
+            q_start,
+            **sizes,
+            D=Dk,
+            D1=D1,
+            D2=D2,
+            KEYS=KEYS,
+            ROWS=config.rows,
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )
+        rows_of_program = max(1, COMBINE_ELEMENTS // DV_BLOCK)
+        _combine_kernel[(triton.cdiv(chunk.tokens * HQ, rows_of_program),)](
+            partial,
+            partial_lse,
+            index.blocks,
+            index.document_start,
+            o,
+            lse,
+            gates,
+            o_cmp,
+            o_win,
+            out,
+            *strides(gates, 4),
+            *strides(o_cmp, 3),
+            *strides(o_win, 3),
+            chunk.first_token,
+            chunk.tokens * HQ,
+            T,
+            q_start,
+            **sizes,
+            BLOCK_SIZE=block_size,
+            PARTS=parts,
+            VARLEN=cu_seqlens is not None,
+            GATED=gated is not None,
+            SLOTS=min(COMBINE_SLOTS, triton.next_power_of_2(N)),
+            ROWS=rows_of_program,
+        )
+    return o, lse, index, out
+
+
+def strides(x: Tensor | None, axes: int) -> Sequence[int]:
+    """The first strides of a tensor, or zeros where there is none."""
+    return [0] * axes if x is None else x.stride()[:axes]
+
+
+def _chunk_tokens(rows: int, size: int, element_size: int) -> int:
+    """Queries whose partial results, `rows` of so many elements each, fit the scratch buffer."""
+    return max(MIN_CHUNK_TOKENS, SCRATCH_BYTES // (rows * (size * element_size + 4)))
