@@ -1,9 +1,8 @@
 """Attention over a band: the compress and window branches, and dense attention.
 
-A program of the forward pass owns a tile of flattened rows (query, head of the group) of one KV
-head and walks the keys that one of them sees; only tiles at the two edges of the band are masked.
-A key tile is so read once for BLOCK_M / G queries and all their heads. The backward pass is in
-`banded_backward`.
+A program of the forward pass owns a tile of queries of one head and walks the keys that one of
+them sees; only tiles at the two edges of the band are masked. Programs of the heads that share a KV
+head run side by side, and find its keys in L2. The backward pass is in `banded_backward`.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (the recurrence); Yuan et al. 2025,
 arXiv:2502.11089, eq. 5, 7 and section 3.3.3 (the branches).
@@ -32,9 +31,9 @@ UNSPECIALISED = ["T", "S", "q_start", "k_start", "window"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows and keys of a tile, warps of a program, stages of its software pipeline."""
+    """Queries and keys of a tile, warps of a program, stages of its software pipeline."""
 
-    rows: int
+    queries: int
     keys: int
     warps: int
     stages: int
@@ -200,24 +199,22 @@ def _forward_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    # The last rows see the most keys; they go first, so that no long program is left at the end.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    # The last queries see the most keys; they go first, so that no long program is left at the end.
+    tile = tl.num_programs(0) // G - 1 - tl.program_id(0) // G
     b = (tl.program_id(1) // HKV).to(tl.int64)
     h = tl.program_id(1) % HKV
+    head = h * G + tl.program_id(0) % G
 
-    row = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    token = (row // G).to(tl.int32)
-    head = h * G + (row % G).to(tl.int32)
+    first = tile * BLOCK_M
+    token = first + tl.arange(0, BLOCK_M)
     valid = token < T
-    q_rows = token.to(tl.int64) * q_token + head * q_head
-    q_base = q_ptr + b * q_batch
+    q_base = q_ptr + b * q_batch + head * q_head + first * q_token
+    q_rows = tl.arange(0, BLOCK_M) * q_token.to(tl.int32)
     q1 = load_tile(q_base, q_rows, valid, 0, D1, D, True)
     q2 = q1
     if D2 > 0:
         q2 = load_tile(q_base, q_rows, valid, D1, D2, D, True)
 
-    first = (tile.to(tl.int64) * BLOCK_M // G).to(tl.int32)
-    last = ((tile.to(tl.int64) * BLOCK_M + BLOCK_M - 1) // G).to(tl.int32)
     low, high = interval(
         token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
     )
@@ -225,8 +222,9 @@ def _forward_kernel(
         first, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
     )
     all_begin, end = interval(
-        last, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
-    )
+        first + BLOCK_M - 1, low_ptr, high_ptr, T, S, q_start, k_start, window,
+        STRIDE, SPAN, WINDOW, DOCUMENTS,
+    )  # fmt: skip
 
     acc = tl.zeros([BLOCK_M, DV_BLOCK], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -292,7 +290,7 @@ def forward(
     low, high = (
         (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
     )
-    _forward_kernel[(triton.cdiv(T * G, tile.rows), B * HKV)](
+    _forward_kernel[(triton.cdiv(T, tile.queries) * G, B * HKV)](
         q,
         k,
         values,
@@ -321,7 +319,7 @@ def forward(
         WINDOW=band.window > 0,
         DOCUMENTS=band.documents is not None,
         ONLY_LSE=v is None,
-        BLOCK_M=tile.rows,
+        BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
         num_warps=tile.warps,
         num_stages=tile.stages,

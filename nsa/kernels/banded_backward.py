@@ -1,9 +1,10 @@
 """Gradients of attention over a band.
 
-Two kernels, and no atomics: one owns a tile of rows and walks keys (dQ), the other owns a tile of
-keys and walks rows (dK, dV). The weights are computed again in both from `lse`. Where keys are few
-and rows many, as in the compress branch, the rows of a key tile are split among programs whose
-sums are added up in a fixed order: gradients are the same in every run.
+Two kernels, and no atomics: one owns a tile of queries of a head and walks keys (dQ), the other
+owns a tile of keys and walks the queries of every head of its group (dK, dV). The weights are
+computed again in both from `lse`. Where keys are few and queries many, as in the compress branch,
+those of a key tile are split among programs whose sums are added up in a fixed order: gradients are
+the same in every run.
 
 With p the weights and g the gate of the branch:  dV = (p g)^T dO,  dS = p g (dO V^T - delta),
 dQ = scale dS K,  dK = scale dS^T Q,  where delta = rowsum(dO o) of the branch's own output o.
@@ -154,28 +155,27 @@ def _query_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    tile = tl.num_programs(0) // G - 1 - tl.program_id(0) // G
     b = (tl.program_id(1) // HKV).to(tl.int64)
     h = tl.program_id(1) % HKV
+    head = h * G + tl.program_id(0) % G
 
-    row = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    token = (row // G).to(tl.int32)
-    head = h * G + (row % G).to(tl.int32)
+    first = tile * BLOCK_M
+    offs_m = tl.arange(0, BLOCK_M)
+    token = first + offs_m
     valid = token < T
-    q_rows = token.to(tl.int64) * q_token + head * q_head
-    q_base = q_ptr + b * q_batch
+    q_base = q_ptr + b * q_batch + head * q_head + first * q_token
+    q_rows = offs_m * q_token.to(tl.int32)
     q1 = load_tile(q_base, q_rows, valid, 0, D1, D, True)
     q2 = q1
     if D2 > 0:
         q2 = load_tile(q_base, q_rows, valid, D1, D2, D, True)
-    do_rows = token.to(tl.int64) * do_token + head * do_head
-    do = load_tile(do_ptr + b * do_batch, do_rows, valid, 0, DV_BLOCK, DV, True)
+    do_base = do_ptr + b * do_batch + head * do_head + first * do_token
+    do = load_tile(do_base, offs_m * do_token.to(tl.int32), valid, 0, DV_BLOCK, DV, True)
     out_row = (b * T + token) * (HKV * G) + head
     lse = tl.load(lse_ptr + out_row, mask=valid, other=0.0)
     delta = tl.load(delta_ptr + out_row * DELTA_STRIDE, mask=valid, other=0.0)
 
-    first = (tile.to(tl.int64) * BLOCK_M // G).to(tl.int32)
-    last = ((tile.to(tl.int64) * BLOCK_M + BLOCK_M - 1) // G).to(tl.int32)
     low, high = interval(
         token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
     )
@@ -183,8 +183,9 @@ def _query_kernel(
         first, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
     )
     all_begin, end = interval(
-        last, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
-    )
+        first + BLOCK_M - 1, low_ptr, high_ptr, T, S, q_start, k_start, window,
+        STRIDE, SPAN, WINDOW, DOCUMENTS,
+    )  # fmt: skip
 
     dq1 = tl.zeros([BLOCK_M, D1], tl.float32)
     dq2 = dq1
@@ -243,6 +244,8 @@ def _row_walk(
     low_ptr,
     high_ptr,
     begin,
+    all_begin,
+    all_end,
     end,
     T,
     S,
@@ -268,43 +271,44 @@ def _row_walk(
     WINDOW: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    MASKED: tl.constexpr,
 ):
-    """Take in the rows [begin, end); unmasked, all of them see every key and tiles are whole."""
-    for start in tl.range(begin, end, BLOCK_M):
-        row = start + tl.arange(0, BLOCK_M)
-        token = row // G
-        head = row % G
-        valid = row < end
-        q_rows = token.to(tl.int64) * q_token + head * q_head
-        q1 = load_tile(q_ptr, q_rows, valid, 0, D1, D, MASKED)
+    """Take in the queries [begin, end) of every head of the group. Those of [all_begin, all_end)
+    see every key; a mask is drawn only for tiles that hold others."""
+    offs_m = tl.arange(0, BLOCK_M)
+    q_rows = offs_m * q_token.to(tl.int32)
+    do_rows = offs_m * do_token.to(tl.int32)
+    tiles = tl.cdiv(end - begin, BLOCK_M)
+    for i in tl.range(tiles * G):
+        g = i // tiles
+        first = begin + (i % tiles) * BLOCK_M
+        token = first + offs_m
+        valid = token < end
+        q_tile = q_ptr + first * q_token + g * q_head
+        q1 = load_tile(q_tile, q_rows, valid, 0, D1, D, True)
         st = tl.dot(k1, tl.trans(q1))  # [BLOCK_N, BLOCK_M]
         if D2 > 0:
-            q2 = load_tile(q_ptr, q_rows, valid, D1, D2, D, MASKED)
+            q2 = load_tile(q_tile, q_rows, valid, D1, D2, D, True)
             st = tl.dot(k2, tl.trans(q2), st)
-        out_row = token.to(tl.int64) * HQ + head
-        if MASKED:
-            lse = tl.load(lse_ptr + out_row, mask=valid, other=0.0)
-            delta = tl.load(delta_ptr + out_row * DELTA_STRIDE, mask=valid, other=0.0)
-        else:
-            lse = tl.load(lse_ptr + out_row)
-            delta = tl.load(delta_ptr + out_row * DELTA_STRIDE)
+        out_row = first.to(tl.int64) * HQ + g
+        lse_tile = lse_ptr + out_row
+        delta_tile = delta_ptr + out_row * DELTA_STRIDE
+        # Rows past the end weigh nothing: exp2(x - inf) is 0.
+        lse = tl.load(lse_tile + offs_m * HQ, mask=valid, other=float("inf"))
+        delta = tl.load(delta_tile + offs_m * (HQ * DELTA_STRIDE), mask=valid, other=0.0)
         pt = tl.exp2(st * scale - lse[None, :])
-        if MASKED:
+        if (first < all_begin) | (first + BLOCK_M > all_end):
             low, high = interval(
                 token, low_ptr, high_ptr, T, S, q_start, k_start, window,
                 STRIDE, SPAN, WINDOW, DOCUMENTS,
             )  # fmt: skip
             visible = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
-            pt = tl.where(visible & valid[None, :], pt, 0.0)
+            pt = tl.where(visible, pt, 0.0)
         if GATE_STRIDE > 0:
-            if MASKED:
-                gate = tl.load(gate_ptr + out_row * GATE_STRIDE, mask=valid, other=0.0)
-            else:
-                gate = tl.load(gate_ptr + out_row * GATE_STRIDE)
+            gate_tile = gate_ptr + out_row * GATE_STRIDE
+            gate = tl.load(gate_tile + offs_m * (HQ * GATE_STRIDE), mask=valid, other=0.0)
             pt *= gate.to(tl.float32)[None, :]
-        do_rows = token.to(tl.int64) * do_token + head * do_head
-        do = load_tile(do_ptr, do_rows, valid, 0, DV_BLOCK, DV, MASKED)
+        do_tile = do_ptr + first * do_token + g * do_head
+        do = load_tile(do_tile, do_rows, valid, 0, DV_BLOCK, DV, True)
         dv = tl.dot(pt.to(do.dtype), do, dv)
         dpt = tl.dot(v, tl.trans(do))
         dst = (pt * (dpt - delta[None, :])).to(q1.dtype)
@@ -390,18 +394,13 @@ def _key_kernel(
         if WINDOW:
             all_end = tl.minimum(T, first_key + k_start + window - q_start)
             end = tl.minimum(T, last_key + k_start + window - q_start)
-    begin = begin.to(tl.int64) * G
-    end = tl.maximum(tl.cast(end, tl.int64) * G, begin)
-    all_begin = tl.minimum(all_begin.to(tl.int64) * G, end)
-    all_end = tl.minimum(tl.cast(all_end, tl.int64) * G, end)
+    end = tl.maximum(end, begin)
+    all_begin = tl.minimum(all_begin, end)
 
-    # This split's share, in whole tiles of rows.
+    # This split's share, in whole tiles.
     share = tl.cdiv(tl.cdiv(end - begin, splits), BLOCK_M) * BLOCK_M
     begin = tl.minimum(begin + split * share, end)
     end = tl.minimum(begin + share, end)
-    middle = tl.minimum(begin + tl.cdiv(tl.maximum(all_begin - begin, 0), BLOCK_M) * BLOCK_M, end)
-    all_end = tl.minimum(all_end, end)
-    whole_end = middle + tl.maximum(all_end - middle, 0) // BLOCK_M * BLOCK_M
 
     k_base = k_ptr + b * k_batch + h * k_head
     k_rows = key.to(tl.int64) * k_token
@@ -426,21 +425,9 @@ def _key_kernel(
     gate_base = gate_ptr + rows * GATE_STRIDE
     dk1, dk2, dv = _row_walk(
         dk1, dk2, dv, k1, k2, v, key, q_base, do_base, lse_base, delta_base, gate_base, low_ptr,
-        high_ptr, begin, middle, T, S, q_start, k_start, window, scale, q_token, q_head, do_token,
-        do_head, HQ, G, D, D1, D2, DV, DV_BLOCK, DELTA_STRIDE, GATE_STRIDE, STRIDE, SPAN, WINDOW,
-        DOCUMENTS, BLOCK_M, True,
-    )  # fmt: skip
-    dk1, dk2, dv = _row_walk(
-        dk1, dk2, dv, k1, k2, v, key, q_base, do_base, lse_base, delta_base, gate_base, low_ptr,
-        high_ptr, middle, whole_end, T, S, q_start, k_start, window, scale, q_token, q_head,
-        do_token, do_head, HQ, G, D, D1, D2, DV, DV_BLOCK, DELTA_STRIDE, GATE_STRIDE, STRIDE, SPAN,
-        WINDOW, DOCUMENTS, BLOCK_M, False,
-    )  # fmt: skip
-    dk1, dk2, dv = _row_walk(
-        dk1, dk2, dv, k1, k2, v, key, q_base, do_base, lse_base, delta_base, gate_base, low_ptr,
-        high_ptr, whole_end, end, T, S, q_start, k_start, window, scale, q_token, q_head, do_token,
-        do_head, HQ, G, D, D1, D2, DV, DV_BLOCK, DELTA_STRIDE, GATE_STRIDE, STRIDE, SPAN, WINDOW,
-        DOCUMENTS, BLOCK_M, True,
+        high_ptr, begin, all_begin, all_end, end, T, S, q_start, k_start, window, scale, q_token,
+        q_head, do_token, do_head, HQ, G, D, D1, D2, DV, DV_BLOCK, DELTA_STRIDE, GATE_STRIDE,
+        STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M,
     )  # fmt: skip
 
     out_row = ((split.to(tl.int64) * B + b) * S + key) * HKV + h
@@ -511,15 +498,15 @@ def backward(
     saved = (lse, delta, delta if gate is None else gate)
 
     dq = q.new_empty(B, T, HQ, D)
-    _query_kernel[(triton.cdiv(T * G, query.rows), B * HKV)](
+    _query_kernel[(triton.cdiv(T, query.queries) * G, B * HKV)](
         do, q, k, v, *saved, dq, low, high, scale * LOG2_E, scale, *where, *strides, **sizes,
-        BLOCK_M=query.rows, BLOCK_N=query.keys, num_warps=query.warps, num_stages=query.stages,
+        BLOCK_M=query.queries, BLOCK_N=query.keys, num_warps=query.warps, num_stages=query.stages,
     )  # fmt: skip
     if S == 0:
         return dq, torch.empty_like(k), torch.empty_like(v)
 
     key_tiles = triton.cdiv(S, key.keys)
-    rows = T * G if band.window == 0 else min(T, band.window + key.keys) * G
+    rows = G * (T if band.window == 0 else min(T, band.window + key.keys))
     splits = max(1, min(PROGRAMS // (key_tiles * B * HKV), rows // MIN_SPLIT_ROWS))
     partial = torch.float32 if splits > 1 else q.dtype
     dk = torch.empty(splits, B, S, HKV, D, dtype=partial, device=q.device)
@@ -527,7 +514,7 @@ def backward(
     _key_kernel[(key_tiles * splits, B * HKV)](
         do, q, k, v, *saved, dk, dv, low, high, first, stop, scale * LOG2_E, scale, B, splits,
         *where, *strides, **sizes,
-        BLOCK_M=key.rows, BLOCK_N=key.keys, num_warps=key.warps, num_stages=key.stages,
+        BLOCK_M=key.queries, BLOCK_N=key.keys, num_warps=key.warps, num_stages=key.stages,
     )  # fmt: skip
     if splits == 1:
         return dq, dk[0], dv[0]

@@ -85,11 +85,15 @@ def load_rows(
     at = ptr + offsets[:, None] + column[None, :]
     if inside is None:
         if FIRST + BLOCK <= SIZE:
-            return tl.load(at)
-        return tl.load(at, mask=column[None, :] < SIZE, other=0.0)
-    if FIRST + BLOCK <= SIZE:
-        return tl.load(at, mask=inside[:, None], other=0.0)
-    return tl.load(at, mask=inside[:, None] & (column[None, :] < SIZE), other=0.0)
+            x = tl.load(at)
+        else:
+            x = tl.load(at, mask=column[None, :] < SIZE, other=0.0)
+    else:
+        if FIRST + BLOCK <= SIZE:
+            x = tl.load(at, mask=inside[:, None], other=0.0)
+        else:
+            x = tl.load(at, mask=inside[:, None] & (column[None, :] < SIZE), other=0.0)
+    return x
 
 
 @triton.jit
@@ -130,19 +134,13 @@ def load_item(items_ptr, first_item_ptr, first_bin, end_bin):
 
 
 @triton.jit
-def tile_rows(
-    pairs_ptr, start, end, tile, ROWS: tl.constexpr, N: tl.constexpr, G: tl.constexpr
-):
-    """Rows of a tile of an item: (token, slot, head of the group, whether it is a row), [ROWS].
+def load_pairs(pairs_ptr, start, end, tile, ROWS: tl.constexpr, G: tl.constexpr):
+    """The pair of each row of a tile, [ROWS].
 
-    Rows past the end repeat the last pair, so that loads need no mask.
+    Rows past the end repeat the last pair, so that what they load needs no mask.
     """
-    row = tile + tl.arange(0, ROWS)
-    pair = start + row // G
-    inside = pair < end
-    code = tl.load(pairs_ptr + tl.minimum(pair, end - 1))
-    token = code // N
-    return token, code - token * N, row % G, inside
+    pair = start + (tile + tl.arange(0, ROWS)) // G
+    return tl.load(pairs_ptr + tl.minimum(pair, end - 1))
 
 
 @triton.jit(do_not_specialize=["first_token", "first_bin", "end_bin", "T", "q_start"])
@@ -197,24 +195,46 @@ def _partial_kernel(
         k2 = load_rows(k_ptr, k_rows, is_key, D1, D2, D)
     v = load_rows(v_ptr, b * v_b + h * v_h + key * v_s, is_key, 0, DV_BLOCK, DV)
 
-    for tile in range(0, (end - start) * G, ROWS):
-        token, slot, g, inside = tile_rows(pairs_ptr, start, end, tile, ROWS, N, G)
-        position = token - b * T
-        q_rows = b * q_b + position * q_t + (h * G + g) * q_h
-        s = tl.dot(load_rows(q_ptr, q_rows, None, 0, D1, D), tl.trans(k1))  # [ROWS, KEYS]
+    rows = (end - start) * G
+    q_base = q_ptr + b * q_b + h * G * q_h - b * T * q_t
+    # A tile's pairs are read two tiles ahead, and its queries one tile ahead.
+    pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
+    next_pair = load_pairs(pairs_ptr, start, end, ROWS, ROWS, G)
+    head = tl.arange(0, ROWS) % G
+    q_rows = pair // N * q_t + head * q_h
+    next_q1 = load_rows(q_base, q_rows, None, 0, D1, D)
+    if D2 > 0:
+        next_q2 = load_rows(q_base, q_rows, None, D1, D2, D)
+    for tile in range(0, rows, ROWS):
+        q1 = next_q1
         if D2 > 0:
-            s = tl.dot(load_rows(q_ptr, q_rows, None, D1, D2, D), tl.trans(k2), s)
+            q2 = next_q2
+        row = tile + tl.arange(0, ROWS)
+        q_rows = next_pair // N * q_t + (row + ROWS) % G * q_h
+        next_q1 = load_rows(q_base, q_rows, None, 0, D1, D)
+        if D2 > 0:
+            next_q2 = load_rows(q_base, q_rows, None, D1, D2, D)
+        this_pair = pair
+        pair = next_pair
+        next_pair = load_pairs(pairs_ptr, start, end, tile + 2 * ROWS, ROWS, G)
+        token = this_pair // N
+        g = row % G
+        position = token - b * T
+        s = tl.dot(q1, tl.trans(k1))  # [ROWS, KEYS]
+        if D2 > 0:
+            s = tl.dot(q2, tl.trans(k2), s)
         # A pair is listed only where its query sees the block's first key: row_max is finite.
         visible = is_key[None, :] & (key[None, :] <= q_start + position[:, None])
         s = tl.where(visible, s * scale_log2, float("-inf"))
         row_max = tl.max(s, 1)
         p = tl.exp2(s - row_max[:, None])
         row_sum = tl.sum(p, 1)
-        o = tl.dot(p.to(v.dtype), v) / row_sum[:, None]  # [ROWS, DV]
+        o = tl.dot(p.to(v.dtype), v) * (1.0 / row_sum)[:, None]  # [ROWS, DV]
 
+        slot = this_pair - token * N
         out = (((token - first_token).to(tl.int64) * HKV + h) * N + slot) * G + g
-        store_rows(partial_ptr, out * DV, inside, o, 0, DV_BLOCK, DV)
-        tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=inside)
+        store_rows(partial_ptr, out * DV, row < rows, o, 0, DV_BLOCK, DV)
+        tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=row < rows)
 
 
 @triton.jit

@@ -1,0 +1,439 @@
+"""phi's backward pass; the names and the formula stand in nsa.kernels.phi.
+
+1. Through the second layer: the gradient of `mixed`, and silu(mixed) once more for dW2.
+2. dX: a tile of blocks takes the first d tokens of each, d tokens that l / d blocks share, and
+   adds up what all of them pass on: l / d products into one accumulator, no atomics. The last
+   block of a document owns its other tokens too.
+3. dW1: dmixed^T times the blocks, read where they lie, cut along the rows into float32 parts.
+4. The parts added up; the position encoding's share, which is an outer product; all casts.
+
+No atomics anywhere: gradients are the same bits each time.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.kernels.common import head_blocks, padded
+from nsa.kernels.phi_rows import BLOCK_K, FILL, Blocks, block_rows, column_offsets
+
+MIXED_ROWS, MIXED_WARPS, MIXED_STAGES = 64, 8, 2
+X_ROWS, X_COLUMNS, X_WARPS, X_STAGES = 128, 128, 8, 3
+W_ROWS, W_COLUMNS, W_WARPS, W_STAGES = 64, 128, 8, 3
+SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 64, 32, 4
+
+
+@triton.jit
+def _through_silu(acc, mixed_ptr, dmixed_ptr, active_ptr, offsets, mask, used):
+    """Turn the gradient of silu(mixed) into that of mixed; store both. Returns the column sums."""
+    element = mixed_ptr.dtype.element_ty
+    mixed = tl.load(mixed_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(mixed)
+    slope = sigmoid * (1 + mixed * (1 - sigmoid))
+    dmixed = tl.where(used, acc * slope, 0.0)
+    active = tl.where(used, mixed * sigmoid, 0.0)
+    tl.store(dmixed_ptr + offsets, dmixed.to(element), mask=mask)
+    tl.store(active_ptr + offsets, active.to(element), mask=mask)
+    return tl.sum(dmixed, 0)
+
+
+@triton.jit(do_not_specialize=["N", "tiles"])
+def _dmixed_kernel(
+    do_ptr,  # [B, N * H, D]
+    w2_ptr,  # [D, D]
+    mixed_ptr,  # [B, N * H, D]
+    starts_ptr,  # [N], int32
+    dmixed_ptr,  # [B, N * H, D]
+    active_ptr,  # [B, N * H, D]: silu(mixed), zero where a row is unused
+    sums_ptr,  # [B * tiles, 2, D], float32: of dmixed and of do, over the rows of a tile
+    w2_row: tl.int64,
+    N,
+    tiles,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    STRIDE: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    batch = (tl.program_id(0) // tiles).to(tl.int64)
+    row, _, _, _, used = block_rows(
+        starts_ptr, tl.program_id(0) % tiles, N, H, STRIDE, HAS_STARTS, ROWS
+    )
+    used, written = used[:, None], (row < N * H)[:, None]
+    rows = ((batch * N * H + row) * D)[:, None]
+    sums_ptr += tl.program_id(0) * 2 * D
+    out1 = tl.arange(0, D1)
+    acc1 = tl.zeros([ROWS, D1], tl.float32)
+    if D2 > 0:
+        out2 = D1 + tl.arange(0, D2)
+        acc2 = tl.zeros([ROWS, D2], tl.float32)
+
+    for begin in range(0, D, BLOCK_K):
+        channel = begin + tl.arange(0, BLOCK_K)
+        inside = channel < D
+        do = tl.load(do_ptr + rows + channel[None, :], mask=used & inside[None, :], other=0.0)
+        tl.store(sums_ptr + D + channel, tl.sum(do.to(tl.float32), 0), mask=inside)
+        w = tl.load(
+            w2_ptr + channel[:, None] * w2_row + out1[None, :],
+            mask=inside[:, None] & (out1 < D)[None, :],
+            other=0.0,
+        )  # [BLOCK_K, D1]
+        acc1 = tl.dot(do, w, acc1)
+        if D2 > 0:
+            w = tl.load(
+                w2_ptr + channel[:, None] * w2_row + out2[None, :],
+                mask=inside[:, None] & (out2 < D)[None, :],
+                other=0.0,
+            )  # [BLOCK_K, D2]
+            acc2 = tl.dot(do, w, acc2)
+
+    total = _through_silu(
+        acc1,
+        mixed_ptr,
+        dmixed_ptr,
+        active_ptr,
+        rows + out1[None, :],
+        written & (out1 < D)[None, :],
+        used,
+    )
+    tl.store(sums_ptr + out1, total, mask=out1 < D)
+    if D2 > 0:
+        total = _through_silu(
+            acc2,
+            mixed_ptr,
+            dmixed_ptr,
+            active_ptr,
+            rows + out2[None, :],
+            written & (out2 < D)[None, :],
+            used,
+        )
+        tl.store(sums_ptr + out2, total, mask=out2 < D)
+
+
+@triton.jit(do_not_specialize=["N", "T", "tiles"])
+def _dx_kernel(
+    dmixed_ptr,  # [B, N * H, D]
+    w1_ptr,  # [D, SIZE * D]
+    starts_ptr,  # [N], int32
+    dx_ptr,  # [B, T, H, D]
+    w1_row: tl.int64,
+    N,
+    T,
+    tiles,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    OVERLAP: tl.constexpr = SIZE // STRIDE
+    WIDTH: tl.constexpr = STRIDE * D  # columns of d tokens
+    batch = (tl.program_id(0) // tiles).to(tl.int64)
+    later = tl.program_id(2)  # which d tokens of the block: its first, or later ones
+    row, block, head, start, used = block_rows(
+        starts_ptr, tl.program_id(0) % tiles, N, H, STRIDE, HAS_STARTS, ROWS
+    )
+    if HAS_STARTS:
+        following = tl.load(starts_ptr + block + 1, mask=block + 1 < N, other=-1)
+        last = following != start + STRIDE
+    else:
+        last = block + 1 == N
+    owner = used & (last | (later == 0))
+    if tl.max(owner.to(tl.int32), 0) == 0:
+        return
+
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    DEPTH: tl.constexpr = (D + BLOCK_K - 1) // BLOCK_K
+    for step in range(OVERLAP * DEPTH):
+        back = step // DEPTH  # how many blocks before this one
+        channel = step % DEPTH * BLOCK_K + tl.arange(0, BLOCK_K)
+        inside = channel < D
+        covers = owner & (block >= back) & (back + later < OVERLAP)
+        if HAS_STARTS:  # or it belongs to another document
+            before = tl.load(starts_ptr + block - back, mask=covers, other=-1)
+            covers = covers & (before == start - back * STRIDE)
+        dmixed = tl.load(
+            dmixed_ptr + ((batch * N * H + row - back * H) * D)[:, None] + channel[None, :],
+            mask=covers[:, None] & inside[None, :],
+            other=0.0,
+        )  # [ROWS, BLOCK_K]
+        w = tl.load(
+            w1_ptr + channel[:, None] * w1_row + ((back + later) * WIDTH + column)[None, :],
+            mask=(inside & (back + later < OVERLAP))[:, None] & (column < WIDTH)[None, :],
+            other=0.0,
+        )  # [BLOCK_K, COLUMNS]
+        acc = tl.dot(dmixed, w, acc)
+
+    token = batch * T + start + later * STRIDE
+    dx = dx_ptr + ((token * H + head) * D)[:, None] + column_offsets(column, H * D, D)[None, :]
+    mask = owner[:, None] & (column < WIDTH)[None, :]
+    tl.store(dx, acc.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["N", "tiles", "total", "splits"])
+def _dw1_kernel(
+    x_ptr,  # [B, T, H, D]
+    dmixed_ptr,  # [B, N * H, D]
+    starts_ptr,  # [N], int32
+    parts_ptr,  # [splits, D, SIZE * D], float32
+    x_batch: tl.int64,
+    x_token: tl.int64,
+    x_head: tl.int64,
+    N,
+    tiles,
+    total,  # B * tiles
+    splits,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    HAS_STARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    split = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < SIZE * D
+    x_columns = x_ptr + column_offsets(column, x_token, D)[None, :]
+    out1 = tl.arange(0, D1)
+    acc1 = tl.zeros([COLUMNS, D1], tl.float32)
+    if D2 > 0:
+        out2 = D1 + tl.arange(0, D2)
+        acc2 = tl.zeros([COLUMNS, D2], tl.float32)
+
+    for tile in range(split * total // splits, (split + 1) * total // splits):
+        batch = (tile // tiles).to(tl.int64)
+        row, _, head, start, used = block_rows(
+            starts_ptr, tile % tiles, N, H, STRIDE, HAS_STARTS, ROWS
+        )
+        x = tl.load(
+            x_columns + (batch * x_batch + start * x_token + head * x_head)[:, None],
+            mask=used[:, None] & inside[None, :],
+            other=0.0,
+        )  # [ROWS, COLUMNS]
+        rows = dmixed_ptr + ((batch * N * H + row) * D)[:, None]
+        mask = used[:, None] & (out1 < D)[None, :]
+        dmixed = tl.load(rows + out1[None, :], mask=mask, other=0.0)  # [ROWS, D1]
+        acc1 = tl.dot(tl.trans(x), dmixed, acc1)
+        if D2 > 0:
+            mask = used[:, None] & (out2 < D)[None, :]
+            dmixed = tl.load(rows + out2[None, :], mask=mask, other=0.0)  # [ROWS, D2]
+            acc2 = tl.dot(tl.trans(x), dmixed, acc2)
+
+    parts = parts_ptr + split.to(tl.int64) * D * SIZE * D + column[:, None]
+    mask = inside[:, None] & (out1 < D)[None, :]
+    tl.store(parts + out1[None, :] * (SIZE * D), acc1, mask=mask)
+    if D2 > 0:
+        mask = inside[:, None] & (out2 < D)[None, :]
+        tl.store(parts + out2[None, :] * (SIZE * D), acc2, mask=mask)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def _sum_kernel(
+    parts_ptr,  # [splits, D, SIZE * D], float32
+    sums_ptr,  # [2, D], float32: of dmixed and of do, over all rows
+    w1_ptr,  # [D, SIZE * D]
+    position_ptr,  # [SIZE * D]
+    dw1_ptr,  # [D, SIZE * D]
+    dposition_ptr,  # [SIZE * D]
+    db1_ptr,  # [D]
+    db2_ptr,  # [D]
+    w1_row: tl.int64,
+    splits,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,  # SIZE * D
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < WIDTH
+    position = tl.load(position_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    dposition = tl.zeros([COLUMNS], tl.float32)
+    for begin in range(0, D, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        mask = (row < D)[:, None] & inside[None, :]
+        dbias = tl.load(sums_ptr + row, mask=row < D, other=0.0)
+        w = tl.load(w1_ptr + row[:, None] * w1_row + column[None, :], mask=mask, other=0.0)
+        dposition += tl.sum(dbias[:, None] * w.to(tl.float32), 0)
+        dw1 = dbias[:, None] * position[None, :]
+        offsets = row[:, None] * WIDTH + column[None, :]
+        for split in range(splits):
+            dw1 += tl.load(parts_ptr + split.to(tl.int64) * D * WIDTH + offsets, mask, other=0.0)
+        tl.store(dw1_ptr + offsets, dw1.to(dw1_ptr.dtype.element_ty), mask=mask)
+        if tl.program_id(0) == 0:
+            do = tl.load(sums_ptr + D + row, mask=row < D, other=0.0)
+            tl.store(db1_ptr + row, dbias.to(db1_ptr.dtype.element_ty), mask=row < D)
+            tl.store(db2_ptr + row, do.to(db2_ptr.dtype.element_ty), mask=row < D)
+    dposition = dposition.to(dposition_ptr.dtype.element_ty)
+    tl.store(dposition_ptr + column, dposition, mask=inside)
+
+
+def backward(
+    blocks: Blocks,
+    do: Tensor,
+    x: Tensor,
+    position: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    mixed: Tensor,
+    starts: Tensor | None,
+    *,
+    dtypes: tuple[torch.dtype, ...],
+    needs_x: bool,
+    needs_weights: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, position, w1, b1, w2 and b2; None for those nobody needs.
+
+    Args:
+        do: Gradient of the output, [B, N, H, D], contiguous.
+        w1, w2: The weights in the dtype of x, as the forward pass used them.
+        mixed: [B, N, H, D], from the forward pass.
+        dtypes: Of the gradients of w1, b1, w2 and b2.
+    """
+    N, H, D = blocks.count, blocks.heads, blocks.dim
+    if not mixed.numel():
+        shapes = [x.shape, position.shape, w1.shape, w1.shape[:1], w2.shape, w2.shape[:1]]
+        wanted = [needs_x] + 5 * [needs_weights]
+        return tuple(
+            torch.zeros(shape, dtype=dtype, device=x.device) if want else None
+            for shape, dtype, want in zip(
+                shapes, (x.dtype, position.dtype, *dtypes), wanted, strict=True
+            )
+        )
+    d1, d2 = head_blocks(D)
+    tiles = blocks.tiles(MIXED_ROWS)
+    total = blocks.batch * tiles
+    dmixed = torch.empty(mixed.shape, dtype=x.dtype, device=x.device)
+    active = torch.empty(mixed.shape, dtype=x.dtype, device=x.device)
+    sums = torch.empty(total, 2, D, dtype=torch.float32, device=x.device)
+    _dmixed_kernel[(total,)](
+        do,
+        w2,
+        mixed,
+        starts,
+        dmixed,
+        active,
+        sums,
+        w2.stride(0),
+        N,
+        tiles,
+        H=H,
+        D=D,
+        D1=d1,
+        D2=d2,
+        STRIDE=blocks.stride,
+        HAS_STARTS=starts is not None,
+        ROWS=MIXED_ROWS,
+        BLOCK_K=min(BLOCK_K, padded(D)),
+        num_warps=MIXED_WARPS,
+        num_stages=MIXED_STAGES,
+    )
+    dx = _dx(blocks, dmixed, x, w1, starts) if needs_x else None
+    if not needs_weights:
+        return dx, None, None, None, None, None
+    dw1_dtype, db1_dtype, dw2_dtype, db2_dtype = dtypes
+    parts = _dw1_parts(blocks, dmixed, x, starts)
+    dw1 = torch.empty(w1.shape, dtype=dw1_dtype, device=x.device)
+    dposition = torch.empty(position.shape, dtype=position.dtype, device=x.device)
+    db1 = torch.empty(D, dtype=db1_dtype, device=x.device)
+    db2 = torch.empty(D, dtype=db2_dtype, device=x.device)
+    width = blocks.size * D
+    _sum_kernel[(triton.cdiv(width, SUM_COLUMNS),)](
+        parts,
+        sums.sum(0),
+        w1,
+        position.contiguous(),
+        dw1,
+        dposition,
+        db1,
+        db2,
+        w1.stride(0),
+        len(parts),
+        D=D,
+        WIDTH=width,
+        ROWS=SUM_ROWS,
+        COLUMNS=SUM_COLUMNS,
+        num_warps=SUM_WARPS,
+    )
+    dw2 = (do.view(-1, D).T @ active.view(-1, D)).to(dw2_dtype)
+    return dx, dposition, dw1, db1, dw2, db2
+
+
+def _dx(
+    blocks: Blocks, dmixed: Tensor, x: Tensor, w1: Tensor, starts: Tensor | None
+) -> Tensor:
+    """The gradient of x; zero where no block covers a token."""
+    B, T, H, D = x.shape
+    dx = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
+    covered = 0
+    if starts is None:
+        covered = (blocks.count - 1) * blocks.stride + blocks.size
+    if covered < T:
+        dx[:, covered:].zero_()
+    tiles = blocks.tiles(X_ROWS)
+    columns = triton.cdiv(blocks.stride * D, X_COLUMNS)
+    _dx_kernel[(B * tiles, columns, blocks.size // blocks.stride)](
+        dmixed,
+        w1,
+        starts,
+        dx,
+        w1.stride(0),
+        blocks.count,
+        T,
+        tiles,
+        H=H,
+        D=D,
+        SIZE=blocks.size,
+        STRIDE=blocks.stride,
+        HAS_STARTS=starts is not None,
+        ROWS=X_ROWS,
+        COLUMNS=X_COLUMNS,
+        BLOCK_K=min(BLOCK_K, padded(D)),
+        num_warps=X_WARPS,
+        num_stages=X_STAGES,
+    )
+    return dx
+
+
+def _dw1_parts(blocks: Blocks, dmixed: Tensor, x: Tensor, starts: Tensor | None) -> Tensor:
+    """Parts [splits, D, l * D], float32, whose sum is the gradient of W1 without the position."""
+    H, D = blocks.heads, blocks.dim
+    tiles = blocks.tiles(W_ROWS)
+    total = blocks.batch * tiles
+    columns = triton.cdiv(blocks.size * D, W_COLUMNS)
+    splits = min(total, max(1, FILL // columns))
+    parts = torch.empty(splits, D, blocks.size * D, dtype=torch.float32, device=x.device)
+    d1, d2 = head_blocks(D)
+    _dw1_kernel[(columns, splits)](
+        x,
+        dmixed,
+        starts,
+        parts,
+        *x.stride()[:3],
+        blocks.count,
+        tiles,
+        total,
+        splits,
+        H=H,
+        D=D,
+        D1=d1,
+        D2=d2,
+        SIZE=blocks.size,
+        STRIDE=blocks.stride,
+        HAS_STARTS=starts is not None,
+        ROWS=W_ROWS,
+        COLUMNS=W_COLUMNS,
+        num_warps=W_WARPS,
+        num_stages=W_STAGES,
+    )
+    return parts
