@@ -121,9 +121,9 @@ def _bins(
     slot = tl.arange(0, N_PAD)[None, :]
     inside = (token < tokens) & (slot < N)
     row = token.to(tl.int64) * HKV + h
-    block = tl.load(
-        blocks_ptr + row * (N // PARTS) + slot // PARTS, mask=inside, other=-1
-    ).to(tl.int32)
+    block = tl.load(blocks_ptr + row * (N // PARTS) + slot // PARTS, mask=inside, other=-1).to(
+        tl.int32
+    )
     b = token // T
     position = token - b * T
     bin_ = ((b * pieces + position // piece_tokens) * HKV + h) * M
@@ -137,9 +137,7 @@ def _bins(
         end = start + q_start + T
     PART: tl.constexpr = (BLOCK_SIZE + PARTS - 1) // PARTS
     first_key = start + block * BLOCK_SIZE + slot % PARTS * PART
-    end_key = tl.minimum(
-        tl.minimum(first_key + PART, start + block * BLOCK_SIZE + BLOCK_SIZE), end
-    )
+    end_key = tl.minimum(tl.minimum(first_key + PART, start + block * BLOCK_SIZE + BLOCK_SIZE), end)
     valid = inside & (block >= 0) & (first_key <= q_start + position)
     return valid, bin_ + block * PARTS + slot % PARTS, start, b, first_key, end_key
 
@@ -204,10 +202,7 @@ def _count_kernel(
         VARLEN,
     )
     rank = tl.atomic_add(counts_ptr + bin_, 1, mask=valid, sem="relaxed")
-    if WRITE_BINS:
-        rank = tl.where(valid, bin_, bins)
-    else:
-        rank = tl.where(valid, rank, -1)
+    rank = tl.where(valid, bin_, bins) if WRITE_BINS else tl.where(valid, rank, -1)
     slot = tl.arange(0, N_PAD)[None, :]
     row = token.to(tl.int64) * HKV + h
     tl.store(rank_ptr + row * N + slot, rank, mask=(token < tokens) & (slot < N))

@@ -13,24 +13,27 @@ Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, eq. 12. I
 block_size is l' and the number of blocks is n.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels import inverse
-from nsa.kernels.common import (
-    LOG2_E,
-    Architecture,
-    architecture,
-    head_blocks,
-    last_contiguous,
-    padded,
+from nsa.kernels.common import LOG2_E, Architecture, head_blocks, last_contiguous, padded
+from nsa.kernels.inverse import Selected, invert
+from nsa.kernels.keymajor import (
+    Config,
+    config_for,
+    load_item,
+    load_pairs,
+    load_rows,
+    seen_slots,
+    store_rows,
+    strides,
 )
-from nsa.kernels.inverse import ITEM_FIELDS, Selected, invert
+from nsa.kernels.selected_backward import selected_backward
+
+__all__ = ["Selected", "selected_backward", "selected_forward"]
 
 SCRATCH_BYTES = 1 << 30
 """Most memory for the partial results of a chunk, forward and backward."""
@@ -38,15 +41,6 @@ MIN_CHUNK_TOKENS = 16
 COMBINE_SLOTS = 16
 """Slots whose partial results a program has in flight at once."""
 COMBINE_ELEMENTS = 1024
-
-
-class Config(NamedTuple):
-    """How a key-major kernel is built."""
-
-    rows: int
-    """Of a tile: queries times heads."""
-    warps: int
-    stages: int
 
 
 FORWARD: dict[Architecture, tuple[tuple[int, Config], ...]] = {
@@ -62,85 +56,6 @@ FORWARD: dict[Architecture, tuple[tuple[int, Config], ...]] = {
     ),
 }
 """Elements of a block of keys and values, at most -> configuration."""
-
-
-def config_for(
-    table: dict[Architecture, tuple[tuple[int, Config], ...]], device: torch.device, elements: int
-) -> Config:
-    """The configuration of the smallest entry that holds a block of so many elements."""
-    return next(config for limit, config in table[architecture(device)] if elements <= limit)
-
-
-@triton.jit
-def load_rows(
-    ptr,
-    offsets,  # [ROWS], where a row starts
-    inside,  # [ROWS], or None where every row may be read
-    FIRST: tl.constexpr,  # column
-    BLOCK: tl.constexpr,
-    SIZE: tl.constexpr,  # of a whole row
-):
-    """[ROWS, BLOCK]: columns FIRST ... of some rows; zeros outside."""
-    column = FIRST + tl.arange(0, BLOCK)
-    at = ptr + offsets[:, None] + column[None, :]
-    if inside is None:
-        if FIRST + BLOCK <= SIZE:
-            x = tl.load(at)
-        else:
-            x = tl.load(at, mask=column[None, :] < SIZE, other=0.0)
-    else:
-        if FIRST + BLOCK <= SIZE:
-            x = tl.load(at, mask=inside[:, None], other=0.0)
-        else:
-            x = tl.load(at, mask=inside[:, None] & (column[None, :] < SIZE), other=0.0)
-    return x
-
-
-@triton.jit
-def store_rows(
-    ptr,
-    offsets,  # [ROWS]
-    inside,  # [ROWS]
-    x,  # [ROWS, BLOCK]
-    FIRST: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """Write what `load_rows` reads."""
-    column = FIRST + tl.arange(0, BLOCK)
-    mask = inside[:, None]
-    if FIRST + BLOCK > SIZE:
-        mask = mask & (column[None, :] < SIZE)
-    tl.store(
-        ptr + offsets[:, None] + column[None, :], x.to(ptr.dtype.element_ty), mask=mask
-    )
-
-
-@triton.jit
-def load_item(items_ptr, first_item_ptr, first_bin, end_bin):
-    """This program's item: (exists, first pair, end of pairs, b * HKV + h, first key, end)."""
-    first = tl.load(first_item_ptr + first_bin)
-    item = first + tl.program_id(0)
-    exists = item < tl.load(first_item_ptr + end_bin)
-    field = items_ptr + item.to(tl.int64) * ITEM_FIELDS
-    return (
-        exists,
-        tl.load(field, mask=exists, other=0),
-        tl.load(field + 1, mask=exists, other=0),
-        tl.load(field + 2, mask=exists, other=0),
-        tl.load(field + 3, mask=exists, other=0),
-        tl.load(field + 4, mask=exists, other=0),
-    )
-
-
-@triton.jit
-def load_pairs(pairs_ptr, start, end, tile, ROWS: tl.constexpr, G: tl.constexpr):
-    """The pair of each row of a tile, [ROWS].
-
-    Rows past the end repeat the last pair, so that what they load needs no mask.
-    """
-    pair = start + (tile + tl.arange(0, ROWS)) // G
-    return tl.load(pairs_ptr + tl.minimum(pair, end - 1))
 
 
 @triton.jit(do_not_specialize=["first_token", "first_bin", "end_bin", "T", "q_start"])
@@ -196,33 +111,20 @@ def _partial_kernel(
     v = load_rows(v_ptr, b * v_b + h * v_h + key * v_s, is_key, 0, DV_BLOCK, DV)
 
     rows = (end - start) * G
-    q_base = q_ptr + b * q_b + h * G * q_h - b * T * q_t
-    # A tile's pairs are read two tiles ahead, and its queries one tile ahead.
-    pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
-    next_pair = load_pairs(pairs_ptr, start, end, ROWS, ROWS, G)
-    head = tl.arange(0, ROWS) % G
-    q_rows = pair // N * q_t + head * q_h
-    next_q1 = load_rows(q_base, q_rows, None, 0, D1, D)
-    if D2 > 0:
-        next_q2 = load_rows(q_base, q_rows, None, D1, D2, D)
+    # Read a tile ahead: where queries stand is then known when their load is issued, which lets
+    # it run two tiles ahead.
+    next_pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
     for tile in range(0, rows, ROWS):
-        q1 = next_q1
-        if D2 > 0:
-            q2 = next_q2
-        row = tile + tl.arange(0, ROWS)
-        q_rows = next_pair // N * q_t + (row + ROWS) % G * q_h
-        next_q1 = load_rows(q_base, q_rows, None, 0, D1, D)
-        if D2 > 0:
-            next_q2 = load_rows(q_base, q_rows, None, D1, D2, D)
-        this_pair = pair
         pair = next_pair
-        next_pair = load_pairs(pairs_ptr, start, end, tile + 2 * ROWS, ROWS, G)
-        token = this_pair // N
+        next_pair = load_pairs(pairs_ptr, start, end, tile + ROWS, ROWS, G)
+        row = tile + tl.arange(0, ROWS)
+        token = pair // N
         g = row % G
         position = token - b * T
-        s = tl.dot(q1, tl.trans(k1))  # [ROWS, KEYS]
+        q_rows = b * q_b + position * q_t + (h * G + g) * q_h
+        s = tl.dot(load_rows(q_ptr, q_rows, None, 0, D1, D), tl.trans(k1))  # [ROWS, KEYS]
         if D2 > 0:
-            s = tl.dot(q2, tl.trans(k2), s)
+            s = tl.dot(load_rows(q_ptr, q_rows, None, D1, D2, D), tl.trans(k2), s)
         # A pair is listed only where its query sees the block's first key: row_max is finite.
         visible = is_key[None, :] & (key[None, :] <= q_start + position[:, None])
         s = tl.where(visible, s * scale_log2, float("-inf"))
@@ -231,35 +133,10 @@ def _partial_kernel(
         row_sum = tl.sum(p, 1)
         o = tl.dot(p.to(v.dtype), v) * (1.0 / row_sum)[:, None]  # [ROWS, DV]
 
-        slot = this_pair - token * N
+        slot = pair - token * N
         out = (((token - first_token).to(tl.int64) * HKV + h) * N + slot) * G + g
         store_rows(partial_ptr, out * DV, row < rows, o, 0, DV_BLOCK, DV)
         tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=row < rows)
-
-
-@triton.jit
-def seen_slots(
-    blocks_ptr,  # [B * T, HKV, N / PARTS]
-    document_start_ptr,
-    token,  # in the flattened [B, T]
-    h,
-    slot,  # broadcastable to token
-    T,
-    q_start,
-    HKV: tl.constexpr,
-    N: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    VARLEN: tl.constexpr,
-):
-    """Whether a slot holds keys that the query sees: the pairs that `invert` lists."""
-    PART: tl.constexpr = (BLOCK_SIZE + PARTS - 1) // PARTS
-    at = (token.to(tl.int64) * HKV + h) * (N // PARTS) + slot // PARTS
-    block = tl.load(blocks_ptr + at, mask=slot < N, other=-1).to(tl.int32)
-    position = q_start + token % T
-    if VARLEN:
-        position -= tl.load(document_start_ptr + token)
-    return (block >= 0) & (block * BLOCK_SIZE + slot % PARTS * PART <= position)
 
 
 @triton.jit(do_not_specialize=["first_token", "rows", "T", "q_start"])
@@ -371,12 +248,8 @@ def _combine_kernel(
         b = token // T
         t = token - b * T
         gate = gates_ptr + b * gates_b + t * gates_t + head * gates_h
-        cmp = load_rows(
-            o_cmp_ptr, b * cmp_b + t * cmp_t + head * cmp_h, inside, 0, DV_BLOCK, DV
-        )
-        win = load_rows(
-            o_win_ptr, b * win_b + t * win_t + head * win_h, inside, 0, DV_BLOCK, DV
-        )
+        cmp = load_rows(o_cmp_ptr, b * cmp_b + t * cmp_t + head * cmp_h, inside, 0, DV_BLOCK, DV)
+        win = load_rows(o_win_ptr, b * win_b + t * win_t + head * win_h, inside, 0, DV_BLOCK, DV)
         out = (
             tl.load(gate).to(tl.float32)[:, None] * cmp.to(tl.float32)
             + tl.load(gate + gates_c).to(tl.float32)[:, None] * o
@@ -502,11 +375,6 @@ def selected_forward(
             ROWS=rows_of_program,
         )
     return o, lse, index, out
-
-
-def strides(x: Tensor | None, axes: int) -> Sequence[int]:
-    """The first strides of a tensor, or zeros where there is none."""
-    return [0] * axes if x is None else x.stride()[:axes]
 
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:

@@ -1,0 +1,128 @@
+"""What the key-major kernels of selected attention share: items, tiles of rows, configurations."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.kernels.common import Architecture, architecture
+from nsa.kernels.inverse import ITEM_FIELDS
+
+
+class Config(NamedTuple):
+    """How a key-major kernel is built."""
+
+    rows: int
+    """Of a tile: queries times heads."""
+    warps: int
+    stages: int
+
+
+def config_for(
+    table: dict[Architecture, tuple[tuple[int, Config], ...]], device: torch.device, elements: int
+) -> Config:
+    """The configuration of the smallest entry that holds a block of so many elements."""
+    return next(config for limit, config in table[architecture(device)] if elements <= limit)
+
+
+def strides(x: Tensor | None, axes: int) -> Sequence[int]:
+    """The first strides of a tensor, or zeros where there is none."""
+    return [0] * axes if x is None else x.stride()[:axes]
+
+
+@triton.jit
+def load_rows(
+    ptr,
+    offsets,  # [ROWS], where a row starts
+    inside,  # [ROWS], or None where every row may be read
+    FIRST: tl.constexpr,  # column
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,  # of a whole row
+):
+    """[ROWS, BLOCK]: columns FIRST ... of some rows; zeros outside."""
+    column = FIRST + tl.arange(0, BLOCK)
+    at = ptr + offsets[:, None] + column[None, :]
+    if inside is None:
+        if FIRST + BLOCK <= SIZE:
+            x = tl.load(at)
+        else:
+            x = tl.load(at, mask=column[None, :] < SIZE, other=0.0)
+    else:
+        if FIRST + BLOCK <= SIZE:
+            x = tl.load(at, mask=inside[:, None], other=0.0)
+        else:
+            x = tl.load(at, mask=inside[:, None] & (column[None, :] < SIZE), other=0.0)
+    return x
+
+
+@triton.jit
+def store_rows(
+    ptr,
+    offsets,  # [ROWS]
+    inside,  # [ROWS]
+    x,  # [ROWS, BLOCK]
+    FIRST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Write what `load_rows` reads."""
+    column = FIRST + tl.arange(0, BLOCK)
+    mask = inside[:, None]
+    if FIRST + BLOCK > SIZE:
+        mask = mask & (column[None, :] < SIZE)
+    tl.store(ptr + offsets[:, None] + column[None, :], x.to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_item(items_ptr, first_item_ptr, first_bin, end_bin):
+    """This program's item: (exists, first pair, end of pairs, b * HKV + h, first key, end)."""
+    first = tl.load(first_item_ptr + first_bin)
+    item = first + tl.program_id(0)
+    exists = item < tl.load(first_item_ptr + end_bin)
+    field = items_ptr + item.to(tl.int64) * ITEM_FIELDS
+    return (
+        exists,
+        tl.load(field, mask=exists, other=0),
+        tl.load(field + 1, mask=exists, other=0),
+        tl.load(field + 2, mask=exists, other=0),
+        tl.load(field + 3, mask=exists, other=0),
+        tl.load(field + 4, mask=exists, other=0),
+    )
+
+
+@triton.jit
+def load_pairs(pairs_ptr, start, end, tile, ROWS: tl.constexpr, G: tl.constexpr):
+    """The pair of each row of a tile, [ROWS].
+
+    Rows past the end repeat the last pair, so that what they load needs no mask.
+    """
+    pair = start + (tile + tl.arange(0, ROWS)) // G
+    return tl.load(pairs_ptr + tl.minimum(pair, end - 1))
+
+
+@triton.jit
+def seen_slots(
+    blocks_ptr,  # [B * T, HKV, N / PARTS]
+    document_start_ptr,
+    token,  # in the flattened [B, T]
+    h,
+    slot,  # broadcastable to token
+    T,
+    q_start,
+    HKV: tl.constexpr,
+    N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    VARLEN: tl.constexpr,
+):
+    """Whether a slot holds keys that the query sees: the pairs that `invert` lists."""
+    PART: tl.constexpr = (BLOCK_SIZE + PARTS - 1) // PARTS
+    at = (token.to(tl.int64) * HKV + h) * (N // PARTS) + slot // PARTS
+    block = tl.load(blocks_ptr + at, mask=slot < N, other=-1).to(tl.int32)
+    position = q_start + token % T
+    if VARLEN:
+        position -= tl.load(document_start_ptr + token)
+    return (block >= 0) & (block * BLOCK_SIZE + slot % PARTS * PART <= position)
