@@ -6,7 +6,7 @@ arXiv:2002.05202 (SwiGLU); Radford et al. 2019, section 2.3 (residual initialisa
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nsa.cache import DenseCache, LayerCache
+from nsa.compiled import compiled
 from nsa.config import ModelConfig
 from nsa.flags import Prefill
-from nsa.module import DenseAttention, NSAttention, Phi, Rotation
+from nsa.module import DenseAttention, NSAttention, Phi
 from nsa.ops import Routes
+from nsa.rotary import Rotation
 
 INIT_STD = 0.02
 
@@ -77,16 +79,31 @@ class Block(nn.Module):
         cu_seqlens: Tensor | None,
         cache: LayerCache | DenseCache | None,
         rotation: Rotation,
+        compile_parts: bool = False,
     ) -> Tensor:
-        """[B, T, dim] -> [B, T, dim]; arguments as in NSAttention.forward."""
-        x = x + self.attention(
-            self.attention_norm(x),
+        """[B, T, dim] -> [B, T, dim]; arguments as in NSAttention.forward, and ByteLM's."""
+        enter, leave = Block.enter, Block.leave
+        if compile_parts:
+            enter, leave = compiled(enter), compiled(leave)
+        attend: Callable[..., Tensor] = self.attention.attend
+        attended = attend(
+            enter(self, x, rotation.tokens),
             routes=routes,
             prefill=prefill,
             cu_seqlens=cu_seqlens,
             cache=cache,
             rotation=rotation,
+            compile_parts=compile_parts,
         )
+        return leave(self, x, attended)
+
+    def enter(self, x: Tensor, turns: Tensor) -> Any:
+        """The heads of the attention's `project`."""
+        return self.attention.project(self.attention_norm(x), turns)
+
+    def leave(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Add attention's output [B, T, HQ, Dv] to the stream, then the feed-forward network's."""
+        x = x + self.attention.out(attended.flatten(-2))
         y: Tensor = x + self.ffn(self.ffn_norm(x))
         return y
 
@@ -162,6 +179,8 @@ class ByteLM(nn.Module):
         cu_seqlens: Tensor | None = None,
         checkpointing: Collection[int] | None = None,
         caches: list[LayerCache] | list[DenseCache] | None = None,
+        rotation: Rotation | None = None,
+        compile_parts: bool = False,
     ) -> Tensor:
         """Logits of the byte after each token.
 
@@ -174,19 +193,32 @@ class ByteLM(nn.Module):
             checkpointing: Layers whose activations are recomputed in the backward pass instead
                 of kept; see parse_checkpointing.
             caches: One per layer, from new_caches.
+            rotation: Turns of these tokens, when the caller has them from an earlier call.
+            compile_parts: Run everything but what happens between tokens compiled; each new
+                shape is compiled anew. Neither with documents nor with caches.
 
         Returns:
             [B, T, vocab_size].
+
+        Raises:
+            ValueError: For compile_parts with documents or caches.
+            torch._dynamo.exc.TorchDynamoException: A part does not compile here.
         """
+        if compile_parts and (caches is not None or cu_seqlens is not None):
+            raise ValueError("compile_parts takes neither cu_seqlens nor caches")
         routes = Routes() if routes is None else routes
-        x = self.embedding(tokens)
-        rotation = Rotation.of(
-            self.config,
-            tokens.shape[1],
-            like=x,
-            start=caches[0].length if caches else 0,
-            cu_seqlens=cu_seqlens,
-        )
+        embed, predict = ByteLM.embed, ByteLM.predict
+        if compile_parts:
+            embed, predict = compiled(embed), compiled(predict)
+        x = embed(self, tokens)
+        if rotation is None:
+            rotation = Rotation.of(
+                self.config,
+                tokens.shape[1],
+                like=x,
+                start=caches[0].length if caches else 0,
+                cu_seqlens=cu_seqlens,
+            )
         for i, block in enumerate(self.blocks):
             options: dict[str, Any] = {
                 "routes": routes,
@@ -194,12 +226,22 @@ class ByteLM(nn.Module):
                 "cu_seqlens": cu_seqlens,
                 "cache": caches[i] if caches else None,
                 "rotation": rotation,
+                "compile_parts": compile_parts,
             }
             if checkpointing and i in checkpointing and torch.is_grad_enabled():
                 # Nothing in a block draws random numbers, so their state need not be kept.
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, **options)
             else:
                 x = block(x, **options)
+        return predict(self, x)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T, dim], where the stream begins."""
+        x: Tensor = self.embedding(tokens)
+        return x
+
+    def predict(self, x: Tensor) -> Tensor:
+        """[B, T, dim] -> [B, T, vocab_size], where it ends."""
         logits: Tensor = self.head(self.norm(x))
         return logits
 
@@ -213,6 +255,8 @@ class ByteLM(nn.Module):
         prefill: Prefill = "batched",
         cu_seqlens: Tensor | None = None,
         checkpointing: Collection[int] | None = None,
+        rotation: Rotation | None = None,
+        compile_parts: bool = False,
     ) -> Tensor:
         """Cross-entropy in nats: a scalar, or [B, T] with reduction="none". See forward."""
         logits = self(
@@ -221,8 +265,11 @@ class ByteLM(nn.Module):
             prefill=prefill,
             cu_seqlens=cu_seqlens,
             checkpointing=checkpointing,
+            rotation=rotation,
+            compile_parts=compile_parts,
         )
-        return cross_entropy(logits, targets, reduction=reduction)
+        measure = compiled(cross_entropy) if compile_parts else cross_entropy
+        return measure(logits, targets, reduction=reduction)
 
     def new_caches(self, capacity: int) -> list[LayerCache] | list[DenseCache]:
         """An empty cache for every layer, with room for `capacity` tokens."""

@@ -7,10 +7,9 @@ computed by nsa.ops. `DenseAttention` is plain causal attention behind the same 
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,11 @@ from torch._C._autograd import _profiler_enabled
 
 from nsa import ops
 from nsa.cache import DenseCache, KeyValues, LayerCache
+from nsa.compiled import compiled
 from nsa.config import BRANCHES, ModelConfig, NSAConfig
 from nsa.flags import Prefill
 from nsa.reference import gated_sum
+from nsa.rotary import Rotation, rotate
 
 GATE_HIDDEN = 64
 """Inner size of the gate's MLP."""
@@ -83,77 +84,29 @@ class Gate(nn.Module):
         return logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1).to(logits.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rotation:
-    """The turns of rotary embedding for one run of tokens; every layer uses the same.
+class Heads(NamedTuple):
+    """What tokens ask for and offer, before any of them attends; [B, T, heads, D].
 
-    A turn is the cosine and sine of position * theta ** (-2 j / Dk), for pair j of a head. A
-    compressed key stands at the last token of its block, so q.k depends on the relative position
-    in every branch.
-
-    Source: Su et al. 2021, arXiv:2104.09864, eq. 34; pairs are neighbouring channels.
+    Queries and the keys of select and window are rotated. The compress branch gets its keys raw:
+    phi has a position encoding of its own.
     """
 
-    tokens: Tensor
-    """[2, T, Dk / 2]: cosines, then sines."""
-    blocks: Tensor
-    """[2, N, Dk / 2]: one for each compressed block that these tokens complete."""
-
-    @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        length: int,
-        *,
-        like: Tensor,
-        start: int = 0,
-        cu_seqlens: Tensor | None = None,
-    ) -> Self:
-        """Turns for `length` tokens from position `start`, on the device of `like`.
-
-        With cu_seqlens, positions begin again in each document. Turns are float64 where `like`
-        is, else float32; angles are always computed in float64.
-        """
-        nsa, device = config.nsa, like.device
-        tokens = torch.arange(start, start + length, device=device)
-        if cu_seqlens is None:
-            first, last = nsa.compressed_length(start), nsa.compressed_length(start + length)
-            ends = torch.arange(first, last, device=device) * nsa.compress_stride
-            ends = ends + (nsa.compress_block_size - 1)
-        else:
-            document = torch.searchsorted(cu_seqlens.to(tokens.dtype), tokens, right=True) - 1
-            tokens = tokens - cu_seqlens[document]
-            ends = ops.compress_blocks(
-                tokens.double().view(1, -1, 1, 1),
-                lambda blocks: blocks[:, :, -1],
-                config=nsa,
-                cu_seqlens=cu_seqlens,
-            ).flatten()
-        Dk = config.head_dim_qk
-        pairs = torch.arange(0, Dk, 2, device=device, dtype=torch.float64)
-        frequencies = config.rope_theta ** (-pairs / Dk)
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-
-        def turns(positions: Tensor) -> Tensor:
-            angles = positions.double()[:, None] * frequencies
-            return torch.stack((angles.cos(), angles.sin())).to(dtype)
-
-        return cls(tokens=turns(tokens), blocks=turns(ends))
-
-
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Turn the channel pairs of every head by its token's angles: [B, T, H, D] -> the same."""
-    pairs = x.to(turns.dtype).unflatten(-1, (-1, 2))  # [B, T, H, D / 2, 2]
-    quarter = torch.stack((-pairs[..., 1], pairs[..., 0]), -1)  # each pair turned by 90 degrees
-    cos, sin = turns[:, :, None, :, None].unbind()  # [T, 1, D / 2, 1]
-    return torch.addcmul(pairs * cos, quarter, sin).flatten(-2).to(x.dtype)
+    q: Tensor
+    k_sel: Tensor
+    v_sel: Tensor
+    k_win: Tensor
+    v_win: Tensor
+    k_raw: Tensor
+    v_raw: Tensor
+    gates: Tensor
+    """[B, T, HQ, 3]"""
 
 
 class NSAttention(nn.Module):
     """Native Sparse Attention: one Q, keys and values of its own for each branch, a gate."""
 
     def __init__(self, config: ModelConfig, *, aux_stats: bool = True) -> None:
-        """With aux_stats, every forward keeps what `aux_stats()` returns."""
+        """With aux_stats, the last forward can be asked for `aux_stats()`."""
         super().__init__()
         self.config = config
         self.keeps_stats = aux_stats
@@ -165,15 +118,22 @@ class NSAttention(nn.Module):
         self.phi_k = _phi(config.nsa, Dk)
         self.phi_v = _phi(config.nsa, Dv)
         self.out = nn.Linear(HQ * Dv, config.dim, bias=False)
-        self._stats: dict[str, Tensor] = {}
+        self._seen: tuple[Tensor, Tensor] | None = None
 
     def aux_stats(self) -> Mapping[str, Tensor]:
         """Of the last forward, on its device: `gate_mean` [3], the mean gate of each branch in
         the order of BRANCHES; `selected_blocks` [], the mean number of blocks a query selected.
 
-        Empty before the first forward, and always when they were turned off.
+        Empty before the first forward, and always when they were turned off. They are computed
+        here; a forward only keeps what they are computed of.
         """
-        return self._stats
+        if self._seen is None:
+            return {}
+        gates, indices = self._seen
+        return {
+            "gate_mean": gates.mean((0, 1, 2), dtype=torch.float32),
+            "selected_blocks": (indices >= 0).sum(-1, dtype=torch.float32).mean(),
+        }
 
     def forward(
         self,
@@ -210,40 +170,90 @@ class NSAttention(nn.Module):
             rotation = Rotation.of(
                 self.config, x.shape[1], like=x, start=start, cu_seqlens=cu_seqlens
             )
-        q, kv = self._project(x, rotation, cu_seqlens, cache)
-        gates = self.gate(x)
-        attend = self._attend if prefill == "batched" else self._attend_by_token
-        out, indices = attend(q, kv, gates, routes, cu_seqlens)
-        if self.keeps_stats:
-            self._stats = {
-                "gate_mean": gates.detach().mean((0, 1, 2), dtype=torch.float32),
-                "selected_blocks": (indices >= 0).sum(-1, dtype=torch.float32).mean(),
-            }
+        out = self.attend(
+            self.project(x, rotation.tokens),
+            routes=routes,
+            prefill=prefill,
+            cu_seqlens=cu_seqlens,
+            cache=cache,
+            rotation=rotation,
+        )
         y: Tensor = self.out(out.flatten(-2))
         return y
 
-    def _project(
-        self, x: Tensor, rotation: Rotation, cu_seqlens: Tensor | None, cache: LayerCache | None
-    ) -> tuple[Tensor, KeyValues]:
-        """Queries, and all keys and values that they may read."""
+    def project(self, x: Tensor, turns: Tensor) -> Heads:
+        """Everything of [B, T, dim] that a token computes by itself; compiles."""
         c = self.config
         HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
         qk, v = self.qkv(x).split([(HQ + 3 * HKV) * Dk, 3 * HKV * Dv], -1)
         rotated, k_raw = qk.unflatten(-1, (-1, Dk)).split([HQ + 2 * HKV, HKV], 2)
-        # phi sees keys that are not rotated: it has a position encoding of its own.
-        q, k_sel, k_win = rotate(rotated, rotation.tokens).split([HQ, HKV, HKV], 2)
+        q, k_sel, k_win = rotate(rotated, turns).split([HQ, HKV, HKV], 2)
         v_sel, v_win, v_raw = v.unflatten(-1, (3, HKV, Dv)).unbind(2)
+        return Heads(q, k_sel, v_sel, k_win, v_win, k_raw, v_raw, self.gate(x))
+
+    def compress(
+        self, k_raw: Tensor, v_raw: Tensor, turns: Tensor, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys (rotated) and values of whole blocks, [B, N, HKV, D]; compiles, but documents."""
+        cut = partial(ops.compress_blocks, config=self.config.nsa, cu_seqlens=cu_seqlens)
+        return rotate(cut(k_raw, self.phi_k), turns), cut(v_raw, self.phi_v)
+
+    def attend(
+        self,
+        heads: Heads,
+        *,
+        routes: ops.Routes,
+        prefill: Prefill,
+        cu_seqlens: Tensor | None,
+        cache: LayerCache | None,
+        rotation: Rotation,
+        compile_parts: bool = False,
+    ) -> Tensor:
+        """What happens between tokens: `project` stands before it and `out` after it.
+
+        Args:
+            compile_parts: Run phi compiled; neither with documents nor with a cache.
+
+        Returns:
+            [B, T, HQ, Dv].
+        """
+        _check(prefill, cu_seqlens, cache)
+        kv = self._key_values(heads, rotation, cu_seqlens, cache, compile_parts)
+        attend = self._attend if prefill == "batched" else self._attend_by_token
+        out, indices = attend(heads.q, kv, heads.gates, routes, cu_seqlens)
+        self._seen = (heads.gates.detach(), indices) if self.keeps_stats else None
+        return out
+
+    def _key_values(
+        self,
+        heads: Heads,
+        rotation: Rotation,
+        cu_seqlens: Tensor | None,
+        cache: LayerCache | None,
+        compile_parts: bool,
+    ) -> KeyValues:
+        """All keys and values that the queries may read."""
 
         def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            cut = partial(ops.compress_blocks, config=c.nsa, cu_seqlens=cu_seqlens)
             with _range("nsa.compress"):
-                return rotate(cut(k, self.phi_k), rotation.blocks), cut(v, self.phi_v)
+                run = compiled(NSAttention.compress) if compile_parts else NSAttention.compress
+                return run(self, k, v, rotation.blocks, cu_seqlens)
 
-        branches = {"k_sel": k_sel, "v_sel": v_sel, "k_win": k_win, "v_win": v_win}
+        h = heads
         if cache is not None:
-            return q, cache.append(k_raw=k_raw, v_raw=v_raw, compress=compress, **branches)
-        k_cmp, v_cmp = compress(k_raw, v_raw)
-        return q, KeyValues(k_cmp=k_cmp, v_cmp=v_cmp, **branches)
+            return cache.append(
+                k_raw=h.k_raw,
+                v_raw=h.v_raw,
+                k_sel=h.k_sel,
+                v_sel=h.v_sel,
+                k_win=h.k_win,
+                v_win=h.v_win,
+                compress=compress,
+            )
+        k_cmp, v_cmp = compress(h.k_raw, h.v_raw)
+        return KeyValues(
+            k_cmp=k_cmp, v_cmp=v_cmp, k_sel=h.k_sel, v_sel=h.v_sel, k_win=h.k_win, v_win=h.v_win
+        )
 
     def _attend(
         self,
@@ -325,31 +335,53 @@ class DenseAttention(nn.Module):
     ) -> Tensor:
         """Attend causally: see NSAttention.forward. `routes` name NSA branches; unused here."""
         _check(prefill, cu_seqlens, cache)
+        if rotation is None:
+            start = cache.length if cache is not None else 0
+            rotation = Rotation.of(
+                self.config, x.shape[1], like=x, start=start, cu_seqlens=cu_seqlens
+            )
+        out = self.attend(
+            self.project(x, rotation.tokens), prefill=prefill, cu_seqlens=cu_seqlens, cache=cache
+        )
+        y: Tensor = self.out(out.flatten(-2))
+        return y
+
+    def project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values of [B, T, dim]: [B, T, heads, D]; compiles."""
         c = self.config
         HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
-        T = x.shape[1]
-        start = cache.length if cache is not None else 0
-        if rotation is None:
-            rotation = Rotation.of(c, T, like=x, start=start, cu_seqlens=cu_seqlens)
         qk, v = self.qkv(x).split([(HQ + HKV) * Dk, HKV * Dv], -1)
-        q, k = rotate(qk.unflatten(-1, (-1, Dk)), rotation.tokens).split([HQ, HKV], 2)
-        v = v.unflatten(-1, (-1, Dv))
+        q, k = rotate(qk.unflatten(-1, (-1, Dk)), turns).split([HQ, HKV], 2)
+        return q, k, v.unflatten(-1, (-1, Dv))
+
+    def attend(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        *,
+        routes: ops.Routes | None = None,
+        prefill: Prefill,
+        cu_seqlens: Tensor | None,
+        cache: DenseCache | None,
+        rotation: Rotation | None = None,
+        compile_parts: bool = False,
+    ) -> Tensor:
+        """See NSAttention.attend. The last two arguments have nothing to do here."""
+        _check(prefill, cu_seqlens, cache)
+        q, k, v = heads
+        T, start = q.shape[1], 0
         if cache is not None:
             k, v, start = cache.append(k, v)
         attend = partial(ops.dense_attention, route=self.backend)
         if prefill == "batched":
-            out = attend(q, k, v, q_start=start, cu_seqlens=cu_seqlens)
-        else:
-            answers = []
-            for tokens, _ in _documents(cu_seqlens, T, c.nsa):
-                for t in range(tokens.start, tokens.stop):
-                    seen = slice(tokens.start, start + t + 1)
-                    one = slice(t, t + 1)
-                    position = seen.stop - seen.start - 1
-                    answers.append(attend(q[:, one], k[:, seen], v[:, seen], q_start=position))
-            out = torch.cat(answers, 1)
-        y: Tensor = self.out(out.flatten(-2))
-        return y
+            return attend(q, k, v, q_start=start, cu_seqlens=cu_seqlens)
+        answers = []
+        for tokens, _ in _documents(cu_seqlens, T, self.config.nsa):
+            for t in range(tokens.start, tokens.stop):
+                seen = slice(tokens.start, start + t + 1)
+                one = slice(t, t + 1)
+                position = seen.stop - seen.start - 1
+                answers.append(attend(q[:, one], k[:, seen], v[:, seen], q_start=position))
+        return torch.cat(answers, 1)
 
 
 def _phi(config: NSAConfig, dim: int) -> nn.Module:

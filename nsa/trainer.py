@@ -120,7 +120,7 @@ class _Seen:
     """What went by during one step."""
 
     calls: list[int]
-    """Of each layer's attention; one more per forward where it was recomputed."""
+    """Of each layer; one more per forward where it was recomputed."""
     forwards: int = 0
     batch: torch.Size | None = None
     logits: torch.dtype | None = None
@@ -255,9 +255,9 @@ class Trainer:
     def effective(self) -> dict[str, bool | int | float | str]:
         """The configuration as the last step showed it, not as it was asked for.
 
-        Shapes are those of the last batch; `gc` names the layers whose attention ran again in
-        the backward pass; routes and prefill are what the attention layers were handed (a route
-        never gives way to another); dtypes are those of the tensors.
+        Shapes are those of the last batch; `gc` names the layers that ran again in the backward
+        pass; routes and prefill are what the layers were handed (a route never gives way to
+        another); dtypes are those of the tensors.
 
         Raises:
             RuntimeError: Before the first step.
@@ -335,13 +335,15 @@ class Trainer:
         return _Seen(calls=[0] * self.config.model.n_layers)
 
     def _watch(self, layer: int, block: nn.Module) -> None:
-        def note(attention: nn.Module, _: tuple[Any, ...], given: dict[str, Any]) -> None:
+        attention = block.get_submodule("attention")
+
+        def note(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
             dense = isinstance(attention, DenseAttention)
             self._seen.calls[layer] += 1
             self._seen.routes = f"dense:{attention.backend}" if dense else given["routes"]
             self._seen.prefill = given["prefill"]
 
-        block.get_submodule("attention").register_forward_pre_hook(note, with_kwargs=True)
+        block.register_forward_pre_hook(note, with_kwargs=True)
 
 
 @contextmanager

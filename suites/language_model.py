@@ -253,13 +253,13 @@ def _defined_logits(model: ByteLM, tokens: Tensor, dtype: torch.dtype) -> dict[s
 
 
 def _watch(model: ByteLM) -> dict[str, Any]:
-    """The routes and prefill that attention was handed last, kept up to date."""
+    """The routes and prefill that the last layer was handed last, kept up to date."""
     handed: dict[str, Any] = {}
 
     def note(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
         handed.update(routes=given["routes"], prefill=given["prefill"])
 
-    model.blocks[-1].get_submodule("attention").register_forward_pre_hook(note, with_kwargs=True)
+    model.blocks[-1].register_forward_pre_hook(note, with_kwargs=True)
     return handed
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nsa.cache import DenseCache, LayerCache, _Window
 from nsa.config import PRESETS, ModelConfig, NSAConfig
-from nsa.module import DenseAttention, NSAttention, Rotation
+from nsa.module import DenseAttention, NSAttention
 from nsa.ops import Routes
+from nsa.rotary import Rotation
 
 TINY = PRESETS["tiny"]  # l = 8, d = 4, l' = 8, n = 4, w = 16
 DENSE = replace(TINY, attention="dense")

@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.utils import counters
 
+from nsa.compiled import runs
 from nsa.config import PRESETS, ModelConfig
 from nsa.lm import Block, ByteLM, cross_entropy, parse_checkpointing
-from nsa.module import NSAttention
+from nsa.module import Heads, NSAttention
 from nsa.ops import Routes
 from nsa.tests.gpu import no_waiting
 
@@ -76,13 +78,13 @@ def test_routes_and_prefill_reach_every_layer(
     prefill: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    forward = NSAttention.forward
+    attend = NSAttention.attend
 
-    def spy(self: NSAttention, x: Tensor, **options: object) -> Tensor:
+    def spy(self: NSAttention, heads: Heads, **options: object) -> Tensor:
         seen.append((options["routes"], options["prefill"]))
-        return forward(self, x, **options)  # type: ignore[arg-type]
+        return attend(self, heads, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(NSAttention, "forward", spy)
+    monkeypatch.setattr(NSAttention, "attend", spy)
 
     ByteLM(TINY)(some_bytes(), routes=Routes(select="masked"), prefill=prefill)
 
@@ -175,6 +177,86 @@ def test_checkpointing_recomputes_its_layers_and_changes_no_gradient(
     assert calls == [3 if i in layers else 2 for i in range(config.n_layers)]
     assert len(plain) == len(recomputed) == len(list(model.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(plain, recomputed, strict=True))
+
+
+# --- compiled ----------------------------------------------------------------------------
+
+
+QUICK_COMPILER = pytest.mark.usefixtures("_quick_compiler")
+TORCH_LOOKS_AT_GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+"""The compiler reads it of every input, and shows nobody the warning unless it is an error."""
+
+
+@pytest.fixture
+def _quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Traces, differentiates and partitions as always, but generates no code."""
+    monkeypatch.setattr("nsa.compiled.BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def trained(model: ByteLM, tokens: Tensor, targets: Tensor, **options: object) -> list[Tensor]:
+    """The loss and every gradient."""
+    model.zero_grad()
+    loss = model.loss(tokens, targets, **options)  # type: ignore[arg-type]
+    loss.backward()
+    return [loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@QUICK_COMPILER
+@TORCH_LOOKS_AT_GRAD
+@BOTH
+def test_compiled_parts_compute_the_same(config: ModelConfig) -> None:
+    model, tokens, targets = sharp(config), some_bytes(), some_bytes()
+    expected = trained(model, tokens, targets)
+
+    for layers in ((), (1,)):
+        found = trained(model, tokens, targets, compile_parts=True, checkpointing=layers)
+        torch.testing.assert_close(found, expected)
+
+
+@QUICK_COMPILER
+@TORCH_LOOKS_AT_GRAD
+@BOTH
+def test_layers_share_what_was_compiled(config: ModelConfig) -> None:
+    """Embedding, what stands before and behind attention, phi, head, loss: not once per layer."""
+    tokens, targets = some_bytes(), some_bytes()
+    model = ByteLM(replace(config, n_layers=3))
+    parts = 5 if config.attention == "dense" else 6
+    in_a_layer = parts - 3
+    graphs = counters["stats"]
+    graphs.clear()
+
+    for _ in range(2):
+        before = runs()
+        trained(model, tokens, targets, compile_parts=True)
+        assert runs() - before == 3 + 3 * in_a_layer
+
+    assert graphs["unique_graphs"] == parts
+
+
+@QUICK_COMPILER
+@TORCH_LOOKS_AT_GRAD
+def test_a_part_that_does_not_compile_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_back(self: ByteLM, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        logits: Tensor = self.head(x)
+        return logits
+
+    monkeypatch.setattr(ByteLM, "predict", read_back)
+
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        ByteLM(TINY)(some_bytes(), compile_parts=True)
+
+
+def test_compiled_parts_take_neither_documents_nor_caches() -> None:
+    model, tokens = ByteLM(TINY), some_bytes(1)
+    bounds = torch.tensor([0, T], dtype=torch.int32)
+
+    for option in ({"cu_seqlens": bounds}, {"caches": model.new_caches(T)}):
+        with pytest.raises(ValueError, match="compile_parts takes neither"):
+            model(tokens, compile_parts=True, **option)
 
 
 # --- weights -----------------------------------------------------------------------------
@@ -333,3 +415,18 @@ def test_gpu_and_cpu_predict_the_same(config: ModelConfig) -> None:
     prompt = tokens[:, :9]
     generated = model.generate(prompt.cuda(), 20).cpu()
     assert torch.equal(generated, model.cpu().generate(prompt, 20))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@TORCH_LOOKS_AT_GRAD
+@BOTH
+def test_compiled_parts_compute_the_same_on_a_gpu(config: ModelConfig) -> None:
+    """By the compiler that training uses, in float32: bfloat16 rounds elsewhere when fused."""
+    model = ByteLM(config).cuda()
+    tokens, targets = some_bytes().cuda(), some_bytes().cuda()
+    expected = trained(model, tokens, targets)
+
+    found = trained(model, tokens, targets, compile_parts=True)
+
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)

@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from nsa import ops
+from nsa.cache import KeyValues
 from nsa.config import PRESETS, ModelConfig
 from nsa.flags import Prefill
-from nsa.module import DenseAttention, Gate, MeanPhi, NSAttention, Phi, Rotation, rotate
+from nsa.module import DenseAttention, Gate, Heads, MeanPhi, NSAttention, Phi
 from nsa.ops import Routes
+from nsa.rotary import Rotation, rotate
 
 TINY = PRESETS["tiny"]  # l = 8, d = 4, l' = 8, n = 4, w = 16
 DENSE = replace(TINY, attention="dense")
@@ -48,6 +50,13 @@ def layer_of(config: ModelConfig) -> NSAttention | DenseAttention:
 
 def features(batch_size: int = 2, length: int = T) -> Tensor:
     return torch.randn(batch_size, length, TINY.dim, dtype=torch.float64)
+
+
+def parts(layer: NSAttention, x: Tensor) -> tuple[Heads, KeyValues]:
+    """What the layer makes of its tokens before they attend."""
+    rotation = Rotation.of(TINY, T, like=x)
+    heads = layer.project(x, rotation.tokens)
+    return heads, layer._key_values(heads, rotation, None, None, compile_parts=False)
 
 
 def gradients(layer: torch.nn.Module, x: Tensor, **options: object) -> dict[str, Tensor]:
@@ -143,17 +152,17 @@ def test_a_turn_multiplies_a_pair_as_a_complex_number() -> None:
 def test_output_is_the_gated_sum_of_ops_attention() -> None:
     """The layer's own composition against the operator's."""
     layer, x = nsa(), features()
-    q, kv = layer._project(x, Rotation.of(TINY, T, like=x), None, None)
+    heads, kv = parts(layer, x)
 
     whole = ops.attention(
-        q,
+        heads.q,
         kv.k_cmp,
         kv.v_cmp,
         kv.k_sel,
         kv.v_sel,
         kv.k_win,
         kv.v_win,
-        layer.gate(x),
+        heads.gates,
         config=TINY.nsa,
         routes=Routes(),
     )
@@ -164,7 +173,7 @@ def test_output_is_the_gated_sum_of_ops_attention() -> None:
 def test_each_branch_has_keys_and_values_of_its_own() -> None:
     """No output row of the projection may feed two branches."""
     layer, x = nsa(), features()
-    _, kv = layer._project(x, Rotation.of(TINY, T, like=x), None, None)
+    _, kv = parts(layer, x)
     used = []
     for name in ("k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win"):
         (grad,) = torch.autograd.grad(getattr(kv, name).sum(), layer.qkv.weight, retain_graph=True)
