@@ -114,9 +114,9 @@ def _query_kernel(
     q_ptr,  # [B, T, HKV * G, D]
     k_ptr,  # [B, S, HKV, D]
     v_ptr,  # [B, S, HKV, DV]
-    lse_ptr,  # [B, T, HKV * G], float32, log2 units
-    delta_ptr,  # float32, rows DELTA_STRIDE apart
-    gate_ptr,  # rows GATE_STRIDE apart
+    lse_ptr,  # [B, HKV * G, T], float32, log2 units
+    delta_ptr,  # [B, HKV * G, T], float32
+    gate_ptr,  # [B, HKV * G, T], float32
     dq_ptr,  # [B, T, HKV * G, D], contiguous
     low_ptr,
     high_ptr,
@@ -146,8 +146,7 @@ def _query_kernel(
     D2: tl.constexpr,
     DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
-    DELTA_STRIDE: tl.constexpr,
-    GATE_STRIDE: tl.constexpr,  # 0: no gate
+    GATED: tl.constexpr,
     STRIDE: tl.constexpr,
     SPAN: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -172,9 +171,9 @@ def _query_kernel(
         q2 = load_tile(q_base, q_rows, valid, D1, D2, D, True)
     do_base = do_ptr + b * do_batch + head * do_head + first * do_token
     do = load_tile(do_base, offs_m * do_token.to(tl.int32), valid, 0, DV_BLOCK, DV, True)
-    out_row = (b * T + token) * (HKV * G) + head
-    lse = tl.load(lse_ptr + out_row, mask=valid, other=0.0)
-    delta = tl.load(delta_ptr + out_row * DELTA_STRIDE, mask=valid, other=0.0)
+    row = (b * (HKV * G) + head) * T + token
+    lse = tl.load(lse_ptr + row, mask=valid, other=0.0)
+    delta = tl.load(delta_ptr + row, mask=valid, other=0.0)
 
     low, high = interval(
         token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
@@ -211,8 +210,9 @@ def _query_kernel(
     )  # fmt: skip
 
     factor = tl.full([BLOCK_M], natural_scale, tl.float32)
-    if GATE_STRIDE > 0:  # the gate is one number a row, so it can wait until here
-        factor *= tl.load(gate_ptr + out_row * GATE_STRIDE, mask=valid, other=0.0).to(tl.float32)
+    if GATED:  # the gate is one number a row, so it can wait until here
+        factor *= tl.load(gate_ptr + row, mask=valid, other=0.0)
+    out_row = (b * T + token) * (HKV * G) + head
     _store(dq_ptr, dq1 * factor[:, None], out_row, valid, 0, D1, D)
     if D2 > 0:
         _store(dq_ptr, dq2 * factor[:, None], out_row, valid, D1, D2, D)
@@ -257,15 +257,13 @@ def _row_walk(
     q_head,
     do_token,
     do_head,
-    HQ: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
     DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
-    DELTA_STRIDE: tl.constexpr,
-    GATE_STRIDE: tl.constexpr,
+    GATED: tl.constexpr,
     STRIDE: tl.constexpr,
     SPAN: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -289,12 +287,10 @@ def _row_walk(
         if D2 > 0:
             q2 = load_tile(q_tile, q_rows, valid, D1, D2, D, True)
             st = tl.dot(k2, tl.trans(q2), st)
-        out_row = first.to(tl.int64) * HQ + g
-        lse_tile = lse_ptr + out_row
-        delta_tile = delta_ptr + out_row * DELTA_STRIDE
+        row = g.to(tl.int64) * T + token
         # Rows past the end weigh nothing: exp2(x - inf) is 0.
-        lse = tl.load(lse_tile + offs_m * HQ, mask=valid, other=float("inf"))
-        delta = tl.load(delta_tile + offs_m * (HQ * DELTA_STRIDE), mask=valid, other=0.0)
+        lse = tl.load(lse_ptr + row, mask=valid, other=float("inf"))
+        delta = tl.load(delta_ptr + row, mask=valid, other=0.0)
         pt = tl.exp2(st * scale - lse[None, :])
         if (first < all_begin) | (first + BLOCK_M > all_end):
             low, high = interval(
@@ -303,10 +299,8 @@ def _row_walk(
             )  # fmt: skip
             visible = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
             pt = tl.where(visible, pt, 0.0)
-        if GATE_STRIDE > 0:
-            gate_tile = gate_ptr + out_row * GATE_STRIDE
-            gate = tl.load(gate_tile + offs_m * (HQ * GATE_STRIDE), mask=valid, other=0.0)
-            pt *= gate.to(tl.float32)[None, :]
+        if GATED:
+            pt *= tl.load(gate_ptr + row, mask=valid, other=0.0)[None, :]
         do_tile = do_ptr + first * do_token + g * do_head
         do = load_tile(do_tile, do_rows, valid, 0, DV_BLOCK, DV, True)
         dv = tl.dot(pt.to(do.dtype), do, dv)
@@ -361,8 +355,7 @@ def _key_kernel(
     D2: tl.constexpr,
     DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
-    DELTA_STRIDE: tl.constexpr,
-    GATE_STRIDE: tl.constexpr,
+    GATED: tl.constexpr,
     STRIDE: tl.constexpr,
     SPAN: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -416,17 +409,16 @@ def _key_kernel(
         dk2 = tl.zeros([BLOCK_N, D2], tl.float32)
     dv = tl.zeros([BLOCK_N, DV_BLOCK], tl.float32)
 
-    HQ: tl.constexpr = HKV * G
     q_base = q_ptr + b * q_batch + h * G * q_head
     do_base = do_ptr + b * do_batch + h * G * do_head
-    rows = b * T * HQ + h * G
+    rows = (b * HKV + h) * G * T
     lse_base = lse_ptr + rows
-    delta_base = delta_ptr + rows * DELTA_STRIDE
-    gate_base = gate_ptr + rows * GATE_STRIDE
+    delta_base = delta_ptr + rows
+    gate_base = gate_ptr + rows
     dk1, dk2, dv = _row_walk(
         dk1, dk2, dv, k1, k2, v, key, q_base, do_base, lse_base, delta_base, gate_base, low_ptr,
         high_ptr, begin, all_begin, all_end, end, T, S, q_start, k_start, window, scale, q_token,
-        q_head, do_token, do_head, HQ, G, D, D1, D2, DV, DV_BLOCK, DELTA_STRIDE, GATE_STRIDE,
+        q_head, do_token, do_head, G, D, D1, D2, DV, DV_BLOCK, GATED,
         STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M,
     )  # fmt: skip
 
@@ -456,9 +448,8 @@ def backward(
     Args:
         do: Gradient of the output, [B, T, HQ, Dv]; with `gate` that of the gated sum.
         lse: From the forward pass.
-        delta: [B, T, HQ], float32: rowsum(do * o), the branch's own o; may be a view of every
-            n-th element.
-        gate: [B, T, HQ], likewise; what the branch's output is multiplied by.
+        delta: [B, T, HQ], float32, any strides: rowsum(do * o), the branch's own o.
+        gate: [B, T, HQ], any strides: what the branch's output is multiplied by.
 
     Returns:
         dq, dk, dv, contiguous, in the dtype of q.
@@ -471,7 +462,6 @@ def backward(
     query = query_tile(arch, head) if query is None else query
     key = key_tile(arch, head) if key is None else key
     D1, D2 = head_blocks(D)
-    delta_stride, gate_stride = row_stride(delta), 0 if gate is None else row_stride(gate)
     documents = band.documents
     low, high, first, stop = (
         (lse, lse, lse, lse)
@@ -486,8 +476,7 @@ def backward(
         "D2": D2,
         "DV": DV,
         "DV_BLOCK": padded(DV),
-        "DELTA_STRIDE": delta_stride,
-        "GATE_STRIDE": gate_stride,
+        "GATED": gate is not None,
         "STRIDE": band.stride,
         "SPAN": band.span,
         "WINDOW": band.window > 0,
@@ -495,7 +484,7 @@ def backward(
     }
     strides = (*do.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     where = (T, S, band.q_start, band.k_start, band.window)
-    saved = (lse, delta, delta if gate is None else gate)
+    saved = _by_head(lse, delta, gate)
 
     dq = q.new_empty(B, T, HQ, D)
     _query_kernel[(triton.cdiv(T, query.queries) * G, B * HKV)](
@@ -521,17 +510,57 @@ def backward(
     return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)
 
 
-def row_stride(x: Tensor) -> int:
-    """Distance between neighbours of a [B, T, H] whose elements lie evenly spaced.
+def _by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The three as [B, HQ, T] float32, so that the queries of a tile lie side by side.
 
-    Raises:
-        ValueError: If they do not.
+    Without a gate the third stands for nothing, and is not read.
     """
-    stride = x.stride(2)
-    if x.shape[2] == 1 and x.shape[1] > 1:
-        stride = x.stride(1)
-    even = [x.shape[1] * x.shape[2] * stride, x.shape[2] * stride, stride]
-    for size, got, needed in zip(x.shape, x.stride(), even, strict=True):
-        if size > 1 and got != needed:
-            raise ValueError(f"strides {x.stride()} of shape {list(x.shape)} are not even")
-    return stride
+    B, T, HQ = lse.shape
+    planes = torch.empty(3, B, HQ, T, dtype=torch.float32, device=lse.device)
+    BLOCK_T = 64
+    _transpose_kernel[(triton.cdiv(T, BLOCK_T), B)](
+        lse, delta, delta if gate is None else gate, planes, B, T, *lse.stride(), *delta.stride(),
+        *(delta if gate is None else gate).stride(), HQ=HQ, GATED=gate is not None,
+        BLOCK_T=BLOCK_T, BLOCK_H=min(64, padded(HQ)), num_warps=4,
+    )  # fmt: skip
+    return planes[0], planes[1], planes[2]
+
+
+@triton.jit(do_not_specialize=["B", "T"])
+def _transpose_kernel(
+    lse_ptr,
+    delta_ptr,
+    gate_ptr,
+    planes_ptr,  # [3, B, HQ, T], float32
+    B,
+    T,
+    lse_batch: tl.int64,
+    lse_token: tl.int64,
+    lse_head: tl.int64,
+    delta_batch: tl.int64,
+    delta_token: tl.int64,
+    delta_head: tl.int64,
+    gate_batch: tl.int64,
+    gate_token: tl.int64,
+    gate_head: tl.int64,
+    HQ: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    for first in tl.static_range(0, HQ, BLOCK_H):
+        head = first + tl.arange(0, BLOCK_H)
+        mask = (token < T)[:, None] & (head < HQ)[None, :]
+        out = planes_ptr + (b * HQ + head)[None, :] * T + token[:, None]
+        plane = B.to(tl.int64) * HQ * T
+        lse = lse_ptr + b * lse_batch + token[:, None] * lse_token + head[None, :] * lse_head
+        tl.store(out, tl.load(lse, mask=mask), mask=mask)
+        delta = delta_ptr + b * delta_batch
+        delta += token[:, None] * delta_token + head[None, :] * delta_head
+        tl.store(out + plane, tl.load(delta, mask=mask), mask=mask)
+        if GATED:
+            gate = gate_ptr + b * gate_batch
+            gate += token[:, None] * gate_token + head[None, :] * gate_head
+            tl.store(out + 2 * plane, tl.load(gate, mask=mask).to(tl.float32), mask=mask)

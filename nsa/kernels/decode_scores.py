@@ -23,8 +23,8 @@ CANDIDATES = 256
 SPLITS = 16
 """Pieces of the log-sum-exp read at once."""
 
-_LAST_INDEX = tl.constexpr(0x7FFFFFFF)
-_ALWAYS = tl.constexpr(0x7F800000)  # the bits of +inf
+_LAST_INDEX = 0x7FFFFFFF
+_ALWAYS = 0x7F800000  # the bits of +inf
 _MAX_UNROLLED = 16
 
 
@@ -69,7 +69,8 @@ def _shared_probability(
     seen = (block >= 0) & (block < visible)
     mask = (tl.arange(0, G_BLOCK) < G)[:, None] & seen[None, :]
     scores = tl.load(scores_row + block[None, :], mask=mask, other=float("-inf"))
-    shared = tl.minimum(offset + LENGTH, PER_BLOCK) - tl.maximum(offset, 0)
+    first = block - select_block * PER_BLOCK  # the offset, as tensor even where the loop unrolls
+    shared = tl.minimum(first + LENGTH, PER_BLOCK) - tl.maximum(first, 0)
     return shared * tl.sum(tl.exp2(scores - lse[:, None]), 0)
 
 
@@ -100,6 +101,8 @@ def _choose_kernel(
     UNROLLED: tl.constexpr,
     INITIAL: tl.constexpr,
     LOCAL: tl.constexpr,
+    LAST_INDEX: tl.constexpr,
+    ALWAYS: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     b_h = tl.program_id(1).to(tl.int64)
@@ -127,8 +130,8 @@ def _choose_kernel(
         # Importance is not negative, so its bits ascend with it.
         rank = importance.to(tl.int32, bitcast=True)
         always = (select_block < INITIAL) | (select_block > own - LOCAL)
-        rank = tl.where(always, _ALWAYS, rank)
-        key = (rank.to(tl.int64) << 32) | (_LAST_INDEX - select_block).to(tl.int64)
+        rank = tl.where(always, ALWAYS, rank)
+        key = (rank.to(tl.int64) << 32) | (LAST_INDEX - select_block).to(tl.int64)
         key = tl.where(select_block <= own, key, -1)
         slot = tl.arange(0, N_BLOCK)
         candidates = candidates_ptr + b_h * chunks * N_BLOCK
@@ -146,10 +149,10 @@ def _choose_kernel(
                 i = begin + tl.arange(0, CANDIDATES)
                 some = tl.topk(tl.load(candidates + i, mask=i < count, other=-1), N_BLOCK)
                 best = tl.topk(tl.reshape(tl.join(best, some), [2 * N_BLOCK]), N_BLOCK)
-            index = _LAST_INDEX - (best & _LAST_INDEX).to(tl.int32)
-            index = tl.where((best >= 0) & (slot < N), index, _LAST_INDEX)
+            index = LAST_INDEX - (best & LAST_INDEX).to(tl.int32)
+            index = tl.where((best >= 0) & (slot < N), index, LAST_INDEX)
             index = tl.sort(index)
-            index = tl.where(index == _LAST_INDEX, -1, index)
+            index = tl.where(index == LAST_INDEX, -1, index)
             tl.store(chosen_ptr + b_h * N + slot, index, mask=slot < N)
 
 
@@ -212,6 +215,8 @@ def choose_blocks(
         UNROLLED=per_block + length - 1 <= _MAX_UNROLLED,
         INITIAL=INITIAL_BLOCKS,
         LOCAL=LOCAL_BLOCKS,
+        LAST_INDEX=_LAST_INDEX,
+        ALWAYS=_ALWAYS,
         num_warps=4,
     )
     return chosen

@@ -67,6 +67,8 @@ class Selected:
     document_start: Tensor | None
     """[T] int32: first token of a token's document; None without documents."""
     chunks: tuple[Chunk, ...]
+    piece_tokens: int
+    """Most queries of one sequence in a chunk."""
     block_size: int
     parts: int
     """PARTS above."""
@@ -420,6 +422,7 @@ def invert(
         first_item=first_item,
         document_start=document_start,
         chunks=chunks,
+        piece_tokens=piece_tokens,
         block_size=block_size,
         parts=parts,
     )

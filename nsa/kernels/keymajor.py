@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common import Architecture, architecture
-from nsa.kernels.inverse import ITEM_FIELDS
+from nsa.kernels.inverse import ITEM_FIELDS, Selected
 
 
 class Config(NamedTuple):
@@ -31,6 +31,29 @@ def config_for(
 def strides(x: Tensor | None, axes: int) -> Sequence[int]:
     """The first strides of a tensor, or zeros where there is none."""
     return [0] * axes if x is None else x.stride()[:axes]
+
+
+def needs_wide_offsets(index: Selected, *tensors: Tensor) -> bool:
+    """Whether a row of a chunk lies 2**31 elements or more behind the chunk's first.
+
+    Args:
+        tensors: [B, T, HQ, ...]: what programs read by rows, the partial results aside.
+    """
+    reach = max(
+        min(index.piece_tokens, x.shape[1]) * x.stride(1) + x.shape[2] * x.stride(2)
+        for x in tensors
+    )
+    return reach >= 1 << 31
+
+
+@triton.jit
+def row_offsets(local, g, stride_t, stride_h, WIDE: tl.constexpr):
+    """Where rows lie behind a chunk's first query: `local` queries and `g` heads on."""
+    if WIDE:
+        offsets = local.to(tl.int64) * stride_t + g * stride_h
+    else:
+        offsets = local * stride_t.to(tl.int32) + g * stride_h.to(tl.int32)
+    return offsets
 
 
 @triton.jit

@@ -23,14 +23,21 @@ from torch.autograd.function import once_differentiable
 
 from nsa.config import NSAConfig
 from nsa.kernels import phi_backward
-from nsa.kernels.common import head_blocks, last_contiguous, padded
-from nsa.kernels.phi_rows import BLOCK_K, FILL, Blocks, block_rows, column_offsets
+from nsa.kernels.common import Architecture, architecture, head_blocks, last_contiguous, padded
+from nsa.kernels.phi_rows import FILL, Blocks, Tile, block_rows, column_offsets
 from nsa.reference import wide
 
-MIX_ROWS, MIX_WARPS, MIX_STAGES = 128, 8, 3
-"""The first product: at most 48 KiB of shared memory a stage (heads of 256)."""
-OUT_ROWS, OUT_WARPS, OUT_STAGES = 64, 8, 2
-"""The second."""
+# For heads of any size: at most 48 KiB of shared memory a stage on sm_90, 32 on sm_80.
+MIX: dict[Architecture, Tile] = {
+    "sm_90": Tile(rows=128, depth=64, warps=8, stages=3),
+    "sm_80": Tile(rows=128, depth=64, warps=8, stages=3),
+}
+"""The first product."""
+OUT: dict[Architecture, Tile] = {
+    "sm_90": Tile(rows=64, depth=64, warps=8, stages=2),
+    "sm_80": Tile(rows=32, depth=32, warps=8, stages=2),
+}
+"""The second, which registers bound: deeper steps spill on sm_80."""
 
 
 @triton.jit(do_not_specialize=["N", "tiles", "splits"])
@@ -230,7 +237,8 @@ def mean_blocks(x: Tensor, *, config: NSAConfig) -> Tensor:
     covered = x[:, : (N - 1) * stride + size]
     strides = covered.unflatten(1, (-1, stride)).mean(2, dtype=wide(x.dtype))
     neighbours = [strides[:, a : a + N] for a in range(size // stride)]
-    return (sum(neighbours[1:], neighbours[0]) / len(neighbours)).to(x.dtype)
+    mean: Tensor = sum(neighbours[1:], neighbours[0]) / len(neighbours)
+    return mean.to(x.dtype)
 
 
 class _Phi(torch.autograd.Function):
@@ -290,8 +298,9 @@ def _forward(
     mixed = torch.empty(B, N, H, D, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out, mixed
-    tiles = blocks.tiles(MIX_ROWS)
-    steps = triton.cdiv(blocks.size * D, BLOCK_K)
+    tile = MIX[architecture(x.device)]
+    tiles = blocks.tiles(tile.rows)
+    steps = triton.cdiv(blocks.size * D, tile.depth)
     splits = min(steps, max(1, FILL // (B * tiles)))
     parts = torch.empty(splits, B, N * H, D, dtype=torch.float32, device=x.device)
     d1, d2 = head_blocks(D)
@@ -312,13 +321,14 @@ def _forward(
         SIZE=blocks.size,
         STRIDE=blocks.stride,
         HAS_STARTS=starts is not None,
-        ROWS=MIX_ROWS,
-        BLOCK_K=BLOCK_K,
-        num_warps=MIX_WARPS,
-        num_stages=MIX_STAGES,
+        ROWS=tile.rows,
+        BLOCK_K=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     bias = torch.addmv(b1.to(x.dtype), w1, position.to(x.dtype).flatten())
-    tiles = blocks.tiles(OUT_ROWS)
+    tile = OUT[architecture(x.device)]
+    tiles = blocks.tiles(tile.rows)
     _out_kernel[(B * tiles,)](
         parts,
         bias,
@@ -337,9 +347,9 @@ def _forward(
         D2=d2,
         STRIDE=blocks.stride,
         HAS_STARTS=starts is not None,
-        ROWS=OUT_ROWS,
-        BLOCK_K=min(BLOCK_K, padded(D)),
-        num_warps=OUT_WARPS,
-        num_stages=OUT_STAGES,
+        ROWS=tile.rows,
+        BLOCK_K=min(tile.depth, padded(D)),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return out, mixed

@@ -15,13 +15,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import head_blocks, padded
-from nsa.kernels.phi_rows import BLOCK_K, FILL, Blocks, block_rows, column_offsets
+from nsa.kernels.common import Architecture, architecture, head_blocks, padded
+from nsa.kernels.phi_rows import FILL, Blocks, Tile, block_rows, column_offsets
 
-MIXED_ROWS, MIXED_WARPS, MIXED_STAGES = 64, 8, 2
-X_ROWS, X_COLUMNS, X_WARPS, X_STAGES = 128, 128, 8, 3
-W_ROWS, W_COLUMNS, W_WARPS, W_STAGES = 64, 128, 8, 3
-SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 64, 32, 4
+# For heads of any size: no spills, and two blocks of dX on one multiprocessor of sm_90.
+DMIXED: dict[Architecture, Tile] = {
+    "sm_90": Tile(rows=64, depth=64, warps=8, stages=2),
+    "sm_80": Tile(rows=32, depth=32, warps=8, stages=2),
+}
+DX: dict[Architecture, Tile] = {
+    "sm_90": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
+    "sm_80": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
+}
+DW1: dict[Architecture, Tile] = {
+    "sm_90": Tile(rows=64, columns=128, warps=8, stages=3),
+    "sm_80": Tile(rows=64, columns=64, warps=8, stages=2),
+}
+SUM = Tile(rows=64, columns=32, warps=4, stages=2)
 
 
 @triton.jit
@@ -205,6 +215,7 @@ def _dw1_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < SIZE * D
     x_columns = x_ptr + column_offsets(column, x_token, D)[None, :]
+    sequence = N.to(tl.int64) * H  # rows of one
     out1 = tl.arange(0, D1)
     acc1 = tl.zeros([COLUMNS, D1], tl.float32)
     if D2 > 0:
@@ -212,7 +223,7 @@ def _dw1_kernel(
         acc2 = tl.zeros([COLUMNS, D2], tl.float32)
 
     for tile in range(split * total // splits, (split + 1) * total // splits):
-        batch = (tile // tiles).to(tl.int64)
+        batch = tile // tiles
         row, _, head, start, used = block_rows(
             starts_ptr, tile % tiles, N, H, STRIDE, HAS_STARTS, ROWS
         )
@@ -221,7 +232,7 @@ def _dw1_kernel(
             mask=used[:, None] & inside[None, :],
             other=0.0,
         )  # [ROWS, COLUMNS]
-        rows = dmixed_ptr + ((batch * N * H + row) * D)[:, None]
+        rows = dmixed_ptr + ((batch * sequence + row) * D)[:, None]
         mask = used[:, None] & (out1 < D)[None, :]
         dmixed = tl.load(rows + out1[None, :], mask=mask, other=0.0)  # [ROWS, D1]
         acc1 = tl.dot(tl.trans(x), dmixed, acc1)
@@ -267,8 +278,10 @@ def _sum_kernel(
         dposition += tl.sum(dbias[:, None] * w.to(tl.float32), 0)
         dw1 = dbias[:, None] * position[None, :]
         offsets = row[:, None] * WIDTH + column[None, :]
-        for split in range(splits):
-            dw1 += tl.load(parts_ptr + split.to(tl.int64) * D * WIDTH + offsets, mask, other=0.0)
+        part = parts_ptr + offsets
+        for _ in range(splits):
+            dw1 += tl.load(part, mask, other=0.0)
+            part += D * WIDTH
         tl.store(dw1_ptr + offsets, dw1.to(dw1_ptr.dtype.element_ty), mask=mask)
         if tl.program_id(0) == 0:
             do = tl.load(sums_ptr + D + row, mask=row < D, other=0.0)
@@ -311,7 +324,8 @@ def backward(
             )
         )
     d1, d2 = head_blocks(D)
-    tiles = blocks.tiles(MIXED_ROWS)
+    tile = DMIXED[architecture(x.device)]
+    tiles = blocks.tiles(tile.rows)
     total = blocks.batch * tiles
     dmixed = torch.empty(mixed.shape, dtype=x.dtype, device=x.device)
     active = torch.empty(mixed.shape, dtype=x.dtype, device=x.device)
@@ -333,10 +347,10 @@ def backward(
         D2=d2,
         STRIDE=blocks.stride,
         HAS_STARTS=starts is not None,
-        ROWS=MIXED_ROWS,
-        BLOCK_K=min(BLOCK_K, padded(D)),
-        num_warps=MIXED_WARPS,
-        num_stages=MIXED_STAGES,
+        ROWS=tile.rows,
+        BLOCK_K=min(tile.depth, padded(D)),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     dx = _dx(blocks, dmixed, x, w1, starts) if needs_x else None
     if not needs_weights:
@@ -348,7 +362,7 @@ def backward(
     db1 = torch.empty(D, dtype=db1_dtype, device=x.device)
     db2 = torch.empty(D, dtype=db2_dtype, device=x.device)
     width = blocks.size * D
-    _sum_kernel[(triton.cdiv(width, SUM_COLUMNS),)](
+    _sum_kernel[(triton.cdiv(width, SUM.columns),)](
         parts,
         sums.sum(0),
         w1,
@@ -361,17 +375,16 @@ def backward(
         len(parts),
         D=D,
         WIDTH=width,
-        ROWS=SUM_ROWS,
-        COLUMNS=SUM_COLUMNS,
-        num_warps=SUM_WARPS,
+        ROWS=SUM.rows,
+        COLUMNS=SUM.columns,
+        num_warps=SUM.warps,
+        num_stages=SUM.stages,
     )
     dw2 = (do.view(-1, D).T @ active.view(-1, D)).to(dw2_dtype)
     return dx, dposition, dw1, db1, dw2, db2
 
 
-def _dx(
-    blocks: Blocks, dmixed: Tensor, x: Tensor, w1: Tensor, starts: Tensor | None
-) -> Tensor:
+def _dx(blocks: Blocks, dmixed: Tensor, x: Tensor, w1: Tensor, starts: Tensor | None) -> Tensor:
     """The gradient of x; zero where no block covers a token."""
     B, T, H, D = x.shape
     dx = torch.empty(B, T, H, D, dtype=x.dtype, device=x.device)
@@ -380,8 +393,9 @@ def _dx(
         covered = (blocks.count - 1) * blocks.stride + blocks.size
     if covered < T:
         dx[:, covered:].zero_()
-    tiles = blocks.tiles(X_ROWS)
-    columns = triton.cdiv(blocks.stride * D, X_COLUMNS)
+    tile = DX[architecture(x.device)]
+    tiles = blocks.tiles(tile.rows)
+    columns = triton.cdiv(blocks.stride * D, tile.columns)
     _dx_kernel[(B * tiles, columns, blocks.size // blocks.stride)](
         dmixed,
         w1,
@@ -396,11 +410,11 @@ def _dx(
         SIZE=blocks.size,
         STRIDE=blocks.stride,
         HAS_STARTS=starts is not None,
-        ROWS=X_ROWS,
-        COLUMNS=X_COLUMNS,
-        BLOCK_K=min(BLOCK_K, padded(D)),
-        num_warps=X_WARPS,
-        num_stages=X_STAGES,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        BLOCK_K=min(tile.depth, padded(D)),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return dx
 
@@ -408,9 +422,10 @@ def _dx(
 def _dw1_parts(blocks: Blocks, dmixed: Tensor, x: Tensor, starts: Tensor | None) -> Tensor:
     """Parts [splits, D, l * D], float32, whose sum is the gradient of W1 without the position."""
     H, D = blocks.heads, blocks.dim
-    tiles = blocks.tiles(W_ROWS)
+    tile = DW1[architecture(x.device)]
+    tiles = blocks.tiles(tile.rows)
     total = blocks.batch * tiles
-    columns = triton.cdiv(blocks.size * D, W_COLUMNS)
+    columns = triton.cdiv(blocks.size * D, tile.columns)
     splits = min(total, max(1, FILL // columns))
     parts = torch.empty(splits, D, blocks.size * D, dtype=torch.float32, device=x.device)
     d1, d2 = head_blocks(D)
@@ -431,9 +446,9 @@ def _dw1_parts(blocks: Blocks, dmixed: Tensor, x: Tensor, starts: Tensor | None)
         SIZE=blocks.size,
         STRIDE=blocks.stride,
         HAS_STARTS=starts is not None,
-        ROWS=W_ROWS,
-        COLUMNS=W_COLUMNS,
-        num_warps=W_WARPS,
-        num_stages=W_STAGES,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return parts

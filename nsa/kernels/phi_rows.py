@@ -9,10 +9,21 @@ from torch import Tensor
 
 from nsa.config import NSAConfig
 
-BLOCK_K = 64
-"""Depth of one step of a product."""
 FILL = 264
 """Programs that a product is cut into if its rows alone make fewer: two for each of 132 SMs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """What one program of a product computes at once."""
+
+    rows: int
+    columns: int = 0
+    """0: all channels of a head."""
+    depth: int = 0
+    """Of one step; 0: steps run along the rows."""
+    warps: int
+    stages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +55,7 @@ class Blocks:
 
     def tiles(self, rows: int) -> int:
         """Tiles of so many rows in one sequence; no tile spans two."""
-        return triton.cdiv(self.count * self.heads, rows)
+        return -(-self.count * self.heads // rows)
 
 
 @triton.jit

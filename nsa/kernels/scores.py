@@ -27,7 +27,7 @@ from nsa.kernels.common import (
 
 SCRATCH_BYTES = 1 << 27
 """What the importances of one chunk of queries may take."""
-TOP_ROWS = 4
+TOP_ROWS = 1
 TOP_COLUMNS = 1024
 """Queries and select blocks that a program of the top-n kernel looks at together."""
 
@@ -216,6 +216,8 @@ def _top_kernel(
     COLUMNS: tl.constexpr,
 ):
     NONE: tl.constexpr = 2147483647
+    FREE: tl.constexpr = N_SELECT - INITIAL - LOCAL
+    LANES: tl.constexpr = 32
     local_tile = tl.program_id(1)
     b, start, first_block, tile, length, blocks = _locate(
         first_tile + local_tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documents,
@@ -225,56 +227,86 @@ def _top_kernel(
     in_tile = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     query = tile * QUERIES + in_tile
     valid = query < length
-    own = (query + q_start) // SELECT
+    own = tl.where(valid, (query + q_start) // SELECT, -1)
     slot = tl.arange(0, N_PADDED)
     best = tl.full([ROWS, N_PADDED], -1.0, tl.float32)
     index = tl.full([ROWS, N_PADDED], NONE, tl.int32)
 
-    row = (local_tile.to(tl.int64) * HKV + h) * (SPILL + 1)
-    last_own = tl.max(tl.where(valid, own, -1), 0)
-    for begin in tl.range(0, last_own + 1, COLUMNS):
-        block = begin + tl.arange(0, COLUMNS)
-        causal = valid[:, None] & (block[None, :] <= own[:, None])
-        x = tl.zeros([ROWS, COLUMNS], tl.float32)
-        for spill in tl.static_range(SPILL + 1):
-            source = block - spill
-            pointers = scratch_ptr + ((row + spill) * QUERIES + in_tile)[:, None] * columns
-            x += tl.load(
-                pointers + source[None, :], mask=causal & (source >= 0)[None, :], other=0.0
-            )
-        forced = (block[None, :] < INITIAL) | (block[None, :] > own[:, None] - LOCAL)
-        x = tl.where(forced, float("inf"), x)
-        x = tl.where(causal, x, -1.0)
+    row = ((local_tile.to(tl.int64) * HKV + h) * ((SPILL + 1) * QUERIES) + in_tile) * columns
+    spill_step = QUERIES * columns
+    step = tl.arange(0, COLUMNS // LANES)
+    lane = tl.arange(0, LANES)
+    for begin in tl.range(0, tl.max(own, 0) - LOCAL + 1, COLUMNS):
+        # Columns fall into groups, one a lane. A round takes the best of the groups' best, and
+        # then looks again only at the group that lost it.
+        block = begin + step[None, :, None] * LANES + lane[None, None, :]
+        x = _importance(
+            scratch_ptr + row[:, None, None], block, own[:, None, None], spill_step, SPILL, INITIAL,
+            LOCAL,
+        )  # fmt: skip
+        value = tl.max(x, 1)  # [ROWS, LANES]
+        place = tl.min(tl.where(x == value[:, None, :], block, NONE), 1)
         new_best = tl.full([ROWS, N_PADDED], -1.0, tl.float32)
         new_index = tl.full([ROWS, N_PADDED], NONE, tl.int32)
-        for k in tl.range(N_SELECT):
-            value = tl.max(x, 1)
-            at = tl.min(tl.where(x == value[:, None], block[None, :], NONE), 1)
-            old_value = tl.max(best, 1)
-            old_at = tl.min(tl.where(best == old_value[:, None], index, NONE), 1)
+        for k in tl.range(FREE):
+            top = tl.max(value, 1)
+            at = tl.min(tl.where(value == top[:, None], place, NONE), 1)
+            old_top = tl.max(best, 1)
+            old_at = tl.min(tl.where(best == old_top[:, None], index, NONE), 1)
             # Earlier columns are lower blocks, to which a tie goes.
-            take_old = old_value >= value
-            chosen = tl.where(take_old, old_value, value)
+            take_old = old_top >= top
             chosen_at = tl.where(take_old, old_at, at)
             here = (slot == k)[None, :]
-            new_best = tl.where(here, chosen[:, None], new_best)
+            new_best = tl.where(here, tl.where(take_old, old_top, top)[:, None], new_best)
             new_index = tl.where(here, chosen_at[:, None], new_index)
-            x = tl.where(block[None, :] == chosen_at[:, None], -1.0, x)
             best = tl.where(index == chosen_at[:, None], -1.0, best)
+            group = at % LANES
+            rest = begin + step[None, :] * LANES + group[:, None]
+            y = _importance(
+                scratch_ptr + row[:, None], rest, own[:, None], spill_step, SPILL, INITIAL, LOCAL
+            )
+            later = (y < top[:, None]) | ((y == top[:, None]) & (rest > at[:, None]))
+            y = tl.where(later, y, -1.0)
+            next_top = tl.max(y, 1)
+            next_at = tl.min(tl.where(y == next_top[:, None], rest, NONE), 1)
+            update = (lane[None, :] == group[:, None]) & (take_old == 0)[:, None]
+            value = tl.where(update, next_top[:, None], value)
+            place = tl.where(update, next_at[:, None], place)
         best = new_best
         index = tl.where(new_best >= 0, new_index, NONE)
 
-    # Ascending: a block's place is how many of the chosen lie below it.
+    for i in tl.static_range(INITIAL):
+        forced = tl.where(own - LOCAL >= i, i, NONE)  # else it is one of the local ones
+        index = tl.where((slot == FREE + i)[None, :], forced[:, None], index)
+    for i in tl.static_range(LOCAL):
+        forced = tl.where(own >= i, own - i, NONE)
+        index = tl.where((slot == FREE + INITIAL + i)[None, :], forced[:, None], index)
+
+    # Ascending: a block's place is how many of the chosen lie below it; the unused come last.
     used = index != NONE
-    rank = tl.sum((index[:, None, :] < index[:, :, None]).to(tl.int32), 2)
-    place = tl.where(used, rank, slot[None, :])
-    token = start + query
-    out_row = ((b.to(tl.int64) * T + token) * HKV + h) * N_SELECT
+    below = index[:, None, :] < index[:, :, None]
+    earlier = (index[:, None, :] == index[:, :, None]) & (slot[None, None, :] < slot[None, :, None])
+    rank = tl.sum((below | earlier).to(tl.int32), 2)
+    out_row = ((b.to(tl.int64) * T + start + query) * HKV + h) * N_SELECT
     tl.store(
-        indices_ptr + out_row[:, None] + place,
+        indices_ptr + out_row[:, None] + rank,
         tl.where(used, index, -1),
-        mask=valid[:, None] & (slot < N_SELECT)[None, :],
+        mask=valid[:, None] & (rank < N_SELECT),
     )
+
+
+@triton.jit
+def _importance(
+    ptr, block, own, spill_step, SPILL: tl.constexpr, INITIAL: tl.constexpr, LOCAL: tl.constexpr
+):
+    """Importance of select blocks (eq. 9), -1 for those that are not free to be chosen."""
+    free = (block >= INITIAL) & (block <= own - LOCAL)
+    x = tl.load(ptr + block, mask=free, other=-1.0)
+    for spill in tl.static_range(1, SPILL + 1):
+        x += tl.load(
+            ptr + spill * spill_step + block - spill, mask=free & (block >= spill), other=0.0
+        )
+    return x
 
 
 def select_blocks(
@@ -356,7 +388,7 @@ def select_blocks(
             scratch, indices, *tables, first, T, q_start, tiles, documents, columns,
             N_SELECT=config.num_blocks, N_PADDED=triton.next_power_of_2(config.num_blocks),
             INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
-            **sizes, num_warps=4,
+            **sizes, num_warps=1,
         )  # fmt: skip
     return indices
 

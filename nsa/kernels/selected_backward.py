@@ -25,6 +25,8 @@ from nsa.kernels.keymajor import (
     load_item,
     load_pairs,
     load_rows,
+    needs_wide_offsets,
+    row_offsets,
     seen_slots,
     store_rows,
     strides,
@@ -68,6 +70,34 @@ def _add(
         tl.atomic_add(at, x, mask=mask, sem="relaxed")
     else:
         tl.store(at, tl.load(at, mask=mask, other=0.0) + x, mask=mask)
+
+
+@triton.jit
+def _row_values(
+    lse_ptr,
+    delta_ptr,
+    gate_ptr,
+    lse_t,
+    lse_h,
+    delta_t,
+    delta_h,
+    gate_t,
+    gate_h,
+    local,
+    g,
+    inside,
+    GATED: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """(lse, delta, gate) of the rows of a tile, [ROWS]; one past the end has p = exp2(-inf) = 0."""
+    at = row_offsets(local, g, lse_t, lse_h, WIDE)
+    lse = tl.load(lse_ptr + at, mask=inside, other=float("inf"))
+    delta = tl.load(delta_ptr + row_offsets(local, g, delta_t, delta_h, WIDE))
+    if GATED:
+        gate = tl.load(gate_ptr + row_offsets(local, g, gate_t, gate_h, WIDE)).to(tl.float32)
+    else:
+        gate = tl.full(delta.shape, 1.0, tl.float32)
+    return lse, delta, gate
 
 
 @triton.jit(do_not_specialize=["first_token", "first_bin", "end_bin", "T", "S", "q_start"])
@@ -125,6 +155,7 @@ def _backward_kernel(
     KEYS: tl.constexpr,
     GATED: tl.constexpr,
     ATOMIC: tl.constexpr,  # others may add to the same keys; else this program alone does
+    WIDE: tl.constexpr,  # see `row_offsets`
     ROWS: tl.constexpr,
 ):
     exists, start, end, b_h, first_key, end_key = load_item(
@@ -146,44 +177,85 @@ def _backward_kernel(
     v = load_rows(v_ptr, b * v_b + h * v_h + key * v_s, is_key, 0, DV_BLOCK, DV)
     dv = tl.zeros([DV_BLOCK, KEYS], tl.float32)
 
-    rows = (end - start) * G
-    # Read a tile ahead: where queries stand is then known when their loads are issued.
-    next_pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
-    for tile in range(0, rows, ROWS):
-        pair = next_pair
-        next_pair = load_pairs(pairs_ptr, start, end, tile + ROWS, ROWS, G)
-        row = tile + tl.arange(0, ROWS)
-        token = pair // N
-        head = h * G + row % G
-        t = token - b * T
-        q_rows = b * q_b + t * q_t + head * q_h
-        do_rows = b * do_b + t * do_t + head * do_h
-        # Rows past the end weigh nothing: p = exp2(s - inf) = 0.
-        lse = tl.load(
-            lse_ptr + b * lse_b + t * lse_t + head * lse_h, mask=row < rows, other=float("inf")
-        )
-        delta = tl.load(delta_ptr + b * delta_b + t * delta_t + head * delta_h)
+    # Rows are addressed from the chunk's first query in this sequence: 32 bits are enough for
+    # that, and half the registers.
+    t0 = tl.maximum(first_token - b * T, 0)
+    origin = b * T + t0
+    q_ptr += b * q_b + t0 * q_t + h * G * q_h
+    do_ptr += b * do_b + t0 * do_t + h * G * do_h
+    lse_ptr += b * lse_b + t0 * lse_t + h * G * lse_h
+    delta_ptr += b * delta_b + t0 * delta_t + h * G * delta_h
+    if GATED:
+        gate_ptr += b * gate_b + t0 * gate_t + h * G * gate_h
+    partial_ptr += ((origin - first_token).to(tl.int64) * HKV + h) * (N * G * D)
 
+    rows = (end - start) * G
+    row = tl.arange(0, ROWS)
+    # Pairs are read two tiles ahead, and what is small of a tile one tile ahead.
+    pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
+    next_pair = load_pairs(pairs_ptr, start, end, ROWS, ROWS, G)
+    next_lse, next_delta, next_gate = _row_values(
+        lse_ptr,
+        delta_ptr,
+        gate_ptr,
+        lse_t,
+        lse_h,
+        delta_t,
+        delta_h,
+        gate_t,
+        gate_h,
+        pair // N - origin,
+        row % G,
+        row < rows,
+        GATED,
+        WIDE,
+    )
+    for tile in range(0, rows, ROWS):
+        row = tile + tl.arange(0, ROWS)
+        g = row % G
+        token = pair // N
+        local = token - origin
+        slot = pair - token * N
+        lse, delta, gate = next_lse, next_delta, next_gate
+        pair = next_pair
+        next_pair = load_pairs(pairs_ptr, start, end, tile + 2 * ROWS, ROWS, G)
+        next_lse, next_delta, next_gate = _row_values(
+            lse_ptr,
+            delta_ptr,
+            gate_ptr,
+            lse_t,
+            lse_h,
+            delta_t,
+            delta_h,
+            gate_t,
+            gate_h,
+            pair // N - origin,
+            (row + ROWS) % G,
+            row + ROWS < rows,
+            GATED,
+            WIDE,
+        )
+
+        q_rows = row_offsets(local, g, q_t, q_h, WIDE)
         q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
         s = tl.dot(q1, tl.trans(k1))  # [ROWS, KEYS]
         if D2 > 0:
             q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
             s = tl.dot(q2, tl.trans(k2), s)
-        visible = is_key[None, :] & (key[None, :] <= q_start + t[:, None])
+        visible = is_key[None, :] & (key[None, :] <= q_start + t0 + local[:, None])
         p = tl.where(visible, tl.exp2(s * scale_log2 - lse[:, None]), 0.0)
         if GATED:
-            gate = tl.load(gate_ptr + b * gate_b + t * gate_t + head * gate_h)
-            p = p * gate.to(tl.float32)[:, None]
+            p = p * gate[:, None]
+        do_rows = row_offsets(local, g, do_t, do_h, WIDE)
         do = load_rows(do_ptr, do_rows, None, 0, DV_BLOCK, DV)  # [ROWS, DV]
+        dv = tl.dot(tl.trans(do), p.to(do.dtype), dv)  # [DV, KEYS]
         dp = tl.dot(do, tl.trans(v))  # [ROWS, KEYS]
         ds = (p * (dp - delta[:, None])).to(q1.dtype)
-        dv = tl.dot(tl.trans(do), p.to(do.dtype), dv)  # [DV, KEYS]
         dk1 = tl.dot(tl.trans(q1), ds, dk1)  # [D1, KEYS]
         if D2 > 0:
             dk2 = tl.dot(tl.trans(q2), ds, dk2)
 
-        slot = pair - token * N
-        out = ((((token - first_token).to(tl.int64) * HKV + h) * N + slot) * G + row % G) * D
+        out = ((local * (HKV * N) + slot) * G + g).to(tl.int64 if WIDE else tl.int32) * D
         store_rows(partial_ptr, out, row < rows, tl.dot(ds, k1) * scale, 0, D1, D)
         if D2 > 0:
             store_rows(partial_ptr, out, row < rows, tl.dot(ds, k2) * scale, D1, D2, D)
@@ -310,6 +382,7 @@ def selected_backward(
     # One buffer, zeroed and rounded at once.
     sums = torch.zeros(k.numel() + v.numel(), dtype=torch.float32, device=q.device)
     dk_sum, dv_sum = sums[: k.numel()], sums[k.numel() :]
+    wide = needs_wide_offsets(index, q, do, lse, delta, *([] if gate is None else [gate]))
     added = [last_contiguous(x) for x in add_dq]
     add1, add2, *_ = *added, None, None
 
@@ -354,6 +427,7 @@ def selected_backward(
             KEYS=KEYS,
             GATED=gate is not None,
             ATOMIC=not deterministic,
+            WIDE=wide,
             ROWS=config.rows,
             num_warps=config.warps,
             num_stages=config.stages,
