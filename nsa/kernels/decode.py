@@ -281,7 +281,6 @@ def _attend_kernel(
     G_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,  # l'
-    BLOCK_KEYS: tl.constexpr,  # keys of a tile of a selected block
     N: tl.constexpr,  # n
     WINDOW: tl.constexpr,  # w
 ):
@@ -299,59 +298,46 @@ def _attend_kernel(
     row_max = tl.full([G_BLOCK], float("-inf"), tl.float32)
     row_sum = tl.zeros([G_BLOCK], tl.float32)
 
-    if piece < select_pieces:
-        k = k_sel_ptr + b * k_sel_batch + h * k_sel_head
-        v = v_sel_ptr + b * v_sel_batch + h * v_sel_head
-        tiles_per_block: tl.constexpr = (BLOCK + BLOCK_KEYS - 1) // BLOCK_KEYS
-        first = piece * tiles_per_piece
-        for t in tl.range(first, tl.minimum(first + tiles_per_piece, N * tiles_per_block)):
-            block = tl.load(chosen_ptr + b_h * N + t // tiles_per_block)
-            in_block = t % tiles_per_block * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
-            key = block * BLOCK + in_block
-            valid = (block >= 0) & (in_block < BLOCK) & (key < length)
-            acc, row_max, row_sum, _ = _take(
-                acc,
-                row_max,
-                row_sum,
-                q1,
-                q2,
-                k,
-                v,
-                key * k_sel_row,
-                key * v_sel_row,
-                valid,
-                scale,
-                D,
-                D1,
-                D2,
-                DV,
-                DV_BLOCK,
-            )
-    else:
-        k = k_win_ptr + b * k_win_batch + h * k_win_head
-        v = v_win_ptr + b * v_win_batch + h * v_win_head
-        first = tl.maximum(length - WINDOW, 0) + (piece - select_pieces) * tiles_per_piece * KEYS
-        for begin in tl.range(first, tl.minimum(first + tiles_per_piece * KEYS, length), KEYS):
-            key = begin + tl.arange(0, KEYS)
-            row = key % ring
-            acc, row_max, row_sum, _ = _take(
-                acc,
-                row_max,
-                row_sum,
-                q1,
-                q2,
-                k,
-                v,
-                row * k_win_row,
-                row * v_win_row,
-                key < length,
-                scale,
-                D,
-                D1,
-                D2,
-                DV,
-                DV_BLOCK,
-            )
+    # One loop for both branches: two would have shared memory of their own each.
+    select = piece < select_pieces
+    k = tl.where(select, k_sel_ptr, k_win_ptr)
+    k += b * tl.where(select, k_sel_batch, k_win_batch) + h * tl.where(
+        select, k_sel_head, k_win_head
+    )
+    v = tl.where(select, v_sel_ptr, v_win_ptr)
+    v += b * tl.where(select, v_sel_batch, v_win_batch) + h * tl.where(
+        select, v_sel_head, v_win_head
+    )
+    k_row = tl.where(select, k_sel_row, k_win_row)
+    v_row = tl.where(select, v_sel_row, v_win_row)
+    window_start = tl.maximum(length - WINDOW, 0)
+    first = tl.where(select, piece, piece - select_pieces) * tiles_per_piece * KEYS
+    stop = tl.where(select, N * BLOCK, length - window_start)
+    for begin in tl.range(first, tl.minimum(first + tiles_per_piece * KEYS, stop), KEYS):
+        i = begin + tl.arange(0, KEYS)  # among the branch's keys
+        slot = i // BLOCK
+        block = tl.load(chosen_ptr + b_h * N + slot, mask=select & (slot < N), other=-1)
+        key = tl.where(select, block * BLOCK + i % BLOCK, window_start + i)
+        valid = (key >= 0) & (key < length)
+        row = tl.where(select, key, key % ring)
+        acc, row_max, row_sum, _ = _take(
+            acc,
+            row_max,
+            row_sum,
+            q1,
+            q2,
+            k,
+            v,
+            row * k_row,
+            row * v_row,
+            valid,
+            scale,
+            D,
+            D1,
+            D2,
+            DV,
+            DV_BLOCK,
+        )
     place = b_h.to(tl.int64) * pieces + first_piece + piece
     _store_piece(
         acc,
@@ -471,9 +457,8 @@ def decode(
     G = HQ // HKV
     groups, blocks, ring = B * HKV, k_cmp.shape[1], k_win.shape[1]
     t = tile(Dk, Dv)
-    block_keys = min(t.keys, padded(config.select_block_size))
     compress_tiles = triton.cdiv(blocks, t.keys)
-    select_tiles = config.num_blocks * triton.cdiv(config.select_block_size, block_keys)
+    select_tiles = triton.cdiv(config.num_blocks * config.select_block_size, t.keys)
     window_tiles = triton.cdiv(min(config.window_size, ring), t.keys)
     per_piece = max(1, groups * compress_tiles // PROGRAMS)
     attend_per_piece = max(1, groups * (select_tiles + window_tiles) // PROGRAMS)
@@ -548,7 +533,6 @@ def decode(
         ring,
         **heads,
         BLOCK=config.select_block_size,
-        BLOCK_KEYS=block_keys,
         N=config.num_blocks,
         WINDOW=config.window_size,
         **launch,
