@@ -4,8 +4,7 @@
 2. dX: a tile of blocks takes the first d tokens of each, d tokens that l / d blocks share, and
    adds up what all of them pass on: l / d products into one accumulator, no atomics. The last
    block of a document owns its other tokens too.
-3. dW1: dmixed^T times the blocks, read where they lie, cut along the rows into float32 parts.
-4. The parts added up; the position encoding's share, which is an outer product; all casts.
+3. The weights, in nsa.kernels.phi_weights; dW2 is a plain product.
 
 No atomics anywhere: gradients are the same bits each time.
 """
@@ -15,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.kernels import phi_weights
 from nsa.kernels.common import Architecture, architecture, head_blocks, padded
-from nsa.kernels.phi_rows import FILL, Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi_rows import Blocks, Tile, block_rows, column_offsets
 
 # For heads of any size: no spills, and two blocks of dX on one multiprocessor of sm_90.
 DMIXED: dict[Architecture, Tile] = {
@@ -27,11 +27,6 @@ DX: dict[Architecture, Tile] = {
     "sm_90": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
     "sm_80": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
 }
-DW1: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, columns=128, warps=8, stages=3),
-    "sm_80": Tile(rows=64, columns=64, warps=8, stages=2),
-}
-SUM = Tile(rows=64, columns=32, warps=4, stages=2)
 
 
 @triton.jit
@@ -188,109 +183,6 @@ def _dx_kernel(
     tl.store(dx, acc.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["N", "tiles", "total", "splits"])
-def _dw1_kernel(
-    x_ptr,  # [B, T, H, D]
-    dmixed_ptr,  # [B, N * H, D]
-    starts_ptr,  # [N], int32
-    parts_ptr,  # [splits, D, SIZE * D], float32
-    x_batch: tl.int64,
-    x_token: tl.int64,
-    x_head: tl.int64,
-    N,
-    tiles,
-    total,  # B * tiles
-    splits,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    D1: tl.constexpr,
-    D2: tl.constexpr,
-    SIZE: tl.constexpr,
-    STRIDE: tl.constexpr,
-    HAS_STARTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    split = tl.program_id(1)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < SIZE * D
-    x_columns = x_ptr + column_offsets(column, x_token, D)[None, :]
-    sequence = N.to(tl.int64) * H  # rows of one
-    out1 = tl.arange(0, D1)
-    acc1 = tl.zeros([COLUMNS, D1], tl.float32)
-    if D2 > 0:
-        out2 = D1 + tl.arange(0, D2)
-        acc2 = tl.zeros([COLUMNS, D2], tl.float32)
-
-    for tile in range(split * total // splits, (split + 1) * total // splits):
-        batch = tile // tiles
-        row, _, head, start, used = block_rows(
-            starts_ptr, tile % tiles, N, H, STRIDE, HAS_STARTS, ROWS
-        )
-        x = tl.load(
-            x_columns + (batch * x_batch + start * x_token + head * x_head)[:, None],
-            mask=used[:, None] & inside[None, :],
-            other=0.0,
-        )  # [ROWS, COLUMNS]
-        rows = dmixed_ptr + ((batch * sequence + row) * D)[:, None]
-        mask = used[:, None] & (out1 < D)[None, :]
-        dmixed = tl.load(rows + out1[None, :], mask=mask, other=0.0)  # [ROWS, D1]
-        acc1 = tl.dot(tl.trans(x), dmixed, acc1)
-        if D2 > 0:
-            mask = used[:, None] & (out2 < D)[None, :]
-            dmixed = tl.load(rows + out2[None, :], mask=mask, other=0.0)  # [ROWS, D2]
-            acc2 = tl.dot(tl.trans(x), dmixed, acc2)
-
-    parts = parts_ptr + split.to(tl.int64) * D * SIZE * D + column[:, None]
-    mask = inside[:, None] & (out1 < D)[None, :]
-    tl.store(parts + out1[None, :] * (SIZE * D), acc1, mask=mask)
-    if D2 > 0:
-        mask = inside[:, None] & (out2 < D)[None, :]
-        tl.store(parts + out2[None, :] * (SIZE * D), acc2, mask=mask)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def _sum_kernel(
-    parts_ptr,  # [splits, D, SIZE * D], float32
-    sums_ptr,  # [2, D], float32: of dmixed and of do, over all rows
-    w1_ptr,  # [D, SIZE * D]
-    position_ptr,  # [SIZE * D]
-    dw1_ptr,  # [D, SIZE * D]
-    dposition_ptr,  # [SIZE * D]
-    db1_ptr,  # [D]
-    db2_ptr,  # [D]
-    w1_row: tl.int64,
-    splits,
-    D: tl.constexpr,
-    WIDTH: tl.constexpr,  # SIZE * D
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < WIDTH
-    position = tl.load(position_ptr + column, mask=inside, other=0.0).to(tl.float32)
-    dposition = tl.zeros([COLUMNS], tl.float32)
-    for begin in range(0, D, ROWS):
-        row = begin + tl.arange(0, ROWS)
-        mask = (row < D)[:, None] & inside[None, :]
-        dbias = tl.load(sums_ptr + row, mask=row < D, other=0.0)
-        w = tl.load(w1_ptr + row[:, None] * w1_row + column[None, :], mask=mask, other=0.0)
-        dposition += tl.sum(dbias[:, None] * w.to(tl.float32), 0)
-        dw1 = dbias[:, None] * position[None, :]
-        offsets = row[:, None] * WIDTH + column[None, :]
-        part = parts_ptr + offsets
-        for _ in range(splits):
-            dw1 += tl.load(part, mask, other=0.0)
-            part += D * WIDTH
-        tl.store(dw1_ptr + offsets, dw1.to(dw1_ptr.dtype.element_ty), mask=mask)
-        if tl.program_id(0) == 0:
-            do = tl.load(sums_ptr + D + row, mask=row < D, other=0.0)
-            tl.store(db1_ptr + row, dbias.to(db1_ptr.dtype.element_ty), mask=row < D)
-            tl.store(db2_ptr + row, do.to(db2_ptr.dtype.element_ty), mask=row < D)
-    dposition = dposition.to(dposition_ptr.dtype.element_ty)
-    tl.store(dposition_ptr + column, dposition, mask=inside)
-
-
 def backward(
     blocks: Blocks,
     do: Tensor,
@@ -356,29 +248,15 @@ def backward(
     if not needs_weights:
         return dx, None, None, None, None, None
     dw1_dtype, db1_dtype, dw2_dtype, db2_dtype = dtypes
-    parts = _dw1_parts(blocks, dmixed, x, starts)
-    dw1 = torch.empty(w1.shape, dtype=dw1_dtype, device=x.device)
-    dposition = torch.empty(position.shape, dtype=position.dtype, device=x.device)
-    db1 = torch.empty(D, dtype=db1_dtype, device=x.device)
-    db2 = torch.empty(D, dtype=db2_dtype, device=x.device)
-    width = blocks.size * D
-    _sum_kernel[(triton.cdiv(width, SUM.columns),)](
-        parts,
-        sums.sum(0),
+    dposition, dw1, db1, db2 = phi_weights.gradients(
+        blocks,
+        dmixed,
+        sums,
+        x,
+        position,
         w1,
-        position.contiguous(),
-        dw1,
-        dposition,
-        db1,
-        db2,
-        w1.stride(0),
-        len(parts),
-        D=D,
-        WIDTH=width,
-        ROWS=SUM.rows,
-        COLUMNS=SUM.columns,
-        num_warps=SUM.warps,
-        num_stages=SUM.stages,
+        starts,
+        dtypes=(dw1_dtype, db1_dtype, db2_dtype),
     )
     dw2 = (do.view(-1, D).T @ active.view(-1, D)).to(dw2_dtype)
     return dx, dposition, dw1, db1, dw2, db2
@@ -417,38 +295,3 @@ def _dx(blocks: Blocks, dmixed: Tensor, x: Tensor, w1: Tensor, starts: Tensor | 
         num_stages=tile.stages,
     )
     return dx
-
-
-def _dw1_parts(blocks: Blocks, dmixed: Tensor, x: Tensor, starts: Tensor | None) -> Tensor:
-    """Parts [splits, D, l * D], float32, whose sum is the gradient of W1 without the position."""
-    H, D = blocks.heads, blocks.dim
-    tile = DW1[architecture(x.device)]
-    tiles = blocks.tiles(tile.rows)
-    total = blocks.batch * tiles
-    columns = triton.cdiv(blocks.size * D, tile.columns)
-    splits = min(total, max(1, FILL // columns))
-    parts = torch.empty(splits, D, blocks.size * D, dtype=torch.float32, device=x.device)
-    d1, d2 = head_blocks(D)
-    _dw1_kernel[(columns, splits)](
-        x,
-        dmixed,
-        starts,
-        parts,
-        *x.stride()[:3],
-        blocks.count,
-        tiles,
-        total,
-        splits,
-        H=H,
-        D=D,
-        D1=d1,
-        D2=d2,
-        SIZE=blocks.size,
-        STRIDE=blocks.stride,
-        HAS_STARTS=starts is not None,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    return parts

@@ -30,8 +30,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int = 1) -> Tensor:
     """The definition: pairs as complex numbers times exp(i * angle)."""
     pairs = torch.view_as_complex(x.double().contiguous().unflatten(-1, (-1, 2)))
     turn = torch.complex(cos.double(), sign * sin.double())
-    exact: Tensor = torch.view_as_real(pairs * turn[:, None]).flatten(-2)
-    return exact
+    return torch.view_as_real(pairs * turn[:, None]).flatten(-2)
 
 
 def contiguous(x: Tensor) -> Tensor:
@@ -48,7 +47,8 @@ def sliced(x: Tensor) -> Tensor:
     B, T, H, D = x.shape
     wide = torch.full((B, T, H * D + 7), torch.nan, dtype=x.dtype, device=x.device)
     wide[..., 3:-4] = x.flatten(-2)
-    return wide[..., 3:-4].unflatten(-1, (H, D))
+    cut: Tensor = wide[..., 3:-4].unflatten(-1, (H, D))
+    return cut
 
 
 def channels_apart(x: Tensor) -> Tensor:
