@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from nsa.cache import DenseCache, LayerCache
 from nsa.compiled import compiled
 from nsa.config import ModelConfig
+from nsa.decoder import Decoder
 from nsa.flags import Prefill
 from nsa.module import DenseAttention, NSAttention, Phi
 from nsa.ops import Routes
@@ -287,27 +288,40 @@ class ByteLM(nn.Module):
         generator: torch.Generator | None = None,
         routes: Routes | None = None,
         prefill: Prefill = "batched",
+        decoder: Decoder | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """Continue each prompt by n bytes, through caches.
 
         Args:
-            prompt: [B, T], int64, T >= 1.
+            prompt: [B, T], int64, T >= 1; padded on the right where lengths are given.
             n: Bytes to add.
             temperature: 0 takes the likeliest byte; above, bytes are drawn from the softmax of
                 logits / temperature.
             generator: Draws them; by default torch's global one.
             routes, prefill: As in forward.
+            decoder: Continues by its device caches, with room for T + n - 1 tokens; it begins
+                anew. `routes` are then those of the prompt.
+            lengths: Of the prompts, [B], with a decoder.
 
         Returns:
             The new bytes, [B, n].
         """
         if temperature < 0:
             raise ValueError(f"temperature={temperature} must not be negative")
-        caches = self.new_caches(prompt.shape[1] + n)
+        if lengths is not None and decoder is None:
+            raise ValueError("lengths without a decoder: caches of the host hold one length")
+        caches = self.new_caches(prompt.shape[1] + n) if decoder is None else None
         new = prompt.new_empty(prompt.shape[0], n)
         tokens = prompt
         for i in range(n):
-            last = self(tokens, routes=routes, prefill=prefill, caches=caches)[:, -1]
+            if decoder is None:
+                logits = self(tokens, routes=routes, prefill=prefill, caches=caches)
+            elif i == 0:
+                logits = decoder.prefill(prompt, lengths, routes=routes, prefill=prefill)
+            else:
+                logits = decoder.step(tokens)
+            last = logits[:, -1]
             if temperature:
                 weights = (last.float() / temperature).softmax(-1)
                 tokens = torch.multinomial(weights, 1, generator=generator)

@@ -32,9 +32,11 @@ from nsa.checks import (
     shape,
 )
 from nsa.config import BRANCHES, NSAConfig
+from nsa.decode import DECODE_ROUTES, decode_attention
 from nsa.errors import Unsupported
 
 __all__ = [
+    "DECODE_ROUTES",
     "DENSE_ROUTES",
     "ROUTES",
     "Routes",
@@ -42,6 +44,7 @@ __all__ = [
     "attention",
     "compress_attention",
     "compress_blocks",
+    "decode_attention",
     "dense_attention",
     "select_blocks",
     "selected_attention",

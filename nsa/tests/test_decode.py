@@ -9,10 +9,10 @@ from torch import Tensor
 
 from nsa import reference
 from nsa.config import NSAConfig
-from nsa.decode import DECODE_ROUTES, decode_attention
 from nsa.errors import Unsupported
 from nsa.kernels import common, decode_scores
 from nsa.kernels import decode as kernels
+from nsa.ops import DECODE_ROUTES, decode_attention
 from nsa.tests.operator_inputs import DEVICES, SMALL, mean, normal
 
 pytestmark = pytest.mark.filterwarnings(
