@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch._dynamo import lookup_backend
 from torch.fx import GraphModule
 
 BACKEND = "inductor"
@@ -38,6 +37,8 @@ def compiled(function: Function) -> Function:
 
 
 def _counting(graph: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    from torch._dynamo import lookup_backend  # here: it is slow to import, and rarely needed
+
     run = lookup_backend(BACKEND)(graph, inputs)
 
     def counted(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The error of an explicit route that cannot run here."""
+"""What cannot be done as asked: an explicit route that cannot run here, and training."""
 
 
 class Unsupported(RuntimeError):
@@ -6,3 +6,10 @@ class Unsupported(RuntimeError):
 
     Nothing else runs in its place: a number measured on another route is a wrong number.
     """
+
+
+class TrainError(Exception):
+    """Training cannot go as asked: the fact, then the remedy."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem}\n  {remedy}")

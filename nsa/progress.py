@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from nsa.trainer import TrainError
+from nsa.errors import TrainError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

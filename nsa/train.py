@@ -24,10 +24,12 @@ from torch import Tensor
 
 from nsa.config import PRESETS
 from nsa.data import DataError, bits_per_byte, open_stream, unigram_entropy
-from nsa.errors import Unsupported
+from nsa.devices import process_group
+from nsa.errors import TrainError, Unsupported
 from nsa.flags import FlagError, Flags, Launch
 from nsa.progress import Progress, Sink, check_writable, csv_sink, draw_curve, tensorboard_sink
-from nsa.trainer import Precision, TrainConfig, Trainer, TrainError, describe_routes, process_group
+from nsa.train_config import COMPILE, Precision, TrainConfig
+from nsa.trainer import Trainer, describe_routes
 
 __all__ = ["Progress", "TrainConfig", "TrainError", "Trainer", "configure", "main", "train"]
 
@@ -216,6 +218,8 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
         ("B", "batch_size", c.batch_size),
         ("accum", "accum", c.accum),
         ("gc", "checkpointing", c.checkpointing),
+        ("compile", "compile", c.compile),
+        ("graph", "cuda_graph", "on" if c.cuda_graph else "off"),
         ("precision", "precision", c.precision),
         ("dataset", "dataset", c.dataset),
         ("steps", "steps", c.steps),
@@ -336,6 +340,8 @@ def _parser() -> argparse.ArgumentParser:
     recompute = partial(gc.add_argument, action=_Set, default=argparse.SUPPRESS)
     recompute("--gc", dest="checkpointing", metavar="off|on|A-B", help="layers to recompute")
     recompute("--no-gc", dest="checkpointing", nargs=0, const="off", help="same as --gc off")
+    add("--compile", type=_one_of(COMPILE), help="torch.compile around the attention: off or on")
+    add("--cuda-graph", nargs=0, const=True, help="replay each step as one CUDA graph")
     add("--steps", type=_at_least(1), help="optimiser steps, and the length of the schedule")
     add("--warmup-steps", type=_at_least(0))
     add("--dataset", metavar="NAME", help="synthetic, text, fineweb_edu or fineweb_edu:PATH")

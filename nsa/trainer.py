@@ -4,115 +4,27 @@
 from the tensors and calls that went by. Nothing here reads the environment, prints or exits.
 """
 
-import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
 
-from nsa.config import ModelConfig
-from nsa.data import Loader, check_dataset, open_stream
-from nsa.flags import Flags, Launch, Prefill
+from nsa.capture import CapturedStep, CaptureError
+from nsa.compiled import compiled, runs
+from nsa.data import Loader, open_stream
+from nsa.devices import distribute, training_device
+from nsa.errors import TrainError
+from nsa.flags import Flags, Launch
 from nsa.lm import ByteLM, cross_entropy, parse_checkpointing
 from nsa.module import DenseAttention
 from nsa.ops import Routes
-
-Precision = Literal["fp32", "bf16", "fp16"]
-AUTOCAST: dict[Precision, torch.dtype | None] = {
-    "fp32": None,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-_COMPRESS_HOOKS = {
-    "bf16": default_hooks.bf16_compress_hook,
-    "fp16": default_hooks.fp16_compress_hook,
-}
-
-
-class TrainError(Exception):
-    """Training cannot go as asked: the fact, then the remedy."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        super().__init__(f"{problem}\n  {remedy}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """What to train and how. Optimiser defaults are those of Llama (arXiv:2302.13971, 2.3)."""
-
-    model: ModelConfig
-    dense_backend: str = "sdpa"
-    """Route of nsa.ops.dense_attention, where the model's attention is dense."""
-    seq_len: int
-    """Tokens per row (T)."""
-    batch_size: int = 1
-    """Rows per forward (B)."""
-    accum: int = 1
-    """Forwards whose gradients are averaged into one optimiser step."""
-    checkpointing: str = "off"
-    """Layers recomputed in the backward pass: `off`, `on`, or a range such as `2-7`."""
-    precision: Precision = "fp32"
-    """Parameters are float32 always; bf16 and fp16 compute under autocast, fp16 scales the loss."""
-    dataset: str = "text"
-    """See nsa.data."""
-    steps: int = 100
-    """Length of the learning-rate schedule; stepping on past it keeps the last rate."""
-    lr: float = 1e-3
-    """Peak learning rate: reached linearly, then a cosine down to min_lr_ratio of it."""
-    warmup_steps: int = 20
-    min_lr_ratio: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
-    """On matrices only, not on norms and biases."""
-    clip: float = 1.0
-    """Largest norm of the whole gradient."""
-    seed: int = 0
-    """Decides weights and data."""
-    initial_scale: float = 2.0**16
-    """First loss scale of fp16."""
-    device: str = "cpu"
-    """`cpu`, `cuda`, or one GPU such as `cuda:1`."""
-    routes: Routes | None = None
-    """How the branches of NSA are computed; as the flags say when None."""
-    prefill: Prefill | None = None
-    """`batched` or `token`; as the flags say when None."""
-    loader_timeout_s: float = 60.0
-    """Longest wait for data before it is a DataError."""
-
-    def __post_init__(self) -> None:
-        whole = ("seq_len", "batch_size", "accum", "steps")
-        for name in (*whole, "lr", "clip", "initial_scale", "loader_timeout_s"):
-            if not (value := getattr(self, name)) > 0:  # which NaN is not, either
-                raise ValueError(f"{name}={value} must be positive")
-        for name in ("warmup_steps", "seed", "weight_decay"):
-            if not (value := getattr(self, name)) >= 0:
-                raise ValueError(f"{name}={value} must be 0 or more")
-        if self.seed >= 2**63:
-            raise ValueError(
-                f"seed={self.seed} must be under 2**63: torch's generator takes no more"
-            )
-        if self.precision not in AUTOCAST:
-            raise ValueError(f"precision={self.precision!r} is none of {', '.join(AUTOCAST)}")
-        check_dataset(self.dataset)
-        parse_checkpointing(self.checkpointing, self.model.n_layers)
-
-    def learning_rate(self, step: int) -> float:
-        """Rate of a step, counted from 0: linear warm-up, then a cosine.
-
-        Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts.
-        """
-        if step < self.warmup_steps:
-            return self.lr * (step + 1) / self.warmup_steps
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-        low = self.lr * self.min_lr_ratio
-        return low + (self.lr - low) * (1 + math.cos(math.pi * done)) / 2
+from nsa.rotary import Rotation
+from nsa.train_config import AUTOCAST, TrainConfig
 
 
 @dataclass(slots=True)
@@ -128,6 +40,10 @@ class _Seen:
     routes: Routes | str = ""
     """Of NSA the routes it was handed, of dense attention its backend."""
     prefill: str = ""
+    compiled: int = 0
+    """Runs of compiled graphs in the forward passes."""
+    replayed: bool = False
+    """Whether the step was the replay of a CUDA graph. The rest was seen at its capture."""
 
 
 class Trainer:
@@ -148,13 +64,15 @@ class Trainer:
 
         Raises:
             DataError: The dataset is absent.
-            TrainError: The device is absent.
+            TrainError: The device is absent, or cannot do what is asked for.
         """
         flags = Flags() if flags is None else flags
         launch = Launch() if launch is None else launch
         self.config = config
         self.launch = launch
         self.device = training_device(config.device, launch)
+        if config.cuda_graph:
+            _check_graph(config, self.device, launch)
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
             self.model = ByteLM(
                 config.model,
@@ -165,11 +83,13 @@ class Trainer:
         self.steps_done = 0
         self.routes = flags.routes() if config.routes is None else config.routes
         self.prefill = flags.prefill if config.prefill is None else config.prefill
+        self._graph: CapturedStep | None = None
+        self._rotation: tuple[int, torch.dtype, Rotation] | None = None
         self._layers = parse_checkpointing(config.checkpointing, config.model.n_layers)
         self._seen = self._nothing_seen()
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
-        self._ddp = _distribute(self.model, self.device, flags) if launch.world_size > 1 else None
+        self._ddp = distribute(self.model, self.device, flags) if launch.world_size > 1 else None
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         self._optimiser = torch.optim.AdamW(
@@ -177,7 +97,8 @@ class Trainer:
                 {"params": matrices, "weight_decay": config.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ],
-            lr=config.lr,
+            # A graph reads the rate from where it stood at the capture.
+            lr=torch.tensor(config.lr, device=self.device) if config.cuda_graph else config.lr,
             betas=config.betas,
             fused=True,
         )
@@ -221,18 +142,56 @@ class Trainer:
         Raises:
             DataError: The data ended, stalled or is malformed.
             nsa.ops.Unsupported: A route cannot run here.
+            TrainError: The step does not compile, or cannot be captured.
         """
+        batches = (next(self.stream) for _ in range(self.config.accum))
+        rate = self.config.learning_rate(self.steps_done)
+        if self.config.cuda_graph:
+            loss = self._replay(list(batches), rate)
+        else:
+            self._set_rate(rate)
+            loss = self._learn(self._to_device(batch) for batch in batches)
+        self.steps_done += 1
+        return loss
+
+    def _learn(self, batches: Iterable[Tensor]) -> Tensor:
+        """One optimiser step on batches on the device, at the rate that is set."""
         self._seen = self._nothing_seen()
         accum = self.config.accum
         losses = []
-        for i in range(accum):
-            batch = self._to_device(next(self.stream))
+        for i, batch in enumerate(batches):
             with self._no_reduction() if i < accum - 1 else nullcontext():
                 loss = self._loss(batch, self._ddp or self.model)
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         self._update()
         return torch.stack(losses).mean()
+
+    def _replay(self, batches: list[Tensor], rate: float) -> Tensor:
+        """The same by a CUDA graph, which is captured at the first step."""
+        if self._graph is None:
+            self._set_rate(0.0)  # so that warming up moves no weight
+            try:
+                self._graph = CapturedStep(
+                    self._learn, batches, device=self.device, before_capture=self._forget
+                )
+            except CaptureError as error:
+                raise TrainError(
+                    f"this step cannot be captured as a CUDA graph: {error}",
+                    "Choose routes that do not wait for the device (nsa/README.md), or leave "
+                    "--cuda-graph out.",
+                ) from error
+            self._seen.replayed = True
+        self._set_rate(rate)
+        return self._graph(batches)
+
+    def _forget(self) -> None:
+        """Empty the optimiser's memory of the warm-up; from here on it may be captured."""
+        for state in self._optimiser.state.values():
+            for value in state.values():
+                value.zero_()
+        for group in self._optimiser.param_groups:
+            group["capturable"] = True
 
     @torch.no_grad()
     def held_out_loss(self, batches: int) -> Tensor:
@@ -273,6 +232,8 @@ class Trainer:
             "batch": seen.batch[0],
             "accum": seen.forwards,
             "gc": describe_layers(recomputed, len(seen.calls)),
+            "compile": "on" if seen.compiled else "off",
+            "graph": "on" if seen.replayed else "off",
             "parameter_dtype": _names(p.dtype for p in self.model.parameters()),
             "autocast_dtype": _name(seen.autocast) if seen.autocast else "off",
             "logits_dtype": _name(seen.logits),
@@ -304,28 +265,48 @@ class Trainer:
     def _loss(self, batch: Tensor, model: nn.Module) -> Tensor:
         dtype = AUTOCAST[self.config.precision]
         kind = self.device.type
-        with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
-            logits = model(
-                batch[:, :-1],
-                routes=self.routes,
-                prefill=self.prefill,
-                checkpointing=self._layers,
-            )
-            if torch.is_autocast_enabled(kind):
-                self._seen.autocast = torch.get_autocast_dtype(kind)
+        compile_parts = self.config.compile == "on"
+        before = runs()
+        with _compiling() if compile_parts else nullcontext():
+            with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+                logits = model(
+                    batch[:, :-1],
+                    routes=self.routes,
+                    prefill=self.prefill,
+                    checkpointing=self._layers,
+                    rotation=self._turns(batch.shape[1] - 1),
+                    compile_parts=compile_parts,
+                )
+                if torch.is_autocast_enabled(kind):
+                    self._seen.autocast = torch.get_autocast_dtype(kind)
+            measure = compiled(cross_entropy) if compile_parts else cross_entropy
+            loss = measure(logits, batch[:, 1:])
         self._seen.batch, self._seen.logits = batch.shape, logits.dtype
         self._seen.forwards += 1
-        return cross_entropy(logits, batch[:, 1:])
+        self._seen.compiled += runs() - before
+        return loss
+
+    def _turns(self, length: int) -> Rotation:
+        """The rotary tables of so many tokens, kept from one step to the next."""
+        weight = self.model.embedding.weight
+        if self._rotation is None or self._rotation[:2] != (length, weight.dtype):
+            turns = Rotation.of(self.config.model, length, like=weight)
+            self._rotation = (length, weight.dtype, turns)
+        return self._rotation[2]
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _update(self) -> None:
-        for group in self._optimiser.param_groups:
-            group["lr"] = self.config.learning_rate(self.steps_done)
         self._scaler.unscale_(self._optimiser)
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self._scaler.step(self._optimiser)
         self._scaler.update()
         self._optimiser.zero_grad(set_to_none=True)
-        self.steps_done += 1
 
     def _no_reduction(self) -> AbstractContextManager[object]:
         """Where gradients are only added up, not yet averaged over the processes."""
@@ -346,51 +327,36 @@ class Trainer:
         block.register_forward_pre_hook(note, with_kwargs=True)
 
 
-@contextmanager
-def process_group(launch: Launch, device: str) -> Iterator[None]:
-    """Join the other processes of a torchrun launch, over NCCL on GPUs and gloo on CPUs."""
-    if launch.world_size == 1:
-        yield
-        return
-    chosen = training_device(device, launch)
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-    backend = "nccl" if chosen.type == "cuda" else "gloo"
-    try:
-        dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
-    except (ValueError, dist.DistError) as error:
+def _check_graph(config: TrainConfig, device: torch.device, launch: Launch) -> None:
+    """Raise TrainError where a step cannot be a CUDA graph."""
+    without = "or leave --cuda-graph out."
+    if device.type != "cuda":
+        raise TrainError(f"a CUDA graph on {device}", f"Use --device cuda, {without}")
+    if launch.world_size > 1:
         raise TrainError(
-            f"{launch.world_size} processes were announced, and cannot meet: {error}",
-            "Start with torchrun.",
-        ) from error
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def training_device(device: str, launch: Launch) -> torch.device:
-    """The device of this process: among several, `cuda` is the GPU numbered local_rank.
-
-    Raises:
-        TrainError: torch knows no such device, or it is not here.
-    """
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise TrainError(f"device {device!r}: {error}", "Use cpu, cuda or cuda:N.") from error
-    if chosen.type not in ("cpu", "cuda"):
-        raise TrainError(f"device {device!r} is neither a CPU nor CUDA", "Use cpu, cuda or cuda:N.")
-    if chosen.type == "cpu":
-        return chosen
-    number = launch.local_rank if chosen.index is None else chosen.index
-    if number >= torch.cuda.device_count():
-        raise TrainError(
-            f"device {device!r}: torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} GPUs, number {number} is not among them",
-            "Use --device cpu, or a torch build and driver that see the GPU.",
+            f"a CUDA graph over {launch.world_size} processes: their collectives stay outside",
+            f"Train in one process, {without}",
         )
-    return torch.device("cuda", number)
+    if config.precision == "fp16":
+        raise TrainError(
+            "a CUDA graph in fp16: its loss scale decides from step to step whether to take it",
+            f"Use --precision bf16, {without}",
+        )
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Say what to do when the compiler fails; nothing runs uncompiled in its place."""
+    from torch._dynamo.exc import TorchDynamoException  # slow to import, and rarely needed
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split())
+        raise TrainError(
+            f"torch.compile failed: {reason}",
+            "Install a C compiler (gcc) if that is what it misses, or use --compile off.",
+        ) from error
 
 
 def describe_routes(routes: Routes) -> str:
@@ -408,24 +374,6 @@ def describe_layers(layers: Collection[int], n_layers: int) -> str:
     if len(layers) == last - first + 1:
         return f"{first}-{last}"
     return ",".join(map(str, sorted(layers)))
-
-
-def _distribute(model: ByteLM, device: torch.device, flags: Flags) -> DistributedDataParallel:
-    ddp = DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=flags.ddp_bucket_mb,
-        gradient_as_bucket_view=True,
-    )
-    if flags.ddp_compress != "off":
-        try:
-            ddp.register_comm_hook(None, _COMPRESS_HOOKS[flags.ddp_compress])
-        except TypeError as error:  # bf16 over gloo
-            raise TrainError(
-                f"NSA_DDP_COMPRESS={flags.ddp_compress} over {dist.get_backend()}: {error}",
-                "Use NSA_DDP_COMPRESS=fp16, or train on GPUs.",
-            ) from error
-    return ddp
 
 
 def _fa2_providers(routes: str) -> str:

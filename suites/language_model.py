@@ -17,7 +17,8 @@ from nsa.config import PRESETS, ModelConfig
 from nsa.flags import Flags, Prefill
 from nsa.lm import ByteLM, cross_entropy
 from nsa.ops import Routes
-from nsa.trainer import AUTOCAST, TrainConfig, Trainer, describe_routes
+from nsa.train_config import AUTOCAST, COMPILE, TrainConfig
+from nsa.trainer import Trainer, describe_routes
 from suites.axes import DENSE, DTYPES, Axes
 
 SEED = 0
@@ -37,6 +38,8 @@ def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Tra
         batch_size=given.integer("batch", 1),
         accum=given.integer("accum", 1),
         checkpointing=given.text("gc", "off"),
+        compile=given.word("compile", COMPILE, "off"),
+        cuda_graph=given.word("graph", ("off", "on"), "off") == "on",
         precision=given.word("precision", AUTOCAST),
         dataset=given.text("dataset", "synthetic"),
         seed=SEED,
@@ -49,9 +52,9 @@ def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Tra
 def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """One optimiser step: data, forward, backward, clipping, AdamW.
 
-    Axes: preset, seq_len, batch, accum, gc, dataset, precision. The NSA_* flags choose routes
-    and prefill. What is compared before the first step: every token's loss, and the gradient
-    that reaches the embedding through all layers.
+    Axes: preset, seq_len, batch, accum, gc, compile, graph, dataset, precision. The NSA_* flags
+    choose routes and prefill. What is compared before the first step, compiled where the case
+    is: every token's loss, and the gradient that reaches the embedding through all layers.
     """
     flags = Flags.from_env()
     config = train_config(provider, axes, flags)
@@ -62,7 +65,13 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     def check() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
-            return _learned(model, tokens, flags.routes(), flags.prefill)
+            return _learned(
+                model,
+                tokens,
+                flags.routes(),
+                flags.prefill,
+                compile_parts=config.compile == "on",
+            )
 
     def eager() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
@@ -238,10 +247,15 @@ def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
 
 
 def _learned(
-    model: ByteLM, tokens: Tensor, routes: Routes, prefill: Prefill = "batched"
+    model: ByteLM,
+    tokens: Tensor,
+    routes: Routes,
+    prefill: Prefill = "batched",
+    *,
+    compile_parts: bool = False,
 ) -> dict[str, Tensor]:
     """Loss of every token, [1, T], and the gradient of their mean for the embedding."""
-    logits = model(tokens[:, :-1], routes=routes, prefill=prefill)
+    logits = model(tokens[:, :-1], routes=routes, prefill=prefill, compile_parts=compile_parts)
     losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
     (gradient,) = torch.autograd.grad(losses.mean(), [model.embedding.weight])
     return {"loss": losses.detach(), "d_embedding": gradient}

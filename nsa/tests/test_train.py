@@ -19,12 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import PRESETS
 from nsa.data import ByteStream, DataError, open_stream, text_corpus, unigram_entropy
+from nsa.devices import process_group
+from nsa.errors import TrainError
 from nsa.flags import Flags, Launch
 from nsa.ops import Routes
 from nsa.progress import Progress
 from nsa.tests.gpu import no_waiting
 from nsa.train import NonFiniteError, configure, main, train
-from nsa.trainer import TrainConfig, Trainer, TrainError, process_group
+from nsa.train_config import COMPILE, Compile, TrainConfig
+from nsa.trainer import Trainer, _check_graph
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -41,6 +44,11 @@ def tiny(**settings) -> TrainConfig:
 
 def weights(trainer: Trainer) -> Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def apart(one: Trainer, other: Trainer) -> float:
+    """How far the weights of two are from each other, by norm."""
+    return float((weights(one) - weights(other)).norm() / weights(other).norm())
 
 
 def losses(config: TrainConfig, steps: int) -> list[float]:
@@ -221,6 +229,148 @@ def test_fp16_skips_a_step_that_overflows_and_lowers_the_scale() -> None:
         assert trainer.effective()["loss_scale"] == 2.0**39
 
 
+# --- compiled, and as a CUDA graph -------------------------------------------------------
+
+
+@pytest.fixture
+def _quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Traces and differentiates as always, but generates no code."""
+    monkeypatch.setattr("nsa.compiled.BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# The compiler looks at the gradient of every input; its warning shows only where it is an error.
+COMPILES = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+
+
+@COMPILES
+@pytest.mark.usefixtures("_quick_compiler")
+def test_a_compiled_step_trains_alike() -> None:
+    config = tiny(accum=2, checkpointing="1-1")
+    with Trainer(config) as plain, Trainer(replace(config, compile="on")) as fast:
+        for _ in range(3):
+            torch.testing.assert_close(fast.step(), plain.step())
+        assert apart(fast, plain) < 1e-5
+        torch.testing.assert_close(fast.held_out_loss(1), plain.held_out_loss(1))
+        assert (plain.effective()["compile"], fast.effective()["compile"]) == ("off", "on")
+        assert fast.effective()["gc"] == "1-1"
+
+
+def test_compiled_is_what_ran_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("lm", "module", "trainer"):
+        monkeypatch.setattr(f"nsa.{module}.compiled", lambda function: function)
+    with Trainer(tiny(compile="on")) as trainer:
+        trainer.step()
+        assert trainer.effective()["compile"] == "off"
+
+
+def test_a_compiler_that_fails_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nsa.compiled.BACKEND", "no such backend")
+    torch._dynamo.reset()
+
+    assert main([*QUICK, "--compile", "on"]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("error: torch.compile failed: ")
+    assert "no such backend" in error
+    assert "--compile off" in error
+
+
+class _Replayed:
+    """A CapturedStep without a GPU: warms up in the same way, and then calls the step."""
+
+    def __init__(self, step, batches, *, device, before_capture) -> None:
+        for _ in range(2):
+            step(batches)
+        before_capture()
+        step(batches)  # what a capture records, but does not compute
+        before_capture()
+        self.step = step
+
+    def __call__(self, batches):
+        seen = self.step.__self__._seen
+        loss = self.step(batches)
+        self.step.__self__._seen = seen  # a replay shows Python nothing
+        return loss
+
+
+def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.trainer.CapturedStep", _Replayed)
+    monkeypatch.setattr("nsa.trainer._check_graph", lambda *_: None)
+    config = tiny(accum=2, warmup_steps=2)
+    with Trainer(config) as plain, Trainer(replace(config, cuda_graph=True)) as graphed:
+        for step in range(4):
+            torch.testing.assert_close(graphed.step(), plain.step())
+            rates = [float(group["lr"]) for group in graphed._optimiser.param_groups]
+            assert rates == pytest.approx([config.learning_rate(step)] * 2)
+        # The rate is a float32 on the device there, a float64 on the host here.
+        assert apart(graphed, plain) < 1e-6
+        assert graphed.steps_done == 4
+        observed, expected = graphed.effective(), plain.effective()
+    assert observed == {**expected, "graph": "on"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "launch", "message"),
+    [
+        ({}, "cpu", Launch(), r"a CUDA graph on cpu\n  Use --device cuda"),
+        ({}, "cuda", Launch(rank=1, world_size=2), "over 2 processes"),
+        ({"precision": "fp16"}, "cuda", Launch(), "a CUDA graph in fp16.*\n  Use --precision bf16"),
+    ],
+)
+def test_where_a_step_cannot_be_a_graph(
+    settings: dict[str, Any], device: str, launch: Launch, message: str
+) -> None:
+    with pytest.raises(TrainError, match=message):
+        _check_graph(tiny(**settings), torch.device(device), launch)
+
+
+def test_a_graph_on_the_cpu_is_refused_before_anything_is_built(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*QUICK, "--cuda-graph"]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: a CUDA graph on cpu")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@COMPILES
+@pytest.mark.parametrize("compile_", COMPILE)
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+@pytest.mark.parametrize("model", [TINY, DENSE], ids=["nsa", "dense"])
+def test_a_replayed_step_trains_alike(model, checkpointing: str, compile_: Compile) -> None:
+    """MASKED waits for nothing, so it can be captured."""
+    config = tiny(model=model, accum=2, checkpointing=checkpointing, device="cuda", warmup_steps=2)
+    fast = replace(config, compile=compile_, cuda_graph=True)
+    with Trainer(config, MASKED) as plain, Trainer(fast, MASKED) as graphed:
+        logged = [trainer.step() for _ in range(4) for trainer in (plain, graphed)]
+        torch.testing.assert_close(logged[1::2], logged[::2], rtol=1e-4, atol=0)
+        assert apart(graphed, plain) < 1e-4
+        torch.testing.assert_close(
+            graphed.held_out_loss(1), plain.held_out_loss(1), rtol=1e-4, atol=0
+        )
+        observed = {**plain.effective(), "graph": "on", "compile": compile_}
+        assert graphed.effective() == observed
+        torch.cuda.synchronize()
+        with no_waiting():
+            graphed.step()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_step_that_waits_for_the_gpu_cannot_be_a_graph() -> None:
+    config = tiny(device="cuda", cuda_graph=True, routes=Routes(select="packed"))
+    with Trainer(config) as trainer, pytest.raises(TrainError, match="do not wait for the device"):
+        trainer.step()
+
+
 # --- what is in force --------------------------------------------------------------------
 
 
@@ -242,6 +392,8 @@ def test_effective_tells_what_went_by() -> None:
         "batch": 2,
         "accum": 3,
         "gc": "1-1",
+        "compile": "off",
+        "graph": "off",
         "parameter_dtype": "float32",
         "autocast_dtype": "bfloat16",
         "logits_dtype": "bfloat16",
@@ -398,6 +550,7 @@ def test_a_loss_that_is_not_finite_stops_at_the_next_log(
         ({"seed": 2**63}, "must be under 2"),
         ({"weight_decay": math.nan}, "weight_decay=nan must be 0 or more"),
         ({"loader_timeout_s": 0}, "loader_timeout_s=0 must be positive"),
+        ({"compile": "yes"}, "compile='yes' is neither 'off' nor 'on'"),
         ({"precision": "tf32"}, "precision='tf32' is none of fp32, bf16, fp16"),
         ({"checkpointing": "1-2"}, "within '0-1'"),
     ],
@@ -450,8 +603,8 @@ def test_the_boot_line_says_what_decided(
     boot, observed, first, last = capsys.readouterr().out.splitlines()
     assert boot == (
         "[boot] effective config: preset=tiny attention=nsa S=16 (--seq-len) B=2 (--batch-size) "
-        "accum=2 (NSA_ACCUM) gc=off (--no-gc) precision=fp32 dataset=synthetic (--dataset) "
-        "steps=2 (--steps) lr=0.003 seed=0 "
+        "accum=2 (NSA_ACCUM) gc=off (--no-gc) compile=off graph=off precision=fp32 "
+        "dataset=synthetic (--dataset) steps=2 (--steps) lr=0.003 seed=0 "
         "routes=compress:eager,scores:eager,select:loop,window:eager (NSA_SEL_RANGES_V2) "
         "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) processes=1 params=0.1M"
     )

@@ -1,0 +1,70 @@
+"""A training step recorded once as a CUDA graph, and replayed: one launch for the whole step.
+
+Source: PyTorch, "CUDA semantics", section "CUDA Graphs": warm-up on a side stream, static
+inputs, everything the step allocates in the graph's own pool.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 3
+"""Steps before the capture: they compile, tune and make handles, which a capture may not."""
+
+
+class CaptureError(Exception):
+    """The step does something that a CUDA graph cannot hold, such as to wait for the device."""
+
+
+class CapturedStep:
+    """One step, the same launches at the same addresses each time."""
+
+    def __init__(
+        self,
+        step: Callable[[Iterable[Tensor]], Tensor],
+        batches: list[Tensor],
+        *,
+        device: torch.device,
+        before_capture: Callable[[], None],
+    ) -> None:
+        """Warm up, then record; the recording itself computes nothing.
+
+        Args:
+            step: Takes the batches of one step, on the device, and returns a scalar there. It
+                must do the same work whenever it is called.
+            batches: What it warms up on, on the host; later ones have these shapes.
+            before_capture: Called between warm-up and capture, to take back what warming up
+                changed.
+
+        Raises:
+            CaptureError: The step ran, and cannot be captured.
+        """
+        self._batches = [torch.empty_like(batch, device=device) for batch in batches]
+        self._load(batches)
+        self._graph = torch.cuda.CUDAGraph()
+        # Gradients accumulate on the stream where a parameter was first used: one for both.
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                step(self._batches)
+            before_capture()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        try:
+            with torch.cuda.graph(self._graph, stream=stream):
+                self._out = step(self._batches)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # torch's one class for what CUDA refuses
+            raise CaptureError(str(error).splitlines()[0]) from error
+
+    def __call__(self, batches: list[Tensor]) -> Tensor:
+        """Take a step on these batches, from the host; does not wait for the device."""
+        self._load(batches)
+        self._graph.replay()
+        return self._out.clone()  # the next replay writes to the same place
+
+    def _load(self, batches: list[Tensor]) -> None:
+        for here, batch in zip(self._batches, batches, strict=True):
+            here.copy_(batch.pin_memory(), non_blocking=True)

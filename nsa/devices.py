@@ -1,0 +1,84 @@
+"""Where training runs: the device of a process, and how several processes train as one."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from nsa.errors import TrainError
+from nsa.flags import Flags, Launch
+
+_COMPRESS_HOOKS = {
+    "bf16": default_hooks.bf16_compress_hook,
+    "fp16": default_hooks.fp16_compress_hook,
+}
+
+
+@contextmanager
+def process_group(launch: Launch, device: str) -> Iterator[None]:
+    """Join the other processes of a torchrun launch, over NCCL on GPUs and gloo on CPUs."""
+    if launch.world_size == 1:
+        yield
+        return
+    chosen = training_device(device, launch)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
+    except (ValueError, dist.DistError) as error:
+        raise TrainError(
+            f"{launch.world_size} processes were announced, and cannot meet: {error}",
+            "Start with torchrun.",
+        ) from error
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def training_device(device: str, launch: Launch) -> torch.device:
+    """The device of this process: among several, `cuda` is the GPU numbered local_rank.
+
+    Raises:
+        TrainError: torch knows no such device, or it is not here.
+    """
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise TrainError(f"device {device!r}: {error}", "Use cpu, cuda or cuda:N.") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise TrainError(f"device {device!r} is neither a CPU nor CUDA", "Use cpu, cuda or cuda:N.")
+    if chosen.type == "cpu":
+        return chosen
+    number = launch.local_rank if chosen.index is None else chosen.index
+    if number >= torch.cuda.device_count():
+        raise TrainError(
+            f"device {device!r}: torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} GPUs, number {number} is not among them",
+            "Use --device cpu, or a torch build and driver that see the GPU.",
+        )
+    return torch.device("cuda", number)
+
+
+def distribute(model: nn.Module, device: torch.device, flags: Flags) -> DistributedDataParallel:
+    """Average gradients over the processes, in the number format and buckets the flags say."""
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        bucket_cap_mb=flags.ddp_bucket_mb,
+        gradient_as_bucket_view=True,
+    )
+    if flags.ddp_compress != "off":
+        try:
+            ddp.register_comm_hook(None, _COMPRESS_HOOKS[flags.ddp_compress])
+        except TypeError as error:  # bf16 over gloo
+            raise TrainError(
+                f"NSA_DDP_COMPRESS={flags.ddp_compress} over {dist.get_backend()}: {error}",
+                "Use NSA_DDP_COMPRESS=fp16, or train on GPUs.",
+            ) from error
+    return ddp
