@@ -137,6 +137,19 @@ def operator_cost(
     raise ValueError(f"part={part!r} is none of whole, compress, scores, select, window")
 
 
+def decode_cost(shape: Shape, config: NSAConfig) -> Cost:
+    """Cost of `nsa.ops.decode_attention` where every sequence holds q_start + 1 tokens.
+
+    One query reads of the select branch only what it selects, where `operator_cost` counts every
+    key once: there some query selects it.
+    """
+    if shape.tokens != 1:
+        raise ValueError(f"tokens={shape.tokens}; decoding has one query per sequence")
+    whole = operator_cost(shape, config)
+    unread = shape.q_start + 1 - selected_pairs(1, config, shape.q_start)
+    return Cost(flops=whole.flops, bytes=whole.bytes - _kv_bytes(shape, unread))
+
+
 def dense_cost(shape: Shape, *, backward: bool = False) -> Cost:
     """Cost of dense causal attention on the same shape; `backward` as in `operator_cost`."""
     s = shape

@@ -41,6 +41,7 @@ READ_FLAGS: Mapping[str, set[str]] = {
     "attention": _FA2,  # its provider is the route of the selection
     "forward": _MODEL,
     "decode": _MODEL,
+    "decode_attention": set(),  # its provider is the route of everything
     "train": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
 }
 """Flags that a workload reads for at least one provider or dataset: those it can sweep."""

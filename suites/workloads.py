@@ -10,16 +10,18 @@ from harness.workload import Factory, Unsupported, Workload
 from nsa import errors
 from nsa.flags import Flags
 from suites import attention as _attention
+from suites import decoding as _decoding
 from suites import language_model as _language_model
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["attention", "decode", "forward", "preflight", "train"]
+__all__ = ["attention", "decode", "decode_attention", "forward", "preflight", "train"]
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "attention": _attention.Plan.read,
     "decode": _language_model.decode_plan,
+    "decode_attention": _decoding.Plan.read,
     "forward": _language_model.forward_plan,
     "train": _language_model.train_config,
 }
@@ -52,6 +54,7 @@ def _at_the_seam(factory: Factory) -> Factory:
 
 attention = _at_the_seam(_attention.attention)
 decode = _at_the_seam(_language_model.decode)
+decode_attention = _at_the_seam(_decoding.decode_attention)
 forward = _at_the_seam(_language_model.forward)
 train = _at_the_seam(_language_model.train)
 

@@ -1,5 +1,7 @@
 """FLOPs and bytes: pair counts against the masks of the definition, and sums by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from nsa import costs
@@ -133,3 +135,18 @@ def test_a_forward_pass_is_that_of_its_parts_one_token_at_a_time() -> None:
     assert whole == sum(
         costs.forward_flops(config, batch=1, tokens=1, q_start=t) for t in range(40)
     )
+
+
+@pytest.mark.parametrize("context", [1, 5, 100])
+def test_a_decode_step_reads_only_the_keys_it_sees(context: int) -> None:
+    shape = replace(SHAPE, tokens=1, q_start=context - 1)
+    seen = visible(context - 1, SMALL)
+    kv_bytes = 2 * (16 + 8) * 2  # of one key and value, all KV heads, 2 bytes an element
+
+    cost = costs.decode_cost(shape, SMALL)
+
+    keys = seen["compress"] + seen["select"] + seen["window"]
+    assert cost.bytes == 2 * (keys * kv_bytes + 6 * (16 + 8 + 3) * 2)
+    assert cost.flops == costs.operator_cost(shape, SMALL).flops
+    with pytest.raises(ValueError, match="one query per sequence"):
+        costs.decode_cost(SHAPE, SMALL)

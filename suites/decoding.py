@@ -1,0 +1,308 @@
+"""The operator at one query per sequence, against caches of fixed size."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harness.records import Scalar
+from harness.workload import Workload
+from nsa import costs, ops, reference
+from nsa.config import NSAConfig
+from nsa.errors import Unsupported
+from nsa.flags import Flags
+from suites.axes import DENSE, DTYPES, Axes, AxisError
+
+SEED = 0
+SPLIT = "dense-split"
+"""FlashAttention-2 as torch has it, its keys split over the GPU as for decoding."""
+PROVIDERS = (*ops.DECODE_ROUTES, *DENSE, SPLIT)
+CHECKED_SEQUENCES = 2
+"""Accuracy is compared on the first so many: their float64 copies are a few GB at 64k tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One case of the `decode_attention` workload."""
+
+    provider: str
+    B: int
+    context: int
+    """Tokens each sequence holds, the query's own included."""
+    HQ: int
+    HKV: int
+    Dk: int
+    Dv: int
+    dtype: torch.dtype
+    graph: bool
+    config: NSAConfig
+
+    @classmethod
+    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "Plan":
+        """Check the axes of one case. The provider is a route, or a way of dense attention."""
+        given = Axes("decode_attention", axes, flags)
+        given.provider(provider, PROVIDERS)
+        default = NSAConfig()
+        plan = cls(
+            provider=provider,
+            B=given.integer("batch", 1),
+            context=given.integer("context"),
+            HQ=given.integer("q_heads"),
+            HKV=given.integer("kv_heads"),
+            Dk=given.integer("head_dim_qk"),
+            Dv=given.integer("head_dim_v"),
+            dtype=DTYPES[given.word("dtype", DTYPES)],
+            graph=given.word("graph", ("off", "on"), "off") == "on",
+            config=NSAConfig(
+                compress_block_size=given.integer(
+                    "compress_block_size", default.compress_block_size
+                ),
+                compress_stride=given.integer("compress_stride", default.compress_stride),
+                select_block_size=given.integer("select_block_size", default.select_block_size),
+                num_blocks=given.integer("num_blocks", default.num_blocks),
+                window_size=given.integer("window_size", default.window_size),
+            ),
+        )
+        given.finish()
+        if plan.graph and provider in ("reference", "eager"):
+            raise AxisError(
+                f"decode_attention: {provider} waits for the device, which no graph can hold; "
+                "graph is off for it"
+            )
+        return plan
+
+    @property
+    def dense(self) -> bool:
+        """Whether this is what NSA is compared with."""
+        return self.provider not in ops.DECODE_ROUTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Gaussian caches, filled to the last row, [B, rows, HKV, D]; dense attention has k and v."""
+
+    q: Tensor
+    k: Tensor
+    """Keys of the select branch, or of dense attention."""
+    v: Tensor
+    k_cmp: Tensor
+    v_cmp: Tensor
+    k_win: Tensor
+    v_win: Tensor
+    gates: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def draw(cls, p: Plan, device: str) -> "_Inputs":
+        rng = torch.Generator(device).manual_seed(SEED)
+
+        def normal(rows: int, heads: int, size: int) -> Tensor:
+            shape = (p.B, rows, heads, size)
+            return torch.randn(shape, generator=rng, device=device, dtype=p.dtype)
+
+        blocks = 0 if p.dense else p.config.compressed_length(p.context)
+        ring = 0 if p.dense else min(p.config.window_size, p.context)
+        k, v = (p.HKV, p.Dk), (p.HKV, p.Dv)
+        return cls(
+            q=normal(1, p.HQ, p.Dk),
+            k=normal(p.context, *k),
+            v=normal(p.context, *v),
+            k_cmp=normal(blocks, *k),
+            v_cmp=normal(blocks, *v),
+            k_win=normal(ring, *k),
+            v_win=normal(ring, *v),
+            gates=normal(1, p.HQ, 3).sigmoid(),
+            lengths=torch.full((p.B,), p.context, dtype=torch.int32, device=device),
+        )
+
+    def checked(self, dtype: torch.dtype) -> "_Inputs":
+        """The sequences whose outputs are compared."""
+        few = (getattr(self, name)[:CHECKED_SEQUENCES] for name in self.__slots__)
+        return _Inputs(*(x.to(dtype) if x.is_floating_point() else x for x in few))
+
+
+def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """One new token for each of `batch` sequences that hold `context` tokens.
+
+    Axes: context, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, graph (on: a run
+    replays a CUDA graph), and the sizes of NSAConfig by their names.
+
+    Raises:
+        AxisError: For an axis that is missing, unknown or out of range.
+    """
+    p = Plan.read(provider, axes, Flags.from_env())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = _Inputs.draw(p, device)
+    step = _dense_step(p, x) if p.dense else partial(_nsa_step, p, x)
+    replays = [0]
+    run = _captured(step, replays) if p.graph else step
+    first = run()
+    cost = _cost(p)
+    return Workload(
+        run=run,
+        check=lambda: _checked(p, x, run()),
+        reference=partial(_reference, p, x, first, torch.float64),
+        eager=partial(_reference, p, x, first, p.dtype),
+        tokens=p.B,
+        flops=cost.flops,
+        bytes=cost.bytes,
+        effective=partial(_effective, p, x, first, replays),
+    )
+
+
+def _nsa_step(p: Plan, x: _Inputs) -> dict[str, Tensor]:
+    out, blocks = ops.decode_attention(
+        x.q,
+        x.k_cmp,
+        x.v_cmp,
+        x.k,
+        x.v,
+        x.k_win,
+        x.v_win,
+        x.gates,
+        x.lengths,
+        config=p.config,
+        route=p.provider,
+    )
+    return {"o": out, "blocks": blocks}
+
+
+def _dense_step(p: Plan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
+    """One query against the whole cache; what it needs to be so is not timed."""
+    if p.provider in DENSE:
+        route = DENSE[p.provider]
+        start = p.context - 1
+        return lambda: {"o": ops.dense_attention(x.q, x.k, x.v, route=route, q_start=start)}
+    if not x.q.is_cuda:
+        raise Unsupported(f"{SPLIT}: needs tensors on CUDA, and these are on {x.q.device}")
+    # The kernel has one head size, a multiple of 8; zeros add nothing to a product.
+    size = -(-max(p.Dk, p.Dv) // 8) * 8
+    q, k, v = (F.pad(t, (0, size - t.shape[-1])) for t in (x.q, x.k, x.v))
+
+    def split() -> dict[str, Tensor]:
+        out = torch.ops.aten._flash_attention_forward(
+            q,
+            k,
+            v,
+            None,
+            None,
+            1,
+            p.context,
+            0.0,  # dropout
+            False,  # causal: the one query sees every key
+            False,  # return_debug_mask
+            scale=p.Dk**-0.5,
+        )[0]
+        return {"o": out[..., : p.Dv]}
+
+    return split
+
+
+def _captured(
+    step: Callable[[], dict[str, Tensor]], replays: list[int]
+) -> Callable[[], dict[str, Tensor]]:
+    """A call that replays the step, and counts."""
+    if not torch.cuda.is_available():
+        raise Unsupported("graph=on: CUDA graphs need an NVIDIA GPU")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compile, and let libraries allocate their workspaces
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = step()
+
+    def replay() -> dict[str, Tensor]:
+        graph.replay()
+        replays[0] += 1
+        return outputs
+
+    return replay
+
+
+def _checked(p: Plan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    out = {"o": outputs["o"][:CHECKED_SEQUENCES].clone()}
+    if not p.dense:
+        few = x.checked(torch.float64)
+        out["selected"] = _worth(p, few, outputs["blocks"][:CHECKED_SEQUENCES]).float()
+    return out
+
+
+def _reference(
+    p: Plan, x: _Inputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The definition, given the blocks that were selected: scores within rounding of each other
+    may be chosen either way. The selection is compared by what its blocks are worth."""
+    few, start = x.checked(dtype), p.context - 1
+    if p.dense:
+        return {"o": reference.dense_attention(few.q, few.k, few.v, q_start=start)}
+    c = p.config
+    blocks = outputs["blocks"][:CHECKED_SEQUENCES]
+    first = max(0, p.context - c.window_size)
+    ring = torch.arange(first, p.context, device=x.q.device) % x.k_win.shape[1]
+    out = reference.gated_sum(
+        few.gates,
+        reference.compress_attention(few.q, few.k_cmp, few.v_cmp, config=c, q_start=start),
+        reference.selected_attention(few.q, few.k, few.v, blocks, config=c, q_start=start),
+        reference.window_attention(
+            few.q,
+            few.k_win[:, ring],
+            few.v_win[:, ring],
+            window_size=c.window_size,
+            k_start=first,
+            q_start=start,
+        ),
+    )
+    best = reference.select_blocks(few.q, few.k_cmp, config=c, q_start=start)
+    worth = _worth(p, x.checked(torch.float64), best)
+    return {"o": out, "selected": worth if dtype == torch.float64 else worth.float()}
+
+
+def _worth(p: Plan, few: _Inputs, blocks: Tensor) -> Tensor:
+    """Importance (eq. 10) that the selected blocks hold together, [B, 1, HKV], float64."""
+    importance = reference.block_importance(
+        few.q, few.k_cmp, config=p.config, q_start=p.context - 1
+    )
+    held = importance.gather(-1, blocks.clamp(min=0).long())
+    return held.masked_fill(blocks < 0, 0).sum(-1)
+
+
+def _cost(p: Plan) -> costs.Cost:
+    shape = costs.Shape(
+        batch=p.B,
+        tokens=1,
+        q_heads=p.HQ,
+        kv_heads=p.HKV,
+        head_dim_qk=p.Dk,
+        head_dim_v=p.Dv,
+        element_bytes=p.dtype.itemsize,
+        q_start=p.context - 1,
+    )
+    return costs.dense_cost(shape) if p.dense else costs.decode_cost(shape, p.config)
+
+
+def _effective(
+    p: Plan, x: _Inputs, outputs: Mapping[str, Tensor], replays: list[int]
+) -> dict[str, Scalar]:
+    """Shapes, dtype, selection and replays as they stand in what was timed."""
+    seen: dict[str, Scalar] = {
+        "batch": x.q.shape[0],
+        "context": x.k.shape[1] if p.dense else int(x.lengths.max()),
+        "q": "x".join(map(str, x.q.shape)),
+        "k": "x".join(map(str, x.k.shape)),
+        "v": "x".join(map(str, x.v.shape)),
+        "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
+        "device": str(x.q.device),
+        "route": p.provider,
+        "graph": "on" if replays[0] else "off",
+        "checked_sequences": min(p.B, CHECKED_SEQUENCES),
+    }
+    if not p.dense:
+        used = (outputs["blocks"] >= 0).sum(-1).double().mean()
+        seen |= {"blocks_per_query": round(float(used), 2), "selection": "top-n of Gaussian inputs"}
+    return seen
