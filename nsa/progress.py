@@ -25,6 +25,9 @@ class Progress:
     """Of the held-out split; None where it is not read."""
     tokens_per_s: float | None
     """Of all processes since the last Progress; None at the first step, which also warms up."""
+    mfu: float | None
+    """Model FLOPs utilisation: share of the GPUs' data-sheet peak; None where tokens_per_s is,
+    or the peak is not known."""
     elapsed_s: float
     """Since the first step began."""
 
@@ -33,7 +36,10 @@ class Progress:
         if self.held_out_bits_per_byte is not None:
             line += f"  held out {self.held_out_bits_per_byte:.4f}"
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f}"
-        return f"{line}  tokens/s {rate}  elapsed {self.elapsed_s:.1f} s"
+        line = f"{line}  tokens/s {rate}"
+        if self.mfu is not None:
+            line += f"  MFU {self.mfu:.1%}"
+        return f"{line}  elapsed {self.elapsed_s:.1f} s"
 
 
 Sink = Callable[[Progress], None]

@@ -78,6 +78,7 @@ def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Ite
         NonFiniteError: The loss since the last Progress is not a finite number.
     """
     steps = trainer.config.steps
+    peak = trainer.peak_flops
     logged = 0
     total = torch.zeros((), device=trainer.device)
     began = mark = time.perf_counter()
@@ -95,13 +96,14 @@ def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Ite
         held_out = None
         if held_out_batches:
             held_out = bits_per_byte(trainer.held_out_loss(held_out_batches).item())
-        tokens = (step - logged) * trainer.tokens_per_step
+        rate = None if step == 1 else (step - logged) / (now - mark)  # steps a second
         yield Progress(
             step=step,
             loss=loss,
             bits_per_byte=bits_per_byte(loss),
             held_out_bits_per_byte=held_out,
-            tokens_per_s=tokens / (now - mark) if step > 1 else None,
+            tokens_per_s=rate and rate * trainer.tokens_per_step,
+            mfu=rate and peak and rate * trainer.flops_per_step / peak,
             elapsed_s=now - began,
         )
         total.zero_()

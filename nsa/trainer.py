@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nsa import costs
 from nsa.capture import CapturedStep, CaptureError
 from nsa.compiled import compiled, runs
 from nsa.data import Loader, open_stream
@@ -23,6 +24,7 @@ from nsa.flags import Flags, Launch
 from nsa.lm import ByteLM, cross_entropy, parse_checkpointing
 from nsa.module import DenseAttention
 from nsa.ops import Routes
+from nsa.peaks import peak_flops
 from nsa.rotary import Rotation
 from nsa.train_config import AUTOCAST, TrainConfig
 
@@ -129,6 +131,20 @@ class Trainer:
         """Targets that one step of all processes learns from."""
         c = self.config
         return c.batch_size * c.seq_len * c.accum * self.launch.world_size
+
+    @property
+    def flops_per_step(self) -> int:
+        """Floating-point operations that one step of this process needs; see nsa.costs."""
+        c = self.config
+        return c.accum * costs.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """FLOP/s of this process's device by its data sheet; None where we have none."""
+        if self.device.type != "cuda":
+            return None
+        name = torch.cuda.get_device_name(self.device)
+        return peak_flops(name, AUTOCAST[self.config.precision])
 
     def step(self) -> Tensor:
         """Take one optimiser step: forward, backward, accumulation, clipping, AdamW.

@@ -83,8 +83,7 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         reference=lambda: _learned(_definition(model, torch.float64), tokens, Routes.reference()),
         eager=eager,
         tokens=trainer.tokens_per_step,
-        flops=config.accum
-        * costs.training_flops(config.model, batch=config.batch_size, tokens=config.seq_len),
+        flops=trainer.flops_per_step,
         effective=lambda: {**trainer.effective(), "checked_tokens": length},
     )
 

@@ -17,12 +17,14 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nsa import costs
 from nsa.config import PRESETS
 from nsa.data import ByteStream, DataError, open_stream, text_corpus, unigram_entropy
 from nsa.devices import process_group
 from nsa.errors import TrainError
 from nsa.flags import Flags, Launch
 from nsa.ops import Routes
+from nsa.peaks import peak_flops
 from nsa.progress import Progress
 from nsa.tests.gpu import no_waiting
 from nsa.train import NonFiniteError, configure, main, train
@@ -515,9 +517,46 @@ def test_throughput_counts_the_interval_and_neither_the_first_step_nor_the_held_
         monkeypatch.setattr(trainer, "held_out_loss", held_out_loss)
         progress = list(train(trainer, log_every=2, held_out_batches=3))
 
+    assert [p.mfu for p in progress] == [None] * 4, "no data sheet of this CPU"
     tokens = 2 * 24 * 2
     assert [p.tokens_per_s for p in progress] == [None, tokens / 2, tokens / 2, tokens / 2]
     assert progress[-1].held_out_bits_per_byte == pytest.approx(3 / math.log(2))
+
+
+def test_utilisation_is_the_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step in a second on a device that could do ten times as much."""
+    clock = [0.0]
+    monkeypatch.setattr("nsa.train.time.perf_counter", lambda: clock[0])
+    config = tiny(steps=3, accum=2)
+    flops = 2 * costs.training_flops(TINY, batch=2, tokens=24)
+    monkeypatch.setattr(Trainer, "peak_flops", 10.0 * flops)
+    with Trainer(config) as trainer:
+
+        def step() -> Tensor:
+            clock[0] += 1.0
+            return torch.tensor(1.0)
+
+        monkeypatch.setattr(trainer, "step", step)
+        progress = list(train(trainer, log_every=1))
+
+    assert [p.mfu for p in progress] == [None, pytest.approx(0.1), pytest.approx(0.1)]
+    assert "MFU" not in str(progress[0])
+    assert "MFU 10.0%" in str(progress[1])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "peak"),
+    [
+        ("NVIDIA H200", torch.bfloat16, 989e12),
+        ("NVIDIA A100-SXM4-80GB", torch.float16, 312e12),
+        ("NVIDIA H200", None, None),
+        ("NVIDIA H200 MIG 1g.18gb", torch.bfloat16, None),
+    ],
+)
+def test_peaks_are_those_of_data_sheets(
+    gpu: str, dtype: torch.dtype | None, peak: float | None
+) -> None:
+    assert peak_flops(gpu, dtype) == peak
 
 
 def test_the_logged_loss_is_the_mean_of_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from harness import suite as suite_module
+from harness.analysis import expectation
 from harness.measure import accuracy
 from harness.records import Scalar
 from harness.workload import Factory, Unsupported
 from nsa import ops, reference, selected
 from nsa.flags import FlagError, Flags
 from nsa.ops import Routes
+from nsa.peaks import peak_flops
 from suites import workloads
 from suites.axes import READ_FLAGS, AxisError
 
@@ -96,6 +98,15 @@ def test_a_wrong_kernel_is_caught_before_it_is_timed(monkeypatch: pytest.MonkeyP
         accuracy.compare(workloads.attention("gather", {**OPERATOR, "branch": "select"}))
     with pytest.raises(accuracy.Incorrect):
         accuracy.compare(workloads.forward("nsa", {**MODEL, "seq_len": 40}))
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-40GB"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_and_reports_know_the_same_peaks(gpu: str, dtype: torch.dtype) -> None:
+    """Each house has its table, as neither imports the other."""
+    card = expectation.peak(gpu, {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype])
+    assert card is not None
+    assert card.flops_per_s == peak_flops(gpu, dtype)
 
 
 def test_flags_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
