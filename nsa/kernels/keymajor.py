@@ -1,6 +1,6 @@
 """What the key-major kernels of selected attention share: items, tiles of rows, configurations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -21,9 +21,11 @@ class Config(NamedTuple):
     stages: int
 
 
-def config_for(
-    table: dict[Architecture, tuple[tuple[int, Config], ...]], device: torch.device, elements: int
-) -> Config:
+Configs = Mapping[Architecture, tuple[tuple[int, Config], ...]]
+"""Elements of a block of keys and values, at most -> configuration; ascending."""
+
+
+def config_for(table: Configs, device: torch.device, elements: int) -> Config:
     """The configuration of the smallest entry that holds a block of so many elements."""
     return next(config for limit, config in table[architecture(device)] if elements <= limit)
 

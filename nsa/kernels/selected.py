@@ -19,14 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels import inverse
-from nsa.kernels.common import LOG2_E, Architecture, head_blocks, last_contiguous, padded
+from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous, padded
 from nsa.kernels.inverse import Selected, invert
 from nsa.kernels.keymajor import (
     Config,
+    Configs,
     config_for,
     load_item,
     load_pairs,
     load_rows,
+    needs_wide_offsets,
+    row_offsets,
     seen_slots,
     store_rows,
     strides,
@@ -43,19 +46,13 @@ COMBINE_SLOTS = 16
 COMBINE_ELEMENTS = 1024
 
 
-FORWARD: dict[Architecture, tuple[tuple[int, Config], ...]] = {
-    "sm_90": (
-        (64 * 256, Config(rows=64, warps=4, stages=3)),
-        (64 * 320, Config(rows=64, warps=4, stages=2)),
-        (64 * 512, Config(rows=64, warps=4, stages=2)),
-    ),
+FORWARD: Configs = {
+    "sm_90": ((64 * 512, Config(rows=64, warps=4, stages=1)),),
     "sm_80": (
-        (64 * 256, Config(rows=64, warps=4, stages=2)),
         (64 * 320, Config(rows=64, warps=4, stages=2)),
-        (64 * 512, Config(rows=64, warps=4, stages=1)),
+        (64 * 512, Config(rows=32, warps=4, stages=2)),
     ),
 }
-"""Elements of a block of keys and values, at most -> configuration."""
 
 
 @triton.jit(do_not_specialize=["first_token", "first_bin", "end_bin", "T", "q_start"])
@@ -92,6 +89,8 @@ def _partial_kernel(
     DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,  # of a block, padded
+    WIDE: tl.constexpr,  # see `row_offsets`
+    AHEAD: tl.constexpr,  # keep the next tile's queries in registers; else pipeline their copies
     ROWS: tl.constexpr,
 ):
     exists, start, end, b_h, first_key, end_key = load_item(
@@ -110,31 +109,58 @@ def _partial_kernel(
         k2 = load_rows(k_ptr, k_rows, is_key, D1, D2, D)
     v = load_rows(v_ptr, b * v_b + h * v_h + key * v_s, is_key, 0, DV_BLOCK, DV)
 
+    # Rows are addressed from the chunk's first query in this sequence: 32 bits are enough for
+    # that, and half the registers.
+    t0 = tl.maximum(first_token - b * T, 0)
+    origin = b * T + t0
+    q_ptr += b * q_b + t0 * q_t + h * G * q_h
+    first_row = ((origin - first_token).to(tl.int64) * HKV + h) * (N * G)
+    partial_ptr += first_row * DV
+    partial_lse_ptr += first_row
+
     rows = (end - start) * G
-    # Read a tile ahead: where queries stand is then known when their load is issued, which lets
-    # it run two tiles ahead.
+    # Pairs are read a tile ahead: then the load of a tile's queries can be issued early.
     next_pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
+    if AHEAD:
+        q_rows = row_offsets(next_pair // N - origin, tl.arange(0, ROWS) % G, q_t, q_h, WIDE)
+        next_q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
+        if D2 > 0:
+            next_q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
     for tile in range(0, rows, ROWS):
         pair = next_pair
         next_pair = load_pairs(pairs_ptr, start, end, tile + ROWS, ROWS, G)
         row = tile + tl.arange(0, ROWS)
-        token = pair // N
         g = row % G
-        position = token - b * T
-        q_rows = b * q_b + position * q_t + (h * G + g) * q_h
-        s = tl.dot(load_rows(q_ptr, q_rows, None, 0, D1, D), tl.trans(k1))  # [ROWS, KEYS]
+        token = pair // N
+        local = token - origin
+        if AHEAD:
+            q1 = next_q1
+            if D2 > 0:
+                q2 = next_q2
+        else:
+            q_rows = row_offsets(local, g, q_t, q_h, WIDE)
+            q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
+            if D2 > 0:
+                q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
+        s = tl.dot(q1, tl.trans(k1))  # [ROWS, KEYS]
         if D2 > 0:
-            s = tl.dot(load_rows(q_ptr, q_rows, None, D1, D2, D), tl.trans(k2), s)
+            s = tl.dot(q2, tl.trans(k2), s)
+        if AHEAD:
+            q_rows = row_offsets(next_pair // N - origin, (row + ROWS) % G, q_t, q_h, WIDE)
+            next_q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
+            if D2 > 0:
+                next_q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
         # A pair is listed only where its query sees the block's first key: row_max is finite.
-        visible = is_key[None, :] & (key[None, :] <= q_start + position[:, None])
+        visible = is_key[None, :] & (key[None, :] <= q_start + t0 + local[:, None])
         s = tl.where(visible, s * scale_log2, float("-inf"))
         row_max = tl.max(s, 1)
         p = tl.exp2(s - row_max[:, None])
         row_sum = tl.sum(p, 1)
         o = tl.dot(p.to(v.dtype), v) * (1.0 / row_sum)[:, None]  # [ROWS, DV]
 
-        slot = pair - token * N
-        out = (((token - first_token).to(tl.int64) * HKV + h) * N + slot) * G + g
+        out = (local * (HKV * N) + pair - token * N) * G + g
+        if WIDE:
+            out = out.to(tl.int64)
         store_rows(partial_ptr, out * DV, row < rows, o, 0, DV_BLOCK, DV)
         tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=row < rows)
 
@@ -318,6 +344,7 @@ def selected_forward(
         gates, o_cmp, o_win = gated[0], last_contiguous(gated[1]), last_contiguous(gated[2])
         out = torch.empty_like(o)
 
+    wide = needs_wide_offsets(index, q)
     sizes = {"HKV": HKV, "G": G, "N": N, "DV": Dv, "DV_BLOCK": DV_BLOCK}
     for chunk in index.chunks:
         _partial_kernel[(chunk.max_items,)](
@@ -343,6 +370,8 @@ def selected_forward(
             D1=D1,
             D2=D2,
             KEYS=KEYS,
+            WIDE=wide,
+            AHEAD=config.stages == 1,
             ROWS=config.rows,
             num_warps=config.warps,
             num_stages=config.stages,

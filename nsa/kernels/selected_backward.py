@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import LOG2_E, Architecture, head_blocks, last_contiguous, padded
+from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous, padded
 from nsa.kernels.inverse import Selected
 from nsa.kernels.keymajor import (
     Config,
+    Configs,
     config_for,
     load_item,
     load_pairs,
@@ -36,19 +37,18 @@ REDUCE_SLOTS = 16
 """Slots whose shares a program has in flight at once."""
 REDUCE_ELEMENTS = 1024
 
-BACKWARD: dict[Architecture, tuple[tuple[int, Config], ...]] = {
+BACKWARD: Configs = {
     "sm_90": (
-        (64 * 128, Config(rows=64, warps=4, stages=2)),
-        (64 * 320, Config(rows=64, warps=8, stages=2)),
+        (64 * 128, Config(rows=64, warps=4, stages=1)),
+        (64 * 320, Config(rows=128, warps=8, stages=1)),
         (64 * 512, Config(rows=64, warps=8, stages=1)),
     ),
     "sm_80": (
-        (64 * 128, Config(rows=64, warps=4, stages=2)),
-        (64 * 320, Config(rows=64, warps=8, stages=1)),
-        (64 * 512, Config(rows=32, warps=8, stages=1)),
+        (64 * 128, Config(rows=32, warps=4, stages=1)),
+        (64 * 320, Config(rows=32, warps=8, stages=1)),
+        (64 * 512, Config(rows=16, warps=8, stages=1)),
     ),
 }
-"""Elements of a block of keys and values, at most -> configuration."""
 
 
 @triton.jit
@@ -156,6 +156,7 @@ def _backward_kernel(
     GATED: tl.constexpr,
     ATOMIC: tl.constexpr,  # others may add to the same keys; else this program alone does
     WIDE: tl.constexpr,  # see `row_offsets`
+    HALVES: tl.constexpr,  # compute shares of dq in halves of D1: fewer registers, more copies of k
     ROWS: tl.constexpr,
 ):
     exists, start, end, b_h, first_key, end_key = load_item(
@@ -174,6 +175,9 @@ def _backward_kernel(
     if D2 > 0:
         k2 = load_rows(k_ptr, k_rows, is_key, D1, D2, D)
         dk2 = tl.zeros([D2, KEYS], tl.float32)
+    if HALVES:
+        ka = load_rows(k_ptr, k_rows, is_key, 0, D1 // 2, D)
+        kb = load_rows(k_ptr, k_rows, is_key, D1 // 2, D1 // 2, D)
     v = load_rows(v_ptr, b * v_b + h * v_h + key * v_s, is_key, 0, DV_BLOCK, DV)
     dv = tl.zeros([DV_BLOCK, KEYS], tl.float32)
 
@@ -191,9 +195,8 @@ def _backward_kernel(
 
     rows = (end - start) * G
     row = tl.arange(0, ROWS)
-    # Pairs are read two tiles ahead, and what is small of a tile one tile ahead.
-    pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
-    next_pair = load_pairs(pairs_ptr, start, end, ROWS, ROWS, G)
+    # Pairs and what is small are read a tile ahead; so the loads of a tile can be issued early.
+    next_pair = load_pairs(pairs_ptr, start, end, 0, ROWS, G)
     next_lse, next_delta, next_gate = _row_values(
         lse_ptr,
         delta_ptr,
@@ -204,21 +207,32 @@ def _backward_kernel(
         delta_h,
         gate_t,
         gate_h,
-        pair // N - origin,
+        next_pair // N - origin,
         row % G,
         row < rows,
         GATED,
         WIDE,
     )
+    q_rows = row_offsets(next_pair // N - origin, row % G, q_t, q_h, WIDE)
+    next_q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
+    if D2 > 0:
+        next_q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
     for tile in range(0, rows, ROWS):
-        row = tile + tl.arange(0, ROWS)
-        g = row % G
-        token = pair // N
-        local = token - origin
-        slot = pair - token * N
-        lse, delta, gate = next_lse, next_delta, next_gate
         pair = next_pair
-        next_pair = load_pairs(pairs_ptr, start, end, tile + 2 * ROWS, ROWS, G)
+        next_pair = load_pairs(pairs_ptr, start, end, tile + ROWS, ROWS, G)
+        row = tile + tl.arange(0, ROWS)
+        local = pair // N - origin
+
+        do_rows = row_offsets(local, row % G, do_t, do_h, WIDE)
+        do = load_rows(do_ptr, do_rows, None, 0, DV_BLOCK, DV)  # [ROWS, DV]
+        q1 = next_q1
+        s = tl.dot(q1, tl.trans(k1))  # [ROWS, KEYS]
+        if D2 > 0:
+            q2 = next_q2
+            s = tl.dot(q2, tl.trans(k2), s)
+        lse, delta, gate = next_lse, next_delta, next_gate
+        next_local = next_pair // N - origin
+        next_g = (row + ROWS) % G
         next_lse, next_delta, next_gate = _row_values(
             lse_ptr,
             delta_ptr,
@@ -229,34 +243,40 @@ def _backward_kernel(
             delta_h,
             gate_t,
             gate_h,
-            pair // N - origin,
-            (row + ROWS) % G,
+            next_local,
+            next_g,
             row + ROWS < rows,
             GATED,
             WIDE,
         )
-
-        q_rows = row_offsets(local, g, q_t, q_h, WIDE)
-        q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
-        s = tl.dot(q1, tl.trans(k1))  # [ROWS, KEYS]
-        if D2 > 0:
-            q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
-            s = tl.dot(q2, tl.trans(k2), s)
         visible = is_key[None, :] & (key[None, :] <= q_start + t0 + local[:, None])
         p = tl.where(visible, tl.exp2(s * scale_log2 - lse[:, None]), 0.0)
         if GATED:
             p = p * gate[:, None]
-        do_rows = row_offsets(local, g, do_t, do_h, WIDE)
-        do = load_rows(do_ptr, do_rows, None, 0, DV_BLOCK, DV)  # [ROWS, DV]
-        dv = tl.dot(tl.trans(do), p.to(do.dtype), dv)  # [DV, KEYS]
         dp = tl.dot(do, tl.trans(v))  # [ROWS, KEYS]
         ds = (p * (dp - delta[:, None])).to(q1.dtype)
+
+        # Scores are done: there are registers for the next tile, which arrives meanwhile.
+        q_rows = row_offsets(next_local, next_g, q_t, q_h, WIDE)
+        next_q1 = load_rows(q_ptr, q_rows, None, 0, D1, D)
+        if D2 > 0:
+            next_q2 = load_rows(q_ptr, q_rows, None, D1, D2, D)
+
+        dv = tl.dot(tl.trans(do), p.to(do.dtype), dv)  # [DV, KEYS]
         dk1 = tl.dot(tl.trans(q1), ds, dk1)  # [D1, KEYS]
         if D2 > 0:
             dk2 = tl.dot(tl.trans(q2), ds, dk2)
-
-        out = ((local * (HKV * N) + slot) * G + g).to(tl.int64 if WIDE else tl.int32) * D
-        store_rows(partial_ptr, out, row < rows, tl.dot(ds, k1) * scale, 0, D1, D)
+        # Read again rather than kept: registers are short here.
+        pair = load_pairs(pairs_ptr, start, end, tile, ROWS, G)
+        token = pair // N
+        out = (((token - origin) * (HKV * N) + pair - token * N) * G + row % G) * D
+        if WIDE:
+            out = out.to(tl.int64)
+        if HALVES:
+            store_rows(partial_ptr, out, row < rows, tl.dot(ds, ka) * scale, 0, D1 // 2, D)
+            store_rows(partial_ptr, out, row < rows, tl.dot(ds, kb) * scale, D1 // 2, D1 // 2, D)
+        else:
+            store_rows(partial_ptr, out, row < rows, tl.dot(ds, k1) * scale, 0, D1, D)
         if D2 > 0:
             store_rows(partial_ptr, out, row < rows, tl.dot(ds, k2) * scale, D1, D2, D)
 
@@ -428,6 +448,7 @@ def selected_backward(
             GATED=gate is not None,
             ATOMIC=not deterministic,
             WIDE=wide,
+            HALVES=D1 > 64,
             ROWS=config.rows,
             num_warps=config.warps,
             num_stages=config.stages,
