@@ -19,9 +19,11 @@ from nsa.kernels.band import Band
 from nsa.kernels.common import (
     LOG2_E,
     Architecture,
+    aligned,
     architecture,
+    descriptor,
     head_blocks,
-    last_contiguous,
+    head_descriptors,
     padded,
 )
 
@@ -81,28 +83,6 @@ def interval(
 
 
 @triton.jit
-def load_tile(
-    ptr,  # start of the tile's first row
-    offsets,  # [N], of the rows, in elements
-    valid,  # [N]
-    COLUMN: tl.constexpr,  # first column of the block
-    BLOCK: tl.constexpr,
-    SIZE: tl.constexpr,  # columns there are
-    CHECK_ROWS: tl.constexpr,
-):
-    """A block of columns of some rows, [N, BLOCK]; 0 where there is none."""
-    columns = COLUMN + tl.arange(0, BLOCK)
-    pointers = ptr + offsets[:, None] + columns[None, :]
-    if COLUMN + BLOCK > SIZE:
-        if CHECK_ROWS:
-            return tl.load(pointers, mask=valid[:, None] & (columns < SIZE)[None, :], other=0.0)
-        return tl.load(pointers, mask=(columns < SIZE)[None, :], other=0.0)
-    if CHECK_ROWS:
-        return tl.load(pointers, mask=valid[:, None], other=0.0)
-    return tl.load(pointers)
-
-
-@triton.jit
 def _walk(
     acc,  # [BLOCK_M, DV_BLOCK]
     row_max,  # [BLOCK_M], log2 units
@@ -111,37 +91,30 @@ def _walk(
     q2,
     low,
     high,
-    k_ptr,
-    v_ptr,
-    k_stride,
-    v_stride,
+    k1_tiles,
+    k2_tiles,
+    v_tiles,
+    b,
+    h,
     begin,
     end,
-    S,
     scale,
-    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
-    DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     ONLY_LSE: tl.constexpr,
 ):
     """Take in the keys [begin, end); unmasked, every row sees all of them and tiles are whole."""
-    offs_n = tl.arange(0, BLOCK_N)
-    k_offsets = offs_n * k_stride.to(tl.int32)
-    v_offsets = offs_n * v_stride.to(tl.int32)
     for start in tl.range(begin, end, BLOCK_N):
-        key = start + offs_n
-        exists = key < S
-        k_tile = k_ptr + start * k_stride
-        k1 = load_tile(k_tile, k_offsets, exists, 0, D1, D, MASKED)
+        k1 = tl.reshape(k1_tiles.load([b, start, h, 0]), [BLOCK_N, D1])
         s = tl.dot(q1, tl.trans(k1))
         if D2 > 0:
-            k2 = load_tile(k_tile, k_offsets, exists, D1, D2, D, MASKED)
+            k2 = tl.reshape(k2_tiles.load([b, start, h, D1]), [BLOCK_N, D2])
             s = tl.dot(q2, tl.trans(k2), s)
         if MASKED:
+            key = start + tl.arange(0, BLOCK_N)
             visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
             s = tl.where(visible, s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
@@ -155,18 +128,20 @@ def _walk(
         row_sum = row_sum * rescale + tl.sum(p, 1)
         row_max = new_max
         if not ONLY_LSE:
-            v = load_tile(v_ptr + start * v_stride, v_offsets, exists, 0, DV_BLOCK, DV, MASKED)
+            v = tl.reshape(v_tiles.load([b, start, h, 0]), [BLOCK_N, DV_BLOCK])
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
     return acc, row_max, row_sum
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _forward_kernel(
-    q_ptr,  # [B, T, HKV * G, D]
-    k_ptr,  # [B, S, HKV, D]
-    v_ptr,  # [B, S, HKV, DV]
+    q1_tiles,  # of [B, T, HKV * G, D]: BLOCK_M tokens of a head, D1 channels
+    q2_tiles,  # D2 channels
+    k1_tiles,  # of [B, S, HKV, D]: BLOCK_N tokens of a head
+    k2_tiles,
+    v_tiles,  # of [B, S, HKV, DV]
     o_ptr,  # [B, T, HKV * G, DV], contiguous
-    lse_ptr,  # [B, T, HKV * G], float32, log2 units
+    lse_ptr,  # [B, HKV * G, T], float32, log2 units
     low_ptr,
     high_ptr,
     scale,  # times log2(e)
@@ -175,18 +150,8 @@ def _forward_kernel(
     q_start,
     k_start,
     window,
-    q_batch: tl.int64,
-    q_token: tl.int64,
-    q_head: tl.int64,
-    k_batch: tl.int64,
-    k_token: tl.int64,
-    k_head: tl.int64,
-    v_batch: tl.int64,
-    v_token: tl.int64,
-    v_head: tl.int64,
     HKV: tl.constexpr,
     G: tl.constexpr,
-    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
     DV: tl.constexpr,
@@ -201,19 +166,17 @@ def _forward_kernel(
 ):
     # The last queries see the most keys; they go first, so that no long program is left at the end.
     tile = tl.num_programs(0) // G - 1 - tl.program_id(0) // G
-    b = (tl.program_id(1) // HKV).to(tl.int64)
+    b = tl.program_id(1) // HKV
     h = tl.program_id(1) % HKV
     head = h * G + tl.program_id(0) % G
 
     first = tile * BLOCK_M
     token = first + tl.arange(0, BLOCK_M)
     valid = token < T
-    q_base = q_ptr + b * q_batch + head * q_head + first * q_token
-    q_rows = tl.arange(0, BLOCK_M) * q_token.to(tl.int32)
-    q1 = load_tile(q_base, q_rows, valid, 0, D1, D, True)
+    q1 = tl.reshape(q1_tiles.load([b, first, head, 0]), [BLOCK_M, D1])
     q2 = q1
     if D2 > 0:
-        q2 = load_tile(q_base, q_rows, valid, D1, D2, D, True)
+        q2 = tl.reshape(q2_tiles.load([b, first, head, D1]), [BLOCK_M, D2])
 
     low, high = interval(
         token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
@@ -229,31 +192,30 @@ def _forward_kernel(
     acc = tl.zeros([BLOCK_M, DV_BLOCK], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    k_base = k_ptr + b * k_batch + h * k_head
-    v_base = v_ptr + b * v_batch + h * v_head
     # Every row sees the keys [all_begin, all_end): of those, whole tiles need no mask.
     middle = begin
     if WINDOW or DOCUMENTS:
         middle = tl.minimum(begin + tl.cdiv(all_begin - begin, BLOCK_N) * BLOCK_N, end)
         acc, row_max, row_sum = _walk(
-            acc, row_max, row_sum, q1, q2, low, high, k_base, v_base, k_token, v_token,
-            begin, middle, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
+            acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles, b, h,
+            begin, middle, scale, D1, D2, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
         )  # fmt: skip
     whole_end = middle + tl.maximum(all_end - middle, 0) // BLOCK_N * BLOCK_N
     acc, row_max, row_sum = _walk(
-        acc, row_max, row_sum, q1, q2, low, high, k_base, v_base, k_token, v_token,
-        middle, whole_end, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, False, ONLY_LSE,
+        acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles, b, h,
+        middle, whole_end, scale, D1, D2, DV_BLOCK, BLOCK_N, False, ONLY_LSE,
     )  # fmt: skip
     acc, row_max, row_sum = _walk(
-        acc, row_max, row_sum, q1, q2, low, high, k_base, v_base, k_token, v_token,
-        whole_end, end, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
+        acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles, b, h,
+        whole_end, end, scale, D1, D2, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
     )  # fmt: skip
 
     # A row that saw no key keeps row_sum == 0 and row_max == -inf: output 0, lse -inf.
     denominator = tl.where(row_sum > 0, row_sum, 1.0)
-    out_row = (b * T + token) * (HKV * G) + head
-    tl.store(lse_ptr + out_row, row_max + tl.log2(denominator), mask=valid)
+    lse_row = (b.to(tl.int64) * (HKV * G) + head) * T + token
+    tl.store(lse_ptr + lse_row, row_max + tl.log2(denominator), mask=valid)
     if not ONLY_LSE:
+        out_row = (b.to(tl.int64) * T + token) * (HKV * G) + head
         o = acc / denominator[:, None]
         offs_v = tl.arange(0, DV_BLOCK)
         tl.store(
@@ -275,25 +237,28 @@ def forward(
 
     Returns:
         o: [B, T, HQ, Dv], dtype of q; zeros where no key is seen. None without v.
-        lse: [B, T, HQ], float32: log2 of the sum of exp(scale * q.k); -inf where none is seen.
+        lse: [B, T, HQ], float32: log2 of the sum of exp(scale * q.k); -inf where none is seen. A
+            view: the queries of a head lie side by side.
     """
     B, T, HQ, D = q.shape
     S, HKV = k.shape[1:3]
     values = k if v is None else v
     DV = values.shape[-1]
-    q, k, values = last_contiguous(q), last_contiguous(k), last_contiguous(values)
     o = None if v is None else q.new_empty(B, T, HQ, DV)
-    lse = torch.empty(B, T, HQ, dtype=torch.float32, device=q.device)
+    lse = torch.empty(B, HQ, T, dtype=torch.float32, device=q.device)
+    if S == 0:
+        return None if o is None else o.zero_(), lse.fill_(float("-inf")).transpose(1, 2)
     G = HQ // HKV
     tile = forward_tile(architecture(q.device), max(D, DV)) if tile is None else tile
     D1, D2 = head_blocks(D)
+    q, k, values = aligned(q), aligned(k), aligned(values)
     low, high = (
         (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
     )
     _forward_kernel[(triton.cdiv(T, tile.queries) * G, B * HKV)](
-        q,
-        k,
-        values,
+        *head_descriptors(q, tile.queries, D1, D2),
+        *head_descriptors(k, tile.keys, D1, D2),
+        descriptor(values, tile.keys, padded(DV)),
         lse if o is None else o,
         lse,
         low,
@@ -304,12 +269,8 @@ def forward(
         band.q_start,
         band.k_start,
         band.window,
-        *q.stride()[:3],
-        *k.stride()[:3],
-        *values.stride()[:3],
         HKV=HKV,
         G=G,
-        D=D,
         D1=D1,
         D2=D2,
         DV=DV,
@@ -324,4 +285,4 @@ def forward(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return o, lse
+    return o, lse.transpose(1, 2)

@@ -16,20 +16,25 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.band import Band
-from nsa.kernels.banded import UNSPECIALISED, Tile, interval, load_tile
+from nsa.kernels.banded import UNSPECIALISED, Tile, interval
 from nsa.kernels.common import (
     LOG2_E,
     Architecture,
+    aligned,
     architecture,
+    descriptor,
     head_blocks,
-    last_contiguous,
+    head_descriptors,
     padded,
 )
 
 PROGRAMS = 1024
 """How many programs dK and dV are split into at least, where there are rows enough."""
+PAD_TOKENS = 128
+"""To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
 MIN_SPLIT_ROWS = 2048
 """Rows of one split at least: below, adding up the splits costs more than they save."""
 
@@ -57,6 +62,23 @@ def key_tile(arch: Architecture, head: int) -> Tile:
 
 
 @triton.jit
+def _load_rows(
+    ptr,  # start of the first row
+    stride,  # of rows
+    exists,  # [ROWS]
+    COLUMN: tl.constexpr,  # first channel of the block
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,  # channels there are
+    ROWS: tl.constexpr,
+):
+    """A block of channels, [ROWS, BLOCK], by plain loads: what stays for the whole loop then lies
+    in shared memory, where a bulk copy would leave it in registers (seen in Triton 3.6)."""
+    columns = COLUMN + tl.arange(0, BLOCK)
+    pointers = ptr + tl.arange(0, ROWS)[:, None] * stride.to(tl.int32) + columns[None, :]
+    return tl.load(pointers, mask=exists[:, None] & (columns < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
 def _query_walk(
     dq1,  # [BLOCK_M, D1]
     dq2,  # [BLOCK_M, D2], or dq1 where D2 is 0
@@ -67,38 +89,31 @@ def _query_walk(
     delta,
     low,
     high,
-    k_ptr,
-    v_ptr,
-    k_stride,
-    v_stride,
+    k1_tiles,
+    k2_tiles,
+    v_tiles,
+    b,
+    h,
     begin,
     end,
-    S,
     scale,
-    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
-    DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    offs_n = tl.arange(0, BLOCK_N)
-    k_offsets = offs_n * k_stride.to(tl.int32)
-    v_offsets = offs_n * v_stride.to(tl.int32)
     for start in tl.range(begin, end, BLOCK_N):
-        key = start + offs_n
-        exists = key < S
-        k_tile = k_ptr + start * k_stride
-        k1 = load_tile(k_tile, k_offsets, exists, 0, D1, D, MASKED)
+        k1 = tl.reshape(k1_tiles.load([b, start, h, 0]), [BLOCK_N, D1])
         s = tl.dot(q1, tl.trans(k1))
         if D2 > 0:
-            k2 = load_tile(k_tile, k_offsets, exists, D1, D2, D, MASKED)
+            k2 = tl.reshape(k2_tiles.load([b, start, h, D1]), [BLOCK_N, D2])
             s = tl.dot(q2, tl.trans(k2), s)
-        v = load_tile(v_ptr + start * v_stride, v_offsets, exists, 0, DV_BLOCK, DV, MASKED)
+        v = tl.reshape(v_tiles.load([b, start, h, 0]), [BLOCK_N, DV_BLOCK])
         dp = tl.dot(do, tl.trans(v))
         p = tl.exp2(s * scale - lse[:, None])
         if MASKED:
+            key = start + tl.arange(0, BLOCK_N)
             visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
             p = tl.where(visible, p, 0.0)
         ds = (p * (dp - delta[:, None])).to(k1.dtype)
@@ -108,20 +123,21 @@ def _query_walk(
     return dq1, dq2
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "T_padded"])
 def _query_kernel(
     do_ptr,  # [B, T, HKV * G, DV]
     q_ptr,  # [B, T, HKV * G, D]
-    k_ptr,  # [B, S, HKV, D]
-    v_ptr,  # [B, S, HKV, DV]
-    lse_ptr,  # [B, HKV * G, T], float32, log2 units
-    delta_ptr,  # [B, HKV * G, T], float32
-    gate_ptr,  # [B, HKV * G, T], float32
+    k1_tiles,  # of [B, S, HKV, D]: BLOCK_N tokens of a head, D1 channels
+    k2_tiles,  # D2 channels
+    v_tiles,  # of [B, S, HKV, DV]
+    planes_ptr,  # [3, B, HKV * G, padded T], float32: lse in log2 units, delta, gate
     dq_ptr,  # [B, T, HKV * G, D], contiguous
     low_ptr,
     high_ptr,
     scale,  # times log2(e)
     natural_scale,
+    B,
+    T_padded,
     T,
     S,
     q_start,
@@ -133,12 +149,6 @@ def _query_kernel(
     q_batch: tl.int64,
     q_token: tl.int64,
     q_head: tl.int64,
-    k_batch: tl.int64,
-    k_token: tl.int64,
-    k_head: tl.int64,
-    v_batch: tl.int64,
-    v_token: tl.int64,
-    v_head: tl.int64,
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -155,25 +165,24 @@ def _query_kernel(
     BLOCK_N: tl.constexpr,
 ):
     tile = tl.num_programs(0) // G - 1 - tl.program_id(0) // G
-    b = (tl.program_id(1) // HKV).to(tl.int64)
+    b = tl.program_id(1) // HKV
     h = tl.program_id(1) % HKV
     head = h * G + tl.program_id(0) % G
 
     first = tile * BLOCK_M
-    offs_m = tl.arange(0, BLOCK_M)
-    token = first + offs_m
+    token = first + tl.arange(0, BLOCK_M)
     valid = token < T
     q_base = q_ptr + b * q_batch + head * q_head + first * q_token
-    q_rows = offs_m * q_token.to(tl.int32)
-    q1 = load_tile(q_base, q_rows, valid, 0, D1, D, True)
+    q1 = _load_rows(q_base, q_token, valid, 0, D1, D, BLOCK_M)
     q2 = q1
     if D2 > 0:
-        q2 = load_tile(q_base, q_rows, valid, D1, D2, D, True)
+        q2 = _load_rows(q_base, q_token, valid, D1, D2, D, BLOCK_M)
     do_base = do_ptr + b * do_batch + head * do_head + first * do_token
-    do = load_tile(do_base, offs_m * do_token.to(tl.int32), valid, 0, DV_BLOCK, DV, True)
-    row = (b * (HKV * G) + head) * T + token
-    lse = tl.load(lse_ptr + row, mask=valid, other=0.0)
-    delta = tl.load(delta_ptr + row, mask=valid, other=0.0)
+    do = _load_rows(do_base, do_token, valid, 0, DV_BLOCK, DV, BLOCK_M)
+    plane = B.to(tl.int64) * (HKV * G) * T_padded
+    row = planes_ptr + (b.to(tl.int64) * (HKV * G) + head) * T_padded + token
+    lse = tl.load(row)
+    delta = tl.load(row + plane)
 
     low, high = interval(
         token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
@@ -190,29 +199,27 @@ def _query_kernel(
     dq2 = dq1
     if D2 > 0:
         dq2 = tl.zeros([BLOCK_M, D2], tl.float32)
-    k_base = k_ptr + b * k_batch + h * k_head
-    v_base = v_ptr + b * v_batch + h * v_head
     middle = begin
     if WINDOW or DOCUMENTS:
         middle = tl.minimum(begin + tl.cdiv(all_begin - begin, BLOCK_N) * BLOCK_N, end)
         dq1, dq2 = _query_walk(
-            dq1, dq2, q1, q2, do, lse, delta, low, high, k_base, v_base, k_token, v_token,
-            begin, middle, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, True,
+            dq1, dq2, q1, q2, do, lse, delta, low, high, k1_tiles, k2_tiles, v_tiles,
+            b, h, begin, middle, scale, D1, D2, DV_BLOCK, BLOCK_N, True,
         )  # fmt: skip
     whole_end = middle + tl.maximum(all_end - middle, 0) // BLOCK_N * BLOCK_N
     dq1, dq2 = _query_walk(
-        dq1, dq2, q1, q2, do, lse, delta, low, high, k_base, v_base, k_token, v_token,
-        middle, whole_end, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, False,
+        dq1, dq2, q1, q2, do, lse, delta, low, high, k1_tiles, k2_tiles, v_tiles,
+        b, h, middle, whole_end, scale, D1, D2, DV_BLOCK, BLOCK_N, False,
     )  # fmt: skip
     dq1, dq2 = _query_walk(
-        dq1, dq2, q1, q2, do, lse, delta, low, high, k_base, v_base, k_token, v_token,
-        whole_end, end, S, scale, D, D1, D2, DV, DV_BLOCK, BLOCK_N, True,
+        dq1, dq2, q1, q2, do, lse, delta, low, high, k1_tiles, k2_tiles, v_tiles,
+        b, h, whole_end, end, scale, D1, D2, DV_BLOCK, BLOCK_N, True,
     )  # fmt: skip
 
     factor = tl.full([BLOCK_M], natural_scale, tl.float32)
     if GATED:  # the gate is one number a row, so it can wait until here
-        factor *= tl.load(gate_ptr + row, mask=valid, other=0.0)
-    out_row = (b * T + token) * (HKV * G) + head
+        factor *= tl.load(row + 2 * plane)
+    out_row = (b.to(tl.int64) * T + token) * (HKV * G) + head
     _store(dq_ptr, dq1 * factor[:, None], out_row, valid, 0, D1, D)
     if D2 > 0:
         _store(dq_ptr, dq2 * factor[:, None], out_row, valid, D1, D2, D)
@@ -236,13 +243,17 @@ def _row_walk(
     k2,
     v,  # [BLOCK_N, DV_BLOCK]
     key,  # [BLOCK_N]
-    q_ptr,
-    do_ptr,
-    lse_ptr,
-    delta_ptr,
-    gate_ptr,
+    do_tiles,
+    q1_tiles,
+    q2_tiles,
+    lse_rows,
+    delta_rows,
+    gate_rows,
     low_ptr,
     high_ptr,
+    b,
+    head,
+    row,
     begin,
     all_begin,
     all_end,
@@ -253,15 +264,9 @@ def _row_walk(
     k_start,
     window,
     scale,
-    q_token,
-    q_head,
-    do_token,
-    do_head,
     G: tl.constexpr,
-    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
-    DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -272,27 +277,20 @@ def _row_walk(
 ):
     """Take in the queries [begin, end) of every head of the group. Those of [all_begin, all_end)
     see every key; a mask is drawn only for tiles that hold others."""
-    offs_m = tl.arange(0, BLOCK_M)
-    q_rows = offs_m * q_token.to(tl.int32)
-    do_rows = offs_m * do_token.to(tl.int32)
     tiles = tl.cdiv(end - begin, BLOCK_M)
     for i in tl.range(tiles * G):
         g = i // tiles
         first = begin + (i % tiles) * BLOCK_M
-        token = first + offs_m
-        valid = token < end
-        q_tile = q_ptr + first * q_token + g * q_head
-        q1 = load_tile(q_tile, q_rows, valid, 0, D1, D, True)
+        q1 = tl.reshape(q1_tiles.load([b, first, head + g, 0]), [BLOCK_M, D1])
         st = tl.dot(k1, tl.trans(q1))  # [BLOCK_N, BLOCK_M]
         if D2 > 0:
-            q2 = load_tile(q_tile, q_rows, valid, D1, D2, D, True)
+            q2 = tl.reshape(q2_tiles.load([b, first, head + g, D1]), [BLOCK_M, D2])
             st = tl.dot(k2, tl.trans(q2), st)
-        row = g.to(tl.int64) * T + token
-        # Rows past the end weigh nothing: exp2(x - inf) is 0.
-        lse = tl.load(lse_ptr + row, mask=valid, other=float("inf"))
-        delta = tl.load(delta_ptr + row, mask=valid, other=0.0)
+        # Past the last query lse is inf, and exp2(x - inf) is 0.
+        lse = tl.reshape(lse_rows.load([row + g, first]), [BLOCK_M])
         pt = tl.exp2(st * scale - lse[None, :])
         if (first < all_begin) | (first + BLOCK_M > all_end):
+            token = first + tl.arange(0, BLOCK_M)
             low, high = interval(
                 token, low_ptr, high_ptr, T, S, q_start, k_start, window,
                 STRIDE, SPAN, WINDOW, DOCUMENTS,
@@ -300,11 +298,11 @@ def _row_walk(
             visible = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
             pt = tl.where(visible, pt, 0.0)
         if GATED:
-            pt *= tl.load(gate_ptr + row, mask=valid, other=0.0)[None, :]
-        do_tile = do_ptr + first * do_token + g * do_head
-        do = load_tile(do_tile, do_rows, valid, 0, DV_BLOCK, DV, True)
+            pt *= tl.reshape(gate_rows.load([row + g, first]), [BLOCK_M])[None, :]
+        do = tl.reshape(do_tiles.load([b, first, head + g, 0]), [BLOCK_M, DV_BLOCK])
         dv = tl.dot(pt.to(do.dtype), do, dv)
         dpt = tl.dot(v, tl.trans(do))
+        delta = tl.reshape(delta_rows.load([row + g, first]), [BLOCK_M])
         dst = (pt * (dpt - delta[None, :])).to(q1.dtype)
         dk1 = tl.dot(dst, q1, dk1)
         if D2 > 0:
@@ -314,13 +312,14 @@ def _row_walk(
 
 @triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "splits"])
 def _key_kernel(
-    do_ptr,
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    lse_ptr,
-    delta_ptr,
-    gate_ptr,
+    do_tiles,  # of [B, T, HKV * G, DV]: BLOCK_M tokens of a head
+    q1_tiles,  # of [B, T, HKV * G, D]: D1 channels
+    q2_tiles,  # D2 channels
+    k_ptr,  # [B, S, HKV, D]
+    v_ptr,  # [B, S, HKV, DV]
+    lse_rows,  # of [B * HKV * G, padded T]: BLOCK_M tokens
+    delta_rows,
+    gate_rows,
     dk_ptr,  # [splits, B, S, HKV, D]
     dv_ptr,  # [splits, B, S, HKV, DV]
     low_ptr,
@@ -336,12 +335,6 @@ def _key_kernel(
     q_start,
     k_start,
     window,
-    do_batch: tl.int64,
-    do_token: tl.int64,
-    do_head: tl.int64,
-    q_batch: tl.int64,
-    q_token: tl.int64,
-    q_head: tl.int64,
     k_batch: tl.int64,
     k_token: tl.int64,
     k_head: tl.int64,
@@ -366,7 +359,7 @@ def _key_kernel(
     # The first keys are seen by the most rows, and program 0 starts first.
     tile = tl.program_id(0) // splits
     split = tl.program_id(0) % splits
-    b = (tl.program_id(1) // HKV).to(tl.int64)
+    b = tl.program_id(1) // HKV
     h = tl.program_id(1) % HKV
     key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     exists = key < S
@@ -390,36 +383,30 @@ def _key_kernel(
     end = tl.maximum(end, begin)
     all_begin = tl.minimum(all_begin, end)
 
-    # This split's share, in whole tiles.
+    # This split's share, in whole tiles. A bulk copy of floats begins at a multiple of 16 bytes.
+    begin = begin // 4 * 4
     share = tl.cdiv(tl.cdiv(end - begin, splits), BLOCK_M) * BLOCK_M
     begin = tl.minimum(begin + split * share, end)
     end = tl.minimum(begin + share, end)
 
-    k_base = k_ptr + b * k_batch + h * k_head
-    k_rows = key.to(tl.int64) * k_token
-    k1 = load_tile(k_base, k_rows, exists, 0, D1, D, True)
+    k_base = k_ptr + b * k_batch + h * k_head + first_key * k_token
+    k1 = _load_rows(k_base, k_token, exists, 0, D1, D, BLOCK_N)
     k2 = k1
     if D2 > 0:
-        k2 = load_tile(k_base, k_rows, exists, D1, D2, D, True)
-    v_rows = key.to(tl.int64) * v_token
-    v = load_tile(v_ptr + b * v_batch + h * v_head, v_rows, exists, 0, DV_BLOCK, DV, True)
+        k2 = _load_rows(k_base, k_token, exists, D1, D2, D, BLOCK_N)
+    v_base = v_ptr + b * v_batch + h * v_head + first_key * v_token
+    v = _load_rows(v_base, v_token, exists, 0, DV_BLOCK, DV, BLOCK_N)
     dk1 = tl.zeros([BLOCK_N, D1], tl.float32)
     dk2 = dk1
     if D2 > 0:
         dk2 = tl.zeros([BLOCK_N, D2], tl.float32)
     dv = tl.zeros([BLOCK_N, DV_BLOCK], tl.float32)
 
-    q_base = q_ptr + b * q_batch + h * G * q_head
-    do_base = do_ptr + b * do_batch + h * G * do_head
-    rows = (b * HKV + h) * G * T
-    lse_base = lse_ptr + rows
-    delta_base = delta_ptr + rows
-    gate_base = gate_ptr + rows
     dk1, dk2, dv = _row_walk(
-        dk1, dk2, dv, k1, k2, v, key, q_base, do_base, lse_base, delta_base, gate_base, low_ptr,
-        high_ptr, begin, all_begin, all_end, end, T, S, q_start, k_start, window, scale, q_token,
-        q_head, do_token, do_head, G, D, D1, D2, DV, DV_BLOCK, GATED,
-        STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M,
+        dk1, dk2, dv, k1, k2, v, key, do_tiles, q1_tiles, q2_tiles, lse_rows, delta_rows, gate_rows,
+        low_ptr, high_ptr, b, h * G, (b * HKV + h) * G, begin, all_begin, tl.minimum(all_end, end),
+        end, T, S, q_start, k_start, window, scale, G, D1, D2, DV_BLOCK, GATED, STRIDE, SPAN,
+        WINDOW, DOCUMENTS, BLOCK_M,
     )  # fmt: skip
 
     out_row = ((split.to(tl.int64) * B + b) * S + key) * HKV + h
@@ -457,11 +444,16 @@ def backward(
     B, T, HQ, D = q.shape
     S, HKV = k.shape[1:3]
     DV, G = v.shape[-1], HQ // HKV
-    do, q, k, v = (last_contiguous(x) for x in (do, q, k, v))
+    if S == 0:
+        return torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
     arch, head = architecture(q.device), max(D, DV)
     query = query_tile(arch, head) if query is None else query
     key = key_tile(arch, head) if key is None else key
     D1, D2 = head_blocks(D)
+    DV_BLOCK = padded(DV)
+    do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
+    planes = _by_head(lse, delta, gate)
+    T_padded = planes.shape[-1]
     documents = band.documents
     low, high, first, stop = (
         (lse, lse, lse, lse)
@@ -475,24 +467,22 @@ def backward(
         "D1": D1,
         "D2": D2,
         "DV": DV,
-        "DV_BLOCK": padded(DV),
+        "DV_BLOCK": DV_BLOCK,
         "GATED": gate is not None,
         "STRIDE": band.stride,
         "SPAN": band.span,
         "WINDOW": band.window > 0,
         "DOCUMENTS": documents is not None,
     }
-    strides = (*do.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     where = (T, S, band.q_start, band.k_start, band.window)
-    saved = _by_head(lse, delta, gate)
 
-    dq = q.new_empty(B, T, HQ, D)
+    dq = torch.empty(B, T, HQ, D, dtype=q.dtype, device=q.device)
     _query_kernel[(triton.cdiv(T, query.queries) * G, B * HKV)](
-        do, q, k, v, *saved, dq, low, high, scale * LOG2_E, scale, *where, *strides, **sizes,
+        do, q, *head_descriptors(k, query.keys, D1, D2), descriptor(v, query.keys, DV_BLOCK),
+        planes, dq, low, high, scale * LOG2_E, scale, B, T_padded, *where, *do.stride()[:3],
+        *q.stride()[:3], **sizes,
         BLOCK_M=query.queries, BLOCK_N=query.keys, num_warps=query.warps, num_stages=query.stages,
     )  # fmt: skip
-    if S == 0:
-        return dq, torch.empty_like(k), torch.empty_like(v)
 
     key_tiles = triton.cdiv(S, key.keys)
     rows = G * (T if band.window == 0 else min(T, band.window + key.keys))
@@ -500,9 +490,14 @@ def backward(
     partial = torch.float32 if splits > 1 else q.dtype
     dk = torch.empty(splits, B, S, HKV, D, dtype=partial, device=q.device)
     dv = torch.empty(splits, B, S, HKV, DV, dtype=partial, device=q.device)
+    by_head = [
+        TensorDescriptor(plane, [B * HQ, T_padded], [T_padded, 1], [1, key.queries])
+        for plane in planes
+    ]
     _key_kernel[(key_tiles * splits, B * HKV)](
-        do, q, k, v, *saved, dk, dv, low, high, first, stop, scale * LOG2_E, scale, B, splits,
-        *where, *strides, **sizes,
+        descriptor(do, key.queries, DV_BLOCK), *head_descriptors(q, key.queries, D1, D2), k, v,
+        *by_head, dk, dv, low, high, first, stop, scale * LOG2_E, scale, B, splits, *where,
+        *k.stride()[:3], *v.stride()[:3], **sizes,
         BLOCK_M=key.queries, BLOCK_N=key.keys, num_warps=key.warps, num_stages=key.stages,
     )  # fmt: skip
     if splits == 1:
@@ -510,30 +505,34 @@ def backward(
     return dq, dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)
 
 
-def _by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The three as [B, HQ, T] float32, so that the queries of a tile lie side by side.
+def _by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
+    """lse, delta and gate as [3, B, HQ, padded T] float32: a tile's queries lie side by side.
 
-    Without a gate the third stands for nothing, and is not read.
+    Past the last query lse is inf and the others 0. Without a gate the third is not written.
     """
     B, T, HQ = lse.shape
-    planes = torch.empty(3, B, HQ, T, dtype=torch.float32, device=lse.device)
+    planes = torch.empty(
+        3, B, HQ, -(-T // PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
+    )
+    third = delta if gate is None else gate
     BLOCK_T = 64
-    _transpose_kernel[(triton.cdiv(T, BLOCK_T), B)](
-        lse, delta, delta if gate is None else gate, planes, B, T, *lse.stride(), *delta.stride(),
-        *(delta if gate is None else gate).stride(), HQ=HQ, GATED=gate is not None,
-        BLOCK_T=BLOCK_T, BLOCK_H=min(64, padded(HQ)), num_warps=4,
+    _transpose_kernel[(planes.shape[-1] // BLOCK_T, B)](
+        lse, delta, third, planes, B, T, planes.shape[-1], *lse.stride(), *delta.stride(),
+        *third.stride(), HQ=HQ, GATED=gate is not None, BLOCK_T=BLOCK_T,
+        BLOCK_H=min(64, padded(HQ)), num_warps=4,
     )  # fmt: skip
-    return planes[0], planes[1], planes[2]
+    return planes
 
 
-@triton.jit(do_not_specialize=["B", "T"])
+@triton.jit(do_not_specialize=["B", "T", "T_padded"])
 def _transpose_kernel(
     lse_ptr,
     delta_ptr,
     gate_ptr,
-    planes_ptr,  # [3, B, HQ, T], float32
+    planes_ptr,  # [3, B, HQ, T_padded], float32
     B,
     T,
+    T_padded,
     lse_batch: tl.int64,
     lse_token: tl.int64,
     lse_head: tl.int64,
@@ -552,15 +551,17 @@ def _transpose_kernel(
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     for first in tl.static_range(0, HQ, BLOCK_H):
         head = first + tl.arange(0, BLOCK_H)
-        mask = (token < T)[:, None] & (head < HQ)[None, :]
-        out = planes_ptr + (b * HQ + head)[None, :] * T + token[:, None]
-        plane = B.to(tl.int64) * HQ * T
+        exists = (head < HQ)[None, :] & (token < T_padded)[:, None]
+        mask = exists & (token < T)[:, None]
+        out = planes_ptr + (b * HQ + head)[None, :] * T_padded + token[:, None]
+        plane = B.to(tl.int64) * HQ * T_padded
         lse = lse_ptr + b * lse_batch + token[:, None] * lse_token + head[None, :] * lse_head
-        tl.store(out, tl.load(lse, mask=mask), mask=mask)
+        tl.store(out, tl.load(lse, mask=mask, other=float("inf")), mask=exists)
         delta = delta_ptr + b * delta_batch
         delta += token[:, None] * delta_token + head[None, :] * delta_head
-        tl.store(out + plane, tl.load(delta, mask=mask), mask=mask)
+        tl.store(out + plane, tl.load(delta, mask=mask, other=0.0), mask=exists)
         if GATED:
             gate = gate_ptr + b * gate_batch
             gate += token[:, None] * gate_token + head[None, :] * gate_head
-            tl.store(out + 2 * plane, tl.load(gate, mask=mask).to(tl.float32), mask=mask)
+            factor = tl.load(gate, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out + 2 * plane, factor, mask=exists)

@@ -20,8 +20,10 @@ from nsa.errors import Unsupported
 from nsa.kernels.common import (
     LOG2_E,
     Architecture,
+    aligned,
     architecture,
     head_blocks,
+    head_descriptors,
     last_contiguous,
 )
 
@@ -73,7 +75,8 @@ def _locate(tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documen
 
 @triton.jit(do_not_specialize=["first_tile", "T", "N", "q_start", "tiles", "documents", "columns"])
 def _score_kernel(
-    q_ptr,  # [B, T, HKV * G, D]
+    q1_tiles,  # of [B, T, HKV * G, D]: QUERIES tokens of a head, D1 channels
+    q2_tiles,  # D2 channels
     k_ptr,  # [B, N, HKV, D]
     lse_ptr,  # [B, T, HKV * G], float32, log2 units
     scratch_ptr,  # [chunk of tiles, HKV, SPILL + 1, QUERIES, columns], float32
@@ -88,9 +91,9 @@ def _score_kernel(
     tiles,  # of queries in a sequence
     documents,
     columns,
-    q_batch: tl.int64,
-    q_token: tl.int64,
-    q_head: tl.int64,
+    lse_batch: tl.int64,
+    lse_token: tl.int64,
+    lse_head: tl.int64,
     k_batch: tl.int64,
     k_token: tl.int64,
     k_head: tl.int64,
@@ -147,27 +150,15 @@ def _score_kernel(
                 mask=exists[:, None] & (columns2 < D)[None, :],
                 other=0.0,
             )
-        token = start + query
-        head_row = b.to(tl.int64) * T + token
-        q_tile = q_ptr + b.to(tl.int64) * q_batch + h * G * q_head
-        q_rows = token.to(tl.int64) * q_token
-        lse_rows = lse_ptr + head_row * (HKV * G) + h * G
+        token = start + tile * QUERIES
+        lse_rows = lse_ptr + b.to(tl.int64) * lse_batch + (start + query).to(tl.int64) * lse_token
         for g in tl.range(G):
-            q_head_tile = q_tile + g * q_head
-            q1 = tl.load(
-                q_head_tile + q_rows[:, None] + columns1[None, :],
-                mask=valid[:, None] & (columns1 < D)[None, :],
-                other=0.0,
-            )
+            q1 = tl.reshape(q1_tiles.load([b, token, h * G + g, 0]), [QUERIES, D1])
             s = tl.dot(q1, tl.trans(k1))
             if D2 > 0:
-                q2 = tl.load(
-                    q_head_tile + q_rows[:, None] + columns2[None, :],
-                    mask=valid[:, None] & (columns2 < D)[None, :],
-                    other=0.0,
-                )
+                q2 = tl.reshape(q2_tiles.load([b, token, h * G + g, D1]), [QUERIES, D2])
                 s = tl.dot(q2, tl.trans(k2), s)
-            lse = tl.load(lse_rows + g, mask=valid, other=0.0)
+            lse = tl.load(lse_rows + (h * G + g) * lse_head, mask=valid, other=0.0)
             acc += tl.exp2(s * scale - lse[:, None])
         # Sums over blocks that the query does not see are of no account, and dropped here.
         end = block * STRIDE + SPAN - 1
@@ -325,7 +316,7 @@ def select_blocks(
     Args:
         q: [B, T, HQ, Dk].
         k_cmp: [B, N, HKV, Dk].
-        lse: [B, T, HQ], float32, log2 units: of the compress branch on the same q and k_cmp.
+        lse: [B, T, HQ], float32, log2 units, any strides: of the compress branch on the same q and k_cmp.
 
     Returns:
         Block indices, int32, [B, T, HKV, n], ascending, -1 at the end.
@@ -342,7 +333,7 @@ def select_blocks(
             f"is {config.select_block_size} / {config.compress_stride} = {per_select}; the `eager` "
             "route takes any"
         )
-    q, k_cmp = last_contiguous(q), last_contiguous(k_cmp)
+    q, k_cmp = aligned(q), last_contiguous(k_cmp)
     tile = score_tile(architecture(q.device), D) if tile is None else tile
     blocks = max(tile.blocks, per_select)  # both are powers of two
     columns = config.select_length(q_start + T)
@@ -361,6 +352,7 @@ def select_blocks(
         chunk, HKV, spill + 1, tile.queries, columns, dtype=torch.float32, device=q.device
     )
     D1, D2 = head_blocks(D)
+    queries = head_descriptors(q, tile.queries, D1, D2)
     tables = (
         (indices, indices, indices)
         if cu_seqlens is None
@@ -379,8 +371,8 @@ def select_blocks(
         if B == 1 and cu_seqlens is None:  # no query of this chunk sees further
             seen = config.select_length(q_start + min(T, (first + count) * tile.queries))
         _score_kernel[(triton.cdiv(seen * per_select, blocks), count, HKV)](
-            q, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles, documents,
-            columns, *q.stride()[:3], *k_cmp.stride()[:3], G=HQ // HKV, D=D, D1=D1, D2=D2,
+            *queries, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles, documents,
+            columns, *lse.stride(), *k_cmp.stride()[:3], G=HQ // HKV, D=D, D1=D1, D2=D2,
             STRIDE=config.compress_stride, SPAN=config.compress_block_size, BLOCKS=blocks, **sizes,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
