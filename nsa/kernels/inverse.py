@@ -37,6 +37,11 @@ FULL_ITEMS = 1024
 ITEM_FIELDS = tl.constexpr(5)
 """first pair, end of pairs, sequence * HKV + KV head, first key, end of keys."""
 
+_PLACES = (
+    *("T", "tokens", "q_start", "piece_tokens", "pieces"),
+    *("M", "documents", "search_steps"),
+)
+"""Runtime values of both kernels below that must not become part of what is compiled."""
 _TOKENS = 64  # of one program that counts or writes pairs
 _SCAN = 4096  # bins of one step of the scan
 
@@ -144,19 +149,7 @@ def _bins(
     return valid, bin_ + block * PARTS + slot % PARTS, start, b, first_key, end_key
 
 
-@triton.jit(
-    do_not_specialize=[
-        "T",
-        "tokens",
-        "q_start",
-        "piece_tokens",
-        "pieces",
-        "M",
-        "documents",
-        "search_steps",
-        "bins",
-    ]
-)
+@triton.jit(do_not_specialize=[*_PLACES, "bins"])
 def _count_kernel(
     blocks_ptr,  # [B * T, HKV, N / PARTS]
     cu_ptr,  # [documents + 1] int32, or None
@@ -236,19 +229,7 @@ def _scan_kernel(
     tl.store(first_item_ptr + bins, items)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "T",
-        "tokens",
-        "q_start",
-        "piece_tokens",
-        "pieces",
-        "M",
-        "documents",
-        "search_steps",
-        "item_pairs",
-    ]
-)
+@triton.jit(do_not_specialize=[*_PLACES, "item_pairs"])
 def _write_kernel(
     blocks_ptr,  # [B * T, HKV, N / PARTS]
     cu_ptr,  # [documents + 1] int32, or None

@@ -165,7 +165,13 @@ def _partial_kernel(
         tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=row < rows)
 
 
-@triton.jit(do_not_specialize=["first_token", "rows", "T", "q_start"])
+# Strides of the gates are multiples of 16 at some lengths only.
+@triton.jit(
+    do_not_specialize=[
+        *("first_token", "rows", "T", "q_start"),
+        *("gates_b", "gates_t", "gates_h", "gates_c"),
+    ]
+)
 def _combine_kernel(
     partial_ptr,  # [tokens of the chunk, HKV, N, G, DV]
     partial_lse_ptr,  # [tokens of the chunk, HKV, N, G]

@@ -100,7 +100,15 @@ def _row_values(
     return lse, delta, gate
 
 
-@triton.jit(do_not_specialize=["first_token", "first_bin", "end_bin", "T", "S", "q_start"])
+# Strides of one number a row are multiples of 16 at some lengths only.
+@triton.jit(
+    do_not_specialize=[
+        *("first_token", "first_bin", "end_bin", "T", "S", "q_start"),
+        *("lse_b", "lse_t", "lse_h"),
+        *("delta_b", "delta_t", "delta_h"),
+        *("gate_b", "gate_t", "gate_h"),
+    ]
+)
 def _backward_kernel(
     do_ptr,  # [B, T, HKV * G, DV]
     q_ptr,  # [B, T, HKV * G, D]
