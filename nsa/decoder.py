@@ -16,7 +16,7 @@ from nsa.compiled import compiled
 from nsa.config import ModelConfig
 from nsa.device_cache import DeviceCache, Rows
 from nsa.flags import Prefill
-from nsa.module import NSAttention
+from nsa.module import Heads, NSAttention
 from nsa.ops import Routes
 from nsa.rotary import Rotation, rotate
 
@@ -174,7 +174,7 @@ class Decoder:
         """Count the tokens in self._tokens, append and attend, layer by layer."""
         model, nsa = self.model, self.model.config.nsa
         self._lengths += 1
-        rows = Rows.of(self._lengths, nsa, capacity=self.capacity)
+        rows = self._part(Rows.of)(self._lengths, nsa, capacity=self.capacity)
         turns = self._turns[:, rows.token]  # [2, B, Dk / 2]
         # What a token computes by itself takes the batch for a sequence, each at its position.
         x = self._part(type(model).embed)(model, self._tokens.mT)  # [1, B, dim]
@@ -190,26 +190,17 @@ class Decoder:
         if not isinstance(attention, NSAttention):
             raise TypeError(f"{type(attention).__name__} has no device cache")
         heads = self._part(type(block).enter)(block, x, turns)
-        q, k_sel, v_sel, k_win, v_win, k_raw, v_raw, gates = (h.transpose(0, 1) for h in heads)
-        cache.append(
-            rows,
-            k_raw=k_raw,
-            v_raw=v_raw,
-            k_sel=k_sel,
-            v_sel=v_sel,
-            k_win=k_win,
-            v_win=v_win,
-            compress=partial(self._part(_compress), attention, turns),
-        )
+        heads = Heads(*(h.transpose(0, 1) for h in heads))
+        self._part(_append)(cache, attention, heads, rows, turns)
         out, _ = ops.decode_attention(
-            q,
+            heads.q,
             cache.k_cmp,
             cache.v_cmp,
             cache.k_sel,
             cache.v_sel,
             cache.k_win,
             cache.v_win,
-            gates,
+            heads.gates,
             cache.lengths,
             config=cache.config,
             route=self.route,
@@ -221,13 +212,23 @@ class Decoder:
         return compiled(function) if self._compile else function
 
 
-def _compress(
-    attention: NSAttention, turns: Tensor, k_raw: Tensor, v_raw: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One block of each sequence, the keys turned each by its own angles."""
-    config = attention.config.nsa
-    k, v = (
-        ops.compress_blocks(x, phi, config=config)
-        for x, phi in ((k_raw, attention.phi_k), (v_raw, attention.phi_v))
+def _append(
+    cache: DeviceCache, attention: NSAttention, heads: Heads, rows: Rows, turns: Tensor
+) -> None:
+    """Add one token of each sequence, and the block that it completes; compiles."""
+
+    def compress(k_raw: Tensor, v_raw: Tensor) -> tuple[Tensor, Tensor]:
+        cut = partial(ops.compress_blocks, config=cache.config)
+        k = rotate(cut(k_raw, attention.phi_k).transpose(0, 1), turns).transpose(0, 1)
+        return k, cut(v_raw, attention.phi_v)
+
+    cache.append(
+        rows,
+        k_raw=heads.k_raw,
+        v_raw=heads.v_raw,
+        k_sel=heads.k_sel,
+        v_sel=heads.v_sel,
+        k_win=heads.k_win,
+        v_win=heads.v_win,
+        compress=compress,
     )
-    return rotate(k.transpose(0, 1), turns).transpose(0, 1), v

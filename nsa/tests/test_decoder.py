@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa import ops
+from nsa.compiled import runs
 from nsa.config import PRESETS, ModelConfig
 from nsa.decoder import Decoder
 from nsa.kernels import decode as kernels
@@ -96,6 +97,21 @@ def test_variants_of_the_layer(variant: dict[str, str]) -> None:
 
     got = decode(Decoder(lm, batch=2, capacity=CAPACITY), tokens, [6, 17], steps=8)
 
+    torch.testing.assert_close(got, whole(lm, tokens, [6, 17], 8), rtol=1e-10, atol=1e-12)
+
+
+def test_parts_of_a_step_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.compiled.BACKEND", "aot_eager")  # traces, but generates no code
+    torch._dynamo.reset()
+    lm, tokens = model(), text(2, CAPACITY)
+    before = runs()
+
+    decoder = Decoder(lm, batch=2, capacity=CAPACITY, compile_parts=True)
+    got = decode(decoder, tokens, [6, 17], steps=8)
+
+    parts = 3 * len(lm.blocks) + 3  # enter, append and leave; rows, embedding and head
+    torch._dynamo.reset()
+    assert runs() - before == 8 * parts
     torch.testing.assert_close(got, whole(lm, tokens, [6, 17], 8), rtol=1e-10, atol=1e-12)
 
 
