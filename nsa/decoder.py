@@ -158,16 +158,17 @@ class Decoder:
 
     def _capture(self) -> None:
         """Record the step; it runs on caches that hold nothing, and leaves none of it behind."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):  # compile, and let libraries allocate their workspaces
-                self._lengths.zero_()
-                self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._logits = self._step()
+        with torch.cuda.device(self._lengths.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):  # compile, and let libraries allocate their workspaces
+                    self._lengths.zero_()
+                    self._step()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._logits = self._step()
         self._graph = graph
 
     def _step(self) -> Tensor:
