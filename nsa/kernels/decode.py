@@ -5,10 +5,12 @@ pieces run side by side. The G query heads of a KV head are the rows of a tile: 
 once for all of them.
 
     compress    pieces of the compressed keys: partial output, and the scores of every block
+                (nsa.kernels.decode_pieces, as `attend`)
     choose      chunks of the select blocks; the last chunk to finish merges the top n
                 (nsa.kernels.decode_scores)
     attend      pieces of the selected blocks and of the window: partial outputs
     merge       each head's pieces, branch by branch, weighed by the gates
+                (nsa.kernels.decode_merge)
 
 The launches depend on the capacity of the cache alone: what a sequence holds is read from
 `lengths` on the device, and pieces past its end return at once. One CUDA graph so serves every
@@ -22,11 +24,12 @@ from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from nsa.config import NSAConfig
 from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous, padded, require
+from nsa.kernels.decode_merge import merge_kernel
+from nsa.kernels.decode_pieces import attend_kernel, compress_kernel
 from nsa.kernels.decode_scores import choose_blocks
 
 PROGRAMS = 1056
@@ -50,379 +53,6 @@ class Tile:
 def tile(Dk: int, Dv: int) -> Tile:
     """Two tiles of keys and values on their way fit sm_80's 163 KiB with any heads."""
     return Tile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
-
-
-@triton.jit
-def _load_heads(
-    ptr,  # the query's first head of this group
-    stride,
-    COLUMN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    G: tl.constexpr,
-    G_BLOCK: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """A block of columns of the group's heads, [G_BLOCK, BLOCK]; 0 where there is none."""
-    head = tl.arange(0, G_BLOCK)
-    column = COLUMN + tl.arange(0, BLOCK)
-    mask = (head < G)[:, None] & (column < SIZE)[None, :]
-    return tl.load(ptr + head[:, None] * stride + column[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _load_rows(ptr, offsets, valid, COLUMN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
-    """A block of columns of some rows, [N, BLOCK]; 0 where there is none. Rows that are not
-    valid are not read: what lies there may be NaN."""
-    column = COLUMN + tl.arange(0, BLOCK)
-    mask = valid[:, None]
-    if COLUMN + BLOCK > SIZE:
-        mask = mask & (column < SIZE)[None, :]
-    return tl.load(ptr + offsets[:, None] + column[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _take(
-    acc,  # [G_BLOCK, DV_BLOCK]
-    row_max,  # [G_BLOCK], log2 units
-    row_sum,  # [G_BLOCK]
-    q1,  # [G_BLOCK, D1]
-    q2,  # [G_BLOCK, D2], or anything when D2 == 0
-    k_ptr,
-    v_ptr,
-    k_offsets,  # [KEYS]
-    v_offsets,  # [KEYS]
-    valid,  # [KEYS]
-    scale,  # in log2 units
-    D: tl.constexpr,
-    D1: tl.constexpr,
-    D2: tl.constexpr,
-    DV: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-):
-    """Take in one tile of keys; returns the new state and the scores, [G_BLOCK, KEYS]."""
-    k1 = _load_rows(k_ptr, k_offsets, valid, 0, D1, D)
-    if D2 > 0:
-        k2 = _load_rows(k_ptr, k_offsets, valid, D1, D2, D)
-    v = _load_rows(v_ptr, v_offsets, valid, 0, DV_BLOCK, DV)
-    scores = tl.dot(q1, tl.trans(k1))
-    if D2 > 0:
-        scores = tl.dot(q2, tl.trans(k2), scores)
-    scores = tl.where(valid[None, :], scores * scale, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(scores, 1))
-    # While no key was seen the maximum is -inf; 0 in its place keeps exp2 from inf - inf.
-    finite_max = tl.where(new_max == float("-inf"), 0.0, new_max)
-    p = tl.exp2(scores - finite_max[:, None])
-    rescale = tl.exp2(row_max - finite_max)
-    row_sum = row_sum * rescale + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
-    return acc, new_max, row_sum, scores
-
-
-@triton.jit
-def _store_piece(
-    acc,
-    row_max,
-    row_sum,
-    part_ptr,  # this piece, [G, DV]
-    part_lse_ptr,  # this piece, [G]
-    G: tl.constexpr,
-    G_BLOCK: tl.constexpr,
-    DV: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-):
-    """Write a piece's output and its log-sum-exp; a head that saw no key has 0 and -inf."""
-    head = tl.arange(0, G_BLOCK)
-    column = tl.arange(0, DV_BLOCK)
-    some = tl.where(row_sum > 0, row_sum, 1.0)
-    mask = (head < G)[:, None] & (column < DV)[None, :]
-    tl.store(part_ptr + head[:, None] * DV + column[None, :], acc / some[:, None], mask=mask)
-    tl.store(part_lse_ptr + head, row_max + tl.log2(some), mask=head < G)
-
-
-@triton.jit(do_not_specialize=["tiles_per_piece", "pieces", "blocks"])
-def _compress_kernel(
-    q_ptr,  # [B, HQ, D]
-    k_ptr,  # [B, blocks, HKV, D]
-    v_ptr,  # [B, blocks, HKV, DV]
-    lengths_ptr,  # [B]
-    part_ptr,  # [B, HKV, pieces, G, DV], float32
-    part_lse_ptr,  # [B, HKV, pieces, G], float32, log2 units
-    scores_ptr,  # [B, HKV, G, blocks], float32, log2 units; read up to the last visible block
-    arrived_ptr,  # [B, HKV], int32: for the next launch, 0
-    scale,  # in log2 units
-    q_batch: tl.int64,
-    q_head: tl.int64,
-    k_batch: tl.int64,
-    k_row: tl.int64,
-    k_head: tl.int64,
-    v_batch: tl.int64,
-    v_row: tl.int64,
-    v_head: tl.int64,
-    tiles_per_piece,
-    pieces,  # of all branches; those of this one come first
-    blocks,  # compressed blocks that the cache has room for
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    D1: tl.constexpr,
-    D2: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-    G_BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    SIZE: tl.constexpr,  # l
-    STRIDE: tl.constexpr,  # d
-):
-    piece = tl.program_id(0)
-    b_h = tl.program_id(1)
-    b = (b_h // HKV).to(tl.int64)
-    h = (b_h % HKV).to(tl.int64)
-    if piece == 0:
-        tl.store(arrived_ptr + b_h, 0)
-
-    length = tl.load(lengths_ptr + b)
-    visible = tl.maximum(length - SIZE + STRIDE, 0) // STRIDE  # whole blocks; 0 below l tokens
-    visible = tl.minimum(visible, blocks)
-    start = piece * tiles_per_piece * KEYS
-    stop = tl.minimum(start + tiles_per_piece * KEYS, visible)
-    place = b_h.to(tl.int64) * pieces + piece
-    head = tl.arange(0, G_BLOCK)
-    if start >= visible:
-        tl.store(
-            part_lse_ptr + place * G + head,
-            tl.full([G_BLOCK], float("-inf"), tl.float32),
-            mask=head < G,
-        )
-    else:
-        q = q_ptr + b * q_batch + h * G * q_head
-        q1 = _load_heads(q, q_head, 0, D1, G, G_BLOCK, D)
-        q2 = q1
-        if D2 > 0:
-            q2 = _load_heads(q, q_head, D1, D2, G, G_BLOCK, D)
-        k = k_ptr + b * k_batch + h * k_head
-        v = v_ptr + b * v_batch + h * v_head
-        scores_row = scores_ptr + (b_h.to(tl.int64) * G + head)[:, None] * blocks
-        acc = tl.zeros([G_BLOCK, DV_BLOCK], tl.float32)
-        row_max = tl.full([G_BLOCK], float("-inf"), tl.float32)
-        row_sum = tl.zeros([G_BLOCK], tl.float32)
-        for begin in tl.range(start, stop, KEYS):
-            key = begin + tl.arange(0, KEYS)
-            valid = key < stop
-            acc, row_max, row_sum, scores = _take(
-                acc,
-                row_max,
-                row_sum,
-                q1,
-                q2,
-                k,
-                v,
-                key * k_row,
-                key * v_row,
-                valid,
-                scale,
-                D,
-                D1,
-                D2,
-                DV,
-                DV_BLOCK,
-            )
-            tl.store(scores_row + key[None, :], scores, mask=(head < G)[:, None] & valid[None, :])
-        _store_piece(
-            acc,
-            row_max,
-            row_sum,
-            part_ptr + place * G * DV,
-            part_lse_ptr + place * G,
-            G,
-            G_BLOCK,
-            DV,
-            DV_BLOCK,
-        )
-
-
-@triton.jit(do_not_specialize=["first_piece", "select_pieces", "tiles_per_piece", "pieces", "ring"])
-def _attend_kernel(
-    q_ptr,  # [B, HQ, D]
-    k_sel_ptr,  # [B, capacity, HKV, D]
-    v_sel_ptr,  # [B, capacity, HKV, DV]
-    k_win_ptr,  # [B, ring, HKV, D]; position p lies in row p % ring
-    v_win_ptr,  # [B, ring, HKV, DV]
-    chosen_ptr,  # [B, HKV, N], int32, -1 where a slot is unused
-    lengths_ptr,  # [B]
-    part_ptr,  # [B, HKV, pieces, G, DV], float32
-    part_lse_ptr,  # [B, HKV, pieces, G], float32, log2 units
-    scale,  # in log2 units
-    q_batch: tl.int64,
-    q_head: tl.int64,
-    k_sel_batch: tl.int64,
-    k_sel_row: tl.int64,
-    k_sel_head: tl.int64,
-    v_sel_batch: tl.int64,
-    v_sel_row: tl.int64,
-    v_sel_head: tl.int64,
-    k_win_batch: tl.int64,
-    k_win_row: tl.int64,
-    k_win_head: tl.int64,
-    v_win_batch: tl.int64,
-    v_win_row: tl.int64,
-    v_win_head: tl.int64,
-    first_piece,  # the first of this launch among all pieces
-    select_pieces,  # of this launch's pieces, the first so many read the selected blocks
-    tiles_per_piece,
-    pieces,
-    ring,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    D1: tl.constexpr,
-    D2: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-    G_BLOCK: tl.constexpr,
-    KEYS: tl.constexpr,
-    BLOCK: tl.constexpr,  # l'
-    N: tl.constexpr,  # n
-    WINDOW: tl.constexpr,  # w
-):
-    piece = tl.program_id(0)
-    b_h = tl.program_id(1)
-    b = (b_h // HKV).to(tl.int64)
-    h = (b_h % HKV).to(tl.int64)
-    length = tl.load(lengths_ptr + b)
-    q = q_ptr + b * q_batch + h * G * q_head
-    q1 = _load_heads(q, q_head, 0, D1, G, G_BLOCK, D)
-    q2 = q1
-    if D2 > 0:
-        q2 = _load_heads(q, q_head, D1, D2, G, G_BLOCK, D)
-    acc = tl.zeros([G_BLOCK, DV_BLOCK], tl.float32)
-    row_max = tl.full([G_BLOCK], float("-inf"), tl.float32)
-    row_sum = tl.zeros([G_BLOCK], tl.float32)
-
-    # One loop for both branches: two would have shared memory of their own each.
-    select = piece < select_pieces
-    k = tl.where(select, k_sel_ptr, k_win_ptr)
-    k += b * tl.where(select, k_sel_batch, k_win_batch) + h * tl.where(
-        select, k_sel_head, k_win_head
-    )
-    v = tl.where(select, v_sel_ptr, v_win_ptr)
-    v += b * tl.where(select, v_sel_batch, v_win_batch) + h * tl.where(
-        select, v_sel_head, v_win_head
-    )
-    k_row = tl.where(select, k_sel_row, k_win_row)
-    v_row = tl.where(select, v_sel_row, v_win_row)
-    window_start = tl.maximum(length - WINDOW, 0)
-    first = tl.where(select, piece, piece - select_pieces) * tiles_per_piece * KEYS
-    stop = tl.where(select, N * BLOCK, length - window_start)
-    for begin in tl.range(first, tl.minimum(first + tiles_per_piece * KEYS, stop), KEYS):
-        i = begin + tl.arange(0, KEYS)  # among the branch's keys
-        slot = i // BLOCK
-        block = tl.load(chosen_ptr + b_h * N + slot, mask=select & (slot < N), other=-1)
-        key = tl.where(select, block * BLOCK + i % BLOCK, window_start + i)
-        valid = (key >= 0) & (key < length)
-        row = tl.where(select, key, key % ring)
-        acc, row_max, row_sum, _ = _take(
-            acc,
-            row_max,
-            row_sum,
-            q1,
-            q2,
-            k,
-            v,
-            row * k_row,
-            row * v_row,
-            valid,
-            scale,
-            D,
-            D1,
-            D2,
-            DV,
-            DV_BLOCK,
-        )
-    place = b_h.to(tl.int64) * pieces + first_piece + piece
-    _store_piece(
-        acc,
-        row_max,
-        row_sum,
-        part_ptr + place * G * DV,
-        part_lse_ptr + place * G,
-        G,
-        G_BLOCK,
-        DV,
-        DV_BLOCK,
-    )
-
-
-@triton.jit
-def _merged(
-    part_ptr,  # the group's pieces of this head, G * DV apart
-    part_lse_ptr,  # likewise, G apart
-    first,
-    stop,
-    G: tl.constexpr,
-    DV: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-    MERGED: tl.constexpr,
-):
-    """The output of one branch from its pieces, [DV_BLOCK], float32; 0 if none saw a key."""
-    column = tl.arange(0, DV_BLOCK)
-    acc = tl.zeros([DV_BLOCK], tl.float32)
-    largest = tl.full([], float("-inf"), tl.float32)
-    total = tl.zeros([], tl.float32)
-    for begin in tl.range(first, stop, MERGED):
-        piece = begin + tl.arange(0, MERGED)
-        lse = tl.load(part_lse_ptr + piece * G, mask=piece < stop, other=float("-inf"))
-        # A piece without keys may never have written its output.
-        mask = (lse > float("-inf"))[:, None] & (column < DV)[None, :]
-        offsets = (piece * G * DV)[:, None] + column[None, :]
-        part = tl.load(part_ptr + offsets, mask=mask, other=0.0)
-        new_largest = tl.maximum(largest, tl.max(lse, 0))
-        finite = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weight = tl.exp2(lse - finite)
-        rescale = tl.exp2(largest - finite)
-        total = total * rescale + tl.sum(weight, 0)
-        acc = acc * rescale + tl.sum(weight[:, None] * part, 0)
-        largest = new_largest
-    return acc / tl.where(total > 0, total, 1.0)
-
-
-@triton.jit(do_not_specialize=["compress_pieces", "select_pieces", "window_pieces"])
-def _merge_kernel(
-    part_ptr,  # [B, HKV, pieces, G, DV], float32; pieces: of compress, select, window
-    part_lse_ptr,  # [B, HKV, pieces, G], float32, log2 units
-    gates_ptr,  # [B, HQ, 3]
-    out_ptr,  # [B, HQ, DV], contiguous
-    gates_batch: tl.int64,
-    gates_head: tl.int64,
-    gates_branch: tl.int64,
-    compress_pieces,
-    select_pieces,
-    window_pieces,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    DV: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-    MERGED: tl.constexpr,
-):
-    query_head = tl.program_id(0)
-    b = tl.program_id(1).to(tl.int64)
-    pieces = compress_pieces + select_pieces + window_pieces
-    group = (b * HKV + query_head // G) * pieces * G + query_head % G
-    part = part_ptr + group * DV
-    lse = part_lse_ptr + group
-    window = compress_pieces + select_pieces
-    gate = gates_ptr + b * gates_batch + query_head * gates_head
-    out = tl.load(gate).to(tl.float32) * _merged(
-        part, lse, 0, compress_pieces, G, DV, DV_BLOCK, MERGED
-    )
-    out += tl.load(gate + gates_branch).to(tl.float32) * _merged(
-        part, lse, compress_pieces, window, G, DV, DV_BLOCK, MERGED
-    )
-    out += tl.load(gate + 2 * gates_branch).to(tl.float32) * _merged(
-        part, lse, window, pieces, G, DV, DV_BLOCK, MERGED
-    )
-    column = tl.arange(0, DV_BLOCK)
-    offsets = (b * HKV * G + query_head) * DV + column
-    tl.store(out_ptr + offsets, out.to(out_ptr.dtype.element_ty), mask=column < DV)
 
 
 def decode(
@@ -479,7 +109,7 @@ def decode(
     log2_scale = scale * LOG2_E
     q_strides = (q.stride(0), q.stride(2))
 
-    _compress_kernel[(compress_pieces, groups)](
+    compress_kernel[(compress_pieces, groups)](
         q,
         k_cmp,
         v_cmp,
@@ -510,7 +140,7 @@ def decode(
         capacity=k_sel.shape[1],
         piece_blocks=per_piece * t.keys,
     )
-    _attend_kernel[(select_pieces + window_pieces, groups)](
+    attend_kernel[(select_pieces + window_pieces, groups)](
         q,
         k_sel,
         v_sel,
@@ -538,7 +168,7 @@ def decode(
         **launch,
     )
     out = torch.empty(B, 1, HQ, Dv, dtype=q.dtype, device=q.device)
-    _merge_kernel[(HQ, B)](
+    merge_kernel[(HQ, B)](
         part,
         part_lse,
         gates,
