@@ -100,7 +100,12 @@ class Block(nn.Module):
 
     def enter(self, x: Tensor, turns: Tensor) -> Any:
         """The heads of the attention's `project`."""
-        return self.attention.project(self.attention_norm(x), turns)
+        heads = self.attention.project(self.attention_norm(x), turns)
+        if torch.compiler.is_compiling():
+            # Compiled code copies gradients to the strides of its outputs, and those that come
+            # back are contiguous. Writing the outputs so is fused; the copies would not be.
+            return type(heads)(*(head.contiguous() for head in heads))
+        return heads
 
     def leave(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add attention's output [B, T, HQ, Dv] to the stream, then the feed-forward network's."""

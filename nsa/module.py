@@ -235,7 +235,7 @@ class NSAttention(nn.Module):
         """All keys and values that the queries may read."""
 
         def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            with _range("nsa.compress"):
+            with named_range("nsa.compress"):
                 run = compiled(NSAttention.compress) if compile_parts else NSAttention.compress
                 return run(self, k, v, rotation.blocks, cu_seqlens)
 
@@ -264,30 +264,21 @@ class NSAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Eq. 5: output [B, T, HQ, Dv], and the blocks that were selected [B, T, HKV, n]."""
-        nsa = self.config.nsa
-        at: dict[str, Any] = {"q_start": kv.q_start, "cu_seqlens": cu_seqlens}
-        with _range("nsa.compress"):
-            compressed = ops.compress_attention(
-                q, kv.k_cmp, kv.v_cmp, config=nsa, route=routes.compress, **at
-            )
-        with _range("nsa.scores"):
-            indices = ops.select_blocks(q, kv.k_cmp, config=nsa, route=routes.scores, **at)
-        with _range("nsa.select"):
-            selected = ops.selected_attention(
-                q, kv.k_sel, kv.v_sel, indices, config=nsa, route=routes.select, **at
-            )
-        with _range("nsa.window"):
-            window = ops.window_attention(
-                q,
-                kv.k_win,
-                kv.v_win,
-                window_size=nsa.window_size,
-                route=routes.window,
-                k_start=kv.k_win_start,
-                **at,
-            )
-        with _range("nsa.gate"):
-            return gated_sum(gates, compressed, selected, window), indices
+        return ops.attention_and_blocks(
+            q,
+            kv.k_cmp,
+            kv.v_cmp,
+            kv.k_sel,
+            kv.v_sel,
+            kv.k_win,
+            kv.v_win,
+            gates,
+            config=self.config.nsa,
+            routes=routes,
+            q_start=kv.q_start,
+            k_win_start=kv.k_win_start,
+            cu_seqlens=cu_seqlens,
+        )
 
     def _attend_by_token(
         self,
@@ -308,6 +299,14 @@ class NSAttention(nn.Module):
                 answers.append(self._attend(q[:, one], seen, gates[:, one], routes))
         outs, indices = zip(*answers, strict=True)
         return torch.cat(outs, 1), torch.cat(indices, 1)
+
+
+class DenseHeads(NamedTuple):
+    """The same of plain attention: queries and keys rotated, values; [B, T, heads, D]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
 
 
 class DenseAttention(nn.Module):
@@ -346,17 +345,17 @@ class DenseAttention(nn.Module):
         y: Tensor = self.out(out.flatten(-2))
         return y
 
-    def project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated, and values of [B, T, dim]: [B, T, heads, D]; compiles."""
+    def project(self, x: Tensor, turns: Tensor) -> DenseHeads:
+        """Everything of [B, T, dim] that a token computes by itself; compiles."""
         c = self.config
         HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
         qk, v = self.qkv(x).split([(HQ + HKV) * Dk, HKV * Dv], -1)
         q, k = rotate(qk.unflatten(-1, (-1, Dk)), turns).split([HQ, HKV], 2)
-        return q, k, v.unflatten(-1, (-1, Dv))
+        return DenseHeads(q, k, v.unflatten(-1, (-1, Dv)))
 
     def attend(
         self,
-        heads: tuple[Tensor, Tensor, Tensor],
+        heads: DenseHeads,
         *,
         routes: ops.Routes | None = None,
         prefill: Prefill,
@@ -406,10 +405,3 @@ def _documents(
         documents.append((slice(start, stop), blocks))
         block = blocks.stop
     return documents
-
-
-def _range(name: str) -> AbstractContextManager[object]:
-    """A named range in a profile; nothing when none is being taken."""
-    if _profiler_enabled():
-        return torch.profiler.record_function(name)
-    return nullcontext()
