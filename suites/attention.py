@@ -13,7 +13,9 @@ from nsa import costs, ops, reference
 from nsa.config import NSAConfig
 from nsa.flags import Flags
 from nsa.trainer import describe_routes
+from suites import peers
 from suites.axes import DENSE, DTYPES, Axes, AxisError
+from suites.selections import SELECTIONS, Selection, fixed_blocks
 
 SEED = 0
 BRANCHES: tuple[costs.Part, ...] = ("whole", "compress", "scores", "select", "window")
@@ -35,18 +37,38 @@ class Plan:
     dtype: torch.dtype
     backward: bool
     branch: costs.Part
+    selection: Selection
     config: NSAConfig
     routes: ops.Routes
+
+    @property
+    def dense(self) -> bool:
+        """Whether the provider computes plain causal attention."""
+        return self.provider in DENSE or (self.provider == "fla-attn" and self.branch == "whole")
+
+    @property
+    def shared(self) -> bool:
+        """Whether the branches share keys and values, of which the compressed are the means."""
+        return self.provider == "fla-nsa" and self.branch == "whole"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Inputs of the computation under test: those it has gradients for."""
+        if self.shared:
+            return ("q", "k_sel", "v_sel", "gates")
+        return _READ["dense" if self.dense else self.branch]
 
     @classmethod
     def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "Plan":
         """Check the axes of one case.
 
         The provider is a route of selected attention, while the other branches follow the
-        NSA_* flags; or `reference`, which is all of them; or dense attention.
+        NSA_* flags; or `triton` or `reference`, which is all of them; or a route of the one
+        branch under test; or dense attention; or one of suites.peers.
         """
         given = Axes("attention", axes, flags)
-        given.provider(provider, (*ops.ROUTES["select"], *DENSE))
+        routes = dict.fromkeys(route for part in ops.ROUTES.values() for route in part)
+        given.provider(provider, (*routes, *DENSE, *peers.PEERS))
         default = NSAConfig()
         sizes = NSAConfig(
             compress_block_size=given.integer("compress_block_size", default.compress_block_size),
@@ -67,23 +89,40 @@ class Plan:
             dtype=DTYPES[given.word("dtype", DTYPES)],
             backward=given.word("pass", ("forward", "forward+backward")) != "forward",
             branch=branch,
-            config=sizes,
-            routes=_routes(provider, flags),
+            selection=given.word("selection", SELECTIONS, "real"),
+            config=peers.nsa_config(sizes) if (provider, branch) == ("fla-nsa", "whole") else sizes,
+            routes=_routes(provider, branch, flags),
         )
         given.finish()
-        if provider in DENSE and branch != "whole":
-            raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
+        if plan.selection != "real" and branch != "select":
+            raise AxisError(
+                f"attention: selection={plan.selection} needs branch=select; the rest of the "
+                "operator selects for itself"
+            )
         if branch == "scores" and plan.backward:
             raise AxisError("attention: selection has no gradient; branch=scores is forward only")
         return plan
 
 
-def _routes(provider: str, flags: Flags) -> ops.Routes:
+def _routes(provider: str, branch: costs.Part, flags: Flags) -> ops.Routes:
+    """The route of each part; an AxisError where the provider has no such branch."""
     if provider in DENSE:
+        if branch != "whole":
+            raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
         return ops.Routes()
-    if provider == "reference":
-        return ops.Routes.reference()
-    return replace(flags.routes(), select=provider)
+    if provider in peers.PEERS:
+        if branch not in peers.PEERS[provider]:
+            known = ", ".join(peers.PEERS[provider])
+            raise AxisError(f"attention: {provider} has no branch {branch!r}; only {known}")
+        return ops.Routes()
+    if provider in ("triton", "reference"):
+        return ops.Routes(**dict.fromkeys(ops.ROUTES, provider))
+    if provider in ops.ROUTES["select"]:
+        return replace(flags.routes(), select=provider)
+    if provider not in ops.ROUTES.get(branch, ()):
+        parts = [part for part, routes in ops.ROUTES.items() if provider in routes]
+        raise AxisError(f"attention: {provider} has no branch {branch!r}; only {', '.join(parts)}")
+    return replace(flags.routes(), **{branch: provider})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,27 +173,31 @@ _READ = {
     "window": ("q", "k_win", "v_win"),
     "dense": ("q", "k_sel", "v_sel"),
 }
-"""Inputs of each branch: those it has gradients for."""
 
 
 def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
-    """The NSA operator on Gaussian inputs, with the real top-n of those inputs.
+    """The NSA operator on Gaussian inputs.
 
-    Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, and
-    the sizes of NSAConfig by their names.
+    Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, the
+    sizes of NSAConfig by their names, and for branch=select `selection`: which blocks the
+    queries are given. The whole operator selects the real top-n of its inputs.
 
     Raises:
         AxisError: For an axis that is missing, unknown or out of range.
+        Unsupported: The provider cannot run here.
     """
     p = Plan.read(provider, axes, Flags.from_env())
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = _Inputs.draw(p, device)
+    if provider in peers.PEERS:
+        peers.require(provider, x.q, x.v_sel)
     blocks = _select(p, x)
+    timed = _as_taken(p, x)
     needed = 4 * 8 * p.B * p.HQ * p.T * p.T
     affordable = needed <= REFERENCE_BYTES[device]
     cost = _cost(p)
     return Workload(
-        run=partial(_run, p, x, blocks),
+        run=partial(_run, p, timed, blocks),
         check=partial(_check, p, x),
         reference=partial(_reference, p, x.to(torch.float64), blocks) if affordable else None,
         eager=partial(_reference, p, x, blocks) if affordable else None,
@@ -164,13 +207,38 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         tokens=p.B * p.T,
         flops=cost.flops,
         bytes=cost.bytes,
-        effective=partial(_effective, p, x, blocks),
+        effective=partial(_effective, p, timed, blocks),
     )
 
 
 def _select(p: Plan, x: _Inputs) -> Tensor:
-    """The blocks the code under test selects, [B, T, HKV, n]."""
+    """The blocks the code under test selects, or is given: [B, T, HKV, n]."""
+    if p.selection != "real":
+        rng = torch.Generator(x.q.device).manual_seed(SEED)
+        return fixed_blocks(p.selection, B=p.B, T=p.T, HKV=p.HKV, config=p.config, rng=rng)
+    if p.shared:
+        q = peers.pad_group(x.q, p.HKV)
+        return peers.fla_select_blocks(q, x.k_sel, x.v_sel, config=p.config)
     return ops.select_blocks(x.q, x.k_cmp, config=p.config, route=p.routes.scores)
+
+
+def _as_taken(p: Plan, x: _Inputs) -> _Inputs:
+    """The tensors as the provider takes them: what it needs done to them is not timed."""
+    if p.provider != "fla-nsa":
+        return x
+    q, gates, grad = (peers.pad_group(t, p.HKV) for t in (x.q, x.gates, x.grad))
+    return replace(x, q=q, gates=gates, grad=grad)
+
+
+def _as_shared(p: Plan, x: _Inputs) -> _Inputs:
+    """The same keys and values for all branches, where the provider knows no others."""
+    if not p.shared:
+        return x
+    k_cmp, v_cmp = (
+        reference.compress_blocks(t, lambda blocks: blocks.mean(2), config=p.config)
+        for t in (x.k_sel, x.v_sel)
+    )
+    return replace(x, k_cmp=k_cmp, v_cmp=v_cmp, k_win=x.k_sel, v_win=x.v_sel)
 
 
 def _forward(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
@@ -178,6 +246,8 @@ def _forward(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     c, r = p.config, p.routes
     if p.provider in DENSE:
         return ops.dense_attention(x.q, x.k_sel, x.v_sel, route=DENSE[p.provider])
+    if p.provider in peers.PEERS:
+        return _forward_of_peer(p, x, blocks)
     if p.branch == "compress":
         return ops.compress_attention(x.q, x.k_cmp, x.v_cmp, config=c, route=r.compress)
     if p.branch == "scores":
@@ -193,14 +263,29 @@ def _forward(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     )
 
 
+def _forward_of_peer(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+    match p.provider, p.branch:
+        case "flex", "window":
+            return peers.flex_window(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
+        case "fla-attn", "window":
+            return peers.fla_attention(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
+        case "fla-attn", "whole":
+            return peers.fla_attention(x.q, x.k_sel, x.v_sel)
+        case "fla-nsa", "select":
+            return peers.fla_selected(x.q, x.k_sel, x.v_sel, blocks, config=p.config)
+        case "fla-nsa", "whole":
+            return peers.fla_nsa(x.q, x.k_sel, x.v_sel, x.gates, config=p.config)
+    raise AxisError(f"attention: {p.provider} has no branch {p.branch!r}")
+
+
 def _definition(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
     The selection itself is compared apart, by what its blocks are worth: two scores within
     rounding of each other may be chosen either way, and the outputs then differ at will.
     """
-    c = p.config
-    if p.provider in DENSE:
+    c, x = p.config, _as_shared(p, x)
+    if p.dense:
         return reference.dense_attention(x.q, x.k_sel, x.v_sel)
     branches = {
         "compress": partial(reference.compress_attention, x.q, x.k_cmp, x.v_cmp, config=c),
@@ -229,11 +314,10 @@ def _with_gradients(p: Plan, x: _Inputs, forward: Callable[[_Inputs], Tensor]) -
     if not p.backward:
         with torch.no_grad():
             return {"o": forward(x)}
-    names = _READ["dense" if p.provider in DENSE else p.branch]
-    leaves = {name: getattr(x, name).detach().requires_grad_() for name in names}
+    leaves = {name: getattr(x, name).detach().requires_grad_() for name in p.reads}
     out = forward(replace(x, **leaves))
     grads = torch.autograd.grad(out, tuple(leaves.values()), x.grad.to(out.dtype))
-    return {"o": out.detach(), **{f"d{n}": g for n, g in zip(names, grads, strict=True)}}
+    return {"o": out.detach(), **{f"d{n}": g for n, g in zip(p.reads, grads, strict=True)}}
 
 
 def _run(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
@@ -244,9 +328,12 @@ def _check(p: Plan, x: _Inputs) -> dict[str, Tensor]:
     blocks = _select(p, x)
     if p.branch == "scores":
         return {"selected": _worth(p, x, blocks).float()}
-    outputs = _run(p, x, blocks)
-    if p.branch == "whole" and p.provider not in DENSE:
-        outputs["selected"] = _worth(p, x, blocks).float()
+    outputs = _run(p, _as_taken(p, x), blocks)
+    if p.provider == "fla-nsa":
+        per_head = {name: outputs[name] for name in ("o", "dq", "dgates") if name in outputs}
+        outputs |= {n: peers.unpad_group(t, p.HKV, p.HQ) for n, t in per_head.items()}
+    if p.branch == "whole" and not p.dense:
+        outputs["selected"] = _worth(p, _as_shared(p, x), blocks).float()
     return outputs
 
 
@@ -255,7 +342,8 @@ def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     outputs: dict[str, Tensor] = {}
     if p.branch != "scores":
         outputs = _with_gradients(p, x, lambda given: _definition(p, given, blocks))
-    if p.branch in ("scores", "whole") and p.provider not in DENSE:
+    if p.branch in ("scores", "whole") and not p.dense:
+        x = _as_shared(p, x)
         best = reference.select_blocks(x.q, x.k_cmp, config=p.config)
         worth = _worth(p, x, best)
         outputs["selected"] = worth if x.q.dtype == torch.float64 else worth.float()
@@ -272,23 +360,36 @@ def _cost(p: Plan) -> costs.Cost:
         head_dim_v=p.Dv,
         element_bytes=p.dtype.itemsize,
     )
-    if p.provider in DENSE:
+    if p.dense:
         return costs.dense_cost(shape, backward=p.backward)
     return costs.operator_cost(shape, p.config, p.branch, backward=p.backward)
 
 
 def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
     """Shapes, dtype and selection as they stand in the tensors that were timed."""
-    used = (blocks >= 0).sum(-1).double().mean()
-    return {
+    seen: dict[str, Scalar] = {
         "q": "x".join(map(str, x.q.shape)),
         "k": "x".join(map(str, x.k_sel.shape)),
         "v": "x".join(map(str, x.v_sel.shape)),
         "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
         "device": str(x.q.device),
-        "routes": f"dense:{DENSE[p.provider]}"
-        if p.provider in DENSE
-        else describe_routes(p.routes),
-        "blocks_per_query": round(float(used), 2),
-        "selection": "top-n of Gaussian inputs",
+        "routes": _route_taken(p),
     }
+    if p.branch in ("whole", "scores", "select") and not p.dense:
+        used = blocks >= 0
+        own = torch.arange(p.T, device=blocks.device)[:, None, None] // p.config.select_block_size
+        back = (own - blocks).masked_fill(~used, 0)
+        seen["selection"] = p.selection
+        seen["blocks_per_query"] = round(float(used.sum(-1).double().mean()), 2)
+        seen["blocks_back"] = round(float(back.sum() / used.sum()), 2)
+    if p.shared:
+        seen["compressed"] = f"means of {p.config.compress_block_size} tokens, apart"
+    return seen
+
+
+def _route_taken(p: Plan) -> str:
+    if p.provider in DENSE:
+        return f"dense:{DENSE[p.provider]}"
+    if p.provider in peers.PEERS:
+        return f"{p.branch}:{p.provider}"
+    return describe_routes(p.routes)
