@@ -62,3 +62,15 @@ def check_compressed(
     need(
         got == N, "k_cmp", f"of length {got}", f"of length {N}: the whole blocks of {tokens} tokens"
     )
+
+
+def check_window(q: Tensor, k: Tensor, window_size: int, q_start: int, k_start: int) -> None:
+    """Require every key of the window branch that a query sees."""
+    first_seen = max(0, q_start - window_size + 1)
+    need(
+        0 <= k_start <= first_seen,
+        "k_start",
+        k_start,
+        f"0 to {first_seen}, the first position the first query sees",
+    )
+    check_length(q, k, q_start, k_start)

@@ -6,22 +6,20 @@ computed by nsa.ops. `DenseAttention` is plain causal attention behind the same 
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
 
 from nsa import ops
 from nsa.cache import DenseCache, KeyValues, LayerCache
 from nsa.compiled import compiled
 from nsa.config import BRANCHES, ModelConfig, NSAConfig
 from nsa.flags import Prefill
-from nsa.reference import gated_sum
+from nsa.profiling import named_range
 from nsa.rotary import Rotation, rotate
 
 GATE_HIDDEN = 64

@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import partial
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +30,14 @@ from nsa.checks import (
     check_documents,
     check_keys,
     check_length,
+    check_window,
     need,
     shape,
 )
 from nsa.config import BRANCHES, NSAConfig
 from nsa.decode import DECODE_ROUTES, decode_attention
 from nsa.errors import Unsupported
+from nsa.profiling import named_range
 
 __all__ = [
     "DECODE_ROUTES",
@@ -42,6 +46,7 @@ __all__ = [
     "Routes",
     "Unsupported",
     "attention",
+    "attention_and_blocks",
     "compress_attention",
     "compress_blocks",
     "decode_attention",
@@ -51,17 +56,37 @@ __all__ = [
     "window_attention",
 ]
 
-_Route = Callable[..., Tensor]
+_Route = Callable[..., Any]
+
+
+def _triton(name: str) -> _Route:
+    """A function of nsa.kernels.routes, imported when it is first called: where Triton is not
+    installed, everything else still runs."""
+
+    @torch.compiler.disable
+    def run(*args: object, **kwargs: object) -> object:
+        try:
+            routes = import_module("nsa.kernels.routes")
+        except ModuleNotFoundError as error:
+            if error.name != "triton":
+                raise
+            raise Unsupported("triton: the package is not installed (pip install triton)") from None
+        return getattr(routes, name)(*args, **kwargs)
+
+    return run
+
 
 _IMPLEMENTATIONS: Mapping[str, Mapping[str, _Route]] = {
     "compress": {
         "reference": reference.compress_attention,
         "eager": eager.compress_attention,
         **{p: partial(fa2.compress_attention, provider=p) for p in fa2.PROVIDERS},
+        "triton": _triton("compress_attention"),
     },
     "scores": {
         "reference": reference.select_blocks,
         "eager": eager.select_blocks,
+        "triton": _triton("select_blocks"),
     },
     "select": {
         "reference": reference.selected_attention,
@@ -70,16 +95,19 @@ _IMPLEMENTATIONS: Mapping[str, Mapping[str, _Route]] = {
         "masked": selected.masked,
         "packed": selected.packed,
         "varlen": selected.varlen,
+        "triton": _triton("selected_attention"),
     },
     "window": {
         "reference": reference.window_attention,
         "eager": eager.window_attention,
         **{p: partial(fa2.window_attention, provider=p) for p in fa2.PROVIDERS},
+        "triton": _triton("window_attention"),
     },
     "dense": {
         "reference": reference.dense_attention,
         "sdpa": partial(dense.sdpa_attention, backend=None),
         **{name: partial(dense.sdpa_attention, backend=name) for name in dense.BACKENDS},
+        "triton": _triton("dense_attention"),
     },
 }
 
@@ -88,7 +116,8 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
 }
 """Part of the operator -> names of its routes."""
 DENSE_ROUTES: tuple[str, ...] = tuple(_IMPLEMENTATIONS["dense"])
-"""Routes of `dense_attention`; `sdpa` lets PyTorch choose among the last four."""
+"""Routes of `dense_attention`; `sdpa` lets PyTorch choose among its backends."""
+_WHOLE = _triton("attention")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +137,11 @@ class Routes:
     def reference(cls) -> "Routes":
         """Everything by its definition."""
         return cls(**dict.fromkeys(ROUTES, "reference"))
+
+    @classmethod
+    def triton(cls) -> "Routes":
+        """Everything by its Triton kernel; the parts then share what they can."""
+        return cls(**dict.fromkeys(ROUTES, "triton"))
 
 
 def compress_blocks(
@@ -310,14 +344,7 @@ def window_attention(
     need(window_size >= 1, "window_size", window_size, "at least 1")
     check_keys(q, k, v)
     check_documents(q, q_start, cu_seqlens)
-    first_seen = max(0, q_start - window_size + 1)
-    need(
-        0 <= k_start <= first_seen,
-        "k_start",
-        k_start,
-        f"0 to {first_seen}, the first position the first query sees",
-    )
-    check_length(q, k, q_start, k_start)
+    check_window(q, k, window_size, q_start, k_start)
     with _own_dtype(q):
         return run(
             q,
@@ -397,52 +424,85 @@ def attention(
 
     Source: arXiv:2502.11089, eq. 5.
     """
-    expected = [*q.shape[:3], len(BRANCHES)]
-    need(list(gates.shape) == expected, "gates", shape(gates), expected)
-    blocks = select_blocks(
+    return attention_and_blocks(
         q,
         k_cmp,
+        v_cmp,
+        k_sel,
+        v_sel,
+        k_win,
+        v_win,
+        gates,
         config=config,
-        route=routes.scores,
+        routes=routes,
         q_start=q_start,
+        k_win_start=k_win_start,
         cu_seqlens=cu_seqlens,
         scale=scale,
-    )
-    return reference.gated_sum(
-        gates,
-        compress_attention(
-            q,
-            k_cmp,
-            v_cmp,
-            config=config,
-            route=routes.compress,
-            q_start=q_start,
-            cu_seqlens=cu_seqlens,
-            scale=scale,
-        ),
-        selected_attention(
-            q,
-            k_sel,
-            v_sel,
-            blocks,
-            config=config,
-            route=routes.select,
-            q_start=q_start,
-            cu_seqlens=cu_seqlens,
-            scale=scale,
-        ),
-        window_attention(
+    )[0]
+
+
+def attention_and_blocks(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    *,
+    config: NSAConfig,
+    routes: Routes,
+    q_start: int = 0,
+    k_win_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`attention`, and the blocks that were selected, as `select_blocks` returns them.
+
+    Where every route is `triton` the branches share what they can: softmax denominators, the
+    gated sum, and one pass over the gradient.
+    """
+    expected = [*q.shape[:3], len(BRANCHES)]
+    need(list(gates.shape) == expected, "gates", shape(gates), expected)
+    at: dict[str, Any] = {"q_start": q_start, "cu_seqlens": cu_seqlens, "scale": _scale(q, scale)}
+    if routes == Routes.triton():
+        check_keys(q, k_cmp, v_cmp, names=("k_cmp", "v_cmp"))
+        check_keys(q, k_sel, v_sel, names=("k_sel", "v_sel"))
+        check_keys(q, k_win, v_win, names=("k_win", "v_win"))
+        check_documents(q, q_start, cu_seqlens)
+        check_compressed(q, k_cmp, config, q_start, cu_seqlens)
+        check_length(q, k_sel, q_start)
+        check_window(q, k_win, config.window_size, q_start, k_win_start)
+        with _own_dtype(q):
+            out, blocks = _WHOLE(
+                *(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates),
+                config=config,
+                k_win_start=k_win_start,
+                **at,
+            )
+        return out, blocks
+    with named_range("nsa.compress"):
+        compressed = compress_attention(q, k_cmp, v_cmp, config=config, route=routes.compress, **at)
+    with named_range("nsa.scores"):
+        blocks = select_blocks(q, k_cmp, config=config, route=routes.scores, **at)
+    with named_range("nsa.select"):
+        selected = selected_attention(
+            q, k_sel, v_sel, blocks, config=config, route=routes.select, **at
+        )
+    with named_range("nsa.window"):
+        window = window_attention(
             q,
             k_win,
             v_win,
             window_size=config.window_size,
             route=routes.window,
-            q_start=q_start,
             k_start=k_win_start,
-            cu_seqlens=cu_seqlens,
-            scale=scale,
-        ),
-    )
+            **at,
+        )
+    with named_range("nsa.gate"):
+        return reference.gated_sum(gates, compressed, selected, window), blocks
 
 
 def _implementation(part: str, route: str) -> _Route:

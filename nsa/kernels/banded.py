@@ -47,9 +47,7 @@ def forward_tile(arch: Architecture, head: int) -> Tile:
         if head <= 64:
             return Tile(128, 64, 4, 3)
         return Tile(128, 64, 8, 2) if head <= 128 else Tile(128, 32, 8, 2)
-    if head <= 64:
-        return Tile(128, 64, 4, 3)
-    return Tile(128, 128, 8, 2) if head <= 192 else Tile(128, 64, 8, 2)
+    return Tile(64, 64, 4, 3) if head <= 128 else Tile(128, 128 if head <= 192 else 64, 8, 2)
 
 
 @triton.jit
@@ -75,10 +73,7 @@ def interval(
     else:
         position = token + q_start
         high = tl.minimum(tl.maximum(position + 1 - SPAN + STRIDE, 0) // STRIDE - k_start, S)
-        if WINDOW:
-            low = tl.maximum(position - window + 1 - k_start, 0)
-        else:
-            low = high * 0
+        low = tl.maximum(position - window + 1 - k_start, 0) if WINDOW else high * 0
     return low, high
 
 
@@ -118,11 +113,8 @@ def _walk(
             visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
             s = tl.where(visible, s, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(s, 1) * scale)
-        if MASKED:
-            # A row that has seen no key yet keeps -inf, and nothing is subtracted from -inf.
-            base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        else:
-            base = new_max
+        # A row that has seen no key yet keeps -inf, and nothing is subtracted from -inf.
+        base = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
         p = tl.exp2(s * scale - base[:, None])
         rescale = tl.exp2(row_max - base)
         row_sum = row_sum * rescale + tl.sum(p, 1)
@@ -252,9 +244,7 @@ def forward(
     tile = forward_tile(architecture(q.device), max(D, DV)) if tile is None else tile
     D1, D2 = head_blocks(D)
     q, k, values = aligned(q), aligned(k), aligned(values)
-    low, high = (
-        (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
-    )
+    low, high = (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
     _forward_kernel[(triton.cdiv(T, tile.queries) * G, B * HKV)](
         *head_descriptors(q, tile.queries, D1, D2),
         *head_descriptors(k, tile.keys, D1, D2),

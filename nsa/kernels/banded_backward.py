@@ -46,8 +46,8 @@ def query_tile(arch: Architecture, head: int) -> Tile:
             return Tile(128, 64, 8, 2)
         return Tile(128, 32, 8, 2) if head <= 128 else Tile(64, 32, 8, 2)
     if head <= 64:
-        return Tile(128, 64, 4, 2)
-    return Tile(128, 64, 8, 2)
+        return Tile(64, 64, 4, 3)
+    return Tile(128, 64, 8, 3) if head <= 192 else Tile(64, 64, 8, 2)
 
 
 def key_tile(arch: Architecture, head: int) -> Tile:
@@ -57,8 +57,8 @@ def key_tile(arch: Architecture, head: int) -> Tile:
             return Tile(64, 64, 4, 2)
         return Tile(32, 128, 8, 2) if head <= 128 else Tile(32, 64, 8, 2)
     if head <= 64:
-        return Tile(64, 128, 8, 2)
-    return Tile(64, 128, 8, 2)
+        return Tile(64, 64, 4, 3)
+    return Tile(64, 128, 8, 3) if head <= 192 else Tile(64, 64, 8, 2)
 
 
 @triton.jit

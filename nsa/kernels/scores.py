@@ -48,7 +48,7 @@ def score_tile(arch: Architecture, head: int) -> ScoreTile:
     """For keys of at most `head`."""
     if arch == "sm_80":
         return ScoreTile(64, 128, 4, 2)
-    return ScoreTile(64, 128, 4, 3 if head <= 128 else 2)
+    return ScoreTile(64, 128, 4, 3 if head <= 192 else 2)
 
 
 @triton.jit
@@ -176,9 +176,7 @@ def _score_kernel(
         weight = tl.maximum(high - low, 0).to(tl.float32)
         importance = tl.sum(grouped * weight[None, None, :], 2)
         pointers = scratch_ptr + ((out_row + spill) * QUERIES + out_query)[:, None] * columns
-        tl.store(
-            pointers + out_column[None, :], importance, mask=(out_column < columns)[None, :]
-        )
+        tl.store(pointers + out_column[None, :], importance, mask=(out_column < columns)[None, :])
 
 
 @triton.jit(do_not_specialize=["first_tile", "T", "q_start", "tiles", "documents", "columns"])
@@ -210,7 +208,7 @@ def _top_kernel(
     FREE: tl.constexpr = N_SELECT - INITIAL - LOCAL
     LANES: tl.constexpr = 32
     local_tile = tl.program_id(1)
-    b, start, first_block, tile, length, blocks = _locate(
+    b, start, _, tile, length, _ = _locate(
         first_tile + local_tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documents,
         DOCUMENTS,
     )  # fmt: skip
@@ -316,7 +314,8 @@ def select_blocks(
     Args:
         q: [B, T, HQ, Dk].
         k_cmp: [B, N, HKV, Dk].
-        lse: [B, T, HQ], float32, log2 units, any strides: of the compress branch on the same q and k_cmp.
+        lse: [B, T, HQ], float32, log2 units, any strides: of the compress branch on the same
+            q and k_cmp.
 
     Returns:
         Block indices, int32, [B, T, HKV, n], ascending, -1 at the end.
@@ -337,7 +336,9 @@ def select_blocks(
     tile = score_tile(architecture(q.device), D) if tile is None else tile
     blocks = max(tile.blocks, per_select)  # both are powers of two
     columns = config.select_length(q_start + T)
-    spill = (per_select - 1 + config.compress_block_size // config.compress_stride - 1) // per_select
+    spill = (
+        per_select - 1 + config.compress_block_size // config.compress_stride - 1
+    ) // per_select
     tiles = triton.cdiv(T, tile.queries)
     documents, total = 0, B * tiles
     cu_tiles = cu_blocks = cu_seqlens
@@ -354,9 +355,7 @@ def select_blocks(
     D1, D2 = head_blocks(D)
     queries = head_descriptors(q, tile.queries, D1, D2)
     tables = (
-        (indices, indices, indices)
-        if cu_seqlens is None
-        else (cu_seqlens, cu_tiles, cu_blocks)
+        (indices, indices, indices) if cu_seqlens is None else (cu_seqlens, cu_tiles, cu_blocks)
     )
     sizes = {
         "HKV": HKV,
@@ -371,8 +370,8 @@ def select_blocks(
         if B == 1 and cu_seqlens is None:  # no query of this chunk sees further
             seen = config.select_length(q_start + min(T, (first + count) * tile.queries))
         _score_kernel[(triton.cdiv(seen * per_select, blocks), count, HKV)](
-            *queries, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles, documents,
-            columns, *lse.stride(), *k_cmp.stride()[:3], G=HQ // HKV, D=D, D1=D1, D2=D2,
+            *queries, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles,
+            documents, columns, *lse.stride(), *k_cmp.stride()[:3], G=HQ // HKV, D=D, D1=D1, D2=D2,
             STRIDE=config.compress_stride, SPAN=config.compress_block_size, BLOCKS=blocks, **sizes,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip

@@ -1,0 +1,212 @@
+"""The kernels as differentiable functions: each branch by itself, and the operator in one.
+
+In one, the branches share what they can: the scores take the softmax denominators of the compress
+branch, the gated sum is formed where the selected branch combines its parts, one pass over the
+gradient yields the row products of all three, and the gradients of the queries are added up where
+the last of them is formed.
+
+Gradients are the same in every run of the same inputs where PyTorch is told so
+(torch.use_deterministic_algorithms). Otherwise those of the selected keys and values are added up
+in the order in which the programs finish.
+
+Source: Yuan et al. 2025, arXiv:2502.11089, eq. 5.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from nsa.config import NSAConfig
+from nsa.kernels import banded, banded_backward
+from nsa.kernels.band import Band
+from nsa.kernels.gate import gate_backward, row_dot
+from nsa.kernels.inverse import Selected
+from nsa.kernels.scores import select_blocks
+from nsa.kernels.selected import selected_forward
+from nsa.kernels.selected_backward import selected_backward
+from nsa.profiling import named_range
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What is not a tensor with a gradient: sizes, and where queries and keys stand."""
+
+    config: NSAConfig
+    scale: float
+    q_start: int = 0
+    k_win_start: int = 0
+    cu_seqlens: Tensor | None = None
+    deterministic: bool
+
+    @classmethod
+    def here(cls, **given: Any) -> Self:
+        """As given, deterministic if PyTorch is told to be."""
+        return cls(deterministic=torch.are_deterministic_algorithms_enabled(), **given)
+
+    def compress_band(self, q: Tensor, k_cmp: Tensor) -> Band:
+        return Band.compress(
+            self.config,
+            q_start=self.q_start,
+            blocks=k_cmp.shape[1],
+            tokens=q.shape[1],
+            cu_seqlens=self.cu_seqlens,
+        )
+
+    def window_band(self, q: Tensor) -> Band:
+        return Band.causal(
+            tokens=q.shape[1],
+            window=self.config.window_size,
+            q_start=self.q_start,
+            k_start=self.k_win_start,
+            cu_seqlens=self.cu_seqlens,
+        )
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """What the kernels of the selected branch are told."""
+        return {
+            "block_size": self.config.select_block_size,
+            "scale": self.scale,
+            "q_start": self.q_start,
+            "cu_seqlens": self.cu_seqlens,
+            "deterministic": self.deterministic,
+        }
+
+
+class BandedAttention(torch.autograd.Function):
+    """Attention over a band: the compress branch, the window branch, or dense."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> Tensor:
+        o, lse = banded.forward(q, k, v, band, scale=scale)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.band, ctx.scale = band, scale
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> Gradients:
+        q, k, v, o, lse = ctx.saved_tensors
+        delta = row_dot(do, o)
+        dq, dk, dv = banded_backward.backward(do, q, k, v, lse, delta, ctx.band, scale=ctx.scale)
+        return dq, dk, dv, None, None
+
+
+class SelectedAttention(torch.autograd.Function):
+    """The selected branch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, place: Place
+    ) -> Tensor:
+        o, lse, index, _ = selected_forward(q, k, v, block_indices, **place.selection)
+        ctx.save_for_backward(q, k, v, o, lse, *_tensors(index))
+        ctx.place, ctx.index = place, _without_tensors(index)
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor) -> Gradients:
+        q, k, v, o, lse, *tensors = ctx.saved_tensors
+        dq, dk, dv = selected_backward(
+            do,
+            q,
+            k,
+            v,
+            lse,
+            row_dot(do, o),
+            _with_tensors(ctx.index, tensors),
+            **ctx.place.selection,
+        )
+        return dq, dk, dv, None, None
+
+
+class Attention(torch.autograd.Function):
+    """The whole operator; returns its output and the blocks that were selected."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k_cmp: Tensor,
+        v_cmp: Tensor,
+        k_sel: Tensor,
+        v_sel: Tensor,
+        k_win: Tensor,
+        v_win: Tensor,
+        gates: Tensor,
+        place: Place,
+    ) -> tuple[Tensor, Tensor]:
+        compress, window = place.compress_band(q, k_cmp), place.window_band(q)
+        with named_range("nsa.compress"):
+            o_cmp, lse_cmp = banded.forward(q, k_cmp, v_cmp, compress, scale=place.scale)
+        with named_range("nsa.scores"):
+            blocks = select_blocks(
+                q,
+                k_cmp,
+                lse_cmp,
+                config=place.config,
+                q_start=place.q_start,
+                cu_seqlens=place.cu_seqlens,
+                scale=place.scale,
+            )
+        with named_range("nsa.window"):
+            o_win, lse_win = banded.forward(q, k_win, v_win, window, scale=place.scale)
+        assert o_cmp is not None
+        assert o_win is not None  # both are None only without values
+        with named_range("nsa.select"):
+            o_sel, lse_sel, index, out = selected_forward(
+                q, k_sel, v_sel, blocks, gated=(gates, o_cmp, o_win), **place.selection
+            )
+        assert out is not None
+        ctx.save_for_backward(
+            *(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates),
+            *(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win),
+            *_tensors(index),
+        )
+        ctx.place, ctx.bands, ctx.index = place, (compress, window), _without_tensors(index)
+        ctx.mark_non_differentiable(blocks)
+        return out, blocks
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor, _: Tensor) -> Gradients:
+        q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, *saved = ctx.saved_tensors
+        o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, *tensors = saved
+        place, (compress, window) = ctx.place, ctx.bands
+        with named_range("nsa.gate"):
+            delta = gate_backward(do, o_cmp, o_sel, o_win)
+        with named_range("nsa.compress"):
+            dq_cmp, dk_cmp, dv_cmp = banded_backward.backward(
+                do, q, k_cmp, v_cmp, lse_cmp, delta[..., 0], compress,
+                scale=place.scale, gate=gates[..., 0],
+            )  # fmt: skip
+        with named_range("nsa.window"):
+            dq_win, dk_win, dv_win = banded_backward.backward(
+                do, q, k_win, v_win, lse_win, delta[..., 2], window,
+                scale=place.scale, gate=gates[..., 2],
+            )  # fmt: skip
+        with named_range("nsa.select"):
+            dq, dk_sel, dv_sel = selected_backward(
+                do, q, k_sel, v_sel, lse_sel, delta[..., 1], _with_tensors(ctx.index, tensors),
+                gate=gates[..., 1], add_dq=(dq_cmp, dq_win), **place.selection,
+            )  # fmt: skip
+        keys = (dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win)
+        return dq, *keys, delta.to(gates.dtype), None
+
+
+def _tensors(index: Selected) -> list[Tensor | None]:
+    """The tensors of an index, in the order of its fields, to be saved with the others."""
+    return [getattr(index, name) for name in _TENSOR_FIELDS]
+
+
+def _without_tensors(index: Selected) -> Selected:
+    return replace(index, **dict.fromkeys(_TENSOR_FIELDS))
+
+
+def _with_tensors(index: Selected, tensors: list[Tensor | None]) -> Selected:
+    return replace(index, **dict(zip(_TENSOR_FIELDS, tensors, strict=True)))
+
+
+_TENSOR_FIELDS = [f.name for f in fields(Selected) if "Tensor" in str(f.type)]
