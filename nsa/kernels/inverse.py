@@ -324,8 +324,7 @@ def invert(
             f"triton: takes select blocks of at most {MAX_BLOCK_SIZE} keys, and these have "
             f"{block_size}"
         )
-    blocks = block_indices.contiguous()
-    B, T, HKV, n = blocks.shape
+    B, T, HKV, n = block_indices.shape
     parts = -(-block_size // MAX_PART)
     N = n * parts
     tokens, pairs = B * T, B * T * HKV * N
@@ -333,6 +332,7 @@ def invert(
         raise Unsupported(
             f"triton: B * T * HKV * n * parts is {pairs}, and an index holds fewer than {MAX_PAIRS}"
         )
+    blocks = block_indices.contiguous()
     documents = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     M = (keys // block_size + documents if documents else -(-keys // block_size)) * parts
     pieces = -(-T // chunk_tokens)
@@ -352,7 +352,7 @@ def invert(
     )
 
     def ints(*size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int32, device=blocks.device)
+        return torch.empty(*size, dtype=torch.int32, device=blocks.device)
 
     counts = torch.zeros(bins, dtype=torch.int32, device=blocks.device)
     ranks, first_pair, first_item, lists = ints(pairs), ints(bins), ints(bins + 1), ints(pairs)

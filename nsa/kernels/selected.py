@@ -271,8 +271,9 @@ def _combine_kernel(
         row_sum += tl.sum(weight, 0)
         o += tl.sum(partial.to(tl.float32) * weight[:, :, None], 0)
 
-    # A query without a block keeps row_sum == 0: output 0, lse -inf.
-    o = o / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    # A query without a block has row_sum == 0 and row_max == -inf: output 0, lse -inf.
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
+    o = o * (1.0 / row_sum)[:, None]
     at = token.to(tl.int64) * HQ + head
     store_rows(o_ptr, at * DV, inside, o, 0, DV_BLOCK, DV)
     tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=inside)
@@ -341,14 +342,18 @@ def selected_forward(
     DV_BLOCK, KEYS = padded(Dv), padded(index.part_size)
     config = config_for(FORWARD, q.device, KEYS * (D1 + D2 + DV_BLOCK))
     most = max(chunk.tokens for chunk in index.chunks)
-    partial = q.new_empty(most, HKV, N, G, Dv)
-    partial_lse = q.new_empty(most, HKV, N, G, dtype=torch.float32)
-    o = q.new_empty(B, T, HQ, Dv)
-    lse = q.new_empty(B, T, HQ, dtype=torch.float32)
+
+    def empty(*size: int, dtype: torch.dtype = q.dtype) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=q.device)
+
+    partial = empty(most, HKV, N, G, Dv)
+    partial_lse = empty(most, HKV, N, G, dtype=torch.float32)
+    o = empty(B, T, HQ, Dv)
+    lse = empty(B, T, HQ, dtype=torch.float32)
     gates, o_cmp, o_win, out = None, None, None, None
     if gated is not None:
         gates, o_cmp, o_win = gated[0], last_contiguous(gated[1]), last_contiguous(gated[2])
-        out = torch.empty_like(o)
+        out = empty(B, T, HQ, Dv)
 
     wide = needs_wide_offsets(index, q)
     sizes = {"HKV": HKV, "G": G, "N": N, "DV": Dv, "DV_BLOCK": DV_BLOCK}

@@ -405,8 +405,9 @@ def selected_backward(
     D1, D2 = head_blocks(Dk)
     DV_BLOCK, KEYS = padded(Dv), padded(index.part_size)
     config = config_for(BACKWARD, q.device, KEYS * (D1 + D2 + DV_BLOCK))
-    partial = q.new_empty(max(chunk.tokens for chunk in index.chunks), HKV, N, G, Dk)
-    dq = q.new_empty(B, T, HQ, Dk)
+    most = max(chunk.tokens for chunk in index.chunks)
+    partial = torch.empty(most, HKV, N, G, Dk, dtype=q.dtype, device=q.device)
+    dq = torch.empty(B, T, HQ, Dk, dtype=q.dtype, device=q.device)
     # One buffer, zeroed and rounded at once.
     sums = torch.zeros(k.numel() + v.numel(), dtype=torch.float32, device=q.device)
     dk_sum, dv_sum = sums[: k.numel()], sums[k.numel() :]
