@@ -75,15 +75,17 @@ class Flags:
     use_fa2_cmp: bool | None = field(default=None, metadata=SWITCH)
     """Refines use_fa2 for the compress branch, and for no other."""
     sel_ranges_v2: bool = field(default=True, metadata=SWITCH)
-    """Selected attention by vectorised `gather`; 0 by `loop`. The next three win over it."""
+    """Selected attention by vectorised `gather`; 0 by `loop`. The next five win over it."""
     use_sel_pack: bool = field(default=False, metadata=SWITCH)
     """Selected attention by `packed`."""
     force_sel_mask: bool = field(default=False, metadata=SWITCH)
     """Selected attention by `masked`."""
     use_sel_varlen: bool = field(default=False, metadata=SWITCH)
     """Selected attention by `varlen`."""
-    use_triton_sel: bool = field(default=False, metadata=SWITCH)
-    """Selected attention by a Triton kernel. There is none yet, so 1 is an error."""
+    use_triton: bool = field(default=False, metadata=SWITCH)
+    """Every branch, and the scores, by its Triton kernels."""
+    use_triton_sel: bool | None = field(default=None, metadata=SWITCH)
+    """Refines use_triton for the select branch, and for no other."""
     force_parity: bool = field(default=False, metadata=SWITCH)
     """Everything through the reference; wins over every other choice of a route."""
     disable_aux_stats: bool = field(default=False, metadata=SWITCH)
@@ -114,16 +116,15 @@ class Flags:
     """Variables that were set, whether or not to their default."""
 
     def __post_init__(self) -> None:
-        if self.use_triton_sel:
-            raise FlagError(
-                "NSA_USE_TRITON_SEL=1: this version has no Triton route for selected attention\n"
-                "  Leave it unset, or choose NSA_USE_SEL_PACK, NSA_FORCE_SEL_MASK or "
-                "NSA_USE_SEL_VARLEN."
-            )
         if len(chosen := self._chosen_selections()) > 1:
             raise FlagError(
                 f"{' and '.join(f'{_variable(name)}=1' for name in chosen)} contradict: each "
                 "chooses another route for selected attention\n  Set one of them."
+            )
+        if self.use_triton and (fa2 := self._chosen_fa2()):
+            raise FlagError(
+                f"NSA_USE_TRITON=1 and {_variable(fa2)} contradict: each chooses another route "
+                "for the window or the compress branch\n  Set one of them."
             )
         for name in ("use_fa2_win", "use_fa2_cmp"):
             if self.use_fa2 == "off" and getattr(self, name):
@@ -165,16 +166,30 @@ class Flags:
             return Routes.reference()
         selections = self._chosen_selections()
         default = "gather" if self.sel_ranges_v2 else "loop"
+        select = next(iter(selections.values()), default)
+        if self.use_triton:
+            return Routes(compress="triton", scores="triton", select=select, window="triton")
         return Routes(
             compress=self._fa2_route(self.use_fa2_cmp),
-            select=next(iter(selections.values()), default),
+            select=select,
             window=self._fa2_route(self.use_fa2_win),
         )
 
     def _chosen_selections(self) -> dict[str, str]:
         """Flags that choose a route for selected attention and are on, with the route."""
         routes = {"use_sel_pack": "packed", "force_sel_mask": "masked", "use_sel_varlen": "varlen"}
-        return {name: route for name, route in routes.items() if getattr(self, name)}
+        chosen = {name: route for name, route in routes.items() if getattr(self, name)}
+        if self.use_triton_sel:
+            chosen["use_triton_sel"] = "triton"
+        elif self.use_triton and self.use_triton_sel is None:
+            chosen["use_triton"] = "triton"
+        return chosen
+
+    def _chosen_fa2(self) -> str | None:
+        """A flag that asks for FA2 in some branch."""
+        if self.use_fa2 not in (None, "off"):
+            return "use_fa2"
+        return next((name for name in ("use_fa2_win", "use_fa2_cmp") if getattr(self, name)), None)
 
     def _fa2_route(self, branch: bool | None) -> str:
         if branch is False:

@@ -55,6 +55,8 @@ _ROUTE_FLAGS = {
     "NSA_USE_FA2_WIN",
     "NSA_USE_SEL_PACK",
     "NSA_USE_SEL_VARLEN",
+    "NSA_USE_TRITON",
+    "NSA_USE_TRITON_SEL",
 }
 _ENTROPY_SAMPLE_BYTES = 2**20
 Attention = Literal["nsa", "dense"]

@@ -1,7 +1,7 @@
 """The environment becomes one frozen record, or one message."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -9,6 +9,7 @@ from nsa.flags import FlagError, Flags, Launch
 from nsa.ops import Routes
 
 DEFAULT = Routes()
+TRITON = Routes.triton()
 USERS_NAMES = {
     "NSA_PREFILL_BATCHED",
     "NSA_USE_FA2",
@@ -18,6 +19,7 @@ USERS_NAMES = {
     "NSA_USE_SEL_PACK",
     "NSA_FORCE_SEL_MASK",
     "NSA_USE_SEL_VARLEN",
+    "NSA_USE_TRITON",
     "NSA_USE_TRITON_SEL",
     "NSA_FORCE_PARITY",
     "NSA_DISABLE_AUX_STATS",
@@ -76,6 +78,17 @@ def test_what_was_set_is_known_even_where_it_is_the_default() -> None:
         ({"NSA_FORCE_SEL_MASK": "1"}, Routes(select="masked")),
         ({"NSA_USE_SEL_VARLEN": "1"}, Routes(select="varlen")),
         ({"NSA_USE_SEL_VARLEN": "1", "NSA_SEL_RANGES_V2": "0"}, Routes(select="varlen")),
+        ({"NSA_USE_TRITON": "1"}, TRITON),
+        ({"NSA_USE_TRITON": "1", "NSA_SEL_RANGES_V2": "0"}, TRITON),
+        ({"NSA_USE_TRITON": "1", "NSA_USE_FA2": "0"}, TRITON),
+        ({"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "1"}, TRITON),
+        ({"NSA_USE_TRITON_SEL": "1"}, Routes(select="triton")),
+        ({"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "0"}, replace(TRITON, select="gather")),
+        (
+            {"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "0", "NSA_USE_SEL_PACK": "1"},
+            replace(TRITON, select="packed"),
+        ),
+        ({"NSA_FORCE_PARITY": "1", "NSA_USE_TRITON": "1"}, Routes.reference()),
         ({"NSA_USE_SEL_PACK": "0", "NSA_USE_TRITON_SEL": "0", "NSA_FORCE_PARITY": "0"}, DEFAULT),
         ({"NSA_FORCE_PARITY": "1", "NSA_USE_SEL_PACK": "1"}, Routes.reference()),
         ({"NSA_FORCE_PARITY": "1", "NSA_USE_FA2": "1"}, Routes.reference()),
@@ -126,7 +139,22 @@ def test_branch_flags_refine_the_master_and_reach_no_other_branch(
         ({"NSA_SEQ_LEN": "2k"}, "NSA_SEQ_LEN='2k': a whole number"),
         ({"NSA_BATCH_SIZE": "-1"}, "NSA_BATCH_SIZE='-1': a whole number"),
         ({"NSA_FWE_Q": "1.5"}, "NSA_FWE_Q='1.5': a whole number"),
-        ({"NSA_USE_TRITON_SEL": "1"}, "NSA_USE_TRITON_SEL=1: this version has no Triton route"),
+        (
+            {"NSA_USE_TRITON": "1", "NSA_USE_SEL_PACK": "1"},
+            "NSA_USE_SEL_PACK=1 and NSA_USE_TRITON=1 contradict",
+        ),
+        (
+            {"NSA_USE_TRITON_SEL": "1", "NSA_FORCE_SEL_MASK": "1"},
+            "NSA_FORCE_SEL_MASK=1 and NSA_USE_TRITON_SEL=1 contradict",
+        ),
+        (
+            {"NSA_USE_TRITON": "1", "NSA_USE_FA2": "torch"},
+            "NSA_USE_TRITON=1 and NSA_USE_FA2 contradict",
+        ),
+        (
+            {"NSA_USE_TRITON": "1", "NSA_USE_FA2_CMP": "1"},
+            "NSA_USE_TRITON=1 and NSA_USE_FA2_CMP contradict",
+        ),
         (
             {"NSA_USE_SEL_PACK": "1", "NSA_FORCE_SEL_MASK": "1"},
             "NSA_USE_SEL_PACK=1 and NSA_FORCE_SEL_MASK=1 contradict",
