@@ -83,11 +83,6 @@ class Selected:
         """N above."""
         return int(self.blocks.shape[3]) * self.parts
 
-    @property
-    def part_size(self) -> int:
-        """Keys of a part; the last of a block may have fewer."""
-        return -(-self.block_size // self.parts)
-
 
 @triton.jit
 def _document_of(token, cu_ptr, documents, search_steps):

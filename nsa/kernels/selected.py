@@ -4,8 +4,8 @@ A query-major kernel reads n blocks of keys for each query, and multiplies them 
 rows than the group has heads: it is bound by those reads, and leaves the tensor cores idle.
 Here a program (an *item* of nsa.kernels.inverse) loads one block of keys and values once, and
 walks over the queries that selected it, in tiles of full rows: row r is head r % G of the
-item's pair r // G. A row's softmax over one block is a partial result; a second kernel weighs
-a query's partial results by their log-sum-exp and adds them up, and can apply the gate.
+item's pair r // G. A row's softmax over one block is a partial result; `combine` weighs a
+query's partial results by their log-sum-exp and adds them up, and can apply the gate.
 
 Partial results go through a scratch buffer of bounded size, so queries are taken in chunks.
 
@@ -19,9 +19,11 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels import inverse
-from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous, padded
+from nsa.kernels.combine import combine
+from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous
 from nsa.kernels.inverse import Selected, invert
 from nsa.kernels.keymajor import (
+    KEYS,
     Config,
     Configs,
     config_for,
@@ -30,9 +32,8 @@ from nsa.kernels.keymajor import (
     load_rows,
     needs_wide_offsets,
     row_offsets,
-    seen_slots,
     store_rows,
-    strides,
+    values_block,
 )
 from nsa.kernels.selected_backward import selected_backward
 
@@ -41,16 +42,12 @@ __all__ = ["Selected", "selected_backward", "selected_forward"]
 SCRATCH_BYTES = 1 << 30
 """Most memory for the partial results of a chunk, forward and backward."""
 MIN_CHUNK_TOKENS = 16
-COMBINE_SLOTS = 16
-"""Slots whose partial results a program has in flight at once."""
-COMBINE_ELEMENTS = 1024
-
 
 FORWARD: Configs = {
-    "sm_90": ((64 * 512, Config(rows=64, warps=4, stages=1)),),
+    "sm_90": ((512, Config(rows=64, warps=4, stages=1)),),
     "sm_80": (
-        (64 * 320, Config(rows=64, warps=4, stages=2)),
-        (64 * 512, Config(rows=32, warps=4, stages=2)),
+        (320, Config(rows=64, warps=4, stages=2)),
+        (512, Config(rows=32, warps=4, stages=2)),
     ),
 }
 
@@ -165,132 +162,6 @@ def _partial_kernel(
         tl.store(partial_lse_ptr + out, row_max + tl.log2(row_sum), mask=row < rows)
 
 
-# Strides of the gates are multiples of 16 at some lengths only.
-@triton.jit(
-    do_not_specialize=[
-        *("first_token", "rows", "T", "q_start"),
-        *("gates_b", "gates_t", "gates_h", "gates_c"),
-    ]
-)
-def _combine_kernel(
-    partial_ptr,  # [tokens of the chunk, HKV, N, G, DV]
-    partial_lse_ptr,  # [tokens of the chunk, HKV, N, G]
-    blocks_ptr,  # [B * T, HKV, N / PARTS]
-    document_start_ptr,  # [T], or None
-    o_ptr,  # [B * T, HKV * G, DV]
-    lse_ptr,  # [B * T, HKV * G] float32, log2 units
-    gates_ptr,  # [B, T, HKV * G, 3], or None
-    o_cmp_ptr,  # [B, T, HKV * G, DV]
-    o_win_ptr,  # [B, T, HKV * G, DV]
-    out_ptr,  # [B * T, HKV * G, DV]
-    gates_b: tl.int64,
-    gates_t: tl.int64,
-    gates_h: tl.int64,
-    gates_c: tl.int64,
-    cmp_b: tl.int64,
-    cmp_t: tl.int64,
-    cmp_h: tl.int64,
-    win_b: tl.int64,
-    win_t: tl.int64,
-    win_h: tl.int64,
-    first_token,
-    rows,
-    T,
-    q_start,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    N: tl.constexpr,
-    DV: tl.constexpr,
-    DV_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    VARLEN: tl.constexpr,
-    GATED: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    HQ: tl.constexpr = HKV * G
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # (token of the chunk, head)
-    inside = row < rows
-    row = tl.minimum(row, rows - 1)
-    local = row // HQ
-    head = row - local * HQ
-    h = head // G
-    token = first_token + local
-    # Of slot 0; the next slot lies G rows further.
-    first = (local.to(tl.int64) * HKV + h) * (N * G) + head % G
-
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
-    for s in range(0, N, SLOTS):
-        slot = s + tl.arange(0, SLOTS)[:, None]
-        seen = seen_slots(
-            blocks_ptr,
-            document_start_ptr,
-            token[None, :],
-            h[None, :],
-            slot,
-            T,
-            q_start,
-            HKV,
-            N,
-            BLOCK_SIZE,
-            PARTS,
-            VARLEN,
-        )
-        lse = tl.load(partial_lse_ptr + first[None, :] + slot * G, mask=seen, other=float("-inf"))
-        row_max = tl.maximum(row_max, tl.max(lse, 0))
-    finite_max = tl.where(row_max > float("-inf"), row_max, 0.0)
-
-    column = tl.arange(0, DV_BLOCK)
-    row_sum = tl.zeros([ROWS], tl.float32)
-    o = tl.zeros([ROWS, DV_BLOCK], tl.float32)
-    for s in range(0, N, SLOTS):
-        slot = s + tl.arange(0, SLOTS)[:, None]
-        seen = seen_slots(
-            blocks_ptr,
-            document_start_ptr,
-            token[None, :],
-            h[None, :],
-            slot,
-            T,
-            q_start,
-            HKV,
-            N,
-            BLOCK_SIZE,
-            PARTS,
-            VARLEN,
-        )
-        at = first[None, :] + slot * G  # [SLOTS, ROWS]
-        lse = tl.load(partial_lse_ptr + at, mask=seen, other=float("-inf"))
-        weight = tl.exp2(lse - finite_max[None, :])
-        partial = tl.load(
-            partial_ptr + at[:, :, None] * DV + column[None, None, :],
-            mask=seen[:, :, None] & (column < DV)[None, None, :],
-            other=0.0,
-        )
-        row_sum += tl.sum(weight, 0)
-        o += tl.sum(partial.to(tl.float32) * weight[:, :, None], 0)
-
-    # A query without a block has row_sum == 0 and row_max == -inf: output 0, lse -inf.
-    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
-    o = o * (1.0 / row_sum)[:, None]
-    at = token.to(tl.int64) * HQ + head
-    store_rows(o_ptr, at * DV, inside, o, 0, DV_BLOCK, DV)
-    tl.store(lse_ptr + at, row_max + tl.log2(row_sum), mask=inside)
-    if GATED:
-        b = token // T
-        t = token - b * T
-        gate = gates_ptr + b * gates_b + t * gates_t + head * gates_h
-        cmp = load_rows(o_cmp_ptr, b * cmp_b + t * cmp_t + head * cmp_h, inside, 0, DV_BLOCK, DV)
-        win = load_rows(o_win_ptr, b * win_b + t * win_t + head * win_h, inside, 0, DV_BLOCK, DV)
-        out = (
-            tl.load(gate).to(tl.float32)[:, None] * cmp.to(tl.float32)
-            + tl.load(gate + gates_c).to(tl.float32)[:, None] * o
-            + tl.load(gate + 2 * gates_c).to(tl.float32)[:, None] * win.to(tl.float32)
-        )
-        store_rows(out_ptr, at * DV, inside, out, 0, DV_BLOCK, DV)
-
-
 def selected_forward(
     q: Tensor,
     k: Tensor,
@@ -339,8 +210,8 @@ def selected_forward(
         deterministic=deterministic,
     )
     D1, D2 = head_blocks(Dk)
-    DV_BLOCK, KEYS = padded(Dv), padded(index.part_size)
-    config = config_for(FORWARD, q.device, KEYS * (D1 + D2 + DV_BLOCK))
+    DV_BLOCK = values_block(Dv)
+    config = config_for(FORWARD, q.device, D1 + D2 + DV_BLOCK)
     most = max(chunk.tokens for chunk in index.chunks)
 
     def empty(*size: int, dtype: torch.dtype = q.dtype) -> Tensor:
@@ -350,9 +221,9 @@ def selected_forward(
     partial_lse = empty(most, HKV, N, G, dtype=torch.float32)
     o = empty(B, T, HQ, Dv)
     lse = empty(B, T, HQ, dtype=torch.float32)
-    gates, o_cmp, o_win, out = None, None, None, None
+    out = None
     if gated is not None:
-        gates, o_cmp, o_win = gated[0], last_contiguous(gated[1]), last_contiguous(gated[2])
+        gated = (gated[0], last_contiguous(gated[1]), last_contiguous(gated[2]))
         out = empty(B, T, HQ, Dv)
 
     wide = needs_wide_offsets(index, q)
@@ -387,33 +258,7 @@ def selected_forward(
             num_warps=config.warps,
             num_stages=config.stages,
         )
-        rows_of_program = max(1, COMBINE_ELEMENTS // DV_BLOCK)
-        _combine_kernel[(triton.cdiv(chunk.tokens * HQ, rows_of_program),)](
-            partial,
-            partial_lse,
-            index.blocks,
-            index.document_start,
-            o,
-            lse,
-            gates,
-            o_cmp,
-            o_win,
-            out,
-            *strides(gates, 4),
-            *strides(o_cmp, 3),
-            *strides(o_win, 3),
-            chunk.first_token,
-            chunk.tokens * HQ,
-            T,
-            q_start,
-            **sizes,
-            BLOCK_SIZE=block_size,
-            PARTS=parts,
-            VARLEN=cu_seqlens is not None,
-            GATED=gated is not None,
-            SLOTS=min(COMBINE_SLOTS, triton.next_power_of_2(N)),
-            ROWS=rows_of_program,
-        )
+        combine(partial, partial_lse, index, chunk, o, lse, gated, out, q_start=q_start)
     return o, lse, index, out
 
 

@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous, padded
+from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous
 from nsa.kernels.inverse import Selected
 from nsa.kernels.keymajor import (
+    KEYS,
     Config,
     Configs,
     config_for,
@@ -31,6 +32,7 @@ from nsa.kernels.keymajor import (
     seen_slots,
     store_rows,
     strides,
+    values_block,
 )
 
 REDUCE_SLOTS = 16
@@ -39,14 +41,14 @@ REDUCE_ELEMENTS = 1024
 
 BACKWARD: Configs = {
     "sm_90": (
-        (64 * 128, Config(rows=64, warps=4, stages=1)),
-        (64 * 320, Config(rows=128, warps=8, stages=1)),
-        (64 * 512, Config(rows=64, warps=8, stages=1)),
+        (128, Config(rows=64, warps=4, stages=1)),
+        (320, Config(rows=128, warps=8, stages=1)),
+        (512, Config(rows=64, warps=8, stages=1)),
     ),
     "sm_80": (
-        (64 * 128, Config(rows=32, warps=4, stages=1)),
-        (64 * 320, Config(rows=32, warps=8, stages=1)),
-        (64 * 512, Config(rows=16, warps=8, stages=1)),
+        (128, Config(rows=32, warps=4, stages=1)),
+        (320, Config(rows=32, warps=8, stages=1)),
+        (512, Config(rows=16, warps=8, stages=1)),
     ),
 }
 
@@ -288,6 +290,12 @@ def _backward_kernel(
         if D2 > 0:
             store_rows(partial_ptr, out, row < rows, tl.dot(ds, k2) * scale, D1, D2, D)
 
+    # Read again rather than kept, for the same reason.
+    _, _, _, b_h, first_key, end_key = load_item(items_ptr, first_item_ptr, first_bin, end_bin)
+    b = b_h // HKV
+    h = b_h - b * HKV
+    key = first_key + tl.arange(0, KEYS)
+    is_key = key < end_key
     to = (b.to(tl.int64) * S + key) * HKV + h
     _add(dv_ptr, to * DV, is_key, tl.trans(dv), 0, DV_BLOCK, DV, ATOMIC)
     _add(dk_ptr, to * D, is_key, tl.trans(dk1) * scale, 0, D1, D, ATOMIC)
@@ -403,8 +411,8 @@ def selected_backward(
     S, HKV, Dv = v.shape[1:]
     G, N = HQ // HKV, index.slots
     D1, D2 = head_blocks(Dk)
-    DV_BLOCK, KEYS = padded(Dv), padded(index.part_size)
-    config = config_for(BACKWARD, q.device, KEYS * (D1 + D2 + DV_BLOCK))
+    DV_BLOCK = values_block(Dv)
+    config = config_for(BACKWARD, q.device, D1 + D2 + DV_BLOCK)
     most = max(chunk.tokens for chunk in index.chunks)
     partial = torch.empty(most, HKV, N, G, Dk, dtype=q.dtype, device=q.device)
     dq = torch.empty(B, T, HQ, Dk, dtype=q.dtype, device=q.device)
