@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa.config import PRESETS, NSAConfig
-from nsa.kernels import banded, banded_backward, gate, phi, rotary, scores
+from nsa.kernels import banded, banded_backward, gate, phi, rotary, routes, scores
 from nsa.kernels.band import Band
 from nsa.kernels.decode import decode
 from nsa.kernels.selected import selected_forward
@@ -108,6 +108,26 @@ class Case:
 
     def takes(self, shape: Shape) -> bool:
         return not self.only or shape.name in self.only
+
+
+def _operator(packed: bool) -> Callable[[Shape, int], object]:
+    """Forward and backward of the whole, as the layer calls it."""
+
+    def launch(s: Shape, T: int) -> object:
+        N = s.config.compressed_length(T)
+        inputs = (s.q(T), s.k(N), s.v(N), s.k(T), s.v(T), s.k(T), s.v(T), s.gates(T))
+        leaves = tuple(x.requires_grad_() for x in inputs)
+        out, _ = routes.attention(
+            *leaves,
+            config=s.config,
+            q_start=0,
+            k_win_start=0,
+            cu_seqlens=_documents() if packed else None,
+            scale=s.Dk**-0.5,
+        )
+        return torch.autograd.grad(out, leaves, torch.empty_like(out))
+
+    return launch
 
 
 def _documents() -> Tensor:
@@ -270,6 +290,8 @@ def _decode(s: Shape, T: int) -> object:
 PAPER = ("64/4/192/128",)
 TRAINED = (*PAPER, "12/2/64/64")
 CASES = [
+    Case("operator", _operator(packed=False)),
+    Case("operator, documents", _operator(packed=True), only=PAPER),
     Case("compress", _banded(_compress)),
     Case("window", _banded(_window)),
     Case("dense", _banded(_dense), only=TRAINED),

@@ -18,15 +18,13 @@ KNOWN_SPILLS: Mapping[tuple[str, Architecture], int] = {
     ("_query_kernel", "sm_80"): 3352,
     ("_key_kernel", "sm_80"): 3712,
     ("_score_kernel", "sm_80"): 2200,
-    ("_backward_kernel", "sm_80"): 192,
-    ("_backward_kernel", "sm_90"): 208,
 }
 """(kernel, architecture) -> most bytes of one that is not tuned so far. Only ever made smaller."""
 KNOWN_REPEATS = {
     # dK and dV are in float32 where rows are many enough to split, as T decides; and as below.
     "_key_kernel": 2,
     # In a batch, the distance between sequences is a multiple of 16 elements or it is not.
-    "_transpose_kernel": 1,
+    "_transpose_kernel": 2,  # of lse or delta, and of gates
     "_score_kernel": 1,
 }
 """Kernel -> how often it may be compiled again for one shape as T varies, and why."""
