@@ -367,6 +367,23 @@ def test_a_replayed_step_trains_alike(model, checkpointing: str, compile_: Compi
 
 @pytest.mark.gpu
 @needs_gpu
+@COMPILES
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+def test_kernels_train_compiled_and_replayed(checkpointing: str) -> None:
+    """The whole of it, as the 125M model trains, against the definition's routes."""
+    config = tiny(precision="bf16", device="cuda", checkpointing=checkpointing, steps=8)
+    fast = replace(config, routes=Routes.triton(), compile="on", cuda_graph=True)
+    with Trainer(config) as plain, Trainer(fast) as graphed:
+        logged = [trainer.step() for _ in range(8) for trainer in (plain, graphed)]
+        torch.testing.assert_close(logged[1::2], logged[::2], rtol=0.02, atol=0)
+        observed = graphed.effective()
+    assert observed["graph"] == observed["compile"] == "on"
+    assert observed["gc"] == checkpointing
+    assert "select:triton" in str(observed["routes"])
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_a_step_that_waits_for_the_gpu_cannot_be_a_graph() -> None:
     config = tiny(device="cuda", cuda_graph=True, routes=Routes(select="packed"))
     with Trainer(config) as trainer, pytest.raises(TrainError, match="do not wait for the device"):
