@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import Architecture, architecture
-from nsa.kernels.inverse import ITEM_FIELDS, Selected
+from nsa.kernels.common import Architecture, architecture, padded
+from nsa.kernels.inverse import ITEM_FIELDS, MAX_PART, Selected
 
 
 class Config(NamedTuple):
@@ -21,13 +21,24 @@ class Config(NamedTuple):
     stages: int
 
 
+KEYS = MAX_PART
+"""Keys of a tile; blocks of fewer are padded."""
+MIN_VALUES = 64
+"""Channels of a tile of values; smaller heads are padded. Both are the right side of products, and
+Triton 3.6 was seen to build one 16 wide for sm_90 that faulted."""
+
 Configs = Mapping[Architecture, tuple[tuple[int, Config], ...]]
-"""Elements of a block of keys and values, at most -> configuration; ascending."""
+"""Channels of a key and a value together, padded, at most -> configuration; ascending."""
 
 
-def config_for(table: Configs, device: torch.device, elements: int) -> Config:
-    """The configuration of the smallest entry that holds a block of so many elements."""
-    return next(config for limit, config in table[architecture(device)] if elements <= limit)
+def config_for(table: Configs, device: torch.device, channels: int) -> Config:
+    """The configuration of the smallest entry that holds so many channels."""
+    return next(config for limit, config in table[architecture(device)] if channels <= limit)
+
+
+def values_block(Dv: int) -> int:
+    """The width of a tile of values."""
+    return max(MIN_VALUES, padded(Dv))
 
 
 def strides(x: Tensor | None, axes: int) -> Sequence[int]:
