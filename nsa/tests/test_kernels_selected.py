@@ -61,11 +61,11 @@ class Inputs:
 
 
 def draw(
-    T: int = 29,
+    T: int = 25,
     *,
     B: int = 1,
-    HQ: int = 6,
-    HKV: int = 2,
+    HQ: int = 3,
+    HKV: int = 1,
     Dk: int = 16,
     Dv: int = 16,
     block_size: int = 8,
@@ -76,6 +76,7 @@ def draw(
     dtype: torch.dtype = torch.float16,
 ) -> Inputs:
     """Gaussian tensors; n or fewer distinct causal blocks at random, in any order, -1 anywhere."""
+    T = sum(documents) or T
     S = q_start + T
     q, k, v = (
         normal(B, length, H, D, seed=seed, device=device, dtype=dtype)
@@ -158,19 +159,25 @@ def assert_as_good_as_the_definition(x: Inputs, got: Mapping[str, Tensor]) -> No
 
 SHAPES = [
     pytest.param({"HQ": 2, "HKV": 2, "Dk": 8, "Dv": 24}, id="group-of-1-and-wider-values"),
-    pytest.param({"HQ": 6, "HKV": 2, "Dk": 24, "Dv": 16, "B": 2}, id="group-of-3-in-a-batch"),
-    pytest.param({"HQ": 12, "HKV": 2, "Dk": 48, "Dv": 32}, id="group-of-6"),
+    pytest.param(
+        {"HQ": 6, "HKV": 2, "Dk": 24, "Dv": 16, "B": 2, "T": 17}, id="group-of-3-in-a-batch"
+    ),
+    pytest.param({"HQ": 12, "HKV": 2, "Dk": 48, "Dv": 32, "T": 17}, id="group-of-6"),
     pytest.param({"HQ": 16, "HKV": 1, "Dk": 32, "Dv": 64}, id="group-of-16"),
     pytest.param({"HQ": 5, "HKV": 1, "Dk": 192, "Dv": 128, "T": 23}, id="heads-of-the-paper"),
-    pytest.param({"block_size": 5}, id="block-of-5"),
-    pytest.param({"block_size": 24, "T": 70}, id="block-of-24"),
-    pytest.param({"block_size": 67, "T": 150, "HQ": 2}, id="block-in-two-uneven-parts"),
-    pytest.param({"n": 18, "block_size": 2, "T": 38}, id="more-slots-than-are-read-at-once"),
+    pytest.param({"block_size": 5, "HQ": 4, "HKV": 2}, id="block-of-5"),
+    pytest.param({"block_size": 24, "T": 49}, id="block-of-24"),
+    pytest.param(
+        {"block_size": 67, "q_start": 120, "T": 20, "HQ": 2}, id="block-in-two-uneven-parts"
+    ),
+    pytest.param(
+        {"n": 18, "block_size": 2, "q_start": 20, "T": 18}, id="more-slots-than-are-read-at-once"
+    ),
     pytest.param({"T": 1}, id="one-token"),
-    pytest.param({"q_start": 37, "T": 19}, id="a-later-piece"),
+    pytest.param({"q_start": 37, "T": 19, "HQ": 4, "HKV": 2}, id="a-later-piece"),
     pytest.param({"q_start": 70, "T": 1, "B": 3}, id="one-query-at-the-end"),
-    pytest.param({"documents": (7, 1, 20, 0, 13), "T": 41}, id="documents"),
-    pytest.param({"documents": (8, 24), "T": 32}, id="documents-of-whole-blocks"),
+    pytest.param({"documents": (7, 1, 20, 0, 13)}, id="documents"),
+    pytest.param({"documents": (8, 24)}, id="documents-of-whole-blocks"),
 ]
 
 
@@ -192,17 +199,15 @@ def test_error_in_bfloat16_is_no_worse_than_that_of_the_definition(shape: dict[s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "chunks"),
+    ("shape", "chunks", "deterministic"),
     [
-        pytest.param({"T": 45, "block_size": 16}, 3, id="pieces-of-a-sequence"),
-        pytest.param(
-            {"T": 35, "B": 2, "HKV": 1, "HQ": 3, "block_size": 16}, 6, id="pieces-in-a-batch"
-        ),
-        pytest.param({"T": 7, "B": 5}, 3, id="several-sequences-at-once"),
-        pytest.param({"T": 30, "q_start": 20, "block_size": 16}, 2, id="later-pieces"),
-        pytest.param({"T": 43, "documents": (7, 1, 20, 0, 15)}, 3, id="documents"),
+        pytest.param({"T": 45, "block_size": 16}, 3, True, id="pieces-of-a-sequence"),
+        pytest.param({"T": 33, "block_size": 16}, 3, False, id="pieces-in-any-order"),
+        pytest.param({"T": 35, "B": 2, "block_size": 16}, 6, False, id="pieces-in-a-batch"),
+        pytest.param({"T": 7, "B": 5}, 3, False, id="several-sequences-at-once"),
+        pytest.param({"T": 30, "q_start": 20, "block_size": 16}, 2, False, id="later-pieces"),
+        pytest.param({"documents": (7, 1, 20, 0, 15)}, 3, True, id="documents"),
     ],
 )
 def test_chunks_join_to_the_whole(
@@ -225,7 +230,7 @@ def test_chunks_join_to_the_whole(
 def test_items_of_a_block_join_to_the_whole(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inverse, "ITEM_ROWS", 21)
     monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 21)
-    x = draw(T=40, HQ=3, HKV=1, device=device)
+    x = draw(T=40, device=device)
 
     index = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)[2]
 
@@ -252,7 +257,7 @@ def test_inputs_need_not_be_contiguous(
     if wide:
         monkeypatch.setattr(selected, "needs_wide_offsets", lambda *_: True)
         monkeypatch.setattr("nsa.kernels.selected_backward.needs_wide_offsets", lambda *_: True)
-    x = draw(T=19, HQ=6, B=2, device=device)
+    x = draw(T=17, HQ=6, HKV=2, device=device)
     expected = by_kernels(x)
     blocks = x.blocks.long().transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -266,17 +271,17 @@ def test_inputs_need_not_be_contiguous(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_selection_yields_zeros_with_zero_gradients(device: str) -> None:
-    x = draw(T=40, device=device)
-    x.blocks[:, :20] = -1
+    x = draw(device=device)
+    x.blocks[:, :12] = -1
 
     got = by_kernels(x)
     lse = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)[1]
 
     assert_as_good_as_the_definition(x, got)
-    assert lse[:, :20].isneginf().all()
-    assert lse[:, 20:].isfinite().all()
+    assert lse[:, :12].isneginf().all()
+    assert lse[:, 12:].isfinite().all()
     for name in ("o", "dq"):
-        assert torch.equal(got[name][:, :20], torch.zeros_like(got[name][:, :20]))
+        assert torch.equal(got[name][:, :12], torch.zeros_like(got[name][:, :12]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -307,7 +312,7 @@ def test_blocks_after_the_query_count_as_unused(shape: dict[str, Any], device: s
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_nobody_selected_are_not_even_read(device: str) -> None:
-    x = draw(T=64, block_size=16, HQ=3, HKV=1, device=device)
+    x = draw(T=64, block_size=16, device=device)
     blocks = torch.tensor([2, -1, 0], dtype=torch.int32, device=device).expand_as(x.blocks)
     before = by_kernels(replace(x, blocks=blocks))
     k, v = x.k.clone(), x.v.clone()
@@ -339,7 +344,7 @@ def test_lse_is_that_of_the_selected_keys_in_log2_units(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", [lambda x: x, strided], ids=["contiguous", "strided"])
 def test_the_gated_sum_is_computed_on_the_way(layout: Any, device: str) -> None:
-    x = draw(T=19, HQ=3, HKV=1, B=2, Dv=24, device=device)
+    x = draw(T=19, B=2, Dv=24, device=device)
     shape = (*x.q.shape[:3], 24)
     o_cmp, o_win = (normal(*shape, seed=s, device=device, dtype=x.q.dtype) for s in (5, 6))
     gates = normal(*shape[:3], 3, seed=7, device=device, dtype=torch.float16).sigmoid()
@@ -359,7 +364,7 @@ def test_the_gated_sum_is_computed_on_the_way(layout: Any, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("others", [0, 1, 2])
 def test_backward_takes_the_gate_and_adds_what_others_contribute(others: int, device: str) -> None:
-    x = draw(T=19, HQ=3, HKV=1, Dk=24, device=device)
+    x = draw(T=19, Dk=24, device=device)
     o, lse, index, _ = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)
     do = gradient(x)
     delta = torch.stack([(do.float() * o.float()).sum(-1)] * 3, -1)[..., 1]
@@ -443,7 +448,7 @@ def test_lists_hold_the_queries_of_each_block(shape: dict[str, Any], device: str
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_key_ends_where_its_document_ends(device: str) -> None:
-    x = draw(45, documents=(7, 1, 20, 17), block_size=16, device=device)
+    x = draw(documents=(7, 1, 20, 17), block_size=16, device=device)
     index = inverse.invert(
         x.blocks, keys=45, group=3, block_size=16, chunk_tokens=1000, cu_seqlens=x.cu_seqlens
     )
