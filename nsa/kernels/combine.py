@@ -1,7 +1,7 @@
 """Selected attention, forward, second half: the parts of each query become one.
 
-A program owns one query and KV head: the parts of its N slots lie side by side, [N, G, DV], and
-are read once, all in flight together. The gated sum of the three branches (eq. 5) is formed on
+A program is one warp and owns one row, a head of a query: the parts of its N slots, [N, DV], are
+read once, all in flight together. The gated sum of the three branches (eq. 5) is formed on
 the way. It moves bytes and does little else.
 
 Source: Dao et al. 2022, arXiv:2205.14135, section 3.1 (how softmax of parts is joined).
@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.inverse import Chunk, Selected
-from nsa.kernels.keymajor import seen_slots, store_rows, strides
+from nsa.kernels.keymajor import seen_slots, strides
 
-COMBINE_ELEMENTS = 256
-"""Of a row tile [G, DV], per warp."""
+SLOTS = 16
+"""Slots of a row that a program has in flight together."""
 
 
 # Strides of the gates are multiples of 16 at some lengths only.
@@ -51,7 +51,6 @@ def _combine_kernel(
     q_start,
     HKV: tl.constexpr,
     G: tl.constexpr,
-    G_BLOCK: tl.constexpr,
     N: tl.constexpr,
     N_BLOCK: tl.constexpr,
     DV: tl.constexpr,
@@ -60,69 +59,66 @@ def _combine_kernel(
     PARTS: tl.constexpr,
     VARLEN: tl.constexpr,
     GATED: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):
-    local = tl.program_id(0) // HKV
-    h = tl.program_id(0) % HKV
+    row = tl.program_id(0)  # (token of the chunk, head)
+    local = row // (HKV * G)
+    head = row % (HKV * G)
+    h = head // G
     token = first_token + local
-    g = tl.arange(0, G_BLOCK)
-    is_head = g < G
-    slot = tl.arange(0, N_BLOCK)
+    # Of slot 0; the next slot lies G rows further.
+    first = (local.to(tl.int64) * HKV + h) * (N * G) + head % G
+    all_slots = tl.arange(0, N_BLOCK)
     seen = seen_slots(
-        blocks_ptr, document_start_ptr, token, h, slot, T, q_start, HKV, N, BLOCK_SIZE, PARTS,
+        blocks_ptr, document_start_ptr, token, h, all_slots, T, q_start, HKV, N, BLOCK_SIZE, PARTS,
         VARLEN,
     )  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * (N * G)
-    lse = tl.load(
-        partial_lse_ptr + first + slot[:, None] * G + g[None, :],
-        mask=seen[:, None] & is_head[None, :],
-        other=float("-inf"),
-    )  # [N, G]
+    # Whatever lies in a slot that was not written is read and thrown away: no load then waits
+    # for another.
+    lse = tl.load(partial_lse_ptr + first + all_slots * G, mask=all_slots < N, other=0.0)
+    lse = tl.where(seen, lse, float("-inf"))
     row_max = tl.max(lse, 0)
     finite_max = tl.where(row_max > float("-inf"), row_max, 0.0)
-    row_sum = tl.sum(tl.exp2(lse - finite_max[None, :]), 0)
+    row_sum = tl.sum(tl.exp2(lse - finite_max), 0)
     # A query without a block has row_sum == 0 and row_max == -inf: output 0, lse -inf.
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
-    row_lse = row_max + tl.log2(row_sum)
     finite_lse = finite_max + tl.log2(row_sum)
 
     column = tl.arange(0, DV_BLOCK)
-    is_value = is_head[:, None] & (column < DV)[None, :]
-    offsets = g[:, None] * DV + column[None, :]
-    o = tl.zeros([G_BLOCK, DV_BLOCK], tl.float32)
-    for s in tl.static_range(N):
-        there = seen_slots(
-            blocks_ptr, document_start_ptr, token, h, s, T, q_start, HKV, N, BLOCK_SIZE, PARTS,
+    is_value = column < DV
+    o = tl.zeros([DV_BLOCK], tl.float32)
+    for begin in tl.static_range(0, N, SLOTS):
+        slot = begin + tl.arange(0, SLOTS)
+        part = tl.load(
+            partial_ptr + (first + slot * G)[:, None] * DV + column[None, :],
+            mask=(slot < N)[:, None] & is_value[None, :],
+            other=0.0,
+        )
+        seen = seen_slots(
+            blocks_ptr, document_start_ptr, token, h, slot, T, q_start, HKV, N, BLOCK_SIZE, PARTS,
             VARLEN,
         )  # fmt: skip
-        at = first + s * G
-        weight = tl.exp2(
-            tl.load(partial_lse_ptr + at + g, mask=is_head & there, other=float("-inf"))
-            - finite_lse
-        )
-        part = tl.load(partial_ptr + at * DV + offsets, mask=is_value & there, other=0.0)
-        o += part.to(tl.float32) * weight[:, None]
+        lse = tl.load(partial_lse_ptr + first + slot * G, mask=slot < N, other=0.0)
+        weight = tl.where(seen, tl.exp2(lse - finite_lse), 0.0)
+        weighted = part.to(tl.float32) * weight[:, None]
+        o += tl.sum(tl.where(seen[:, None], weighted, 0.0), 0)
 
-    head = h * G + g
-    row = token.to(tl.int64) * (HKV * G) + head
-    store_rows(o_ptr, row * DV, is_head, o, 0, DV_BLOCK, DV)
-    tl.store(lse_ptr + row, row_lse, mask=is_head)
+    at = token.to(tl.int64) * (HKV * G) + head
+    tl.store(o_ptr + at * DV + column, o.to(o_ptr.dtype.element_ty), mask=is_value)
+    tl.store(lse_ptr + at, row_max + tl.log2(row_sum))
     if GATED:
         b = (token // T).to(tl.int64)
         t = token % T
         gate = gates_ptr + b * gates_b + t * gates_t + head * gates_h
-        cmp = o_cmp_ptr + b * cmp_b + t * cmp_t + h * G * cmp_h
-        cmp += g[:, None] * cmp_h + column[None, :]
-        win = o_win_ptr + b * win_b + t * win_t + h * G * win_h
-        win += g[:, None] * win_h + column[None, :]
-        g_cmp = tl.load(gate, mask=is_head, other=0.0).to(tl.float32)
-        g_sel = tl.load(gate + gates_c, mask=is_head, other=0.0).to(tl.float32)
-        g_win = tl.load(gate + 2 * gates_c, mask=is_head, other=0.0).to(tl.float32)
+        cmp = o_cmp_ptr + b * cmp_b + t * cmp_t + head * cmp_h + column
+        win = o_win_ptr + b * win_b + t * win_t + head * win_h + column
         out = (
-            g_cmp[:, None] * tl.load(cmp, mask=is_value, other=0.0).to(tl.float32)
-            + g_sel[:, None] * o
-            + g_win[:, None] * tl.load(win, mask=is_value, other=0.0).to(tl.float32)
+            tl.load(gate).to(tl.float32) * tl.load(cmp, mask=is_value, other=0.0).to(tl.float32)
+            + tl.load(gate + gates_c).to(tl.float32) * o
+            + tl.load(gate + 2 * gates_c).to(tl.float32)
+            * tl.load(win, mask=is_value, other=0.0).to(tl.float32)
         )
-        store_rows(out_ptr, row * DV, is_head, out, 0, DV_BLOCK, DV)
+        tl.store(out_ptr + at * DV + column, out.to(out_ptr.dtype.element_ty), mask=is_value)
 
 
 def combine(
@@ -147,14 +143,13 @@ def combine(
         out: The gated sum, [B, T, HQ, Dv], contiguous.
     """
     HKV, N, G, DV = partial.shape[1:]
-    DV_BLOCK, G_BLOCK = triton.next_power_of_2(DV), triton.next_power_of_2(G)
     gates, o_cmp, o_win = (None, None, None) if gated is None else gated
-    warps = max(1, min(8, G_BLOCK * DV_BLOCK // COMBINE_ELEMENTS))
-    _combine_kernel[(chunk.tokens * HKV,)](
+    N_BLOCK = triton.next_power_of_2(N)
+    _combine_kernel[(chunk.tokens * HKV * G,)](
         partial, partial_lse, index.blocks, index.document_start, o, lse, gates, o_cmp, o_win, out,
         *strides(gates, 4), *strides(o_cmp, 3), *strides(o_win, 3),
-        chunk.first_token, o.shape[1], q_start, HKV=HKV, G=G, G_BLOCK=G_BLOCK, N=N,
-        N_BLOCK=triton.next_power_of_2(N), DV=DV, DV_BLOCK=DV_BLOCK, BLOCK_SIZE=index.block_size,
+        chunk.first_token, o.shape[1], q_start, HKV=HKV, G=G, N=N,
+        N_BLOCK=N_BLOCK, DV=DV, DV_BLOCK=triton.next_power_of_2(DV), BLOCK_SIZE=index.block_size,
         PARTS=index.parts, VARLEN=index.document_start is not None, GATED=gated is not None,
-        num_warps=warps,
+        SLOTS=min(SLOTS, N_BLOCK), num_warps=1,
     )  # fmt: skip
