@@ -336,7 +336,7 @@ def test_aux_stats_can_be_left_out() -> None:
 
 def test_a_profile_shows_the_branches() -> None:
     layer, x = nsa(), features()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
         layer(x, routes=Routes())
 
     names = {event.key for event in seen.key_averages()}
