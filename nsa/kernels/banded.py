@@ -47,7 +47,9 @@ def forward_tile(arch: Architecture, head: int) -> Tile:
         if head <= 64:
             return Tile(128, 64, 4, 3)
         return Tile(128, 64, 8, 2) if head <= 128 else Tile(128, 32, 8, 2)
-    return Tile(64, 64, 4, 3) if head <= 128 else Tile(128, 128 if head <= 192 else 64, 8, 2)
+    if head <= 128:
+        return Tile(64, 64, 4, 3)
+    return Tile(64, 64, 4, 2) if head <= 192 else Tile(128, 64, 8, 2)
 
 
 @triton.jit

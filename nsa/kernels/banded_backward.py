@@ -39,25 +39,31 @@ MIN_SPLIT_ROWS = 2048
 """Rows of one split at least: below, adding up the splits costs more than they save."""
 
 
-def query_tile(arch: Architecture, head: int) -> Tile:
-    """Tile of the dQ kernel."""
+def query_tile(arch: Architecture, head: int, *, window: bool) -> Tile:
+    """Tile of the dQ kernel, which a window gives short walks."""
     if arch == "sm_80":
         if head <= 64:
             return Tile(128, 64, 8, 2)
         return Tile(128, 32, 8, 2) if head <= 128 else Tile(64, 32, 8, 2)
     if head <= 64:
         return Tile(64, 64, 4, 3)
-    return Tile(128, 64, 8, 3) if head <= 192 else Tile(64, 64, 8, 2)
+    if head <= 128:
+        return Tile(64, 64, 4, 2)
+    if head <= 192:
+        return Tile(64, 32, 4, 3) if window else Tile(128, 64, 8, 3)
+    return Tile(64, 64, 8, 2)
 
 
-def key_tile(arch: Architecture, head: int) -> Tile:
-    """Tile of the dK, dV kernel."""
+def key_tile(arch: Architecture, head: int, *, window: bool) -> Tile:
+    """Tile of the dK, dV kernel, likewise."""
     if arch == "sm_80":
         if head <= 64:
             return Tile(64, 64, 4, 2)
         return Tile(32, 128, 8, 2) if head <= 128 else Tile(32, 64, 8, 2)
     if head <= 64:
         return Tile(64, 64, 4, 3)
+    if head <= 128 and window:
+        return Tile(64, 64, 4, 2)
     return Tile(64, 128, 8, 3) if head <= 192 else Tile(64, 64, 8, 2)
 
 
@@ -447,8 +453,9 @@ def backward(
     if S == 0:
         return torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
     arch, head = architecture(q.device), max(D, DV)
-    query = query_tile(arch, head) if query is None else query
-    key = key_tile(arch, head) if key is None else key
+    window = band.window > 0
+    query = query_tile(arch, head, window=window) if query is None else query
+    key = key_tile(arch, head, window=window) if key is None else key
     D1, D2 = head_blocks(D)
     DV_BLOCK = padded(DV)
     do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
@@ -471,7 +478,7 @@ def backward(
         "GATED": gate is not None,
         "STRIDE": band.stride,
         "SPAN": band.span,
-        "WINDOW": band.window > 0,
+        "WINDOW": window,
         "DOCUMENTS": documents is not None,
     }
     where = (T, S, band.q_start, band.k_start, band.window)

@@ -100,7 +100,43 @@ def _store_piece(
     tl.store(part_lse_ptr + head, row_max + tl.log2(some), mask=head < G)
 
 
-@triton.jit(do_not_specialize=["tiles_per_piece", "pieces", "blocks"])
+@triton.jit
+def _store_shares(
+    scores,  # [G_BLOCK, KEYS], log2 units; -inf where there is no key
+    begin,  # the tile's first compressed block, a multiple of UNIT
+    shares_head,  # [G_BLOCK], pointers
+    units,
+    G: tl.constexpr,
+    G_BLOCK: tl.constexpr,
+    KEYS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PER_BLOCK: tl.constexpr,
+    LENGTH: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Write the log2 of what each unit of compressed blocks gives the select block it begins in,
+    and the SPAN - 1 that follow: the sum of strides shared (eq. 9) times exp2(score).
+
+    A unit's largest score is its own reference, so that equal scores make equal bits wherever
+    they lie."""
+    unit_scores = tl.reshape(scores, [G_BLOCK, KEYS // UNIT, UNIT])
+    largest = tl.max(unit_scores, 2)
+    finite = tl.where(largest == float("-inf"), 0.0, largest)
+    p = tl.exp2(unit_scores - finite[:, :, None])
+    offset = begin % PER_BLOCK + tl.arange(0, KEYS)
+    offset = tl.reshape(offset % PER_BLOCK, [KEYS // UNIT, UNIT])
+    head = tl.arange(0, G_BLOCK)
+    unit = begin // UNIT + tl.arange(0, KEYS // UNIT)
+    mask = (head < G)[:, None] & (unit < units)[None, :]
+    for ahead in tl.static_range(SPAN):
+        first = tl.maximum(offset, ahead * PER_BLOCK)
+        shared = tl.minimum(offset + LENGTH, (ahead + 1) * PER_BLOCK) - first
+        shared = tl.maximum(shared, 0).to(tl.float32)
+        share = finite[:, :] + tl.log2(tl.sum(p * shared[None, :, :], 2))
+        tl.store(shares_head[:, None] + (ahead * units + unit)[None, :], share, mask=mask)
+
+
+@triton.jit(do_not_specialize=["tiles_per_piece", "pieces", "blocks", "units"])
 def compress_kernel(
     q_ptr,  # [B, HQ, D]
     k_ptr,  # [B, blocks, HKV, D]
@@ -108,7 +144,7 @@ def compress_kernel(
     lengths_ptr,  # [B]
     part_ptr,  # [B, HKV, pieces, G, DV], float32
     part_lse_ptr,  # [B, HKV, pieces, G], float32, log2 units
-    scores_ptr,  # [B, HKV, G, blocks], float32, log2 units; read up to the last visible block
+    shares_ptr,  # [B, HKV, G, SPAN, units], float32, log2 units; up to the last visible block's
     arrived_ptr,  # [B, HKV], int32: for the next launch, 0
     scale,  # in log2 units
     q_batch: tl.int64,
@@ -122,6 +158,7 @@ def compress_kernel(
     tiles_per_piece,
     pieces,  # of all branches; those of this one come first
     blocks,  # compressed blocks that the cache has room for
+    units,  # runs of UNIT such blocks
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -133,7 +170,14 @@ def compress_kernel(
     KEYS: tl.constexpr,
     SIZE: tl.constexpr,  # l
     STRIDE: tl.constexpr,  # d
+    UNIT: tl.constexpr,
+    PER_BLOCK: tl.constexpr,  # l' / d
+    LENGTH: tl.constexpr,  # l / d
+    SPAN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     piece = tl.program_id(0)
     b_h = tl.program_id(1)
     b = (b_h // HKV).to(tl.int64)
@@ -162,7 +206,7 @@ def compress_kernel(
             q2 = _load_heads(q, q_head, D1, D2, G, G_BLOCK, D)
         k = k_ptr + b * k_batch + h * k_head
         v = v_ptr + b * v_batch + h * v_head
-        scores_row = scores_ptr + (b_h.to(tl.int64) * G + head)[:, None] * blocks
+        shares_head = shares_ptr + (b_h.to(tl.int64) * G + head) * SPAN * units
         acc = tl.zeros([G_BLOCK, DV_BLOCK], tl.float32)
         row_max = tl.full([G_BLOCK], float("-inf"), tl.float32)
         row_sum = tl.zeros([G_BLOCK], tl.float32)
@@ -187,7 +231,19 @@ def compress_kernel(
                 DV,
                 DV_BLOCK,
             )
-            tl.store(scores_row + key[None, :], scores, mask=(head < G)[:, None] & valid[None, :])
+            _store_shares(
+                scores,
+                begin,
+                shares_head,
+                units,
+                G,
+                G_BLOCK,
+                KEYS,
+                UNIT,
+                PER_BLOCK,
+                LENGTH,
+                SPAN,
+            )
         _store_piece(
             acc,
             row_max,
@@ -201,7 +257,7 @@ def compress_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["first_piece", "select_pieces", "tiles_per_piece", "pieces", "ring"])
+@triton.jit(do_not_specialize=["first_piece", "window_pieces", "tiles_per_piece", "pieces", "ring"])
 def attend_kernel(
     q_ptr,  # [B, HQ, D]
     k_sel_ptr,  # [B, capacity, HKV, D]
@@ -228,7 +284,7 @@ def attend_kernel(
     v_win_row: tl.int64,
     v_win_head: tl.int64,
     first_piece,  # the first of this launch among all pieces
-    select_pieces,  # of this launch's pieces, the first so many read the selected blocks
+    window_pieces,  # of this launch's pieces, the first so many read the window
     tiles_per_piece,
     pieces,
     ring,
@@ -244,7 +300,10 @@ def attend_kernel(
     BLOCK: tl.constexpr,  # l'
     N: tl.constexpr,  # n
     WINDOW: tl.constexpr,  # w
+    OVERLAP: tl.constexpr,
 ):
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     piece = tl.program_id(0)
     b_h = tl.program_id(1)
     b = (b_h // HKV).to(tl.int64)
@@ -260,7 +319,10 @@ def attend_kernel(
     row_sum = tl.zeros([G_BLOCK], tl.float32)
 
     # One loop for both branches: two would have shared memory of their own each.
-    select = piece < select_pieces
+    select = piece >= window_pieces
+    if OVERLAP:
+        if select:  # the window does not wait for the choice
+            tl.extra.cuda.gdc_wait()
     k = tl.where(select, k_sel_ptr, k_win_ptr)
     k += b * tl.where(select, k_sel_batch, k_win_batch) + h * tl.where(
         select, k_sel_head, k_win_head
@@ -272,7 +334,7 @@ def attend_kernel(
     k_row = tl.where(select, k_sel_row, k_win_row)
     v_row = tl.where(select, v_sel_row, v_win_row)
     window_start = tl.maximum(length - WINDOW, 0)
-    first = tl.where(select, piece, piece - select_pieces) * tiles_per_piece * KEYS
+    first = tl.where(select, piece - window_pieces, piece) * tiles_per_piece * KEYS
     stop = tl.where(select, N * BLOCK, length - window_start)
     for begin in tl.range(first, tl.minimum(first + tiles_per_piece * KEYS, stop), KEYS):
         i = begin + tl.arange(0, KEYS)  # among the branch's keys
@@ -299,6 +361,8 @@ def attend_kernel(
             DV,
             DV_BLOCK,
         )
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # that this launch ends after the one before, in every program
     place = b_h.to(tl.int64) * pieces + first_piece + piece
     _store_piece(
         acc,

@@ -30,9 +30,26 @@ DX: dict[Architecture, Tile] = {
 
 
 @triton.jit
-def _through_silu(acc, mixed_ptr, dmixed_ptr, active_ptr, offsets, mask, used):
-    """Turn the gradient of silu(mixed) into that of mixed; store both. Returns the column sums."""
+def _through_silu(
+    acc,  # [ROWS, columns]: the gradient of silu(mixed)
+    do_ptr,
+    mixed_ptr,
+    dmixed_ptr,
+    active_ptr,
+    sums_ptr,
+    rows,
+    column,
+    used,
+    written,
+    D: tl.constexpr,
+):
+    """Store the gradient of mixed, silu(mixed), and the sums of dmixed and do, of some columns."""
     element = mixed_ptr.dtype.element_ty
+    offsets = rows + column[None, :]
+    inside = column < D
+    mask = written & inside[None, :]
+    do = tl.load(do_ptr + offsets, mask=used & inside[None, :], other=0.0).to(tl.float32)
+    tl.store(sums_ptr + D + column, tl.sum(do, 0), mask=inside)
     mixed = tl.load(mixed_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(mixed)
     slope = sigmoid * (1 + mixed * (1 - sigmoid))
@@ -40,7 +57,7 @@ def _through_silu(acc, mixed_ptr, dmixed_ptr, active_ptr, offsets, mask, used):
     active = tl.where(used, mixed * sigmoid, 0.0)
     tl.store(dmixed_ptr + offsets, dmixed.to(element), mask=mask)
     tl.store(active_ptr + offsets, active.to(element), mask=mask)
-    return tl.sum(dmixed, 0)
+    tl.store(sums_ptr + column, tl.sum(dmixed, 0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["N", "tiles"])
@@ -80,8 +97,9 @@ def _dmixed_kernel(
     for begin in range(0, D, BLOCK_K):
         channel = begin + tl.arange(0, BLOCK_K)
         inside = channel < D
+        # For the products alone: were its sums taken here, Triton would keep it in one slot of
+        # shared memory, and the next step's load would overwrite what wgmma still reads.
         do = tl.load(do_ptr + rows + channel[None, :], mask=used & inside[None, :], other=0.0)
-        tl.store(sums_ptr + D + channel, tl.sum(do.to(tl.float32), 0), mask=inside)
         w = tl.load(
             w2_ptr + channel[:, None] * w2_row + out1[None, :],
             mask=inside[:, None] & (out1 < D)[None, :],
@@ -96,27 +114,33 @@ def _dmixed_kernel(
             )  # [BLOCK_K, D2]
             acc2 = tl.dot(do, w, acc2)
 
-    total = _through_silu(
+    _through_silu(
         acc1,
+        do_ptr,
         mixed_ptr,
         dmixed_ptr,
         active_ptr,
-        rows + out1[None, :],
-        written & (out1 < D)[None, :],
+        sums_ptr,
+        rows,
+        out1,
         used,
+        written,
+        D,
     )
-    tl.store(sums_ptr + out1, total, mask=out1 < D)
     if D2 > 0:
-        total = _through_silu(
+        _through_silu(
             acc2,
+            do_ptr,
             mixed_ptr,
             dmixed_ptr,
             active_ptr,
-            rows + out2[None, :],
-            written & (out2 < D)[None, :],
+            sums_ptr,
+            rows,
+            out2,
             used,
+            written,
+            D,
         )
-        tl.store(sums_ptr + out2, total, mask=out2 < D)
 
 
 @triton.jit(do_not_specialize=["N", "T", "tiles"])

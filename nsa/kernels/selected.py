@@ -44,7 +44,10 @@ SCRATCH_BYTES = 1 << 30
 MIN_CHUNK_TOKENS = 16
 
 FORWARD: Configs = {
-    "sm_90": ((512, Config(rows=64, warps=4, stages=1)),),
+    "sm_90": (
+        (128, Config(rows=64, warps=4, stages=1)),
+        (512, Config(rows=64, warps=4, stages=2)),
+    ),
     "sm_80": (
         (320, Config(rows=64, warps=4, stages=2)),
         (512, Config(rows=32, warps=4, stages=2)),
