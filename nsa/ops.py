@@ -56,14 +56,13 @@ __all__ = [
     "window_attention",
 ]
 
-_Route = Callable[..., Any]
+_Route = Callable[..., Tensor]
 
 
-def _triton(name: str) -> _Route:
+def _triton(name: str) -> Callable[..., Any]:
     """A function of nsa.kernels.routes, imported when it is first called: where Triton is not
     installed, everything else still runs."""
 
-    @torch.compiler.disable
     def run(*args: object, **kwargs: object) -> object:
         try:
             routes = import_module("nsa.kernels.routes")
@@ -73,7 +72,9 @@ def _triton(name: str) -> _Route:
             raise Unsupported("triton: the package is not installed (pip install triton)") from None
         return getattr(routes, name)(*args, **kwargs)
 
-    return run
+    # torch.compile takes what is around the kernels and leaves them alone.
+    opaque: Callable[..., Any] = torch.compiler.disable(run)
+    return opaque
 
 
 _IMPLEMENTATIONS: Mapping[str, Mapping[str, _Route]] = {

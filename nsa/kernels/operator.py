@@ -85,6 +85,7 @@ class BandedAttention(torch.autograd.Function):
         o, lse = banded.forward(q, k, v, band, scale=scale)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.band, ctx.scale = band, scale
+        assert o is not None  # only without values
         return o
 
     @staticmethod
@@ -202,11 +203,13 @@ def _tensors(index: Selected) -> list[Tensor | None]:
 
 
 def _without_tensors(index: Selected) -> Selected:
-    return replace(index, **dict.fromkeys(_TENSOR_FIELDS))
+    nothing: dict[str, Any] = dict.fromkeys(_TENSOR_FIELDS)
+    return replace(index, **nothing)
 
 
 def _with_tensors(index: Selected, tensors: list[Tensor | None]) -> Selected:
-    return replace(index, **dict(zip(_TENSOR_FIELDS, tensors, strict=True)))
+    saved: dict[str, Any] = dict(zip(_TENSOR_FIELDS, tensors, strict=True))
+    return replace(index, **saved)
 
 
 _TENSOR_FIELDS = [f.name for f in fields(Selected) if "Tensor" in str(f.type)]
