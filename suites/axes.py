@@ -16,7 +16,12 @@ from nsa.flags import PREFIX, Flags
 Word = TypeVar("Word", bound=str)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DENSE = {"dense": "sdpa", "dense-cudnn": "cudnn", "dense-flash": "flash"}
+DENSE = {
+    "dense": "sdpa",
+    "dense-cudnn": "cudnn",
+    "dense-flash": "flash",
+    "dense-triton": "triton",
+}
 """Providers that compute plain causal attention, and their route in nsa.ops."""
 
 _AXIS_OF = {
