@@ -210,12 +210,9 @@ def test_window_needs_only_the_keys_it_sees(route: str, T: int) -> None:
     torch.testing.assert_close(tail, whole[:, -T:], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("route", ops.ROUTES["select"])
+@pytest.mark.parametrize("route", [r for r in ops.ROUTES["select"] if r != "triton"])
 def test_no_selection_yields_zeros_with_zero_gradients(route: str) -> None:
-    half = route == "triton" and not torch.cuda.is_available()  # in the interpreter
-    if route == "triton" and not half:
-        pytest.skip("on a GPU it needs tensors there; see test_kernels_selected.py")
-    x = draw("select", 40, dtype=torch.float16 if half else torch.float64)
+    x = draw("select", 40)
     x = replace(
         x,
         blocks=torch.full_like(x.blocks, -1).where(torch.arange(40).view(-1, 1, 1) < 20, x.blocks),
