@@ -203,7 +203,7 @@ def phi_blocks(
     Returns:
         [B, N, HKV, D], dtype of x; N = config.compressed_length(T) without starts.
     """
-    out: Tensor = _Phi.apply(x, position, w1, b1, w2, b2, starts, config)  # type: ignore[no-untyped-call]
+    out: Tensor = _Phi.apply(x, position, w1, b1, w2, b2, starts, config)
     return out
 
 

@@ -1,6 +1,11 @@
 """phi's kernels against nsa.module.Phi over nsa.reference.compress_blocks."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,12 +18,14 @@ from nsa.kernels import phi as forward
 from nsa.kernels import phi_weights
 from nsa.kernels.phi import block_starts, mean_blocks, phi_blocks
 from nsa.module import MeanPhi, Phi
-from nsa.tests.operator_inputs import DEVICES, SMALL, normal
+from nsa.tests.operator_inputs import DEVICES, SMALL, needs_gpu, normal
 from nsa.tests.test_routes import assert_none
 
 pytestmark = pytest.mark.filterwarnings(
     # Triton's interpreter, for the bounds of a loop that are known at run time only.
-    "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
+    "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning",
+    # torch, where a process's first cuBLAS product is one of a backward pass.
+    "ignore:Attempting to run cuBLAS, but there was no current CUDA context:UserWarning",
 )
 
 APART = NSAConfig(
@@ -183,6 +190,46 @@ def test_one_program_a_tile_gives_what_many_give(
     one = outputs_and_gradients(fused(SMALL), x, module, torch.float16)
 
     assert_none(excess(one, many, exact, torch.float16))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dim", [80, 128, 192, 256])
+@pytest.mark.parametrize("packed", [False, True], ids=["one-document", "documents"])
+def test_thousands_of_rows_in_steps_that_overlap(packed: bool, dim: int) -> None:
+    """Here a load once overwrote what the product of the step before still read: few rows lost."""
+    config = NSAConfig()
+    bounds = [0, 3001, 3010, 5000, 16384] if packed else [0, 16384]
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+    starts = block_starts(cu_seqlens, bounds[-1], config) if packed else None
+    rows = sum(config.compressed_length(b - a) for a, b in pairwise(bounds))
+    define = defined(config, cu_seqlens)
+
+    def used(x: Tensor, module: Phi) -> Tensor:
+        return fused(config, starts)(x, module)[:, :rows]
+
+    for dtype in dtypes("cuda"):
+        module = mlp(config, dim, "cuda")
+        x = normal(1, bounds[-1], 4, dim, seed=0, device="cuda", dtype=dtype)
+        exact = outputs_and_gradients(define, x, module, torch.float64)
+        definition = outputs_and_gradients(define, x, module, dtype)
+
+        got = outputs_and_gradients(used, x, module, dtype)
+
+        assert_none(excess(got, definition, exact, dtype))
+
+
+@pytest.mark.slow
+def test_no_load_overwrites_what_a_product_reads() -> None:
+    """In the kernels as compiled for sm_90; see nsa.tests.pipelines."""
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "nsa.tests.pipelines", "phi"]
+
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    kernels = json.loads(said.stdout)
+    assert "_dmixed_kernel" in {name for name, _, _ in kernels}
+    assert [kernel for kernel in kernels if kernel[-1]] == []
 
 
 @pytest.mark.parametrize("device", DEVICES)
