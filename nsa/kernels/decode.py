@@ -4,13 +4,17 @@ A single query has little to compute and much to read, so every launch is split 
 pieces run side by side. The G query heads of a KV head are the rows of a tile: each key is read
 once for all of them.
 
-    compress    pieces of the compressed keys: partial output, and the scores of every block
-                (nsa.kernels.decode_pieces, as `attend`)
+    compress    pieces of the compressed keys: partial output, and what every block gives the
+                select blocks it overlaps (nsa.kernels.decode_pieces, as `attend`)
     choose      chunks of the select blocks; the last chunk to finish merges the top n
                 (nsa.kernels.decode_scores)
-    attend      pieces of the selected blocks and of the window: partial outputs
+    attend      pieces of the window and of the selected blocks: partial outputs
     merge       each head's pieces, branch by branch, weighed by the gates
                 (nsa.kernels.decode_merge)
+
+On sm_90 a launch begins while the one before it ends (programmatic dependent launch): it reads
+what is older than both, and waits before it reads what the other wrote. The pieces of the window
+are done so while the blocks are chosen.
 
 The launches depend on the capacity of the cache alone: what a sequence holds is read from
 `lengths` on the device, and pieces past its end return at once. One CUDA graph so serves every
@@ -27,18 +31,30 @@ import triton
 from torch import Tensor
 
 from nsa.config import NSAConfig
-from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous, padded, require
+from nsa.kernels.common import (
+    LOG2_E,
+    architecture,
+    head_blocks,
+    interpreted,
+    last_contiguous,
+    padded,
+    require,
+)
 from nsa.kernels.decode_merge import merge_kernel
 from nsa.kernels.decode_pieces import attend_kernel, compress_kernel
-from nsa.kernels.decode_scores import choose_blocks
+from nsa.kernels.decode_scores import Shares, choose_blocks
 
-PROGRAMS = 1056
-"""Pieces wanted of one launch: eight for each of 132 multiprocessors. A longer piece reads its
-keys in a pipeline and leaves less to merge; more pieces fill the GPU at a batch of one."""
+COMPRESS_PROGRAMS = 1056
+"""Pieces wanted of the compress launch, at most: eight for each of 132 multiprocessors. A longer
+piece reads its keys in a pipeline and leaves less to merge; more fill the GPU at a batch of one."""
+ATTEND_PROGRAMS = 792
+"""Likewise of the attend launch."""
 KEYS = 64
 """Keys of a tile."""
-MERGED = 16
-"""Pieces that the merge reads at once."""
+WEIGHED = 128
+"""Pieces whose log-sum-exp the merge reads at once."""
+MERGED = 32
+"""Pieces whose output it reads at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +66,14 @@ class Tile:
     stages: int
 
 
-def tile(Dk: int, Dv: int) -> Tile:
+def compress_tile(Dk: int, Dv: int) -> Tile:
     """Two tiles of keys and values on their way fit sm_80's 163 KiB with any heads."""
     return Tile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
+
+
+def attend_tile(Dk: int, Dv: int) -> Tile:
+    """As the other's: its loop is the same."""
+    return compress_tile(Dk, Dv)
 
 
 def decode(
@@ -86,26 +107,29 @@ def decode(
     HKV, Dv = v_sel.shape[2:]
     G = HQ // HKV
     groups, blocks, ring = B * HKV, k_cmp.shape[1], k_win.shape[1]
-    t = tile(Dk, Dv)
-    compress_tiles = triton.cdiv(blocks, t.keys)
-    select_tiles = triton.cdiv(config.num_blocks * config.select_block_size, t.keys)
-    window_tiles = triton.cdiv(min(config.window_size, ring), t.keys)
-    per_piece = max(1, groups * compress_tiles // PROGRAMS)
-    attend_per_piece = max(1, groups * (select_tiles + window_tiles) // PROGRAMS)
+    compress, attend = compress_tile(Dk, Dv), attend_tile(Dk, Dv)
+    compress_tiles = triton.cdiv(blocks, compress.keys)
+    select_tiles = triton.cdiv(config.num_blocks * config.select_block_size, attend.keys)
+    window_tiles = triton.cdiv(min(config.window_size, ring), attend.keys)
+    per_piece = max(1, triton.cdiv(groups * compress_tiles, COMPRESS_PROGRAMS))
+    attend_tiles = groups * (select_tiles + window_tiles)
+    attend_per_piece = triton.cdiv(attend_tiles, ATTEND_PROGRAMS)
     compress_pieces = max(1, triton.cdiv(compress_tiles, per_piece))
     select_pieces = triton.cdiv(select_tiles, attend_per_piece)
     window_pieces = triton.cdiv(window_tiles, attend_per_piece)
-    pieces = compress_pieces + select_pieces + window_pieces
+    pieces = compress_pieces + window_pieces + select_pieces
+    how = Shares.of(config)
+    units = max(1, triton.cdiv(blocks, how.unit))
+    overlap = architecture(q.device) == "sm_90" and not interpreted()
 
     def scratch(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(size, dtype=dtype, device=q.device)
 
     part, part_lse = scratch(groups, pieces, G, Dv), scratch(groups, pieces, G)
-    scores, arrived = scratch(groups, G, max(1, blocks)), scratch(groups, dtype=torch.int32)
+    shares, arrived = scratch(groups, G, how.span, units), scratch(groups, dtype=torch.int32)
     D1, D2 = head_blocks(Dk)
     sizes = {"HKV": HKV, "G": G, "DV": Dv, "DV_BLOCK": padded(Dv)}
-    heads = {**sizes, "D": Dk, "D1": D1, "D2": D2, "G_BLOCK": padded(G), "KEYS": t.keys}
-    launch = {"num_warps": t.warps, "num_stages": t.stages}
+    heads = {**sizes, "D": Dk, "D1": D1, "D2": D2, "G_BLOCK": padded(G)}
     log2_scale = scale * LOG2_E
     q_strides = (q.stride(0), q.stride(2))
 
@@ -116,7 +140,7 @@ def decode(
         lengths,
         part,
         part_lse,
-        scores,
+        shares,
         arrived,
         log2_scale,
         *q_strides,
@@ -125,22 +149,32 @@ def decode(
         per_piece,
         pieces,
         blocks,
+        units,
         **heads,
         SIZE=config.compress_block_size,
         STRIDE=config.compress_stride,
-        **launch,
+        UNIT=how.unit,
+        PER_BLOCK=how.per_block,
+        LENGTH=how.length,
+        SPAN=how.span,
+        KEYS=compress.keys,
+        OVERLAP=overlap,
+        num_warps=compress.warps,
+        num_stages=compress.stages,
     )
     chosen = choose_blocks(
-        scores,
+        shares,
         part_lse,
         lengths,
         arrived,
         config=config,
         heads=HKV,
+        blocks=blocks,
         capacity=k_sel.shape[1],
-        piece_blocks=per_piece * t.keys,
+        piece_blocks=per_piece * compress.keys,
+        overlap=overlap,
     )
-    attend_kernel[(select_pieces + window_pieces, groups)](
+    attend_kernel[(window_pieces + select_pieces, groups)](
         q,
         k_sel,
         v_sel,
@@ -157,7 +191,7 @@ def decode(
         *k_win.stride()[:3],
         *v_win.stride()[:3],
         compress_pieces,
-        select_pieces,
+        window_pieces,
         attend_per_piece,
         pieces,
         ring,
@@ -165,7 +199,11 @@ def decode(
         BLOCK=config.select_block_size,
         N=config.num_blocks,
         WINDOW=config.window_size,
-        **launch,
+        KEYS=attend.keys,
+        OVERLAP=overlap,
+        num_warps=attend.warps,
+        num_stages=attend.stages,
+        launch_pdl=overlap,
     )
     out = torch.empty(B, 1, HQ, Dv, dtype=q.dtype, device=q.device)
     merge_kernel[(HQ, B)](
@@ -177,10 +215,13 @@ def decode(
         gates.stride(2),
         gates.stride(3),
         compress_pieces,
-        select_pieces,
         window_pieces,
+        select_pieces,
         **sizes,
+        WEIGHED=WEIGHED,
         MERGED=MERGED,
+        OVERLAP=overlap,
         num_warps=4,
+        launch_pdl=overlap,
     )
     return out, chosen.view(B, 1, HKV, config.num_blocks)

@@ -132,7 +132,9 @@ def _store_shares(
         first = tl.maximum(offset, ahead * PER_BLOCK)
         shared = tl.minimum(offset + LENGTH, (ahead + 1) * PER_BLOCK) - first
         shared = tl.maximum(shared, 0).to(tl.float32)
-        share = finite[:, :] + tl.log2(tl.sum(p * shared[None, :, :], 2))
+        total = tl.sum(p * shared[None, :, :], 2)
+        share = finite + tl.log2(tl.where(total > 0, total, 1.0))
+        share = tl.where(total > 0, share, float("-inf"))
         tl.store(shares_head[:, None] + (ahead * units + unit)[None, :], share, mask=mask)
 
 
@@ -257,6 +259,12 @@ def compress_kernel(
         )
 
 
+@triton.jit
+def _wait_where(condition):
+    if condition:
+        tl.extra.cuda.gdc_wait()
+
+
 @triton.jit(do_not_specialize=["first_piece", "window_pieces", "tiles_per_piece", "pieces", "ring"])
 def attend_kernel(
     q_ptr,  # [B, HQ, D]
@@ -321,8 +329,7 @@ def attend_kernel(
     # One loop for both branches: two would have shared memory of their own each.
     select = piece >= window_pieces
     if OVERLAP:
-        if select:  # the window does not wait for the choice
-            tl.extra.cuda.gdc_wait()
+        _wait_where(select)  # the window does not wait for the choice
     k = tl.where(select, k_sel_ptr, k_win_ptr)
     k += b * tl.where(select, k_sel_batch, k_win_batch) + h * tl.where(
         select, k_sel_head, k_win_head
@@ -338,7 +345,8 @@ def attend_kernel(
     stop = tl.where(select, N * BLOCK, length - window_start)
     for begin in tl.range(first, tl.minimum(first + tiles_per_piece * KEYS, stop), KEYS):
         i = begin + tl.arange(0, KEYS)  # among the branch's keys
-        slot = i // BLOCK
+        # A tile inside one block looks it up once, and so can be fetched stages ahead.
+        slot = begin // BLOCK if BLOCK % KEYS == 0 else i // BLOCK
         block = tl.load(chosen_ptr + b_h * N + slot, mask=select & (slot < N), other=-1)
         key = tl.where(select, block * BLOCK + i % BLOCK, window_start + i)
         valid = (key >= 0) & (key < length)

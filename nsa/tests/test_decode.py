@@ -132,9 +132,9 @@ def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few tokens are several tiles, chunks and rounds of candidates."""
     monkeypatch.setattr(kernels, "KEYS", 16)
+    monkeypatch.setattr(kernels, "WEIGHED", 4)
     monkeypatch.setattr(kernels, "MERGED", 2)
     monkeypatch.setattr(decode_scores, "CHUNK", 4)
-    monkeypatch.setattr(decode_scores, "CANDIDATES", 4)
     monkeypatch.setattr(decode_scores, "SPLITS", 2)
 
 
@@ -150,7 +150,8 @@ def test_sequences_of_different_lengths(device: str) -> None:
 @pytest.mark.parametrize("programs", [1, 10_000])
 def test_pieces_join_to_the_whole(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One long piece, and as many as there are tiles."""
-    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    monkeypatch.setattr(kernels, "COMPRESS_PROGRAMS", programs)
+    monkeypatch.setattr(kernels, "ATTEND_PROGRAMS", programs)
 
     assert_as_defined(draw([1, 8, 40, 96]))
 
