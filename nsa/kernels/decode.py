@@ -44,17 +44,20 @@ from nsa.kernels.decode_merge import merge_kernel
 from nsa.kernels.decode_pieces import attend_kernel, compress_kernel
 from nsa.kernels.decode_scores import Shares, choose_blocks
 
-COMPRESS_PROGRAMS = 1056
-"""Pieces wanted of the compress launch, at most: eight for each of 132 multiprocessors. A longer
-piece reads its keys in a pipeline and leaves less to merge; more fill the GPU at a batch of one."""
+COMPRESS_WARPS = 1056
+"""Warps wanted of the compress launch, at most: eight for each of 132 multiprocessors, which all
+fit at once. A longer piece reads its keys in a pipeline and leaves less to merge."""
 ATTEND_PROGRAMS = 792
-"""Likewise of the attend launch."""
+"""Pieces wanted of the attend launch, at most: its first are done while the blocks are chosen."""
+CROWDED = 64
+"""Sequences times KV heads from which every multiprocessor has work of several: programs of few
+warps then hide each other's latency. Below, more warps make each program short."""
 KEYS = 64
 """Keys of a tile."""
 WEIGHED = 128
 """Pieces whose log-sum-exp the merge reads at once."""
-MERGED = 32
-"""Pieces whose output it reads at once."""
+MERGED, MERGED_CROWDED = 128, 16
+"""Pieces whose output it reads at once, with four warps and, where crowded, with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +69,18 @@ class Tile:
     stages: int
 
 
-def compress_tile(Dk: int, Dv: int) -> Tile:
+def compress_tile(Dk: int, Dv: int, crowded: bool) -> Tile:
     """Two tiles of keys and values on their way fit sm_80's 163 KiB with any heads."""
+    if crowded and Dk + Dv <= 128:
+        return Tile(16, 1, 3)
     return Tile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
 
 
-def attend_tile(Dk: int, Dv: int) -> Tile:
-    """As the other's: its loop is the same."""
-    return compress_tile(Dk, Dv)
+def attend_tile(Dk: int, Dv: int, crowded: bool) -> Tile:
+    """Its pieces are shorter than the other's, and so are its tiles."""
+    if Dk + Dv <= 256:
+        return Tile(min(KEYS, 32), 4, 3)
+    return Tile(16, 2, 3) if crowded else compress_tile(Dk, Dv, crowded)
 
 
 def decode(
@@ -107,11 +114,13 @@ def decode(
     HKV, Dv = v_sel.shape[2:]
     G = HQ // HKV
     groups, blocks, ring = B * HKV, k_cmp.shape[1], k_win.shape[1]
-    compress, attend = compress_tile(Dk, Dv), attend_tile(Dk, Dv)
+    crowded = groups >= CROWDED
+    compress, attend = compress_tile(Dk, Dv, crowded), attend_tile(Dk, Dv, crowded)
     compress_tiles = triton.cdiv(blocks, compress.keys)
     select_tiles = triton.cdiv(config.num_blocks * config.select_block_size, attend.keys)
     window_tiles = triton.cdiv(min(config.window_size, ring), attend.keys)
-    per_piece = max(1, triton.cdiv(groups * compress_tiles, COMPRESS_PROGRAMS))
+    compress_programs = max(1, COMPRESS_WARPS // compress.warps)
+    per_piece = max(1, triton.cdiv(groups * compress_tiles, compress_programs))
     attend_tiles = groups * (select_tiles + window_tiles)
     attend_per_piece = triton.cdiv(attend_tiles, ATTEND_PROGRAMS)
     compress_pieces = max(1, triton.cdiv(compress_tiles, per_piece))
@@ -219,9 +228,9 @@ def decode(
         select_pieces,
         **sizes,
         WEIGHED=WEIGHED,
-        MERGED=MERGED,
+        MERGED=MERGED_CROWDED if crowded else MERGED * 128 // max(128, sizes["DV_BLOCK"]),
         OVERLAP=overlap,
-        num_warps=4,
+        num_warps=1 if crowded else 4,
         launch_pdl=overlap,
     )
     return out, chosen.view(B, 1, HKV, config.num_blocks)

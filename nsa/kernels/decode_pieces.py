@@ -178,8 +178,6 @@ def compress_kernel(
     SPAN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
     piece = tl.program_id(0)
     b_h = tl.program_id(1)
     b = (b_h // HKV).to(tl.int64)
@@ -257,6 +255,9 @@ def compress_kernel(
             DV,
             DV_BLOCK,
         )
+    # Not before: the programs of the next launch would crowd where there still is room.
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

@@ -21,7 +21,6 @@ from nsa.kernels.common import padded
 
 CHUNK = 128
 """Select blocks of a program, and candidates that are merged at once: a power of two."""
-WARPS = 4
 SPLITS = 64
 """Pieces of the log-sum-exp read at once."""
 LARGEST_UNIT = 16
@@ -248,7 +247,7 @@ def choose_blocks(
         LAST_INDEX=_LAST_INDEX,
         ALWAYS=_ALWAYS,
         OVERLAP=overlap,
-        num_warps=WARPS,
+        num_warps=4,
         launch_pdl=overlap,
     )
     return chosen

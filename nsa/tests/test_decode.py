@@ -134,6 +134,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "KEYS", 16)
     monkeypatch.setattr(kernels, "WEIGHED", 4)
     monkeypatch.setattr(kernels, "MERGED", 2)
+    monkeypatch.setattr(kernels, "MERGED_CROWDED", 2)
     monkeypatch.setattr(decode_scores, "CHUNK", 4)
     monkeypatch.setattr(decode_scores, "SPLITS", 2)
 
@@ -150,10 +151,19 @@ def test_sequences_of_different_lengths(device: str) -> None:
 @pytest.mark.parametrize("programs", [1, 10_000])
 def test_pieces_join_to_the_whole(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One long piece, and as many as there are tiles."""
-    monkeypatch.setattr(kernels, "COMPRESS_PROGRAMS", programs)
+    monkeypatch.setattr(kernels, "COMPRESS_WARPS", programs)
     monkeypatch.setattr(kernels, "ATTEND_PROGRAMS", programs)
 
     assert_as_defined(draw([1, 8, 40, 96]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("Dv", [8, 256])
+def test_programs_of_few_warps(Dv: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a large batch gets, heads small and large."""
+    monkeypatch.setattr(kernels, "CROWDED", 1)
+
+    assert_as_defined(draw([1, 17, 96], Dv=Dv, device=device))
 
 
 @pytest.mark.parametrize("device", DEVICES)
