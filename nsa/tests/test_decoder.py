@@ -138,7 +138,6 @@ def test_the_kernels_agree_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """In float16, whose rounding both share: the same bytes, and logits to its precision."""
     monkeypatch.setattr(kernels, "KEYS", 16)
     monkeypatch.setattr(decode_scores, "CHUNK", 4)
-    monkeypatch.setattr(decode_scores, "CANDIDATES", 4)
     lm, tokens = model(replace(TINY, n_layers=1), torch.float16), text(2, CAPACITY)
     exact = whole(lm.double(), tokens, [7, 20], 5)
     lm = lm.half()
