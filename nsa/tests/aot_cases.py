@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa.config import PRESETS, NSAConfig
-from nsa.kernels import banded, banded_backward, gate, phi, rotary, routes, scores
+from nsa.kernels import banded, banded_backward, gate, phi, rotary, routes
 from nsa.kernels.band import Band
 from nsa.kernels.decode import decode
 from nsa.kernels.selected import selected_forward
@@ -62,16 +62,12 @@ class Shape:
         """One float32 a row of the scores: `lse`."""
         return torch.empty(self.B, T, self.HQ, dtype=torch.float32, device="meta")
 
-    def delta(self, T: int) -> Tensor:
-        """All three branches' rowsum(do * o)."""
-        return self.tensor(T, self.HQ, 3, dtype=torch.float32)
-
     def blocks(self, T: int) -> Tensor:
         size = (self.B, T, self.HKV, self.config.num_blocks)
         return torch.empty(size, dtype=torch.int32, device="meta")
 
 
-def _preset(name: str) -> Shape:
+def _preset(name: str, *, distinct: bool = True) -> Shape:
     model = PRESETS[name]
     return Shape(
         name=name,
@@ -82,6 +78,7 @@ def _preset(name: str) -> Shape:
         T=256,
         B=2,
         config=model.nsa,
+        distinct=distinct,
     )
 
 
@@ -92,7 +89,7 @@ SHAPES = [
     Shape(name="32/2/128/128", HQ=32, HKV=2, Dk=128, Dv=128, distinct=False),
     Shape(name="12/2/64/64", HQ=12, HKV=2, Dk=64, Dv=64, B=2),
     _preset("small"),
-    _preset("tiny"),
+    _preset("tiny", distinct=False),
 ]
 
 
@@ -134,13 +131,13 @@ def _documents() -> Tensor:
     return torch.empty(5, dtype=torch.int32, device="meta")
 
 
-def _compress(s: Shape, T: int, cu_seqlens: Tensor | None = None) -> Band:
+def _compress(s: Shape, T: int) -> Band:
     N = s.config.compressed_length(T)
-    return Band.compress(s.config, q_start=0, blocks=N, tokens=T, cu_seqlens=cu_seqlens)
+    return Band.compress(s.config, q_start=0, blocks=N, tokens=T, cu_seqlens=None)
 
 
-def _window(s: Shape, T: int, cu_seqlens: Tensor | None = None) -> Band:
-    return Band.causal(tokens=T, window=s.config.window_size, cu_seqlens=cu_seqlens)
+def _window(s: Shape, T: int) -> Band:
+    return Band.causal(tokens=T, window=s.config.window_size)
 
 
 def _dense(s: Shape, T: int) -> Band:
@@ -148,95 +145,38 @@ def _dense(s: Shape, T: int) -> Band:
 
 
 def _banded(
-    band: Callable[..., Band], *, values: bool = True, packed: bool = False
+    band: Callable[[Shape, int], Band], *, values: bool = True
 ) -> Callable[[Shape, int], object]:
     def launch(s: Shape, T: int) -> object:
         keys = s.config.compressed_length(T) if band is _compress else T
-        over = band(s, T, _documents()) if packed else band(s, T)
-        return banded.forward(
-            s.q(T), s.k(keys), s.v(keys) if values else None, over, scale=s.Dk**-0.5
-        )
+        v = s.v(keys) if values else None
+        return banded.forward(s.q(T), s.k(keys), v, band(s, T), scale=s.Dk**-0.5)
 
     return launch
 
 
-def _banded_backward(
-    band: Callable[..., Band], *, gated: bool, packed: bool = False
-) -> Callable[[Shape, int], object]:
+def _banded_backward(band: Callable[[Shape, int], Band]) -> Callable[[Shape, int], object]:
     def launch(s: Shape, T: int) -> object:
         keys = s.config.compressed_length(T) if band is _compress else T
-        over = band(s, T, _documents()) if packed else band(s, T)
+        k, v, scale = s.k(keys), s.v(keys), s.Dk**-0.5
         return banded_backward.backward(
-            s.o(T),
-            s.q(T),
-            s.k(keys),
-            s.v(keys),
-            s.rows(T),
-            s.delta(T)[..., 2] if gated else s.rows(T),
-            over,
-            scale=s.Dk**-0.5,
-            gate=s.gates(T)[..., 2] if gated else None,
+            s.o(T), s.q(T), k, v, s.rows(T), s.rows(T), band(s, T), scale=scale
         )
 
     return launch
 
 
-def _scores(packed: bool) -> Callable[[Shape, int], object]:
-    def launch(s: Shape, T: int) -> object:
-        return scores.select_blocks(
-            s.q(T),
-            s.k(s.config.compressed_length(T)),
-            s.rows(T),
-            config=s.config,
-            q_start=0,
-            cu_seqlens=_documents() if packed else None,
-            scale=s.Dk**-0.5,
-        )
-
-    return launch
-
-
-def _selected(
-    *, gated: bool = False, packed: bool = False, deterministic: bool = False
-) -> Callable[[Shape, int], Any]:
-    def launch(s: Shape, T: int) -> object:
-        return selected_forward(
-            s.q(T),
-            s.k(T),
-            s.v(T),
-            s.blocks(T),
-            block_size=s.config.select_block_size,
-            scale=s.Dk**-0.5,
-            cu_seqlens=_documents() if packed else None,
-            deterministic=deterministic,
-            gated=(s.gates(T), s.o(T), s.o(T)) if gated else None,
-        )
-
-    return launch
-
-
-def _selected_backward(
-    *, gated: bool = False, packed: bool = False, deterministic: bool = False
-) -> Callable[[Shape, int], object]:
-    forward = _selected(packed=packed, deterministic=deterministic)
+def _selected_backward(*, deterministic: bool = False) -> Callable[[Shape, int], object]:
+    """And the forward pass before it."""
 
     def launch(s: Shape, T: int) -> object:
-        _, lse, index, _ = forward(s, T)
-        return selected_backward(
-            s.o(T),
-            s.q(T),
-            s.k(T),
-            s.v(T),
-            lse,
-            s.delta(T)[..., 1] if gated else s.rows(T),
-            index,
-            block_size=s.config.select_block_size,
-            scale=s.Dk**-0.5,
-            cu_seqlens=_documents() if packed else None,
-            deterministic=deterministic,
-            gate=s.gates(T)[..., 1] if gated else None,
-            add_dq=(s.q(T), s.q(T)) if gated else (),
-        )
+        where: dict[str, Any] = {
+            "block_size": s.config.select_block_size,
+            "scale": s.Dk**-0.5,
+            "deterministic": deterministic,
+        }
+        _, lse, index, _ = selected_forward(s.q(T), s.k(T), s.v(T), s.blocks(T), **where)
+        return selected_backward(s.o(T), s.q(T), s.k(T), s.v(T), lse, s.rows(T), index, **where)
 
     return launch
 
@@ -292,29 +232,14 @@ TRAINED = (*PAPER, "12/2/64/64")
 CASES = [
     Case("operator", _operator(packed=False)),
     Case("operator, documents", _operator(packed=True), only=PAPER),
-    Case("compress", _banded(_compress)),
-    Case("window", _banded(_window)),
     Case("dense", _banded(_dense), only=TRAINED),
+    Case("dense backward", _banded_backward(_dense), only=TRAINED),
     Case("compress, lse alone", _banded(_compress, values=False), only=PAPER),
-    Case("compress, documents", _banded(_compress, packed=True), only=PAPER),
-    Case("window, documents", _banded(_window, packed=True), only=PAPER),
-    Case("compress backward", _banded_backward(_compress, gated=True)),
-    Case("window backward", _banded_backward(_window, gated=True)),
-    Case("dense backward", _banded_backward(_dense, gated=False), only=TRAINED),
-    Case(
-        "window backward, documents",
-        _banded_backward(_window, gated=False, packed=True),
-        only=PAPER,
-    ),
-    Case("scores", _scores(packed=False)),
-    Case("scores, documents", _scores(packed=True), only=PAPER),
-    Case("select, gated", _selected(gated=True)),
-    Case("select backward, gated", _selected_backward(gated=True)),
+    Case("compress backward", _banded_backward(_compress), only=PAPER),
+    Case("window backward", _banded_backward(_window), only=PAPER),
     Case("select backward", _selected_backward(), only=PAPER),
-    Case("select backward, documents", _selected_backward(packed=True), only=PAPER),
     Case("select backward, deterministic", _selected_backward(deterministic=True), only=PAPER),
-    Case("gate", lambda s, T: gate.gate_forward(s.gates(T), s.o(T), s.o(T), s.o(T))),
-    Case("gate backward", lambda s, T: gate.gate_backward(s.o(T), s.o(T), s.o(T), s.o(T))),
+    Case("gate", lambda s, T: gate.gate_forward(s.gates(T), s.o(T), s.o(T), s.o(T)), only=PAPER),
     Case("one branch backward", lambda s, T: gate.row_dot(s.o(T), s.o(T)), only=PAPER),
     Case("rotary", _rotate),
     Case("phi", _phi()),
@@ -322,5 +247,5 @@ CASES = [
     Case("phi, float32 parameters", _phi(float32=True), only=PAPER),
     Case("decode", _decode),
 ]
-"""Documents, determinism and the like change some constants, not the tiles: they are compiled for
-one shape. Dense attention is tiled as the window is."""
+"""The operator launches most kernels, for every shape. What else a branch alone, documents or
+determinism launch has other constants and the same tiles: it is compiled for one shape."""
