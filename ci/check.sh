@@ -9,4 +9,6 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 ruff format --check .
 ruff check .
 mypy harness nsa suites
-pytest -m "not gpu" "$@"
+# Kernels in the interpreter take half of the time: two processes, a file each. pytest-benchmark
+# does not run beside others, and no test here times anything.
+pytest -n 2 --dist loadfile -p no:benchmark -m "not gpu" "$@"

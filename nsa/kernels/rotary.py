@@ -80,7 +80,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         [B, T, H, D], contiguous, dtype of x. Differentiable in x alone.
     """
-    turned: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    turned: Tensor = _Rotate.apply(x, cos, sin)
     return turned
 
 
