@@ -6,6 +6,8 @@ by its suffix (_s, _bytes, _w, _hz); human units appear only in reports.
 
 Schema history
     1  first schema: environment, cases and one line per worker process.
+    2  what ran and why: counters, kernel census, where the step goes, evidence of failures,
+       discarded samples, the proof of the instrument. All absent from runs of schema 1.
 """
 
 import math
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Scalar = bool | int | float | str
 
