@@ -217,12 +217,19 @@ def _captured(
     with torch.cuda.graph(graph):
         outputs = step()
 
-    def replay() -> dict[str, Tensor]:
-        graph.replay()
-        replays[0] += 1
-        return outputs
+    return partial(_replay, graph, outputs, replays, step)
 
-    return replay
+
+def _replay(
+    graph: torch.cuda.CUDAGraph,
+    outputs: dict[str, Tensor],
+    replays: list[int],
+    step: Callable[[], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Replay. `step` is not called: it keeps alive what the graph reads, such as padded caches."""
+    graph.replay()
+    replays[0] += 1
+    return outputs
 
 
 def _checked(p: Plan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
