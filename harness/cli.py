@@ -62,8 +62,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-out = Console()
-err = Console(stderr=True)
+out = console.console()
+err = console.console(stderr=True)
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")

@@ -1,8 +1,9 @@
 """What the command line shows, as Rich renderables. Nothing here prints."""
 
+import os
 from collections.abc import Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +22,9 @@ from harness.records import (
 )
 from harness.store import RunHeader
 
+LOG_WIDTH = 160
+"""Columns where the output is no terminal: a table folded to 80 is hard to read in a CI log."""
+
 _DECISION_STYLE = {
     Decision.GO: "bold green",
     Decision.CONDITIONAL: "bold yellow",
@@ -33,6 +37,14 @@ _GRADE_STYLE = {
     Grade.FAIL: "red",
     Grade.UNKNOWN: "magenta",
 }
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal has its own width, or that of COLUMNS; a file or a pipe has LOG_WIDTH."""
+    here = Console(stderr=stderr)
+    if not here.is_terminal and "COLUMNS" not in os.environ:
+        here.width = LOG_WIDTH
+    return here
 
 
 def verdict(v: Verdict) -> RenderableType:
