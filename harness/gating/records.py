@@ -1,0 +1,225 @@
+"""What a merge gate says: frozen, plain and complete, so that it can be drawn without running.
+
+GateVerdict is the only thing a renderer (JUnit, step summary, annotations, comment) needs. It
+goes to a file as JSON with `encode`, and comes back with `decode`. Times are SI, ratios are
+candidate over baseline: above one is slower.
+
+Schema history
+    1  first schema.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.errors import HarnessError
+from harness.records import Decision
+
+SCHEMA_VERSION = 1
+
+
+class Mode(StrEnum):
+    """What the head is held against."""
+
+    ABSOLUTE = "absolute"  # the policy's floors and ceilings alone
+    RELATIVE = "relative"  # the base, in fresh processes between those of the head
+    BASELINE = "baseline"  # a stored baseline of the same GPU
+    COUNTERS = "counters"  # counters per step, exactly; needs no GPU
+
+
+class Stage(StrEnum):
+    """How far a policy trusts its gate."""
+
+    SHADOW = "shadow"  # measured and recorded, shown to those who look
+    WARN = "warn"  # shown to everybody, blocks nobody
+    BLOCK = "block"  # a NO-GO blocks the change
+
+
+class State(StrEnum):
+    """What became of a case between the two sides."""
+
+    COMPARED = "compared"
+    NEW = "new"  # nothing to compare with; absolute rules only
+    MISSING = "missing"  # the base has it, the head has not
+    FAILED = "failed"  # the head did not end ok
+    UNCOMPARED = "uncompared"  # the other side has no answer, or none was asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check of the gate said, of one case or of the whole."""
+
+    check: str
+    """In few words: `ran`, `floor tokens/s ≥ 5,000`, `against the base`, `exemption`."""
+    decision: Decision
+    reason: str
+    counts: bool = True
+    """False where the policy excuses it: it is reported, and turns nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterChange:
+    """One counter per step, on both sides. None where a side does not have it."""
+
+    name: str
+    before: int | None
+    after: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateCase:
+    """The gate's answer for one case."""
+
+    case_id: str
+    suite: str
+    """Path of the suite's file, from the root of the repository."""
+    decision: Decision
+    """GO, NO_GO or INCONCLUSIVE; a gate says CONDITIONAL of nothing."""
+    reason: str
+    """The finding that decided, as one sentence."""
+    state: State
+    findings: tuple[Finding, ...] = ()
+    """Every check that was made, in the order in which they were made."""
+    change: str = ""
+    """`same`, `slower`, `faster` or `undecided`; empty where nothing was compared."""
+    baseline_s: float | None = None
+    candidate_s: float | None = None
+    """Step time of either side, the median over processes of their medians."""
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    pairs: int = 0
+    """Pairs of processes behind the ratio."""
+    smallest_effect: float | None = None
+    """The smallest slowdown that would have been found, as a fraction: 0.03 is 3 %."""
+    pairs_needed: int | None = None
+    minutes_needed: float | None = None
+    """Pairs, and GPU minutes, that would decide; None where decided, or where none would."""
+    counters: tuple[CounterChange, ...] = ()
+    """Those that differ, where counters were compared."""
+    exemption: str = ""
+    """Reason and expiry date, where the policy exempts the case."""
+    unexpected_pass: bool = False
+    """The policy expects it to fail, and it did not."""
+    gpu_s: float = 0.0
+    """How long both sides' processes of this case lived."""
+    log: str = ""
+    """The log of the process that failed, from the folder the gate ran in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A case that was not measured because the change cannot reach it."""
+
+    case_id: str
+    suite: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSide:
+    """One side: the base or the head of a change, or a stored baseline."""
+
+    ref: str
+    """As it was asked for: `origin/main`, `HEAD`, `.` for the working tree, a path."""
+    commit: str = ""
+    run_id: str = ""
+    run_folder: str = ""
+    """Where its measurements are stored; empty where none were made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateVerdict:
+    """The answer of a gate, with all that it rests on."""
+
+    schema: int = SCHEMA_VERSION
+    decision: Decision
+    reason: str
+    """One sentence: what decided, or what was found to hold."""
+    mode: Mode
+    stage: Stage
+    blocks: bool
+    """Whether, by its policy, this keeps the change from being merged."""
+    policy: str
+    """Path of the policy file."""
+    head: GateSide
+    base: GateSide | None = None
+    device: str = ""
+    """Name of the GPU, or `cpu`."""
+    device_id: str = ""
+    """UUID of the GPU, or a name for the CPU that is as particular."""
+    cases: tuple[GateCase, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """Of the whole: preflight, expired exemptions, a change of the policy."""
+    calibration: str = ""
+    """Noise class and date of the calibration in use; empty without one."""
+    started_at: str = ""
+    ended_at: str = ""
+    """ISO 8601, UTC."""
+    gpu_s: float = 0.0
+    """How long all processes of the gate lived: what it cost."""
+    remedies: tuple[str, ...] = ()
+    """Commands that would settle what is open, or accept what changed."""
+
+    @property
+    def exit_status(self) -> int:
+        """0 go, 1 no-go, 3 undecided: of the decision, whatever the policy makes of it."""
+        return self.decision.exit_status
+
+    def count(self, decision: Decision) -> int:
+        return sum(case.decision is decision for case in self.cases)
+
+
+WORST_FIRST: Mapping[Decision, int] = {
+    Decision.NO_GO: 0,
+    Decision.INCONCLUSIVE: 1,
+    Decision.CONDITIONAL: 2,
+    Decision.GO: 3,
+}
+"""Order in which findings decide, and in which cases are shown."""
+
+
+def document(verdict: GateVerdict) -> dict[str, object]:
+    """The verdict as plain values, with its exit status beside it."""
+    return {**asdict(verdict), "exit_status": verdict.exit_status}
+
+
+def encode(verdict: GateVerdict) -> str:
+    """The verdict as JSON."""
+    return json.dumps(document(verdict), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def decode(text: str | bytes, place: str) -> GateVerdict:
+    """The verdict that `encode` wrote. It may come from someone else: it is only data.
+
+    Args:
+        place: Where it came from, for the error.
+
+    Raises:
+        HarnessError: It is not such a document.
+    """
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
+        if fields.get("schema") != SCHEMA_VERSION:
+            raise ValueError(f"schema {fields.get('schema')!r}, and this reads {SCHEMA_VERSION}")
+        fields.pop("exit_status", None)
+        return _verdict.validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    raise HarnessError(
+        f"{place} is no verdict of a gate: {problem}",
+        "`harness gate --verdict FILE` writes one.",
+    )
+
+
+_verdict = TypeAdapter(GateVerdict)
