@@ -28,8 +28,8 @@ class Outcome(StrEnum):
     INCORRECT = "incorrect"  # output differs from the reference beyond its bound
     NON_FINITE = "non_finite"  # NaN or Inf where a number belongs
     OUT_OF_MEMORY = "out_of_memory"
-    HANG = "hang"  # no progress for stall_s
-    TIMEOUT = "timeout"  # progress, but not done in timeout_s: a censored observation
+    HANG = "hang"  # no progress for many expected steps
+    TIMEOUT = "timeout"  # slow: progress, but not done in timeout_s; a censored observation
     CRASH = "crash"  # exception, signal, or exit without a result
     UNSUPPORTED = "unsupported"  # the provider declined these axes
     PATH_MISMATCH = "path_mismatch"  # something else ran than was asked for
@@ -100,7 +100,8 @@ class MeasureSettings:
     timeout_s: float = 300.0
     """Longest life of one process. Past it: TIMEOUT, a lower bound on the step time."""
     stall_s: float = 120.0
-    """Longest silence between two signs of progress. Past it: HANG."""
+    """Longest silence between two signs of progress. Past it: HANG. Once step times are known,
+    a silence of many steps is one already; see harness.execution.pace."""
     flush_l2: bool = False
     """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
     accuracy: bool = True
@@ -213,6 +214,9 @@ class Suite:
     sha256: str
     device: str = "any"
     """`cuda` where the question only makes sense on a GPU; a run without one is refused."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """`gpu` and `driver`: patterns (fnmatch) that the machine must fit. Where it does not, every
+    case is INVALID_ENVIRONMENT."""
     cases: tuple[Case, ...]
     expectations: tuple[Expectation, ...] = ()
     rules: tuple[Rule, ...] = ()
@@ -267,6 +271,73 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceFile:
+    """One thing that was kept of a failure, or could not be."""
+
+    name: str
+    """python stacks, native stacks, traceback, telemetry or reproduce."""
+    path: str = ""
+    """Relative to the run folder; empty where there is no such file."""
+    note: str = ""
+    """By which means it was had, or why it was not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteOrigin:
+    """Where NaN or Inf first appeared when a computation was run again and watched."""
+
+    computation: str
+    """run, check, eager or reference: the last two say whether the definition fails too."""
+    precision: str
+    """Dtype of the tensor in which it appeared; of the outputs where all stayed finite."""
+    value: str = ""
+    """NaN or Inf; empty where every value stayed finite."""
+    step: int | None = None
+    """For `run`: which one, counted from 0."""
+    tensor: str = ""
+    """As the operator or the module names it: `output 0 of aten.div`, a parameter, `loss`."""
+    operator: str = ""
+    """The first operator with such a value in its result and none in its arguments."""
+    module: str = ""
+    """Path of the innermost module that was running, or its class where the path is unknown."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was seen of a process that did not end OK. None is what could not be known."""
+
+    phase: str = ""
+    """Where it was when it was last heard of."""
+    runs: int | None = None
+    """Runs finished by then; the last step is the one after."""
+    runs_exact: bool = False
+    """Whether `runs` is exact, or the least it can be: quick runs are not all reported."""
+    pace_s: float | None = None
+    """Mean time of a finished run."""
+    needed_s: float | None = None
+    """Time in which the samples asked for would have been taken, at that pace."""
+    silent_s: float | None = None
+    """Time from its last sign of life to the judgement."""
+    stall_limit_s: float | None = None
+    """The silence that was allowed."""
+    signal: str = ""
+    """Name of the signal that ended it."""
+    frame: str = ""
+    """The innermost Python frame: `function (file:line)`."""
+    last_kernel: str = ""
+    """On a GPU; `unknown` and why, where nothing told."""
+    peak_host_bytes: int | None = None
+    """Largest resident memory of the process."""
+    peak_device_bytes: int | None = None
+    """Largest sum of live tensors on the device."""
+    origins: tuple[NonFiniteOrigin, ...] = ()
+    holders: tuple[str, ...] = ()
+    """For INVALID_ENVIRONMENT: who else used the GPU."""
+    files: tuple[EvidenceFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """What one worker process measured of one case.
 
@@ -310,6 +381,8 @@ class Measurement:
     """Life of the process, launch to exit."""
     log: str = ""
     """Path of the process's output, relative to the run folder."""
+    evidence: Evidence | None = None
+    """What was kept where the outcome is not OK; None in runs of schema 1."""
 
     def __post_init__(self) -> None:
         if (self.outcome is Outcome.OK) != bool(self.samples_s):
@@ -368,6 +441,8 @@ class Environment:
     """NSA_*, CUDA_*, TORCH_*, PYTORCH_*, NCCL_*, OMP_* and TRITON_* of the parent."""
     git: Git | None = None
     command: tuple[str, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Path of data that a case names -> its size and a hash."""
 
     @property
     def device_name(self) -> str:
@@ -387,6 +462,9 @@ class Run:
     started_at: str = ""
     ended_at: str = ""
     """Empty while the run is unfinished: in progress, interrupted or crashed."""
+    elapsed_s: float | None = None
+    """From beginning to end by the monotonic clock; None where the run was resumed, or is of
+    schema 1: then only the wall clock knows."""
     notes: tuple[str, ...] = ()
     """What a reader must know of the record itself: resumed, last line cut short."""
 

@@ -77,6 +77,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preliminary:
+    """What the answer will be, sent before a search for the cause that may itself go wrong."""
+
+    kind: Literal["preliminary"] = "preliminary"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The answer to an order without a case: harness.measure.facts.describe()."""
 
@@ -100,7 +108,7 @@ class Checked:
     refusals: tuple[Refusal, ...]
 
 
-Message = PhaseBegan | Built | Progress | Answer | Facts | Checked
+Message = PhaseBegan | Built | Progress | Preliminary | Answer | Facts | Checked
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]

@@ -1,11 +1,11 @@
 """Parent side: watches one worker from launch to last trace, and says how it ended.
 
 The probes are read while it works. Slow is not hung: a worker that reports finished runs is slow,
-however slow, and has its full `timeout_s`; one that is silent for `stall_s` is hung, and is asked
-for its stacks before it is killed. Where a single run outlasts `timeout_s` the timeout comes first.
+however slow, and has its full `timeout_s`; one that is silent for many of its own steps (see
+harness.execution.pace), or for `stall_s`, is hung, and its stacks are taken before it is killed.
+Where a single run outlasts `timeout_s` the timeout comes first.
 """
 
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +13,34 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.execution import evidence, stacks
 from harness.execution.launcher import Worker
-from harness.execution.messages import Answer, Built, Garbled, Message, PhaseBegan, Progress, Reader
+from harness.execution.messages import (
+    Answer,
+    Built,
+    Garbled,
+    Message,
+    PhaseBegan,
+    Preliminary,
+    Progress,
+    Reader,
+)
+from harness.execution.pace import Pace
 from harness.probes import Probe
-from harness.records import Case, Measurement, Outcome, Phase, Telemetry
+from harness.records import (
+    Case,
+    Evidence,
+    EvidenceFile,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    Phase,
+    Telemetry,
+)
 
 PROBE_INTERVAL_S = 0.05
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit, on which drivers free what it held."""
-STACKS_S = 2.0
-"""Longest time to wait for the stacks of a worker that hangs."""
 UNREPORTED_S = 0.1
 """A run may have ended this long ago and not yet be known here; see worker.PROGRESS_INTERVAL_S."""
 TIMED_PHASES = ("warmup", "sampling")
@@ -35,6 +53,7 @@ def watch(
     process: int,
     *,
     log: Path,
+    run_folder: Path,
     probes: Sequence[Probe],
     phase: Callable[[str], None] = lambda _: None,
     progressed: Callable[[int], None] = lambda _: None,
@@ -46,34 +65,38 @@ def watch(
         case: What it measures; its settings hold the limits.
         process: Which of the case's processes it is.
         log: Where it logs; read for the stacks of one that hangs.
+        run_folder: Where the evidence of a failure goes.
         probes: Read every PROBE_INTERVAL_S.
         phase: Called with the name of each phase that begins.
         progressed: Called with the number of finished runs.
 
     Returns:
-        The worker's own answer, or what can be said without one; completed with telemetry and
-        phases. `log` is left for the caller, who knows the run folder.
+        The worker's own answer, or what can be said without one; completed with telemetry,
+        phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    story = _Story(worker.launched_at, phase, progressed)
+    story = _Story(worker.launched_at, case.settings, phase, progressed)
     unanswered = Measurement(case_id=case.case_id, process=process, outcome=Outcome.CRASH)
+    folder = evidence.Folder(run_folder, log)
     try:
         recorder = _Recorder(probes, worker)
-        measurement = _see_through(worker, case, unanswered, story, recorder, log)
+        measurement = _see_through(worker, case, unanswered, story, recorder, log, folder)
     finally:
         immortal = worker.end()
     ended_at = time.monotonic()
     if immortal:
         note = f"{immortal} processes would not die of SIGKILL"
         measurement = replace(measurement, detail=f"{measurement.detail}; {note}".lstrip("; "))
-    return replace(
+    measurement = replace(
         measurement,
         effective={**measurement.effective, "start": "cold" if worker.cold else "warm"},
         telemetry=recorder.telemetry(),
         phases=story.phases(ended_at),
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
+        log=str(log.relative_to(run_folder)),
     )
+    return evidence.complete(measurement, case, folder, log)
 
 
 def _see_through(
@@ -83,6 +106,7 @@ def _see_through(
     story: "_Story",
     recorder: "_Recorder",
     log: Path,
+    folder: evidence.Folder,
 ) -> Measurement:
     settings = case.settings
     reader = Reader(worker.answers)
@@ -93,41 +117,76 @@ def _see_through(
         try:
             reader.drain(story.hear)
         except Garbled as error:
-            return replace(unanswered, detail=f"garbled answer {story.where()}: {error}")
+            detail = f"garbled answer {story.where()}: {error}"
+            return replace(unanswered, detail=detail, evidence=story.evidence())
 
         if exited:
-            return story.answer or replace(
-                unanswered, detail=_ending(worker.exit_code or 0, story.where())
-            )
+            if story.answer:
+                return story.with_evidence(story.answer)
+            code = worker.exit_code or 0
+            seen = replace(story.evidence(), signal=evidence.signal_name(code))
+            ended = replace(unanswered, detail=_ending(code, story.where()), evidence=seen)
+            return story.or_preliminary(ended)
         now = time.monotonic()
         if story.answer:
             if now - story.heard_at <= EXIT_S:
                 continue
             note = f"killed: it did not exit within {EXIT_S:g} s of its answer"
             detail = "; ".join(filter(None, (story.answer.detail, note)))
-            return replace(story.answer, detail=detail)
+            return story.with_evidence(replace(story.answer, detail=detail))
         if now - worker.launched_at > settings.timeout_s:
-            return replace(
+            late = replace(
                 story.counted(unanswered),
                 outcome=Outcome.TIMEOUT,
-                detail=f"not done in {settings.timeout_s:g} s, {story.where()}",
+                detail=f"not done in {settings.timeout_s:g} s, {story.where()}{story.projection()}",
                 lower_bound_s=story.lower_bound_s(now),
+                evidence=story.evidence(now),
             )
-        if now - story.heard_at > settings.stall_s:
-            return replace(
+            return story.or_preliminary(late)
+        limit_s = story.stall_limit_s
+        if now - story.heard_at > limit_s:
+            seen = _stacks(worker, log, folder, story.evidence(now), recorder.telemetry())
+            stuck = f"stuck in {seen.frame}" if seen.frame else "it would not write its stacks"
+            hung = replace(
                 story.counted(unanswered),
                 outcome=Outcome.HANG,
-                detail=f"no sign of life for {settings.stall_s:g} s, {story.where()}; "
-                f"{_innermost_frame(worker, log)}",
+                detail=f"no sign of life for {limit_s:.3g} s, {story.where()}; {stuck}",
                 lower_bound_s=story.lower_bound_s(now),
+                evidence=seen,
             )
+            return story.or_preliminary(hung)
+
+
+def _stacks(
+    worker: Worker, log: Path, folder: evidence.Folder, seen: Evidence, telemetry: Telemetry
+) -> Evidence:
+    """With the stacks of a worker that hangs, while it can still be asked."""
+    native, native_file = stacks.native_stacks(worker.pid)
+    python = stacks.python_stacks(worker, log)
+    if python:
+        kept = EvidenceFile(name="python stacks", note="faulthandler")
+        python_file = folder.write("python-stacks.txt", python, kept)
+    else:
+        python_file = EvidenceFile(name="python stacks", note="it would not write them")
+    if native:
+        native_file = folder.write("native-stacks.txt", native, native_file)
+    return replace(
+        seen,
+        frame=stacks.innermost_frame(python),
+        last_kernel=evidence.last_kernel(telemetry),
+        files=(*seen.files, python_file, native_file),
+    )
 
 
 class _Story:
     """What the worker has said so far."""
 
     def __init__(
-        self, launched_at: float, phase: Callable[[str], None], progressed: Callable[[int], None]
+        self,
+        launched_at: float,
+        settings: MeasureSettings,
+        phase: Callable[[str], None],
+        progressed: Callable[[int], None],
     ) -> None:
         self.heard_at = launched_at
         """time.monotonic of the last sign of life."""
@@ -135,7 +194,8 @@ class _Story:
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
         self._built = Built(tokens=None, flops=None, bytes=None)
-        self._progress = Progress(runs=0, spent_s=0.0, shortest_s=0.0)
+        self._preliminary: Measurement | None = None
+        self._pace = Pace(settings)
         self._on_phase = phase
         self._on_progress = progressed
 
@@ -152,8 +212,10 @@ class _Story:
             case Built():
                 self._built = message
             case Progress():
-                self._progress = message
+                self._pace.ran(message.runs, message.spent_s, message.shortest_s)
                 self._on_progress(message.runs)
+            case Preliminary(measurement=measurement):
+                self._preliminary = measurement
             case Answer(measurement=measurement) if self.answer is None:
                 self.answer = measurement
             case _:
@@ -164,16 +226,76 @@ class _Story:
         built = self._built
         return replace(unanswered, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
 
+    def evidence(self, now: float | None = None) -> Evidence:
+        """How far it had come and how fast it went; with `now`, its silence too."""
+        known = self._timed or self._pace.runs > 0
+        return Evidence(
+            phase=self._phases[-1][0],
+            runs=self._pace.runs if known else None,
+            runs_exact=known and self._pace.exact,
+            pace_s=self._pace.mean_s,
+            needed_s=self._pace.needed_s,
+            silent_s=None if now is None else now - self.heard_at,
+            stall_limit_s=None if now is None else self.stall_limit_s,
+        )
+
+    def with_evidence(self, answer: Measurement) -> Measurement:
+        """The worker's answer, with what was seen from here where it did not end OK."""
+        if answer.outcome is Outcome.OK:
+            return answer
+        seen, told = self.evidence(), answer.evidence or Evidence()
+        return replace(
+            answer,
+            evidence=replace(
+                told,
+                phase=told.phase or seen.phase,
+                runs=seen.runs if told.runs is None else told.runs,
+                runs_exact=seen.runs_exact if told.runs is None else told.runs_exact,
+                pace_s=seen.pace_s,
+                needed_s=seen.needed_s,
+            ),
+        )
+
+    def or_preliminary(self, unanswered: Measurement) -> Measurement:
+        """What the worker said before it searched for the cause, if it got so far."""
+        if self._preliminary is None:
+            return unanswered
+        said = f"{self._preliminary.detail}; the search for its origin: {unanswered.outcome}, "
+        files = unanswered.evidence.files if unanswered.evidence else ()
+        told = self._preliminary.evidence or Evidence()
+        return self.with_evidence(
+            replace(
+                self._preliminary,
+                detail=said + unanswered.detail,
+                evidence=replace(told, files=(*told.files, *files)),
+            )
+        )
+
+    @property
+    def _timed(self) -> bool:
+        return self._phases[-1][0] in TIMED_PHASES
+
+    @property
+    def stall_limit_s(self) -> float:
+        """The longest silence allowed now."""
+        return self._pace.stall_limit_s(timed=self._timed)
+
+    def projection(self) -> str:
+        """That it was slow and not hung, and what it would have needed; empty if unknown."""
+        needed_s = self._pace.needed_s
+        if needed_s is None or not self._timed:
+            return ""
+        return f"; slow, not hung: the fewest samples would take {needed_s:.3g} s"
+
     def where(self) -> str:
         """How far it had come, in words."""
         name = self._phases[-1][0]
-        if name not in TIMED_PHASES:
+        if not self._timed:
             return f"in {name}"
-        runs = self._progress.runs
-        if runs == 0:
+        runs, each_s = self._pace.runs, self._pace.mean_s
+        if each_s is None:
             return f"in {name}, before the first run was done"
-        each_s = self._progress.spent_s / runs
-        at_least = "at least " if each_s < UNREPORTED_S else ""
+        at_least = "" if self._pace.exact or each_s >= UNREPORTED_S else "at least "
         return f"in {name}, {at_least}{runs} run{'s'[: runs > 1]} done, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
@@ -182,10 +304,10 @@ class _Story:
         The shortest finished run, for the longest may have been a cold one, or the one that is
         unfinished. That one began with the last message, or up to UNREPORTED_S later.
         """
-        if self._phases[-1][0] not in TIMED_PHASES:
+        if not self._timed:
             return None
         unfinished_s = now - self.heard_at - UNREPORTED_S
-        bound = max(self._progress.shortest_s, unfinished_s)
+        bound = max(self._pace.shortest_s, unfinished_s)
         return bound if bound > 0 else None
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:
@@ -237,23 +359,5 @@ def _ending(code: int, where: str) -> str:
     """An exit without an answer, in words."""
     if code >= 0:
         return f"exited with status {code} and no answer, {where}"
-    name = {s.value: s.name for s in signal.Signals}.get(-code, f"signal {-code}")
     hint = " (the harness did not; out of memory, perhaps)" if -code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}, {where}"
-
-
-def _innermost_frame(worker: Worker, log: Path) -> str:
-    """Have the worker write its stacks to its log, and read there where it is stuck."""
-    before = log.stat().st_size
-    worker.dump_stacks()
-    deadline = time.monotonic() + STACKS_S
-    pattern = rb'Current thread.*\n  File "(.*)", line (\d+) in (.*)\n'
-    while time.monotonic() < deadline:
-        time.sleep(PROBE_INTERVAL_S)
-        with log.open("rb") as file:
-            file.seek(before)
-            if found := re.search(pattern, file.read()):
-                path, line, function = (group.decode(errors="replace") for group in found.groups())
-                time.sleep(PROBE_INTERVAL_S)  # for the stacks below it, which are for the log
-                return f"stuck in {function} ({Path(path).name}:{line})"
-    return "it would not write its stacks"
+    return f"killed by {evidence.signal_name(code)}{hint}, {where}"

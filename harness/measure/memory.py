@@ -16,10 +16,14 @@ def device_peak_bytes() -> int | None:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
+def host_peak_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def describe_peak() -> str:
     """How far memory use had gone, in words, for the detail of an out-of-memory outcome."""
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    parts = [f"peak {host / 1e9:.2f} GB in the process"]
+    parts = [f"peak {host_peak_bytes() / 1e9:.2f} GB in the process"]
     if (device := device_peak_bytes()) is not None:
         parts.append(f"{device / 1e9:.2f} GB on the device")
     return ", ".join(parts)

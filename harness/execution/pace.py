@@ -1,0 +1,66 @@
+"""How fast a worker's runs follow each other, and from when on its silence is a hang.
+
+A silence is judged by the runs before it: a step of 10 ms that has not ended after half a minute
+will not end, while one of 10 s may be a slow one. Before there are steps to go by (imports,
+compilation, the reference), only the suite's `stall_s` can say.
+"""
+
+import statistics
+from collections import deque
+
+from harness.records import MeasureSettings
+
+STALL_STEPS = 50
+"""A silence of so many median steps is a hang."""
+STALL_FLOOR_S = 30.0
+"""But no shorter one: a step may compile, or wait for data."""
+STALL_RUNS = 3
+"""Finished runs from which on the median is believed; the first is often a cold one."""
+EXACT_RUNS = 32
+"""So many first runs are all reported as they finish; later ones fifty times a second at most."""
+
+_KEPT = 1001
+
+
+class Pace:
+    """The step times of one worker, from its reports."""
+
+    def __init__(self, settings: MeasureSettings) -> None:
+        self._settings = settings
+        self._steps_s: deque[float] = deque(maxlen=_KEPT)
+        self.runs = 0
+        self.spent_s = 0.0
+        self.shortest_s = 0.0
+
+    def ran(self, runs: int, spent_s: float, shortest_s: float) -> None:
+        """So many runs are finished, in so much time, the shortest in so much."""
+        if runs > self.runs:
+            self._steps_s.append((spent_s - self.spent_s) / (runs - self.runs))
+        self.runs, self.spent_s, self.shortest_s = runs, spent_s, shortest_s
+
+    @property
+    def exact(self) -> bool:
+        """Whether no run can have finished unreported."""
+        return self.runs < EXACT_RUNS
+
+    @property
+    def mean_s(self) -> float | None:
+        """Mean time of a finished run."""
+        return self.spent_s / self.runs if self.runs else None
+
+    def stall_limit_s(self, *, timed: bool) -> float:
+        """The longest silence allowed now.
+
+        Args:
+            timed: Whether the worker does nothing but run the computation at present.
+        """
+        if not timed or self.runs < STALL_RUNS:
+            return self._settings.stall_s
+        expected_s = STALL_STEPS * statistics.median(self._steps_s)
+        return min(self._settings.stall_s, max(STALL_FLOOR_S, expected_s))
+
+    @property
+    def needed_s(self) -> float | None:
+        """Time for a first run and the fewest samples a process must take, at this pace."""
+        mean_s = self.mean_s
+        return None if mean_s is None else (1 + self._settings.min_samples) * mean_s
