@@ -5,6 +5,7 @@ worker answers exactly once, with a Measurement that the parent completes.
 """
 
 import errno
+import gc
 import importlib
 import math
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 
 import torch
@@ -24,11 +26,21 @@ from harness.execution.messages import (
     Facts,
     Order,
     PhaseBegan,
+    Preliminary,
     Progress,
     Refusal,
 )
-from harness.measure import accuracy, memory, timing
-from harness.records import Accuracy, Case, Measurement, Outcome, Scalar
+from harness.execution.pace import EXACT_RUNS
+from harness.measure import accuracy, diagnosis, memory, timing
+from harness.records import (
+    Accuracy,
+    Case,
+    Evidence,
+    Measurement,
+    NonFiniteOrigin,
+    Outcome,
+    Scalar,
+)
 from harness.workload import PREFLIGHT, Factory, Unsupported, Workload
 
 PROGRESS_INTERVAL_S = 0.02
@@ -42,6 +54,16 @@ _OUT_OF_MEMORY = (
 )
 
 
+# What CUDA says once and from then on: the context is beyond repair, a fresh process is not.
+_CONTEXT_LOST = (
+    "an illegal memory access was encountered",
+    "device-side assert triggered",
+    "misaligned address",
+    "unspecified launch failure",
+    "an illegal instruction was encountered",
+)
+
+
 class PathMismatch(Exception):
     """Something else ran than was asked for."""
 
@@ -52,13 +74,47 @@ class DeviceMissing(Exception):
 
 def work(order: Order, channel: Channel) -> None:
     """Carry out an order and answer it."""
+    cause: accuracy.NonFinite | None = None
     try:
         channel.send(_answer(order, channel))
     # Outermost: whatever a workload raises becomes an outcome, its traceback goes to the log.
     except Exception as error:  # noqa: BLE001
         if order.case is not None:  # first: on a full disk the traceback cannot be logged
-            channel.send(Answer(measurement=_failure(order.case, order.process, error)))
+            failure = _failure(order.case, order.process, error)
+            if isinstance(error, accuracy.NonFinite):
+                cause = error
+                channel.send(Preliminary(measurement=failure))
+            else:
+                channel.send(Answer(measurement=failure))
         traceback.print_exception(error)
+    if cause is not None and order.case is not None:
+        cause.__traceback__ = None  # it holds the workload, which is to be built anew
+        channel.send(Answer(measurement=_with_origins(failure, order.case, cause, channel)))
+
+
+def _with_origins(
+    failure: Measurement, case: Case, cause: accuracy.NonFinite, channel: Channel
+) -> Measurement:
+    """The failure, and where its NaN or Inf came from, as far as a second run shows it."""
+    reporter = _Reporter(channel)
+    reporter.phase("diagnosis")
+    gc.collect()
+    memory.release_cached()
+
+    def build() -> Workload:
+        torch.manual_seed(torch.initial_seed())  # as it was when it was built first
+        return load_factory(case.factory)(case.provider, case.axes)
+
+    try:
+        origins = diagnosis.find(build, cause, runs=cause.runs, progress=reporter.alive)
+    # A second run may fail in every way the first did not; the outcome stands already.
+    except Exception as error:  # noqa: BLE001
+        why = traceback.format_exception_only(error)[-1].strip()
+        note = f"not found: the second run ended in {why}"
+        origins = (NonFiniteOrigin(computation=cause.computation, precision="", note=note),)
+        traceback.print_exception(error)
+    evidence = failure.evidence or Evidence()
+    return replace(failure, evidence=replace(evidence, origins=origins))
 
 
 def load_factory(name: str) -> Factory:
@@ -111,6 +167,7 @@ def _refusal(case: Case) -> Refusal | None:
 def _failure(case: Case, process: int, error: Exception) -> Measurement:
     outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
     checked: Accuracy | None = None
+    evidence = Evidence()
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             outcome = Outcome.INVALID_ENVIRONMENT
@@ -124,10 +181,23 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
             outcome, detail, checked = Outcome.INCORRECT, str(error), error.accuracy
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
+            if error.computation == "run":
+                evidence = Evidence(phase="run", runs=error.runs, runs_exact=error.step is not None)
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
+            evidence = Evidence(
+                peak_host_bytes=memory.host_peak_bytes(),
+                peak_device_bytes=memory.device_peak_bytes(),
+            )
+        case RuntimeError() if any(text in str(error) for text in _CONTEXT_LOST):
+            detail = f"{detail} [the CUDA context is lost, and ends with this process]"
     return Measurement(
-        case_id=case.case_id, process=process, outcome=outcome, detail=detail, accuracy=checked
+        case_id=case.case_id,
+        process=process,
+        outcome=outcome,
+        detail=detail,
+        accuracy=checked,
+        evidence=evidence,
     )
 
 
@@ -161,9 +231,10 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
         deadline=order.launched_at + case.settings.timeout_s,
         progress=reporter.ran,
         sampling=lambda at: reporter.phase("sampling", at),
+        inspect=accuracy.require_finite_step,
     )
     peak = memory.device_peak_bytes()
-    accuracy.require_finite_output(taken.output)
+    accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
     effective = _effective(workload)
     _require_path(case, effective)
     if taken.cut:
@@ -223,7 +294,7 @@ class _Reporter:
         self._runs += 1
         self._spent_s += seconds
         self._shortest_s = min(self._shortest_s, seconds)
-        if time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+        if self._runs <= EXACT_RUNS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
             self.alive()
 
     def alive(self) -> None:

@@ -26,6 +26,8 @@ from harness.workload import Workload
 EAGER_FACTOR = 2.0
 ROUNDING_EPS = 2.0
 ROUNDING_EPS_WITHOUT_EAGER = 8.0
+SMALL = 1024
+"""Elements of a tensor that is looked at after every run."""
 
 
 class Incorrect(Exception):
@@ -38,6 +40,13 @@ class Incorrect(Exception):
 
 class NonFinite(Exception):
     """NaN or Inf where a number belongs."""
+
+    computation = "check"
+    """Which of the workload's computations gave it: check or run."""
+    step: int | None = None
+    """For run: which one, counted from 0; None where only the last was looked at."""
+    runs = 0
+    """How many runs were done by then."""
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
@@ -90,13 +99,39 @@ def require_finite(name: str, value: Tensor) -> None:
             raise NonFinite(f"{name}: {bad} of {value.numel()} values are NaN or Inf")
 
 
-def require_finite_output(output: object) -> None:
-    """Check what a `run()` returned: a tensor, tensors by name, or nothing.
+def require_finite_step(output: object, step: int) -> None:
+    """Check what one run in a series returned, as far as it is small: a loss, not a tensor whose
+    reading would sweep the caches before the next sample.
+
+    Raises:
+        NonFinite: It holds NaN or Inf; with the step.
+    """
+    named = output.items() if isinstance(output, Mapping) else [("output", output)]
+    for name, value in named:
+        if isinstance(value, Tensor) and value.numel() <= SMALL:
+            try:
+                require_finite(str(name), value)
+            except NonFinite as error:
+                error.computation, error.step, error.runs = "run", step, step + 1
+                error.args = (f"{error}, first in run {step} (counted from 0)",)
+                raise
+
+
+def require_finite_output(output: object, *, runs: int = 1) -> None:
+    """Check what the last of so many `run()` returned: a tensor, tensors by name, or nothing.
 
     Raises:
         NonFinite: It holds NaN or Inf.
         TypeError: It is something else, which cannot be checked.
     """
+    try:
+        _require_finite_output(output)
+    except NonFinite as error:
+        error.computation, error.runs = "run", runs
+        raise
+
+
+def _require_finite_output(output: object) -> None:
     match output:
         case None:
             pass

@@ -134,6 +134,7 @@ def take(
     deadline: float = math.inf,
     progress: Callable[[float], None] = lambda _: None,
     sampling: Callable[[float], None] = lambda _: None,
+    inspect: Callable[[Any, int], None] = lambda *_: None,
 ) -> Timing:
     """Run until steady, then until there are enough samples.
 
@@ -150,6 +151,7 @@ def take(
         progress: Called after each run with the host's seconds it took.
         sampling: Called with time.monotonic of the beginning of the first sample, when it is
             first known and whenever further readings move it.
+        inspect: Called after each run with what it returned and its number, counted from 0.
     """
     series = _Series()
     division = _Division(start=1, steady=False)
@@ -162,6 +164,7 @@ def take(
             reading = watch.read(run)
             series.append(reading)
             progress(reading.host_s)
+            inspect(reading.output, series.count - 1)
 
             if series.count >= next_look or series.enough(division.start, settings):
                 division = series.divide(warmup_until)
