@@ -121,6 +121,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         subject=model.subject,
         question=model.question,
         device=model.device,
+        requires=model.requires.model_dump(exclude_none=True),
         path=str(path),
         text=text,
         sha256=sha256(text.encode()).hexdigest(),

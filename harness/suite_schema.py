@@ -263,6 +263,15 @@ class RuleModel(_Model):
         return self
 
 
+class RequiresModel(_Model):
+    """What the machine must be for the numbers to mean what they are taken for."""
+
+    gpu: Text | None = None
+    """Pattern of the GPU's name; `H200` means `*H200*`."""
+    driver: Text | None = None
+    """Pattern of the driver's version, such as `580.*`."""
+
+
 class CostModel(_Model):
     """The training run that the report extrapolates to."""
 
@@ -284,6 +293,8 @@ class SuiteModel(_Model):
     """What the suite is there to answer."""
     device: Literal["any", "cuda"] = "any"
     """`cuda` refuses to run without an NVIDIA GPU."""
+    requires: RequiresModel = RequiresModel()
+    """Where the machine is another, every case ends as invalid_environment."""
     measure: MeasureModel = MeasureModel()
     workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
     expectations: list[ExpectationModel] = []

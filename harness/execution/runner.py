@@ -8,13 +8,14 @@ import signal
 import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from harness.execution import vacancy
 from harness.execution.launcher import Launcher
+from harness.execution.vacancy import Vacancy
 from harness.execution.watchdog import watch
 from harness.probes import Probe
 from harness.records import Case, Measurement, Outcome, Suite
@@ -59,6 +60,8 @@ def run_suite(
     observer: Observer,
     done: Container[tuple[str, int]] = (),
     launcher: Launcher | None = None,
+    gpu: Vacancy | None = None,
+    unfit: str = "",
 ) -> None:
     """Measure every case in its processes, and store each measurement as its process ends.
 
@@ -72,6 +75,8 @@ def run_suite(
         observer: Is told how it goes.
         done: (case id, process) pairs that need not run; see `settled`.
         launcher: One that is warm already, and stays so. Default: one for this run.
+        gpu: Asked before every process whether the GPU is free; None without a GPU.
+        unfit: Why the machine is not one to measure this suite on; then nothing is started.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the process in flight is lost.
@@ -86,7 +91,11 @@ def run_suite(
             launcher = stack.enter_context(Launcher())
         while plan:
             case, process = plan.pop(0)
-            measurement = _run_one(case, process, launcher, writer, probes, observer)
+            why, holders = gpu.problem() if gpu and not unfit else (unfit, ())
+            if why:
+                measurement = vacancy.refused(case, process, why, holders)
+            else:
+                measurement = _run_one(case, process, launcher, writer, probes, observer)
             writer.append(measurement)
             finished += 1
             if measurement.outcome is not Outcome.OK:
@@ -127,16 +136,16 @@ def _run_one(
 ) -> Measurement:
     observer.started(case, process)
     log = writer.log_path(case.case_id, process)
-    measurement = watch(
+    return watch(
         launcher.launch(case, process, log),
         case,
         process,
         log=log,
+        run_folder=writer.folder,
         probes=probes,
         phase=partial(observer.phase, case, process),
         progressed=partial(observer.progressed, case, process),
     )
-    return replace(measurement, log=str(log.relative_to(writer.folder)))
 
 
 @contextmanager

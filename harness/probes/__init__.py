@@ -1,6 +1,7 @@
 """NVML and CPU, sampled from the parent while the child works."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -19,3 +20,21 @@ class Probe(Protocol):
 
     def close(self) -> None:
         """Let go of the instrument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """Who uses a GPU at one moment, with no worker of ours alive. None: could not be read."""
+
+    used_bytes: float | None = None
+    processes: Mapping[int, str] | None = None
+    """Process id -> what it is and holds, in words, for all that compute on it."""
+    throttled_by: Sequence[str] = ()
+    """Reasons for which it is slowed down that no person has set."""
+
+
+class GpuMeter(Protocol):
+    """Reads a GPU's use; harness.probes.occupancy.NvmlMeter is one."""
+
+    def use(self) -> GpuUse:
+        """What is seen now."""

@@ -87,7 +87,7 @@ def find(uuid: str) -> Gpu:
         ProbeError: NVML does not work here, or knows no such GPU.
     """
     with _session():
-        return _describe(_handle(uuid))
+        return _describe(handle(uuid))
 
 
 def visible(found: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
@@ -145,7 +145,12 @@ def _session() -> Iterator[None]:
         raise ProbeError(f"NVML: {error}") from error
 
 
-def _handle(uuid: str) -> object:
+def handle(uuid: str) -> object:
+    """NVML's handle of the GPU with this UUID; NVML must be initialised.
+
+    Raises:
+        ProbeError: It knows no such GPU.
+    """
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
@@ -205,7 +210,7 @@ class NvmlProbe:
             return
         self._initialised = True
         try:
-            device = _handle(uuid)
+            device = handle(uuid)
         except ProbeError as error:
             self._give_up(str(error))
             return
@@ -257,7 +262,7 @@ class NvmlProbe:
             "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(device) / 1e3,
             "gpu_sm_clock_hz": lambda: pynvml.nvmlDeviceGetClockInfo(device, sm) * 1e6,
             "gpu_temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, core),
-            "gpu_throttle_reasons": lambda: _throttle_reasons(device),
+            "gpu_throttle_reasons": lambda: throttle_reasons(device),
             "gpu_foreign_processes": lambda: self._foreign_processes(device),
         }
 
@@ -280,7 +285,8 @@ class NvmlProbe:
         return own
 
 
-def _throttle_reasons(device: object) -> int:
+def throttle_reasons(device: object) -> int:
+    """Why a GPU is slowed down now, as bits; see THROTTLE_REASONS."""
     try:
         return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except pynvml.NVMLError_FunctionNotFound:  # a driver before R535
@@ -294,14 +300,15 @@ def _process_ids(device: object) -> set[int]:
         ProbeError: In a container NVML lists the host's process ids, or none at all, so that
             ours cannot be told from others.
     """
-    if not _sees_host_ids():
+    if not sees_host_ids():
         raise ProbeError(
             "NVML counts processes by the host's ids, and this container has ids of its own"
         )
     return {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
 
 
-def _sees_host_ids() -> bool:
+def sees_host_ids() -> bool:
+    """Whether NVML's process ids are those that we see."""
     try:
         return str(PID_NAMESPACE.readlink()) == HOST_PID_NAMESPACE
     except OSError:  # no /proc, or not a whole one

@@ -1,6 +1,7 @@
 """The instruments: NVML with recorded answers, and the CPU with real processes."""
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -17,9 +18,10 @@ import pynvml
 import pytest
 
 from harness.errors import ProbeError
-from harness.probes import Probe, cpu, nvml
+from harness.probes import Probe, cpu, nvml, occupancy
 from harness.probes.cpu import CpuProbe
 from harness.probes.nvml import NvmlProbe
+from harness.probes.occupancy import NvmlMeter
 from harness.probes.open import open_probes
 from harness.records import Gpu
 
@@ -584,3 +586,53 @@ def test_the_probes_cover_every_channel_of_the_telemetry() -> None:
 
     assert channels == {*nvml.CHANNELS, "cpu_utilisation", "rss_bytes"}
     assert {why for probe in opened for why in probe.unavailable.values()} == {"because"}
+
+
+# --- who uses the GPU between two workers --------------------------------------------------
+
+
+@pytest.fixture
+def occupied(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    monkeypatch.setattr(occupancy, "pynvml", fake)
+    fake.answers["nvmlDeviceGetComputeRunningProcesses"] = lambda device: [
+        SimpleNamespace(pid=pid, usedGpuMemory=8 * 10**9) for pid in fake.pids
+    ]
+    return fake
+
+
+def test_a_meter_names_processes_memory_and_throttling(occupied: FakeNvml) -> None:
+    occupied.pids = [os.getpid(), 2**22 + 1]
+
+    with NvmlMeter(UUID) as meter:
+        use = meter.use()
+
+    assert use.used_bytes == 3870097408
+    assert use.throttled_by == ("power cap", "software thermal slowdown")
+    assert use.processes is not None
+    assert re.fullmatch(
+        rf"process {os.getpid()} \(.+ of \w+\), 8.00 GB", use.processes[os.getpid()]
+    )
+    assert use.processes[2**22 + 1] == (
+        f"process {2**22 + 1} (of which nothing can be read), 8.00 GB"
+    )
+    assert occupied.open_sessions == 0
+
+
+def test_a_meter_leaves_open_what_it_cannot_read(
+    occupied: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container NVML's process ids are not ours: nobody is listed, which is not nobody."""
+    monkeypatch.setattr(nvml, "PID_NAMESPACE", tmp_path / "absent")
+    occupied.fails["nvmlDeviceGetMemoryInfo"] = nvml_error("NOT_SUPPORTED")
+
+    with NvmlMeter(UUID) as meter:
+        use = meter.use()
+
+    assert (use.used_bytes, use.processes) == (None, None)
+
+
+def test_a_meter_of_no_gpu_is_an_error_and_closes_nvml(occupied: FakeNvml) -> None:
+    with pytest.raises(ProbeError, match="NVML knows no GPU"):
+        NvmlMeter("GPU-absent")
+
+    assert occupied.open_sessions == 0
