@@ -8,22 +8,25 @@ import datetime
 import json
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from harness import console, doctor, environment, gate, store, units
+from harness import console, doctor, drift, environment, gate, store, units
 from harness import suite as suites
 from harness.analysis import scaling, summary
 from harness.errors import HarnessError, StoreError, SuiteError
+from harness.execution import gpu_lock
 from harness.execution.launcher import Launcher
 from harness.execution.progress import TimeLeft
 from harness.execution.runner import run_suite, settled, terminating_like_ctrl_c
+from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
 from harness.records import (
     Case,
@@ -111,6 +114,15 @@ def run(
     store_root: StoreOption = STORE,
     reports: ReportsOption = REPORTS,
     report: Annotated[bool, typer.Option(help="Write the dated report at the end.")] = True,
+    wait_for_gpu: Annotated[
+        float,
+        typer.Option(
+            "--wait-for-gpu",
+            metavar="SECONDS",
+            min=0,
+            help="Wait so long for a GPU that another harness or process uses.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Run a suite, record it, write its report and give its verdict.
 
@@ -144,12 +156,16 @@ def run(
         from harness.report import render
 
         render.check_writable(reports)
-    with Launcher() as launcher:
+    with ExitStack() as held:
+        lock = gpu_lock.lock_first(held, wait_s=wait_for_gpu, say=_say)
+        launcher = held.enter_context(Launcher())
         here = environment.capture(
             launcher.describe(),
             command=("harness", *sys.argv[1:]),
             repository=environment.home_of(chosen.cases[0].factory),
+            cases=chosen.cases,
         )
+        lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_for_gpu, say=_say)
         if chosen.device == "cuda" and here.gpu is None:
             raise SuiteError(
                 chosen.path,
@@ -162,17 +178,27 @@ def run(
                 f"would go on with {here.device_name}",
                 f"Resume it there, or start a new run with `harness run {chosen.path}`.",
             )
+        if before is not None and _driver(before.environment) != _driver(here):
+            raise StoreError(
+                f"run {before.run_id} was begun with driver {_driver(before.environment)}, and "
+                f"here is {_driver(here)}",
+                f"One run has one driver: start a new one with `harness run {chosen.path}`.",
+            )
         launcher.preflight(chosen)
         done: Collection[tuple[str, int]] = ()
         if before is None:
             writer = store.create(store_root, chosen, here)
         else:
             writer, recorded = store.resume(
-                store_root, before.folder, notes=environment.drift(before.environment, here)
+                store_root,
+                before.folder,
+                notes=[str(d) for d in drift.differences(before.environment, here)],
             )
             done = settled(chosen, recorded.measurements)
+        if lock is not None:
+            lock.describe(writer.run_id)
         with writer:
-            _carry_out(chosen, here, writer, done, launcher)
+            _carry_out(chosen, here, writer, done, launcher, wait_for_gpu)
     _conclude(store.load(store_root, writer.run_id), reports if report else None, as_json)
 
 
@@ -182,13 +208,22 @@ def _carry_out(
     writer: store.RunWriter,
     done: Collection[tuple[str, int]],
     launcher: Launcher,
+    wait_for_gpu: float,
 ) -> None:
     err.print(f"{writer.run_id}: {suite.question}", highlight=False, markup=False, soft_wrap=True)
     probes = open_probes(here.gpu, why=here.gpu_unavailable)
     try:
-        with _Progress(err, suite, done) as progress:
+        with ExitStack() as held:
+            gpu = watch_over(held, here, wait_s=wait_for_gpu, say=_say)
             run_suite(
-                suite, writer=writer, probes=probes, observer=progress, done=done, launcher=launcher
+                suite,
+                writer=writer,
+                probes=probes,
+                observer=held.enter_context(_Progress(err, suite, done)),
+                done=done,
+                launcher=launcher,
+                gpu=gpu,
+                unfit=mismatch(suite.requires, here),
             )
     except KeyboardInterrupt:
         err.print(
@@ -203,6 +238,14 @@ def _carry_out(
         for probe in probes:
             probe.close()
     writer.finish()
+
+
+def _driver(environment: Environment) -> str:
+    return environment.gpu.driver if environment.gpu else "none"
+
+
+def _say(text: str) -> None:
+    err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -246,13 +289,35 @@ def report_(
 
 
 @app.command("doctor")
-def doctor_(as_json: JsonOption = False, store_root: StoreOption = STORE) -> None:
-    """Print the environment, and whether numbers taken in it would mean anything."""
+def doctor_(
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN", help="Name what differs from a recorded run and could move a number."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    store_root: StoreOption = STORE,
+) -> None:
+    """Print the environment, and whether numbers taken in it would mean anything.
+
+    With --against: 0 where nothing differs, 3 where something does.
+    """
+    recorded = store.load(store_root, against) if against is not None else None
+    shipped = suites.available()
+    measured = recorded.suite if recorded else suites.load(shipped[0]) if shipped else None
+    cases = measured.cases if measured else ()
+    home = environment.home_of(cases[0].factory) if cases else Path.cwd()
     with Launcher() as launcher:
         here = environment.capture(
-            launcher.describe(), command=("harness", *sys.argv[1:]), repository=Path.cwd()
+            launcher.describe(),
+            command=("harness", *sys.argv[1:]),
+            repository=home,
+            cases=cases,
         )
-    vitals = doctor.inspect(here, store=store_root, constraints=Path("constraints.txt"))
+    if recorded is not None:
+        _show_drift(recorded, here, as_json)
+    vitals = doctor.inspect(here, store=store_root, constraints=environment.pins_of(home))
     found = doctor.checks(here, vitals)
     grade = doctor.worst(found)
     if as_json:
@@ -262,6 +327,31 @@ def doctor_(as_json: JsonOption = False, store_root: StoreOption = STORE) -> Non
     else:
         out.print(console.doctor(here, found))
     raise typer.Exit(doctor.exit_status(found))
+
+
+def _show_drift(recorded: Run, here: Environment, as_json: bool) -> NoReturn:
+    """Show what differs from a run, and exit: 0 where nothing does."""
+    found = (
+        *drift.differences(recorded.environment, here),
+        *_suite_drift(recorded),
+    )
+    if as_json:
+        _document({"against": recorded.run_id, "differences": [asdict(d) for d in found]})
+    else:
+        out.print(console.drift(recorded.run_id, found))
+    raise typer.Exit(EXIT_UNDECIDED if found else 0)
+
+
+def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
+    """How the suite's file differs from the copy that the run kept."""
+    kept = Path(recorded.folder, store.SUITE_FILE)
+    try:
+        return drift.configuration(suites.load(str(kept)), suites.load(recorded.suite.path))
+    except SuiteError as error:
+        problem = str(error).partition("\n")[0]
+        return (
+            drift.Difference(name="suite", then=recorded.suite.path, now=problem, how="unknown"),
+        )
 
 
 @app.command()

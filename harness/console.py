@@ -11,6 +11,7 @@ from rich.text import Text
 from harness import units
 from harness.doctor import Check, Grade, worst
 from harness.doctor import verdict as verdict_of
+from harness.drift import Difference
 from harness.records import (
     Case,
     CaseSummary,
@@ -186,3 +187,17 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     grade = worst(checks)
     head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
     return Group(facts, Text(), table, head)
+
+
+def drift(run_id: str, found: Sequence[Difference]) -> RenderableType:
+    """What differs from a run, most suspect first."""
+    if not found:
+        return Text(f"nothing that could move a number differs from {run_id}", style="green")
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("what", "then", "now", "how it could move a number"):
+        table.add_column(column, overflow="fold")
+    for d in found:
+        table.add_row(*map(escape, (d.name, d.then, d.now, d.how)))
+    count = len(found)
+    head = Text(f"{count} difference{'s'[: count > 1]} from {run_id}, most suspect first")
+    return Group(head, table)

@@ -1,10 +1,10 @@
-"""Where, on what and with what a run is made; and how two such places differ."""
+"""Where, on what and with what a run is made."""
 
 import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -17,7 +17,7 @@ import psutil
 from harness import __version__
 from harness.errors import ProbeError
 from harness.probes import nvml
-from harness.records import Environment, Git, Gpu
+from harness.records import Case, Environment, Git, Gpu
 
 VARIABLE_PREFIXES = ("NSA_", "CUDA_", "TORCH_", "PYTORCH_", "NCCL_", "OMP_", "TRITON_")
 """Environment variables with these beginnings move numbers; no other is recorded."""
@@ -26,8 +26,15 @@ NOT_REPORTED = "not available"
 """Stands in a Gpu for what only NVML could say."""
 
 
+DATA_END_BYTES = 2**16
+
+
 def capture(
-    facts: Mapping[str, Any], *, command: Sequence[str], repository: Path | None
+    facts: Mapping[str, Any],
+    *,
+    command: Sequence[str],
+    repository: Path | None,
+    cases: Iterable[Case] = (),
 ) -> Environment:
     """Describe this machine, as the parent and a worker see it.
 
@@ -36,6 +43,7 @@ def capture(
         command: The command line that made the run.
         repository: A folder of the repository under test; None where there is none. See
             `home_of`.
+        cases: What will be measured, for the data it names.
     """
     gpu, problem = _gpu(facts)
     return Environment(
@@ -61,30 +69,43 @@ def capture(
         },
         git=read_git(repository) if repository else None,
         command=tuple(command),
+        data=data_files(cases),
     )
 
 
-def drift(recorded: Environment, here: Environment) -> tuple[str, ...]:
-    """What differs between two environments and can move a number, one sentence each."""
-    pairs = {
-        "host": (recorded.hostname, here.hostname),
-        "CPU": (recorded.cpu, here.cpu),
-        "CPU count": (recorded.cpu_count, here.cpu_count),
-        "GPU": _gpu_words(recorded.gpu, here.gpu),
-        "driver": tuple(e.gpu.driver if e.gpu else None for e in (recorded, here)),
-        "commit": tuple(e.git.commit[:10] if e.git else None for e in (recorded, here)),
-        "uncommitted changes": tuple(
-            e.git.dirty_sha256[:10] if e.git else None for e in (recorded, here)
-        ),
-        **_paired(recorded.versions, here.versions),
-        **_paired(recorded.torch_settings, here.torch_settings),
-        **_paired(recorded.variables, here.variables),
-    }
-    return tuple(
-        f"{name}: {_word(before)} then, {_word(now)} now"
-        for name, (before, now) in pairs.items()
-        if before != now
-    )
+def data_files(cases: Iterable[Case]) -> dict[str, str]:
+    """What lies at each path that an axis or a variable of a case names: `data: PATH` or
+    `data: KIND:PATH`. By size and the hash of both ends, for a corpus is too long to read."""
+    values = {str(v) for c in cases for v in (*c.axes.values(), *c.env.values())}
+    paths = {v: Path(v.rpartition(":")[2]) for v in values if "/" in v}
+    return {str(path): _contents(path) for path in sorted(paths.values()) if path.exists()}
+
+
+def _contents(path: Path) -> str:
+    """A word that differs where the contents do."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    digest, total_bytes = hashlib.sha256(), 0
+    for file in files:
+        size = file.stat().st_size
+        total_bytes += size
+        digest.update(f"{file.relative_to(path)} {size}\0".encode())
+        try:
+            with file.open("rb") as data:
+                digest.update(data.read(DATA_END_BYTES))
+                data.seek(max(0, size - DATA_END_BYTES))
+                digest.update(data.read(DATA_END_BYTES))
+        except OSError as error:
+            digest.update(f"unreadable: {error.strerror}".encode())
+    return f"{total_bytes} bytes, {digest.hexdigest()[:12]}"
+
+
+def pins_of(folder: Path) -> Path:
+    """The constraints.txt that goes with the code in a folder, which need not exist: beside it, or
+    at the root of its repository."""
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    root = Path(os.fsdecode(top).removesuffix("\n")) if top else folder
+    near = folder / "constraints.txt"
+    return near if near.is_file() else root / "constraints.txt"
 
 
 def home_of(factory: str) -> Path:
@@ -204,19 +225,3 @@ def _cpu_model() -> str:
         if key.strip() == "model name":
             return value.strip()
     return platform.machine()
-
-
-def _gpu_words(before: Gpu | None, now: Gpu | None) -> tuple[str | None, str | None]:
-    return (
-        f"{before.name} ({before.uuid})" if before else None,
-        f"{now.name} ({now.uuid})" if now else None,
-    )
-
-
-def _paired(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """By name, both values; None where one side has no such name."""
-    return {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
-
-
-def _word(value: object) -> str:
-    return "none" if value is None or value == "" else str(value)

@@ -312,33 +312,6 @@ def test_without_repository_commit_or_git_there_is_none(
     assert environment.read_git(tmp_path) is None, "no git"
 
 
-# --- drift -------------------------------------------------------------------------------
-
-
-def test_the_same_place_has_not_drifted() -> None:
-    later = replace(HEALTHY, captured_at="later", command=("harness", "run", "--resume", "x"))
-
-    assert environment.drift(HEALTHY, later) == ()
-
-
-def test_drift_names_each_difference() -> None:
-    here = replace(
-        HEALTHY,
-        gpu=replace(GPU, uuid="GPU-other", driver="590.1"),
-        versions={**HEALTHY.versions, "torch": "2.12.0"},
-        variables={"NSA_USE_FA2": "1"},
-        git=Git(commit="3f2a" * 10, branch="main", dirty_sha256="ab" * 32),
-    )
-
-    assert environment.drift(HEALTHY, here) == (
-        "GPU: NVIDIA H200 (GPU-b7bf) then, NVIDIA H200 (GPU-other) now",
-        "driver: 580.159.04 then, 590.1 now",
-        "uncommitted changes: none then, ababababab now",
-        "torch: 2.11.0+cu130 then, 2.12.0 now",
-        "NSA_USE_FA2: none then, 1 now",
-    )
-
-
 # --- the doctor --------------------------------------------------------------------------
 
 
