@@ -38,6 +38,8 @@ class Ended:
 
     at: str
     measurements: int
+    elapsed_s: float | None = None
+    """Since the run began, by a clock that nobody sets; None for a run that was resumed."""
 
 
 Line = Started | Measurement | Resumed | Ended

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +35,7 @@ RUN_FILE = "run.jsonl"
 SUITE_FILE = "suite.yaml"
 LOG_FOLDER = "logs"
 
+ID_ATTEMPTS = 20
 TAIL_BYTES = 4096  # holds the last line of a finished run, which is short
 LOG_NAME_LENGTH = 80  # of a case id in a file name; a hash makes it unique
 
@@ -75,12 +77,19 @@ class RunWriter:
     Close it, or use it in a `with`, to release the run; `finish` also marks it complete.
     """
 
-    def __init__(self, run_id: str, folder: Path, fd: int, recorded: int) -> None:
-        """Take over `fd`, open on run.jsonl and locked, with `recorded` measurements in it."""
+    def __init__(
+        self, run_id: str, folder: Path, fd: int, recorded: int, began_at: float | None = None
+    ) -> None:
+        """Take over `fd`, open on run.jsonl and locked, with `recorded` measurements in it.
+
+        Args:
+            began_at: time.monotonic when the run began; None if it began in another process.
+        """
         self.run_id = run_id
         self.folder = folder
         self._fd = fd
         self._recorded = recorded
+        self._began_at = began_at
 
     def append(self, measurement: Measurement) -> None:
         """Record one measurement; it is on the disk when this returns.
@@ -93,7 +102,8 @@ class RunWriter:
 
     def finish(self) -> None:
         """Mark the run complete and close it."""
-        self._write(lines.Ended(at=_now(), measurements=self._recorded))
+        elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
+        self._write(lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s))
         self.close()
 
     def close(self) -> None:
@@ -147,29 +157,18 @@ def create(root: Path, suite: Suite, environment: Environment) -> RunWriter:
     Raises:
         StoreError: The folder cannot be made or written, or exists already.
     """
-    now = datetime.now(UTC)
-    run_id = _run_id(now, suite.name, environment.device_name)
-    folder = root / run_id
-    first_line = lines.encode(
-        lines.Started(
-            schema=SCHEMA_VERSION,
-            run_id=run_id,
-            started_at=now.isoformat(timespec="seconds"),
-            environment=environment,
-            suite=suite,
+    now, began_at = datetime.now(UTC), time.monotonic()
+    run_id, folder = _new_folder(root, now, suite.name, environment.device_name)
+    try:
+        first_line = lines.encode(
+            lines.Started(
+                schema=SCHEMA_VERSION,
+                run_id=run_id,
+                started_at=now.isoformat(timespec="seconds"),
+                environment=environment,
+                suite=suite,
+            )
         )
-    )
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    except FileExistsError as error:
-        raise StoreError(
-            f"{error.filename} exists already",
-            "Name a folder for the runs; if it is one, try again in a second.",
-        ) from error
-    except OSError as error:
-        raise _cannot_begin(folder, error) from error
-    try:
         (folder / LOG_FOLDER).mkdir()
         (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
         fd = _open_locked(folder, os.O_CREAT | os.O_EXCL)
@@ -180,10 +179,33 @@ def create(root: Path, suite: Suite, environment: Environment) -> RunWriter:
         except OSError:
             os.close(fd)
             raise
+    except StoreError:
+        shutil.rmtree(folder)
+        raise
     except OSError as error:
         shutil.rmtree(folder)
         raise _cannot_begin(folder, error) from error
-    return RunWriter(run_id, folder, fd, recorded=0)
+    return RunWriter(run_id, folder, fd, recorded=0, began_at=began_at)
+
+
+def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str, Path]:
+    """A folder that nobody else has, and the run's id that names it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise StoreError(f"{root} exists already", "Name a folder for the runs.") from error
+    except OSError as error:
+        raise _cannot_begin(root, error) from error
+    for _ in range(ID_ATTEMPTS):
+        run_id = _run_id(now, suite, device)
+        try:
+            (root / run_id).mkdir()
+        except FileExistsError:  # another run of the same second drew the same number
+            continue
+        except OSError as error:
+            raise _cannot_begin(root / run_id, error) from error
+        return run_id, root / run_id
+    raise StoreError(f"{root / run_id} exists already", "Try again in a second.")
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
@@ -324,7 +346,7 @@ def _load(folder: Path) -> tuple[Run, int]:
 
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
-    ended_at = ""
+    ended_at, elapsed_s = "", None
     for number, line in enumerate(later, 2):
         if ended_at:
             raise lines.damaged(f"{path}:{number}", "nothing may follow the end of the run")
@@ -340,7 +362,7 @@ def _load(folder: Path) -> tuple[Run, int]:
                 notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
                 notes.extend(line.notes)
             case lines.Ended():
-                ended_at = line.at
+                ended_at, elapsed_s = line.at, line.elapsed_s
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run begins in the same file")
     run = Run(
@@ -351,6 +373,7 @@ def _load(folder: Path) -> tuple[Run, int]:
         measurements=tuple(measurements.values()),
         started_at=started.started_at,
         ended_at=ended_at,
+        elapsed_s=elapsed_s,
         notes=(*notes, *_cut_notes(len(cut_short))),
     )
     return run, len(data) - len(cut_short)

@@ -379,7 +379,7 @@ def test_a_root_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
 
 def test_a_root_that_cannot_be_made_is_one_clear_error() -> None:
     """/proc refuses new folders to everybody, root included."""
-    with pytest.raises(StoreError, match="cannot begin a run in /proc/runs/"):
+    with pytest.raises(StoreError, match="cannot begin a run in /proc/runs: "):
         store.create(Path("/proc/runs"), SUITE, ENVIRONMENT)
 
 
