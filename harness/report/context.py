@@ -16,6 +16,7 @@ from harness.analysis.stats import TIMED, readings
 from harness.analysis.summary import summarise
 from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
 from harness.report import figures, sentences, tables
+from harness.report.failures import Failure, failures
 from harness.report.figures import Picture
 from harness.report.tables import Table
 
@@ -64,6 +65,7 @@ class ReportContext:
     telemetry_picture: str
     telemetry_missing: str
     """Why there is no figure of utilisation over time; empty where there is one."""
+    failures: tuple[Failure, ...]
     not_run: Table | None
     cost: Table | None
     commands: tuple[str, ...]
@@ -143,6 +145,7 @@ def build(
         scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
         telemetry_picture="utilisation" if "utilisation" in drawn else "",
         telemetry_missing=_telemetry_missing(run),
+        failures=failures(summaries, run),
         not_run=tables.not_run(summaries, run),
         cost=tables.cost(summaries, run),
         commands=_commands(run),
@@ -276,6 +279,8 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
 
 
 def _elapsed(run: Run) -> str:
+    if run.elapsed_s is not None:
+        return units.duration(run.elapsed_s)
     if not (run.started_at and run.ended_at):
         return "not available (the run is unfinished)"
     start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))

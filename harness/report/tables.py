@@ -195,13 +195,14 @@ def scaling(fits: Sequence[ScalingFit]) -> Table:
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Processes that ended other than ok, alike ones together, and cases that never began."""
+    """Processes that were declined, alike ones together, and cases that never began. What failed
+    has a section of its own."""
     rows = []
     for s in summaries:
         allowed = s.case.allow.get(s.outcome) if s.outcome else None
         alike: dict[tuple[Outcome, str], list[Measurement]] = {}
         for m in run.of(s.case.case_id):
-            if m.outcome is not Outcome.OK:
+            if m.outcome is Outcome.UNSUPPORTED:
                 alike.setdefault((m.outcome, m.detail), []).append(m)
         rows += [
             (

@@ -1,0 +1,103 @@
+"""The section "What went wrong": a failed case, its evidence, and how to see it again."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from harness import units
+from harness.analysis.capacity import Capacity, capacities
+from harness.records import CaseSummary, Evidence, Measurement, NonFiniteOrigin, Outcome, Run
+
+WRONG = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One case that failed, in the report's words."""
+
+    case_id: str
+    outcome: str
+    detail: str
+    allowed: str
+    """Why the suite expects it; empty where it does not."""
+    facts: tuple[str, ...]
+    """What the evidence says beyond the detail."""
+    files: str
+    """The evidence's files, with what could not be had."""
+    command: str
+    """Runs the case again with nothing around it; empty where there is no such script."""
+
+
+def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
+    """Every case of the run that ended otherwise than OK or unsupported, in the suite's order."""
+    room = {c.case_id: c for c in capacities(run)}
+    found = []
+    for s in summaries:
+        bad = next((m for m in run.of(s.case.case_id) if m.outcome in WRONG), None)
+        if bad is not None:
+            found.append(_failure(s, bad, run, room.get(s.case.case_id)))
+    return tuple(found)
+
+
+def _failure(s: CaseSummary, m: Measurement, run: Run, room: Capacity | None) -> Failure:
+    evidence = m.evidence or Evidence()
+    script = next((f.path for f in evidence.files if f.name == "reproduce" and f.path), "")
+    return Failure(
+        case_id=s.case.case_id,
+        outcome=m.outcome.value.replace("_", " "),
+        detail=m.detail.partition("\n")[0],
+        allowed=s.case.allow.get(m.outcome, ""),
+        facts=tuple(_facts(evidence, room)),
+        files=_files(evidence, m.log),
+        command=f"python {shlex.quote(str(Path(run.folder, script)))}" if script else "",
+    )
+
+
+def _facts(evidence: Evidence, room: Capacity | None) -> Iterator[str]:
+    if evidence.silent_s is not None and evidence.stall_limit_s is not None:
+        runs = evidence.runs
+        step = ""
+        if runs is not None:
+            step = f", last step {'' if evidence.runs_exact else 'at least '}{runs} (from 0)"
+        yield (
+            f"judged after {units.duration(evidence.silent_s)} of silence, "
+            f"{units.duration(evidence.stall_limit_s)} were allowed{step}"
+        )
+    if evidence.last_kernel:
+        yield f"last kernel: {evidence.last_kernel}"
+    if evidence.frame and not evidence.silent_s:
+        yield f"innermost frame: {evidence.frame}"
+    for origin in evidence.origins:
+        yield _origin(origin)
+    if evidence.peak_device_bytes is not None:
+        yield f"peak on the device: {units.size(evidence.peak_device_bytes)}"
+    if evidence.peak_host_bytes is not None:
+        yield f"peak in the process: {units.size(evidence.peak_host_bytes)}"
+    if room is not None:
+        yield str(room)
+
+
+def _origin(o: NonFiniteOrigin) -> str:
+    """Where NaN or Inf came from, as a sentence."""
+    if not o.value:
+        finite = f"{o.computation}{f' ({o.precision})' if o.precision else ''}: finite"
+        return f"{o.computation}: {o.note}" if o.note else finite
+    where = [f"step {o.step} (from 0)" if o.step is not None else "", o.tensor]
+    if o.module:
+        where.append(f"in {o.module}")
+    text = f"{o.computation} ({o.precision}): first {o.value} in {', '.join(filter(None, where))}"
+    return f"{text}; {o.note}" if o.note else text
+
+
+def _files(evidence: Evidence, log: str) -> str:
+    """The files by their folder, then the log, then what could not be had."""
+    there = [PurePath(f.path) for f in evidence.files if f.path]
+    folders = dict.fromkeys(p.parent for p in there)
+    parts = [
+        f"`{folder}/` ({', '.join(p.name for p in there if p.parent == folder)})"
+        for folder in folders
+    ]
+    parts += [f"log `{log}`"] if log else []
+    parts += [f"no {f.name} ({f.note})" for f in evidence.files if not f.path]
+    return ", ".join(parts)
