@@ -1,0 +1,178 @@
+"""Workloads with one fault each, planted where the harness must find it."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from harness.tests.fake_workloads import Axes, _good_but
+from harness.workload import Workload
+
+
+def _counted(step: Callable[[int], object]) -> Workload:
+    """A workload whose run is told its number, from 0."""
+    runs = iter(range(10**9))
+
+    def run() -> object:
+        time.sleep(0.001)
+        return step(next(runs))
+
+    return _good_but(run=run)
+
+
+def hangs_at_5(provider: str, axes: Axes) -> Workload:
+    def wait_for_godot() -> None:
+        time.sleep(3600)
+
+    return _counted(lambda i: wait_for_godot() if i == 5 else None)
+
+
+class Overflowing(nn.Module):
+    """Two layers; the second one's exponential overflows from step `bad` on, to Inf - Inf."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Module()
+        self.second.forward = self._second
+        self.bad, self.step = bad, -1
+
+    def _second(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(4).masked_fill(torch.arange(4) > 2, float("-inf"))
+        weights = (mask + x).softmax(-1)  # -inf that is meant, and no fault
+        huge = torch.exp(weights * (1e3 if self.step >= self.bad else 1.0))
+        return (huge - huge).sum() + weights.sum()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.step += 1
+        y: Tensor = self.second(self.first(x))
+        return y
+
+
+def nan_at_step(provider: str, axes: Axes) -> Workload:
+    torch.manual_seed(0)
+    model, x = Overflowing(int(axes["bad"])), torch.ones(2, 4)
+
+    @torch.no_grad()
+    def run() -> dict[str, Tensor]:
+        return {"loss": model(x)}
+
+    return _good_but(run=run)
+
+
+def nan_from_a_gradient(provider: str, axes: Axes) -> Workload:
+    """The gradient of sqrt at zero spoils a weight in step 2; the loss shows it in step 3."""
+    weight = torch.ones(3, requires_grad=True)
+    x = torch.ones(3)
+
+    def step(i: int) -> Tensor:
+        nonlocal weight
+        loss = (weight * (0.0 if i == 2 else 1.0) * x).square().sum().sqrt()
+        (gradient,) = torch.autograd.grad(loss, weight)
+        weight = (weight.detach() - 0.01 * gradient).requires_grad_()
+        return loss.detach()
+
+    return _counted(step)
+
+
+def nan_in_check(provider: str, axes: Axes) -> Workload:
+    """The code under test divides by zero in bfloat16; the definition does not."""
+    x = torch.zeros(8, dtype=torch.bfloat16)
+    return _good_but(
+        check=lambda: {"o": x / x},
+        reference=lambda: {"o": torch.zeros(8, dtype=torch.float64)},
+        eager=lambda: {"o": x + 0},
+    )
+
+
+def nan_past_the_dispatcher(provider: str, axes: Axes) -> Workload:
+    """Written through a raw pointer, as a kernel of Triton's does."""
+    out = torch.zeros(4)
+    plain = out.numpy()
+
+    def step(i: int) -> Tensor:
+        plain[:] = float("nan") if i >= 1 else 0.0
+        return out * 2
+
+    return _counted(step)
+
+
+def nan_once(provider: str, axes: Axes) -> Workload:
+    """By a file that is gone the second time: no second run shows it."""
+    mark = Path(str(axes["path"]))
+    bad = mark.exists()
+    mark.unlink(missing_ok=True)
+    return _counted(lambda i: torch.tensor(float("nan") if bad and i == 3 else 1.0))
+
+
+def inf_loss(provider: str, axes: Axes) -> Workload:
+    return _counted(lambda i: {"loss": 1.0 / torch.zeros(()) if i == 2 else torch.ones(())})
+
+
+def hangs_in_diagnosis(provider: str, axes: Axes) -> Workload:
+    """The second time it is built it never ends."""
+    mark = Path(str(axes["path"]))
+    if mark.exists():
+        time.sleep(3600)
+    mark.touch()
+    return inf_loss(provider, axes)
+
+
+def exhausts_host_memory(provider: str, axes: Axes) -> Workload:
+    """The address space is limited, as a container or a shell would; the allocation is torch's."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+    return _counted(lambda i: torch.ones(2**29))
+
+
+def exhausts_device_memory(provider: str, axes: Axes) -> Workload:
+    def step(i: int) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+
+    return _counted(step)
+
+
+def loses_its_context(provider: str, axes: Axes) -> Workload:
+    def step(i: int) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    return _counted(step)
+
+
+def kills_itself(provider: str, axes: Axes) -> Workload:
+    return _counted(lambda i: os.kill(os.getpid(), signal.SIGKILL) if i == 3 else None)
+
+
+def moves_the_clock(provider: str, axes: Axes) -> Workload:
+    """Every look at the wall clock sees it an hour earlier."""
+    hours = iter(range(10**9))
+    time.time = lambda: -3600.0 * next(hours)
+    return _counted(lambda i: None)
+
+
+def daemonises(provider: str, axes: Axes) -> Workload:
+    """A daemon as the books make one: two forks, a session of its own, deaf to SIGTERM and SIGHUP.
+
+    Its id goes to the file that the axis `path` names.
+    """
+    code = (
+        "import os, signal, sys, time\n"
+        "if os.fork(): os._exit(0)\n"
+        "os.setsid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)\n"
+        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+        "time.sleep(3600)\n"
+    )
+    path = Path(str(axes["path"]))
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.01)
+    return _good_but()
