@@ -14,122 +14,42 @@ Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. S
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 from scipy.stats import t as student_t
 
+from harness.analysis.pairs import (
+    ByCase,
+    Change,
+    Comparison,
+    Pair,
+    Thresholds,
+    least_pairs,
+    thresholds_of,
+)
 from harness.analysis.rank import Floats, exact_bounds, hodges_lehmann, signed_rank_p
+
+__all__ = [
+    "ByCase",
+    "Change",
+    "Comparison",
+    "Pair",
+    "Statistics",
+    "Thresholds",
+    "confirm",
+    "judge",
+    "least_pairs",
+    "pairs_needed",
+    "screen",
+]
+
+_quantile = NormalDist().inv_cdf  # scipy's norm.ppf, a hundred times sooner
 
 POWER = 0.9
 """How often a change of the smallest effect stated would be found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """A process of the baseline and one of the candidate, run next to each other."""
-
-    baseline_s: float
-    """Median step time of the process after its steady state."""
-    candidate_s: float
-    baseline_hz: float | None = None
-    """Mean SM clock while the samples were taken; None where it was not read."""
-    candidate_hz: float | None = None
-    wall_s: float | None = None
-    """How long the two processes held the GPU; states what more pairs would cost."""
-
-    def __post_init__(self) -> None:
-        for name in ("baseline_s", "candidate_s", "baseline_hz", "candidate_hz", "wall_s"):
-            value = getattr(self, name)
-            if value is None and name not in ("baseline_s", "candidate_s"):
-                continue
-            if value is None or not math.isfinite(value) or value <= 0:
-                raise ValueError(f"{name}={value} is not a positive, finite number")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thresholds:
-    """The numbers of the decision. Defaults are those whose error rates README.md states."""
-
-    screen_pairs: int = 5
-    """Pairs of the screen. MEASUREMENT.md, the gate, step 2."""
-    screen_ratio: float = 1.012
-    """Ratio up to which the screen lets a case pass. MEASUREMENT.md, the gate, step 2."""
-    confirm_pairs: int = 20
-    """New pairs of the confirmation. MEASUREMENT.md, the gate, step 3."""
-    alpha: float = 0.01
-    """Chance that any of a clean change's cases is called slower, and the error of each bound of
-    an interval. MEASUREMENT.md, the gate, step 3."""
-    practical: float = 0.015
-    """Slowdown below which a difference is of no account, however sure. MEASUREMENT.md, step 3."""
-    tolerance: float = 0.03
-    """Slowdown that a case must be shown to stay under to pass. The smallest that the issue asks
-    to be found."""
-    stored_tolerance: float = 0.05
-    """The same against a stored baseline, whose day is another: days differ by more than a pair."""
-
-    def __post_init__(self) -> None:
-        if self.screen_pairs < 2:
-            raise ValueError(f"screen_pairs={self.screen_pairs}: fewer than two have no spread")
-        if not 0 < self.alpha < 0.5:
-            raise ValueError(f"alpha={self.alpha} is not between 0 and 0.5")
-        if 0.5**self.confirm_pairs > self.alpha:
-            raise ValueError(
-                f"confirm_pairs={self.confirm_pairs}: an exact test of so few pairs never reaches "
-                f"alpha={self.alpha}; take at least {least_pairs(1, self.alpha)}"
-            )
-        if not 1 < self.screen_ratio < 1 + self.tolerance:
-            raise ValueError(f"screen_ratio={self.screen_ratio} is not between 1 and tolerance")
-        if not 0 <= self.practical <= self.tolerance <= self.stored_tolerance:
-            raise ValueError(
-                f"practical={self.practical}, tolerance={self.tolerance}, stored_tolerance="
-                f"{self.stored_tolerance} do not ascend from 0"
-            )
-
-
-class Change(StrEnum):
-    """What the pairs say of the candidate."""
-
-    SAME = "same"  # shown to stay under the tolerance
-    SLOWER = "slower"
-    FASTER = "faster"  # reported, never a failure
-    UNDECIDED = "undecided"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """The answer for one case. Ratios are candidate over baseline: above one is slower."""
-
-    case_id: str
-    change: Change
-    ratio: float
-    low: float | None
-    high: float | None
-    """Bounds of the ratio, each wrong at most as often as alpha; None where the pairs are too few
-    to bound it."""
-    p_value: float | None
-    """One-sided, that the candidate is slower, adjusted by Holm: compare with alpha. None where
-    the screen settled the case or nothing was confirmed."""
-    pairs: int
-    """Pairs behind the numbers above: those of the confirmation, or of the screen without one."""
-    clock_explained: bool
-    """The gap in time vanishes in cycles: the GPU's clock differed, not the code. Undecided."""
-    smallest_effect: float | None
-    """Slowdown that would have been found nine times in ten, as a fraction; None if unbounded."""
-    pairs_needed: int | None
-    """Pairs of a new confirmation that would decide, nine times in ten, if the ratio is as
-    estimated. None where the case is decided, or where pairs cannot decide it."""
-    minutes_needed: float | None
-    """GPU minutes of those pairs; None where no pair says how long it took."""
-    reason: str
-
-
-def least_pairs(cases: int, alpha: float) -> int:
-    """Fewest pairs at which one of so many confirmed cases can be called slower at all."""
-    return math.ceil(math.log2(cases / alpha))
 
 
 # --- the screen --------------------------------------------------------------------------
@@ -148,7 +68,7 @@ def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
 
 def screened_done(logs: Floats, thresholds: Thresholds) -> NDArray[np.bool_]:
     """`screen` on log ratios of shape [..., pairs]."""
-    _, high = _student_bounds(logs, thresholds.alpha)
+    _, high = student_bounds(logs, thresholds.alpha)
     near = hodges_lehmann(logs) <= math.log(thresholds.screen_ratio)
     return np.asarray(near & (high < math.log1p(thresholds.tolerance)))
 
@@ -158,7 +78,7 @@ def time_logs(pairs: Sequence[Pair]) -> Floats:
     return np.array([math.log(p.candidate_s / p.baseline_s) for p in pairs])
 
 
-def _student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
+def student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
     """Bounds on the mean, each of which errs as often as `error`.
 
     The exact test bounds nothing at 1 % with fewer than seven pairs. Student's bound is right for
@@ -185,14 +105,14 @@ class Statistics:
     cycles: float | None
     """The centre in cycles (time x clock); None where the clocks were not read."""
     pairs: int
-    pair_s: float | None
+    pair_s: float | None = None
     """GPU time of one pair."""
 
 
 def confirm(
     screened: Mapping[str, Sequence[Pair]],
     confirmed: Mapping[str, Sequence[Pair]],
-    thresholds: Thresholds,
+    thresholds: ByCase,
 ) -> tuple[Comparison, ...]:
     """Judge every screened case, those with a confirmation by the new pairs alone.
 
@@ -211,29 +131,41 @@ def confirm(
         raise ValueError(f"{sorted(unknown)[0]}: confirmed, but never screened")
     if empty := [c for group in (screened, confirmed) for c, pairs in group.items() if not pairs]:
         raise ValueError(f"{empty[0]}: no pair to compare")
-    judged = judge({c: statistics(pairs, thresholds) for c, pairs in confirmed.items()}, thresholds)
+    own = {case_id: thresholds_of(thresholds, case_id) for case_id in screened}
+    judged = judge({c: statistics(pairs, own[c]) for c, pairs in confirmed.items()}, own)
     return tuple(
-        judged[case_id] if case_id in judged else _by_screen(case_id, pairs, thresholds)
+        judged[case_id] if case_id in judged else _by_screen(case_id, pairs, own[case_id])
         for case_id, pairs in screened.items()
     )
 
 
 def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
     """The statistics of one case's confirmation."""
-    logs = time_logs(pairs)
     clocked = [p for p in pairs if p.baseline_hz is not None and p.candidate_hz is not None]
-    cycles = np.array([_cycle_log(p) for p in clocked])
-    walls = [p.wall_s for p in pairs if p.wall_s is not None]
+    enough = 2 * len(clocked) >= len(pairs)
+    cycles = np.array([[_cycle_log(p) for p in clocked]]) if enough else None
+    (answer,) = array_statistics(time_logs(pairs)[None], cycles, thresholds)
+    return replace(answer, pair_s=_pair_s(pairs))
+
+
+def array_statistics(
+    logs: Floats, cycles: Floats | None, thresholds: Thresholds
+) -> tuple[Statistics, ...]:
+    """The same for many cases at once: log ratios of time and of cycles, [cases, pairs]."""
+    centre, slower, faster = hodges_lehmann(logs), signed_rank_p(logs), signed_rank_p(-logs)
     bounds = exact_bounds(logs, thresholds.alpha)
-    return Statistics(
-        centre=float(hodges_lehmann(logs)),
-        low=None if bounds is None else float(bounds[0]),
-        high=None if bounds is None else float(bounds[1]),
-        p_slower=float(signed_rank_p(logs)),
-        p_faster=float(signed_rank_p(-logs)),
-        cycles=float(hodges_lehmann(cycles)) if 2 * len(clocked) >= len(pairs) else None,
-        pairs=len(pairs),
-        pair_s=float(np.mean(walls)) if walls else None,
+    in_cycles = None if cycles is None else hodges_lehmann(cycles)
+    return tuple(
+        Statistics(
+            centre=float(centre[i]),
+            low=None if bounds is None else float(bounds[0][i]),
+            high=None if bounds is None else float(bounds[1][i]),
+            p_slower=float(slower[i]),
+            p_faster=float(faster[i]),
+            cycles=None if in_cycles is None else float(in_cycles[i]),
+            pairs=logs.shape[-1],
+        )
+        for i in range(len(logs))
     )
 
 
@@ -244,12 +176,19 @@ def _cycle_log(pair: Pair) -> float:
     return math.log(pair.candidate_s * pair.candidate_hz / (pair.baseline_s * pair.baseline_hz))
 
 
-def judge(confirmed: Mapping[str, Statistics], thresholds: Thresholds) -> Mapping[str, Comparison]:
-    """Apply the rules of the confirmation to all confirmed cases together."""
+def judge(confirmed: Mapping[str, Statistics], thresholds: ByCase) -> Mapping[str, Comparison]:
+    """Apply the rules of the confirmation to all confirmed cases together.
+
+    Raises:
+        ValueError: Cases whose thresholds differ in alpha, which belongs to all of them together.
+    """
+    own = {case_id: thresholds_of(thresholds, case_id) for case_id in confirmed}
+    if len({t.alpha for t in own.values()}) > 1:
+        raise ValueError("the thresholds of the cases differ in alpha, which they share")
     slower = holm({c: s.p_slower for c, s in confirmed.items()})
     faster = holm({c: s.p_faster for c, s in confirmed.items()})
     return {
-        case_id: _judge(case_id, s, slower[case_id], faster[case_id], len(confirmed), thresholds)
+        case_id: _judge(case_id, s, slower[case_id], faster[case_id], len(confirmed), own[case_id])
         for case_id, s in confirmed.items()
     }
 
@@ -297,10 +236,8 @@ def _judge(
     se = _standard_error(s, thresholds)
     needed = None
     if change is Change.UNDECIDED and not clock_explained and se is not None:
-        needed = _pairs_needed(s, se, cases, thresholds)
-        minutes = None if s.pair_s is None else needed * s.pair_s / 60
-    else:
-        minutes = None
+        needed = pairs_needed(s.centre, se * math.sqrt(s.pairs), cases, thresholds)
+        needed = max(needed, s.pairs + 1)
     return Comparison(
         case_id=case_id,
         change=change,
@@ -312,7 +249,7 @@ def _judge(
         clock_explained=clock_explained,
         smallest_effect=None if se is None else _smallest_effect(se, cases, thresholds),
         pairs_needed=needed,
-        minutes_needed=minutes,
+        minutes_needed=_minutes(needed, s.pair_s),
         reason=reason,
     )
 
@@ -321,30 +258,36 @@ def _standard_error(s: Statistics, thresholds: Thresholds) -> float | None:
     """Of the centre, read off the width of its exact interval: outliers do not swell it."""
     if s.low is None or s.high is None:
         return None
-    return (s.high - s.low) / 2 / float(norm.ppf(1 - thresholds.alpha))
+    return (s.high - s.low) / 2 / _quantile(1 - thresholds.alpha)
 
 
 def _smallest_effect(se: float, cases: int, thresholds: Thresholds) -> float:
     """The test must reject at the strictest of Holm's levels and the estimate pass the floor."""
-    found, strict = float(norm.ppf(POWER)), float(norm.ppf(1 - thresholds.alpha / cases))
+    found, strict = _quantile(POWER), _quantile(1 - thresholds.alpha / cases)
     log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
     return math.expm1(log)
 
 
-def _pairs_needed(s: Statistics, se: float, cases: int, thresholds: Thresholds) -> int:
-    """Fewest pairs that would show the estimated ratio slower, or under the tolerance."""
-    pair = se * math.sqrt(s.pairs)
-    found = float(norm.ppf(POWER))
+def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int:
+    """Fewest pairs that would show a ratio slower, or under the tolerance, nine times in ten.
+
+    Args:
+        centre: Logarithm of the ratio.
+        pair_sd: Standard deviation of the log ratio of one pair.
+        cases: How many cases are confirmed together.
+        thresholds: Those of the case.
+    """
+    found = _quantile(POWER)
     floor, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
     ways = []
-    if s.centre < tolerance:
-        bound = float(norm.ppf(1 - thresholds.alpha))
-        ways.append(((bound + found) * pair / (tolerance - s.centre)) ** 2)
-    if s.centre > floor:
-        strict = float(norm.ppf(1 - thresholds.alpha / cases))
-        rejected = ((strict + found) * pair / s.centre) ** 2
-        ways.append(max(rejected, (found * pair / (s.centre - floor)) ** 2))
-    return max(math.ceil(min(ways)), s.pairs + 1, least_pairs(cases, thresholds.alpha))
+    if centre < tolerance:
+        bound = _quantile(1 - thresholds.alpha)
+        ways.append(((bound + found) * pair_sd / (tolerance - centre)) ** 2)
+    if centre > floor:
+        strict = _quantile(1 - thresholds.alpha / cases)
+        rejected = ((strict + found) * pair_sd / centre) ** 2
+        ways.append(max(rejected, (found * pair_sd / (centre - floor)) ** 2))
+    return max(math.ceil(min(ways)), least_pairs(cases, thresholds.alpha))
 
 
 def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:
@@ -354,16 +297,14 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
     gap = _percent(centre)
     low = high = smallest = None
     if len(pairs) > 1:
-        low, high = (float(b) for b in _student_bounds(logs, thresholds.alpha))
+        low, high = (float(b) for b in student_bounds(logs, thresholds.alpha))
         se = float(logs.std(ddof=1)) / math.sqrt(len(pairs))
-        smallest = math.expm1(math.log(thresholds.screen_ratio) + float(norm.ppf(POWER)) * se)
-    needed = minutes = None
+        smallest = math.expm1(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
+    needed = None
     if not screen(pairs, thresholds):
         change = Change.UNDECIDED
         reason = f"{gap} in {len(pairs)} pairs of the screen, and not confirmed"
         needed = thresholds.confirm_pairs
-        walls = [p.wall_s for p in pairs if p.wall_s is not None]
-        minutes = needed * float(np.mean(walls)) / 60 if walls else None
     elif high is not None and high < 0 and centre < -math.log1p(thresholds.practical):
         change, reason = Change.FASTER, f"{gap}, at most {_percent(high)}, in the screen"
     else:
@@ -381,9 +322,19 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
         clock_explained=False,
         smallest_effect=smallest,
         pairs_needed=needed,
-        minutes_needed=minutes,
+        minutes_needed=_minutes(needed, _pair_s(pairs)),
         reason=reason,
     )
+
+
+def _pair_s(pairs: Sequence[Pair]) -> float | None:
+    """GPU time of one pair; None where no pair says."""
+    walls = [p.wall_s for p in pairs if p.wall_s is not None]
+    return float(np.mean(walls)) if walls else None
+
+
+def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
+    return None if pairs is None or pair_s is None else pairs * pair_s / 60
 
 
 def _percent(log: float) -> str:

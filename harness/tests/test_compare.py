@@ -38,7 +38,7 @@ def clocked(plain: list[Pair], baseline_hz: float, candidate_hz: float) -> list[
 
 def judge(ratio: float, *, spread: float = 0.008, seed: int = 0) -> Comparison:
     """One case through both stages."""
-    first = {"a": pairs(ratio, 5, spread=spread, seed=seed)}
+    first = {"a": pairs(ratio, DEFAULT.screen_pairs, spread=spread, seed=seed)}
     second = {"a": pairs(ratio, 20, spread=spread, seed=seed + 1000)}
     (answer,) = confirm(first, {} if screen(first["a"], DEFAULT) else second, DEFAULT)
     return answer
@@ -117,7 +117,7 @@ def test_the_planted_change_is_found(planted: float, spread: float, expected: Ch
 
 def test_a_sure_slowdown_under_the_floor_is_no_regression() -> None:
     answer = confirm(
-        {"a": pairs(1.013, 5, spread=0.0005)}, {"a": pairs(1.013, 20, spread=0.0005)}, DEFAULT
+        {"a": pairs(1.013, 6, spread=0.0005)}, {"a": pairs(1.013, 20, spread=0.0005)}, DEFAULT
     )[0]
 
     assert answer.p_value is not None
@@ -126,18 +126,18 @@ def test_a_sure_slowdown_under_the_floor_is_no_regression() -> None:
 
 
 def test_the_screen_lets_no_case_pass_whose_noise_could_hide_a_slowdown() -> None:
-    """The centre alone looks fine: three pairs of five say nothing happened."""
-    noisy = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.99, 1.00, 1.01, 1.06, 0.94)]
-    calm = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.999, 1.0, 1.001, 1.002, 0.998)]
+    """The centre alone looks fine: four pairs of six say that nothing happened."""
+    noisy = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.99, 1.00, 1.01, 1.06, 0.94, 1.00)]
+    calm = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.999, 1.0, 1.001, 1.002, 0.998, 1.0)]
 
     assert not screen(noisy, DEFAULT)
     assert screen(calm, DEFAULT)
-    assert not screen(calm[:4], DEFAULT)
+    assert not screen(calm[:5], DEFAULT)
 
 
 def test_the_confirmation_is_judged_by_its_new_pairs_alone() -> None:
     """The pairs that selected the case look slow because they selected it."""
-    answer = confirm({"a": pairs(1.06, 5)}, {"a": pairs(1.0, 20)}, DEFAULT)[0]
+    answer = confirm({"a": pairs(1.06, 6)}, {"a": pairs(1.0, 20)}, DEFAULT)[0]
 
     assert answer.change is Change.SAME
     assert answer.pairs == 20
@@ -175,7 +175,7 @@ def test_a_gap_that_vanishes_in_cycles_is_undecided(
 ) -> None:
     second = clocked(pairs(1.05, 20), 1.98e9, candidate_hz)
 
-    answer = confirm({"a": pairs(1.05, 5)}, {"a": second}, DEFAULT)[0]
+    answer = confirm({"a": pairs(1.05, 6)}, {"a": second}, DEFAULT)[0]
 
     assert (answer.change, answer.clock_explained) == (change, explained)
     if explained:
@@ -184,7 +184,7 @@ def test_a_gap_that_vanishes_in_cycles_is_undecided(
 
 def test_undecided_says_what_would_decide() -> None:
     """As many pairs as it names do decide, for the ratio it estimated."""
-    answer = confirm({"a": pairs(1.02, 5)}, {"a": pairs(1.02, 20, spread=0.025, seed=5)}, DEFAULT)[
+    answer = confirm({"a": pairs(1.02, 6)}, {"a": pairs(1.02, 20, spread=0.025, seed=5)}, DEFAULT)[
         0
     ]
 
@@ -202,7 +202,7 @@ def test_undecided_says_what_would_decide() -> None:
 
 
 def test_a_case_that_was_not_confirmed_is_undecided() -> None:
-    answer = confirm({"a": pairs(1.05, 5)}, {}, DEFAULT)[0]
+    answer = confirm({"a": pairs(1.05, 6)}, {}, DEFAULT)[0]
 
     assert answer.change is Change.UNDECIDED
     assert (answer.p_value, answer.pairs_needed) == (None, 20)
@@ -229,10 +229,10 @@ def test_a_case_without_pairs_or_never_screened_is_refused() -> None:
     with pytest.raises(ValueError, match="no pair"):
         confirm({"a": []}, {}, DEFAULT)
     with pytest.raises(ValueError, match="never screened"):
-        confirm({"a": pairs(1.0, 5)}, {"b": pairs(1.0, 20)}, DEFAULT)
+        confirm({"a": pairs(1.0, 6)}, {"b": pairs(1.0, 20)}, DEFAULT)
 
 
 def test_thresholds_that_could_find_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 7"):
-        Thresholds(confirm_pairs=6)
-    assert least_pairs(60, 0.01) == 13
+    with pytest.raises(ValueError, match="at least 8"):
+        Thresholds(confirm_pairs=7)
+    assert least_pairs(60, 0.005) == 14
