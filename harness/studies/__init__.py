@@ -1,0 +1,1 @@
+"""Studies of the harness itself: how often its own answers are wrong."""

@@ -1,0 +1,280 @@
+"""How often the gate errs: its decision, simulated whole, on modelled and on recorded noise.
+
+    python -m harness.studies.gate_errors --gates 10000 --seed 1
+
+Every simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A
+pairs as a calibration does, screens, confirms the rest and is judged by the very functions that
+judge a real one. A rate stands with its 95 % Clopper-Pearson interval, and a target is met when
+that whole interval lies on its good side. harness/README.md keeps the table.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta
+
+from harness import store
+from harness.analysis import compare
+from harness.analysis.calibrate import (
+    THRESHOLDS,
+    UPPER_CV,
+    NoiseClass,
+    classify,
+    process_cv,
+)
+from harness.analysis.compare import Change, Statistics, student_bounds
+from harness.analysis.noise import NOISY, QUIET, TYPICAL, Draw, Noise, recorded
+from harness.analysis.rank import Floats, exact_bounds
+
+CASES_AT_ONCE = 6000
+"""Cases drawn together: about 200 MB."""
+CALIBRATION_PAIRS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One kind of gate to simulate."""
+
+    noise: Noise
+    cases: int
+    planted: float | None = None
+    """Slowdown of the first case, as a fraction; None for a clean change."""
+    planted_noise: Noise | None = None
+    """Noise of the first case, where it is not that of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """What became of the simulated gates of one setting."""
+
+    setting: Setting
+    gates: int
+    blocked: int
+    """Gates with a case called slower: NO-GO."""
+    passed: int
+    """Gates all of whose cases passed: GO."""
+    found: int
+    """Gates whose planted case was called slower."""
+    missed: int
+    """Gates whose planted case passed, whatever the other cases did."""
+    pairs: int
+    """Pairs of processes that all gates ran together, calibration aside."""
+    exact_low: int
+    """Gates whose first case has a lower bound above the truth, by the exact interval of as many
+    pairs as confirm a typical case. Every first case has one, whatever its screen said."""
+    exact_high: int
+    """The same of the upper bound, which lies below the truth."""
+    student_high: int
+    """The same of Student's upper bound, which lets a case pass the screen."""
+
+
+def simulate(setting: Setting, *, gates: int, rng: np.random.Generator) -> Tally:
+    """Run so many gates."""
+    names = [f.name for f in fields(Tally) if f.name not in ("setting", "gates")]
+    counts = np.zeros(len(names), dtype=np.int64)
+    at_once = max(1, CASES_AT_ONCE // setting.cases)
+    for start in range(0, gates, at_once):
+        counts += _chunk(setting, min(at_once, gates - start), rng)
+    return Tally(setting=setting, gates=gates, **dict(zip(names, map(int, counts), strict=True)))
+
+
+def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The counts of a Tally, in its order."""
+    n = setting.cases
+    most = max(t.screen_pairs + t.confirm_pairs for t in THRESHOLDS.values())
+    draw = CALIBRATION_PAIRS + most
+    logs, cycles = _logs(setting.noise.draw(rng, gates * n, draw))
+    if setting.planted_noise is not None:
+        logs[::n], cycles[::n] = _logs(setting.planted_noise.draw(rng, gates, draw))
+    noise = [classify(float(cv)) for cv in process_cv(logs[:, :CALIBRATION_PAIRS])]
+    logs, cycles = logs[:, CALIBRATION_PAIRS:], cycles[:, CALIBRATION_PAIRS:]
+    truth = np.zeros(gates * n)
+    if setting.planted is not None:
+        truth[::n] = math.log1p(setting.planted)
+        logs, cycles = logs + truth[:, None], cycles + truth[:, None]
+
+    slower = np.zeros(gates * n, dtype=bool)
+    good = np.ones(gates * n, dtype=bool)  # as the screen leaves it
+    confirmed: dict[int, Statistics] = {}
+    pairs = 0
+    for kind in set(noise):
+        t = THRESHOLDS[kind]
+        of_kind = np.flatnonzero([x is kind for x in noise])
+        rest = of_kind[~compare.screened_done(logs[of_kind, : t.screen_pairs], t)]
+        new = slice(t.screen_pairs, t.screen_pairs + t.confirm_pairs)
+        stats = compare.array_statistics(logs[rest, new], cycles[rest, new], t)
+        confirmed |= zip(map(int, rest), stats, strict=True)
+        pairs += len(of_kind) * t.screen_pairs + len(rest) * t.confirm_pairs
+    order = sorted(confirmed)
+    for first, last in pairwise(np.searchsorted(order, np.arange(gates + 1) * n)):
+        gate = {str(i): confirmed[i] for i in order[first:last]}
+        own = {key: THRESHOLDS[noise[int(key)]] for key in gate}
+        for key, answer in compare.judge(gate, own).items():
+            slower[int(key)] = answer.change is Change.SLOWER
+            good[int(key)] = answer.change in (Change.SAME, Change.FASTER)
+
+    slower, good = slower.reshape(gates, n), good.reshape(gates, n)
+    usual = THRESHOLDS[NoiseClass.TYPICAL]
+    exact = exact_bounds(logs[::n, -usual.confirm_pairs :], usual.alpha)
+    assert exact is not None
+    _, student = student_bounds(logs[::n, : usual.screen_pairs], usual.alpha)
+    return np.array(
+        [
+            slower.any(axis=1).sum(),
+            good.all(axis=1).sum(),
+            slower[:, 0].sum(),
+            good[:, 0].sum(),
+            pairs,
+            (exact[0] > truth[::n]).sum(),
+            (exact[1] < truth[::n]).sum(),
+            (student < truth[::n]).sum(),
+        ]
+    )
+
+
+def _logs(draw: Draw) -> tuple[Floats, Floats]:
+    """Log ratios of time and of cycles."""
+    times = draw.candidate - draw.baseline
+    return times, times + draw.candidate_clock - draw.baseline_clock
+
+
+def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval of a rate."""
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high
+
+
+# --- the table ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One figure of the table, with what it has to reach."""
+
+    noise: str
+    cases: int
+    change: str
+    figure: str
+    hits: int
+    trials: int
+    at_least: float | None = None
+    at_most: float | None = None
+    """Neither: stated, with nothing to reach."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the whole interval lies on the good side; None where nothing is asked."""
+        low, high = clopper_pearson(self.hits, self.trials)
+        if self.at_least is not None:
+            return low >= self.at_least
+        return None if self.at_most is None else high <= self.at_most
+
+
+def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
+    """The figures of one setting.
+
+    Args:
+        tally: What became of its gates.
+        quiet_enough: Whether a planted slowdown has to be found in this noise.
+    """
+    setting = tally.setting
+    changed = "clean" if setting.planted is None else f"one case {setting.planted:+.0%}"
+    if setting.planted_noise is not None:
+        changed += f" ({setting.planted_noise.name})"
+
+    def line(
+        figure: str, hits: int, at_least: float | None = None, at_most: float | None = None
+    ) -> Line:
+        return Line(
+            noise=setting.noise.name,
+            cases=setting.cases,
+            change=changed,
+            figure=figure,
+            hits=hits,
+            trials=tally.gates,
+            at_least=at_least,
+            at_most=at_most,
+        )
+
+    if setting.planted is None:
+        yield line("NO-GO", tally.blocked, at_most=0.01)
+        yield line("GO", tally.passed)
+        if setting.cases == 12:
+            yield line("confirmation: lower bound too high", tally.exact_low, at_most=0.01)
+            yield line("confirmation: upper bound too low", tally.exact_high, at_most=0.01)
+            yield line("screen: upper bound too low", tally.student_high, at_most=0.01)
+        return
+    wanted = {0.05: 0.95, 0.03: 0.90}[setting.planted] if quiet_enough else None
+    yield line("that case NO-GO", tally.found, at_least=wanted)
+    yield line("that case passes", tally.missed, at_most=0.01 if setting.planted >= 0.05 else None)
+
+
+def settings(runs: Path) -> Iterator[tuple[Setting, bool]]:
+    """Every setting of the table, and whether planted slowdowns have to be found in it."""
+    stored = recorded(store.load(runs, header.run_id) for header in store.headers(runs))
+    calm = stored.no_noisier_than(UPPER_CV[NoiseClass.TYPICAL])
+    for cases in (12, 60):
+        for noise in (QUIET, TYPICAL, NOISY, stored):
+            yield Setting(noise=noise, cases=cases), True
+            for planted in (0.05, 0.03):
+                if noise is stored:
+                    where = Setting(noise=noise, cases=cases, planted=planted, planted_noise=calm)
+                    yield where, True
+                anywhere = Setting(noise=noise, cases=cases, planted=planted)
+                yield anywhere, noise in (QUIET, TYPICAL) or (noise is NOISY and planted > 0.03)
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The table of harness/README.md."""
+    rows = [
+        "| noise | cases | change | figure | rate | 95 % interval | asked | met |",
+        "|:--|--:|:--|:--|--:|:--|:--|:--|",
+    ]
+    for x in lines:
+        low, high = clopper_pearson(x.hits, x.trials)
+        asked = f"≥ {x.at_least:.0%}" if x.at_least is not None else ""
+        asked = f"≤ {x.at_most:.0%}" if x.at_most is not None else asked
+        met = {None: "", True: "yes", False: "**no**"}[x.met]
+        rows.append(
+            f"| {x.noise} | {x.cases} | {x.change} | {x.figure} | {x.hits / x.trials:.2%} "
+            f"| {low:.2%} to {high:.2%} | {asked} | {met} |"
+        )
+    return "\n".join(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Simulate the gate and state how often it errs.")
+    parser.add_argument("--gates", type=int, default=10_000, help="simulated gates a setting")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=Path, default=Path("reports/runs"), help="recorded noise")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    lines: list[Line] = []
+    costs = []
+    for i, (setting, quiet_enough) in enumerate(settings(options.runs)):
+        rng = np.random.default_rng([options.seed, i])
+        tally = simulate(setting, gates=options.gates, rng=rng)
+        lines += lines_of(tally, quiet_enough=quiet_enough)
+        if setting.planted is None:
+            per_case = tally.pairs / tally.gates / setting.cases
+            costs.append(f"{setting.noise.name}, {setting.cases} cases: {per_case:.1f}")
+        sys.stderr.write(f"{i + 1}: {time.monotonic() - began:.0f} s\n")
+    missed = sum(x.met is False for x in lines)
+    sys.stdout.write(
+        f"{markdown(lines)}\n\nPairs a case of a clean change: {'; '.join(costs)}.\n"
+        f"{options.gates} gates a setting, seed {options.seed}; {missed} figures missed.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
