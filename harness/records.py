@@ -247,6 +247,19 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDigest:
+    """An output in a few numbers. Equal outputs have equal ones."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    norm: float
+    """Root of the sum of squares, in float64."""
+    projection: float
+    """Sum weighted by cos(i), i counted from 0: it changes where elements change places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """A stretch of a worker's life, in seconds since the parent launched it."""
 
@@ -373,6 +386,11 @@ class Measurement:
     accuracy: Accuracy | None = None
     effective: Mapping[str, Scalar] = field(default_factory=dict)
     """The configuration in force as the workload observed it: shapes, dtypes, routes."""
+    flags_read: Mapping[str, bool] = field(default_factory=dict)
+    """Variables that were set, by the case or around it, and that the workload knows as flags:
+    whether anything asked for them. A variable that is not here may or may not have been read."""
+    output_digest: tuple[TensorDigest, ...] = ()
+    """Of what the first run returned; empty where it returned no finite numbers."""
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""

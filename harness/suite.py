@@ -189,6 +189,8 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield Problem((*loc, "exclude"), "every combination is excluded", at_key=True)
         cases += kept
         yield from _measure_problems(workload, loc, kept)
+        for i, some in enumerate(workload.env if isinstance(workload.env, list) else ()):
+            yield from sweep.check_match(some.match, (*loc, "env", i, "match"), kept)
         yield from _allow_problems(workload, (*loc, "allow"), kept)
     if len(cases) > sweep.MAX_CASES:
         text = f"{len(cases)} cases; a suite may have {sweep.MAX_CASES}"

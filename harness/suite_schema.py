@@ -146,6 +146,14 @@ class AllowModel(_Model):
     reason: Text
 
 
+class SomeEnvModel(_Model):
+    """Environment variables of some cases of a workload."""
+
+    match: Annotated[Matching, Field(min_length=1)]
+    """Cases of this workload."""
+    set: Annotated[dict[VariableName, Value], Field(min_length=1)]
+
+
 class WorkloadModel(_Model):
     """One computation, swept over providers and axes."""
 
@@ -162,8 +170,13 @@ class WorkloadModel(_Model):
     """Groups of swept axes that advance together instead of being crossed."""
     exclude: list[Annotated[Matching, Field(min_length=1)]] = []
     """Combinations to leave out; every line must match at least one."""
-    env: dict[VariableName, Value] = {}
-    """Environment variables of the worker, the same for all cases."""
+    env: Annotated[
+        Annotated[dict[VariableName, Value], Tag("one")]
+        | Annotated[list[SomeEnvModel], Tag("list")],
+        Discriminator(_one_or_list),
+    ] = {}
+    """Environment variables of the worker: the same for all cases, or a list of `{match, set}`.
+    A flag that is set for a case and that nothing asks for is a path_mismatch."""
     measure: Annotated[
         Annotated[MeasureModel, Tag("one")] | Annotated[list[MeasureSomeModel], Tag("list")],
         Discriminator(_one_or_list),

@@ -33,9 +33,9 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
         if name in PSEUDO_AXES:
             text = f"{show(name)} cannot be an axis; every case has it already"
             problems.append(Problem((*loc, "axes", name), text, at_key=True))
-        if name in workload.env:
+        for place in _set_in_env(workload, name):
             text = f"{name} is an axis and in env as well"
-            problems.append(Problem((*loc, "env", name), text, "Keep one of them.", at_key=True))
+            problems.append(Problem((*loc, *place), text, "Keep one of them.", at_key=True))
         if isinstance(values, list):
             repeats = any(name in group for group in workload.zip)
             problems += _check_values(values, (*loc, "axes", name), repeats=repeats)
@@ -103,7 +103,6 @@ def cases(
         overrides: Fields of MeasureSettings that go before both.
         excluded: Whether to return the excluded combinations too.
     """
-    env = {name: as_text(value) for name, value in workload.env.items()}
     exclusions = [] if excluded else [match(m) for m in workload.exclude]
     swept = tuple(name for name, values in workload.axes.items() if isinstance(values, list))
     found = []
@@ -118,12 +117,32 @@ def cases(
             provider=provider,
             axes=axes,
             swept=swept,
-            env=env | {name: as_text(v) for name, v in axes.items() if name.isupper()},
+            env={name: as_text(v) for name, v in axes.items() if name.isupper()},
         )
+        case = replace(case, env={**_env(workload, case), **case.env})
         if not any(m.accepts(case) for m in exclusions):
             settings = MeasureSettings(**{**measure, **_measured(workload, case), **overrides})
             found.append(replace(case, settings=settings, allow=_allowed(workload, case)))
     return tuple(found)
+
+
+def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
+    """The variables of one case, but for its axes."""
+    given: dict[str, Scalar] = {}
+    if isinstance(workload.env, dict):
+        given |= workload.env
+    else:
+        for some in workload.env:
+            if match(some.match).accepts(case):
+                given |= some.set
+    return {name: as_text(value) for name, value in given.items()}
+
+
+def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
+    """Where `env` sets a variable."""
+    if isinstance(workload.env, dict):
+        return [("env", name)] if name in workload.env else []
+    return [("env", i, "set", name) for i, some in enumerate(workload.env) if name in some.set]
 
 
 def _measured(workload: WorkloadModel, case: Case) -> dict[str, Any]:

@@ -43,6 +43,10 @@ class Workload:
     effective: Callable[[], Mapping[str, Scalar]] | None = None
     """Called after the last sample: the configuration as observed, not as asked for. What it
     tells under the name of an axis must equal the axis; else the outcome is path_mismatch."""
+    flags: Callable[[], Mapping[str, bool]] | None = None
+    """Called with `effective`: each environment variable that is set and that this code knows as
+    a flag, and whether anything has asked for it. One that the case sets and nothing has asked
+    for makes the outcome path_mismatch. None: nobody can tell."""
 
 
 PREFLIGHT = "preflight"

@@ -44,6 +44,7 @@ __all__ = [
     "Split",
     "bits_per_byte",
     "check_dataset",
+    "fetches",
     "open_stream",
     "text_corpus",
     "unigram_entropy",
@@ -102,6 +103,11 @@ def check_dataset(dataset: str) -> None:
             f"{dataset!r}: only fineweb_edu takes a path, after a colon",
             f"Write {name!r}, or fineweb_edu:PATH with a file or a folder.",
         )
+
+
+def fetches(dataset: str) -> bool:
+    """Whether a dataset is read as `loader` says, rather than drawn in memory."""
+    return dataset.partition(":")[0] == "fineweb_edu"
 
 
 def open_stream(

@@ -4,13 +4,17 @@
 Both are frozen and passed down. A field's name is its variable's: `sel_ranges_v2` is
 NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that is not accepted, and flags that
 contradict each other raise FlagError: none of them turns into a default.
+
+A record of flags notes which of its fields are asked for, so that a variable that was set, and
+that nothing on the way asked for, can be told (`Flags.asked_for`). Comparing or printing a record
+asks for all of them.
 """
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from nsa.ops import Routes
 
@@ -114,6 +118,15 @@ class Flags:
     """FineWeb-Edu: fetches kept ready."""
     set_names: frozenset[str] = frozenset()
     """Variables that were set, whether or not to their default."""
+    _asked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Fields that were asked for."""
+
+    if not TYPE_CHECKING:  # where a misspelt field must stay an error
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in _FLAGS:
+                object.__getattribute__(self, "_asked").add(name)
+            return object.__getattribute__(self, name)
 
     def __post_init__(self) -> None:
         if len(chosen := self._chosen_selections()) > 1:
@@ -132,6 +145,7 @@ class Flags:
                     f"NSA_USE_FA2=0 and {_variable(name)}=1 contradict: the first forbids FA2 "
                     "in every branch\n  Unset NSA_USE_FA2 to switch on one branch alone."
                 )
+        self._asked.clear()  # the checks above are not a use
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -150,7 +164,7 @@ class Flags:
                 near = get_close_matches(name, parsers, n=1, cutoff=0.0)[0]
                 raise FlagError(f"{name} is not a flag\n  Did you mean {near}?")
             try:
-                values[name.removeprefix(PREFIX).lower()] = parsers[name](text)
+                values[_field(name)] = parsers[name](text)
             except ValueError as error:
                 raise FlagError(f"{name}={text!r}: {error}") from None
         return cls(**values, set_names=frozenset(given))
@@ -160,20 +174,32 @@ class Flags:
         """How attention takes the queries of a forward, as nsa.module names it."""
         return "batched" if self.prefill_batched else "token"
 
-    def routes(self) -> Routes:
-        """The route of every branch that these flags ask for."""
+    def routes(self, **given: str) -> Routes:
+        """The route of every part that these flags ask for; they are not asked about `given`."""
+        others = (f.name for f in fields(Routes) if f.name not in given)
+        return Routes(**given, **{part: self.route(part) for part in others})
+
+    def route(self, part: str) -> str:
+        """The route of one part of the operator: compress, scores, select or window."""
         if self.force_parity:
-            return Routes.reference()
-        selections = self._chosen_selections()
-        default = "gather" if self.sel_ranges_v2 else "loop"
-        select = next(iter(selections.values()), default)
+            return "reference"
+        if part == "select":
+            default = "gather" if self.sel_ranges_v2 else "loop"
+            return next(iter(self._chosen_selections().values()), default)
         if self.use_triton:
-            return Routes(compress="triton", scores="triton", select=select, window="triton")
-        return Routes(
-            compress=self._fa2_route(self.use_fa2_cmp),
-            select=select,
-            window=self._fa2_route(self.use_fa2_win),
-        )
+            return "triton"
+        if part == "scores":
+            return "eager"
+        return self._fa2_route(self.use_fa2_win if part == "window" else self.use_fa2_cmp)
+
+    def asked_for(self) -> dict[str, bool]:
+        """Every variable that was set, and whether its field has been asked for since."""
+        return {name: _field(name) in self._asked for name in sorted(self.set_names)}
+
+    def asks_nothing_of_branches(self, variable: str) -> bool:
+        """Whether a variable leaves every branch as it would be without it. Asks for its field."""
+        alone = type(self)(**{_field(variable): getattr(self, _field(variable))})
+        return not alone.disable_aux_stats and alone.routes() == Routes()
 
     def _chosen_selections(self) -> dict[str, str]:
         """Flags that choose a route for selected attention and are on, with the route."""
@@ -200,6 +226,14 @@ class Flags:
 def _variable(name: str) -> str:
     """The environment variable of a field."""
     return PREFIX + name.upper()
+
+
+def _field(variable: str) -> str:
+    """The field of an environment variable."""
+    return variable.removeprefix(PREFIX).lower()
+
+
+_FLAGS = frozenset(f.name for f in fields(Flags) if f.metadata)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from the tensors and calls that went by. Nothing here reads the environment, pri
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nsa import costs
 from nsa.capture import CapturedStep, CaptureError
 from nsa.compiled import compiled, runs
-from nsa.data import Loader, open_stream
+from nsa.data import Loader, fetches, open_stream
 from nsa.devices import distribute, training_device
 from nsa.errors import TrainError
 from nsa.flags import Flags, Launch
@@ -75,15 +75,17 @@ class Trainer:
         self.device = training_device(config.device, launch)
         if config.cuda_graph:
             _check_graph(config, self.device, launch)
+        # Flags are asked for only where they decide something: Flags.asked_for tells on them.
+        dense = config.model.attention == "dense"
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
             self.model = ByteLM(
                 config.model,
                 dense_backend=config.dense_backend,
-                aux_stats=not flags.disable_aux_stats,
+                aux_stats=dense or not flags.disable_aux_stats,
                 generator=torch.Generator().manual_seed(config.seed),
             ).to(self.device)
         self.steps_done = 0
-        self.routes = flags.routes() if config.routes is None else config.routes
+        self.routes = config.routes or (Routes() if dense else flags.routes())
         self.prefill = flags.prefill if config.prefill is None else config.prefill
         self._graph: CapturedStep | None = None
         self._rotation: tuple[int, torch.dtype, Rotation] | None = None
@@ -109,12 +111,14 @@ class Trainer:
             init_scale=config.initial_scale,
             enabled=config.precision == "fp16",
         )
-        self._loader = Loader(
-            doc_batch=flags.fwe_doc_batch,
-            prefetch=flags.fwe_prefetch,
-            queue_depth=flags.fwe_q,
-            timeout_s=config.loader_timeout_s,
-        )
+        self._loader = Loader(timeout_s=config.loader_timeout_s)
+        if fetches(config.dataset):
+            self._loader = replace(
+                self._loader,
+                doc_batch=flags.fwe_doc_batch,
+                prefetch=flags.fwe_prefetch,
+                queue_depth=flags.fwe_q,
+            )
         self.stream = open_stream(
             config.dataset,
             batch_size=config.batch_size,
@@ -252,6 +256,7 @@ class Trainer:
             "graph": "on" if seen.replayed else "off",
             "parameter_dtype": _names(p.dtype for p in self.model.parameters()),
             "autocast_dtype": _name(seen.autocast) if seen.autocast else "off",
+            "precision": _precision(seen.autocast, self.model),
             "logits_dtype": _name(seen.logits),
             "loss_scale": self._scaler.get_scale() if self._scaler.is_enabled() else 1.0,
             "routes": routes,
@@ -404,6 +409,13 @@ def _fa2_providers(routes: str) -> str:
 
 def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _precision(autocast: torch.dtype | None, model: nn.Module) -> str:
+    """As TrainConfig.precision says it: what matrices were multiplied in."""
+    computed = autocast or next(model.parameters()).dtype
+    names = {dtype or torch.float32: name for name, dtype in AUTOCAST.items()}
+    return names.get(computed, _name(computed))
 
 
 def _names(dtypes: Iterator[torch.dtype]) -> str:

@@ -91,7 +91,7 @@ class Plan:
             branch=branch,
             selection=given.word("selection", SELECTIONS, "real"),
             config=peers.nsa_config(sizes) if (provider, branch) == ("fla-nsa", "whole") else sizes,
-            routes=_routes(provider, branch, flags),
+            routes=_routes(provider, branch, given),
         )
         given.finish()
         if plan.selection != "real" and branch != "select":
@@ -104,25 +104,39 @@ class Plan:
         return plan
 
 
-def _routes(provider: str, branch: costs.Part, flags: Flags) -> ops.Routes:
-    """The route of each part; an AxisError where the provider has no such branch."""
+def _routes(provider: str, branch: costs.Part, given: Axes) -> ops.Routes:
+    """The route of each part; an AxisError where the provider has no such branch.
+
+    Flags are asked about the parts that run and that the provider leaves open.
+    """
+    own = _own_routes(provider, branch)
+    parts = {"whole": tuple(ops.ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
+    left = [part for part in parts if part not in own]
+    if not left:
+        given.unrouted(f"{provider} routes all that runs")
+    return ops.Routes(**own, **{part: given.flags.route(part) for part in left})
+
+
+def _own_routes(provider: str, branch: costs.Part) -> dict[str, str]:
+    """Parts of the operator, and the route that the provider is for each."""
+    none = {part: getattr(ops.Routes(), part) for part in ops.ROUTES}
     if provider in DENSE:
         if branch != "whole":
             raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
-        return ops.Routes()
+        return none
     if provider in peers.PEERS:
         if branch not in peers.PEERS[provider]:
             known = ", ".join(peers.PEERS[provider])
             raise AxisError(f"attention: {provider} has no branch {branch!r}; only {known}")
-        return ops.Routes()
+        return none
     if provider in ("triton", "reference"):
-        return ops.Routes(**dict.fromkeys(ops.ROUTES, provider))
+        return dict.fromkeys(ops.ROUTES, provider)
     if provider in ops.ROUTES["select"]:
-        return replace(flags.routes(), select=provider)
+        return {"select": provider}
     if provider not in ops.ROUTES.get(branch, ()):
         parts = [part for part, routes in ops.ROUTES.items() if provider in routes]
         raise AxisError(f"attention: {provider} has no branch {branch!r}; only {', '.join(parts)}")
-    return replace(flags.routes(), **{branch: provider})
+    return {branch: provider}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +200,8 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         AxisError: For an axis that is missing, unknown or out of range.
         Unsupported: The provider cannot run here.
     """
-    p = Plan.read(provider, axes, Flags.from_env())
+    flags = Flags.from_env()
+    p = Plan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = _Inputs.draw(p, device)
     if provider in peers.PEERS:
@@ -196,8 +211,9 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     needed = 4 * 8 * p.B * p.HQ * p.T * p.T
     affordable = needed <= REFERENCE_BYTES[device]
     cost = _cost(p)
+    seen: dict[str, Scalar] = {}
     return Workload(
-        run=partial(_run, p, timed, blocks),
+        run=partial(_seen_run, p, timed, blocks, seen),
         check=partial(_check, p, x),
         reference=partial(_reference, p, x.to(torch.float64), blocks) if affordable else None,
         eager=partial(_reference, p, x, blocks) if affordable else None,
@@ -207,7 +223,8 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         tokens=p.B * p.T,
         flops=cost.flops,
         bytes=cost.bytes,
-        effective=partial(_effective, p, timed, blocks),
+        effective=lambda: {**_effective(p, timed, blocks), **seen},
+        flags=flags.asked_for,
     )
 
 
@@ -324,6 +341,13 @@ def _run(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     return _with_gradients(p, x, lambda given: _forward(p, given, blocks))
 
 
+def _seen_run(p: Plan, x: _Inputs, blocks: Tensor, seen: dict[str, Scalar]) -> dict[str, Tensor]:
+    """What is timed; it notes which passes gave something."""
+    outputs = _run(p, x, blocks)
+    seen["pass"] = "forward" if outputs.keys() == {"o"} else "forward+backward"
+    return outputs
+
+
 def _check(p: Plan, x: _Inputs) -> dict[str, Tensor]:
     blocks = _select(p, x)
     if p.branch == "scores":
@@ -368,9 +392,12 @@ def _cost(p: Plan) -> costs.Cost:
 def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
     """Shapes, dtype and selection as they stand in the tensors that were timed."""
     seen: dict[str, Scalar] = {
-        "q": "x".join(map(str, x.q.shape)),
-        "k": "x".join(map(str, x.k_sel.shape)),
-        "v": "x".join(map(str, x.v_sel.shape)),
+        "batch": x.q.shape[0],
+        "seq_len": x.q.shape[1],
+        "padded_q_heads" if p.provider == "fla-nsa" else "q_heads": x.q.shape[2],
+        "kv_heads": x.k_sel.shape[2],
+        "head_dim_qk": x.k_sel.shape[3],
+        "head_dim_v": x.v_sel.shape[3],
         "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
         "device": str(x.q.device),
         "routes": _route_taken(p),

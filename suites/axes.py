@@ -43,6 +43,8 @@ _MODEL = _FA2 | {
     "NSA_USE_TRITON_SEL",
     "NSA_DISABLE_AUX_STATS",
 }
+_ROUTING = _MODEL - {"NSA_PREFILL_BATCHED"}
+"""Flags that speak of NSA's branches alone."""
 READ_FLAGS: Mapping[str, set[str]] = {
     "attention": _FA2,  # its provider is the route of the selection
     "forward": _MODEL,
@@ -74,7 +76,9 @@ class Axes:
                     f"{workload} does not read {name}, so sweeping it would measure nothing\n"
                     f"  It reads {', '.join(sorted(READ_FLAGS[workload]))}."
                 )
+        self.flags = flags
         self._workload = workload
+        self._variables = [name for name in axes if name in _ROUTING]
         self._axes = {name: value for name, value in axes.items() if not name.isupper()}
         self._known: set[str] = set()
 
@@ -99,6 +103,16 @@ class Axes:
         if not isinstance(value, str):
             raise AxisError(f"{self._workload}: {name}={value!r} is not text; quote it")
         return value
+
+    def unrouted(self, why: str) -> None:
+        """Refuse flags among the axes that ask for a route where there is none to choose. One
+        that asks for nothing, such as NSA_USE_FA2=0, may stand beside those that do."""
+        for name in self._variables:
+            if not self.flags.asks_nothing_of_branches(name):
+                raise AxisError(
+                    f"{self._workload}: {name} asks for something, and {why}\n"
+                    "  Exclude this combination."
+                )
 
     def finish(self) -> None:
         """Every axis must have been read."""

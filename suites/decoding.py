@@ -133,7 +133,8 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     Raises:
         AxisError: For an axis that is missing, unknown or out of range.
     """
-    p = Plan.read(provider, axes, Flags.from_env())
+    flags = Flags.from_env()
+    p = Plan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = _Inputs.draw(p, device)
     step = _dense_step(p, x) if p.dense else partial(_nsa_step, p, x)
@@ -150,6 +151,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         flops=cost.flops,
         bytes=cost.bytes,
         effective=partial(_effective, p, x, first, replays),
+        flags=flags.asked_for,
     )
 
 
@@ -300,9 +302,10 @@ def _effective(
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
         "context": x.k.shape[1] if p.dense else int(x.lengths.max()),
-        "q": "x".join(map(str, x.q.shape)),
-        "k": "x".join(map(str, x.k.shape)),
-        "v": "x".join(map(str, x.v.shape)),
+        "q_heads": x.q.shape[2],
+        "kv_heads": x.k.shape[2],
+        "head_dim_qk": x.k.shape[3],
+        "head_dim_v": x.v.shape[3],
         "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
         "device": str(x.q.device),
         "route": p.provider,

@@ -60,7 +60,7 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     config = train_config(provider, axes, flags)
     trainer = Trainer(config, flags)
     model, autocast = trainer.model, AUTOCAST[config.precision]
-    length = min(config.seq_len, CHECKED_TOKENS[flags.prefill])
+    length = min(config.seq_len, CHECKED_TOKENS[trainer.prefill])
     tokens = _random_bytes(1, length + 1, trainer.device)
 
     def check() -> dict[str, Tensor]:
@@ -68,8 +68,8 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
             return _learned(
                 model,
                 tokens,
-                flags.routes(),
-                flags.prefill,
+                trainer.routes,
+                trainer.prefill,
                 compile_parts=config.compile == "on",
             )
 
@@ -84,7 +84,12 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         eager=eager,
         tokens=trainer.tokens_per_step,
         flops=trainer.flops_per_step,
-        effective=lambda: {**trainer.effective(), "checked_tokens": length},
+        effective=lambda: {
+            **trainer.effective(),
+            "preset": _preset_of(model),
+            "checked_tokens": length,
+        },
+        flags=flags.asked_for,
     )
 
 
@@ -128,12 +133,14 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     @torch.no_grad()
     def logits(count: int) -> Tensor:
-        out: Tensor = model(tokens[:, :count], routes=flags.routes(), prefill=flags.prefill)
+        out: Tensor = model(
+            tokens[:, :count], routes=_routes(plan.model, flags), prefill=flags.prefill
+        )
         return out
 
     def run() -> Tensor:
         out = logits(plan.T)
-        seen.update(_observed(model, out, handed))
+        seen.update(_observed(model, out, handed), seq_len=out.shape[1])
         return out
 
     return Workload(
@@ -144,6 +151,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         tokens=plan.B * plan.T,
         flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
         effective=lambda: {**seen, "checked_tokens": length},
+        flags=flags.asked_for,
     )
 
 
@@ -163,15 +171,17 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     @torch.no_grad()
     def prefilled(context: int) -> list[LayerCache] | list[DenseCache]:
         caches = model.new_caches(context + plan.new_tokens)
-        model(tokens[:, :context], routes=flags.routes(), prefill=flags.prefill, caches=caches)
+        routes = _routes(plan.model, flags)
+        model(tokens[:, :context], routes=routes, prefill=flags.prefill, caches=caches)
         return caches
 
     @torch.no_grad()
     def continued(caches: list[LayerCache] | list[DenseCache], context: int) -> Tensor:
         """Logits [B, new_tokens, V] of the tokens after the context; the caches end as before."""
         rewinds = [cache.mark() for cache in caches]
+        routes = _routes(plan.model, flags)
         steps = [
-            model(tokens[:, t : t + 1], routes=flags.routes(), caches=caches)
+            model(tokens[:, t : t + 1], routes=routes, caches=caches)
             for t in range(context, context + plan.new_tokens)
         ]
         for rewind in rewinds:
@@ -184,7 +194,8 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     def run() -> Tensor:
         out = continued(caches, plan.T)
-        seen.update(_observed(model, out, handed), context=caches[0].length, prefill=prefill)
+        seen.update(_observed(model, out, handed), new_tokens=out.shape[1])
+        seen.update(context=caches[0].length, prefill=prefill)
         return out
 
     defined = partial(_defined_logits, model, tokens[:, : checked + plan.new_tokens])
@@ -196,11 +207,14 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         tokens=plan.B * plan.new_tokens,
         flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.new_tokens, q_start=plan.T),
         effective=lambda: {**seen, "checked_context": checked},
+        flags=flags.asked_for,
     )
 
 
 def _model_config(provider: str, given: Axes) -> ModelConfig:
     given.provider(provider, PROVIDERS)
+    if provider in DENSE:
+        given.unrouted("dense attention has no branches")
     preset = PRESETS[given.word("preset", PRESETS)]
     return replace(preset, attention="dense" if provider in DENSE else "nsa")
 
@@ -231,10 +245,22 @@ def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
     model = ByteLM(
         plan.model,
         dense_backend=plan.backend,
-        aux_stats=not flags.disable_aux_stats,
+        aux_stats=plan.model.attention == "dense" or not flags.disable_aux_stats,
         generator=torch.Generator().manual_seed(SEED),
     )
     return model.to(_device(), plan.dtype).eval()
+
+
+def _routes(model: ModelConfig, flags: Flags) -> Routes:
+    """Those the flags ask for, of which dense attention asks nothing."""
+    return Routes() if model.attention == "dense" else flags.routes()
+
+
+def _preset_of(model: ByteLM) -> str:
+    """The preset whose sizes the parameters have."""
+    sizes = (len(model.blocks), *model.embedding.weight.shape)
+    presets = {(c.n_layers, c.vocab_size, c.dim): name for name, c in PRESETS.items()}
+    return presets.get(sizes, f"{sizes[0]} layers of {sizes[2]}")
 
 
 def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
@@ -282,15 +308,20 @@ def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str
     attention = model.blocks[-1].get_submodule("attention")
     return {
         "attention": model.config.attention,
+        "preset": _preset_of(model),
         "batch": out.shape[0],
-        "seq_len": out.shape[1],
-        "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "precision": _word(next(model.parameters()).dtype),
         "dtype": str(out.dtype).removeprefix("torch."),
         "routes": f"dense:{attention.backend}" if dense else describe_routes(handed["routes"]),
         "prefill": handed["prefill"],
         "device": str(out.device),
         "parameters": model.num_parameters,
     }
+
+
+def _word(dtype: torch.dtype) -> str:
+    """The axis's word for a dtype."""
+    return next((word for word, known in DTYPES.items() if known is dtype), str(dtype))
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -31,7 +30,7 @@ from harness.execution.messages import (
     Refusal,
 )
 from harness.execution.pace import EXACT_RUNS
-from harness.measure import accuracy, diagnosis, memory, timing
+from harness.measure import accuracy, diagnosis, digest, memory, path, timing
 from harness.records import (
     Accuracy,
     Case,
@@ -39,7 +38,6 @@ from harness.records import (
     Measurement,
     NonFiniteOrigin,
     Outcome,
-    Scalar,
 )
 from harness.workload import PREFLIGHT, Factory, Unsupported, Workload
 
@@ -62,10 +60,6 @@ _CONTEXT_LOST = (
     "unspecified launch failure",
     "an illegal instruction was encountered",
 )
-
-
-class PathMismatch(Exception):
-    """Something else ran than was asked for."""
 
 
 class DeviceMissing(Exception):
@@ -173,7 +167,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
             outcome = Outcome.INVALID_ENVIRONMENT
         case DeviceMissing():
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
-        case PathMismatch():
+        case path.PathMismatch():
             outcome, detail = Outcome.PATH_MISMATCH, str(error)
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
@@ -222,7 +216,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     memory.release_cached()
 
     reporter.phase("warmup")
-    stopwatch = timing.stopwatch(flush_l2=case.settings.flush_l2)
+    stopwatch = digest.OfFirst(timing.stopwatch(flush_l2=case.settings.flush_l2))
     memory.start_peak()
     taken = timing.take(
         workload.run,
@@ -235,8 +229,8 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     )
     peak = memory.device_peak_bytes()
     accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
-    effective = _effective(workload)
-    _require_path(case, effective)
+    effective, flags_read = path.effective(workload), path.flags_read(workload)
+    path.require(case, effective, flags_read)
     if taken.cut:
         effective["samples_cut"] = "timeout"
     return Measurement(
@@ -254,26 +248,9 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
         peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes,
         accuracy=checked,
         effective=effective,
+        flags_read=flags_read,
+        output_digest=stopwatch.digest,
     )
-
-
-def _effective(workload: Workload) -> dict[str, Scalar]:
-    observed = dict(workload.effective()) if workload.effective else {}
-    for name, value in observed.items():
-        if not isinstance(value, bool | int | float | str):
-            raise TypeError(f"effective() gives {name!r} a {type(value).__name__}, not a scalar")
-    return observed
-
-
-def _require_path(case: Case, effective: Mapping[str, Scalar]) -> None:
-    """Raise PathMismatch where an axis was observed, under its own name, with another value."""
-    wrong = [
-        f"{name}: asked for {asked}, ran with {effective[name]}"
-        for name, asked in case.axes.items()
-        if effective.get(name, asked) != asked
-    ]
-    if wrong:
-        raise PathMismatch("; ".join(wrong))
 
 
 class _Reporter:

@@ -219,6 +219,18 @@ def ignores_its_axis(provider: str, axes: Axes) -> Workload:
     return _good_but(effective=lambda: {"head_dim": 8})
 
 
+def reads_a_flag(provider: str, axes: Axes) -> Workload:
+    """It knows two flags of NSA_*, and asks for one. The axis `exported` is set around it."""
+    if "exported" in axes:
+        os.environ[str(axes["exported"])] = "1"
+    known = {"NSA_READ": True, "NSA_UNREAD": False}
+    return _good_but(flags=lambda: {n: read for n, read in known.items() if n in os.environ})
+
+
+def tells_no_bool(provider: str, axes: Axes) -> Workload:
+    return _good_but(flags=lambda: {"NSA_READ": "yes"})
+
+
 def tells_an_object(provider: str, axes: Axes) -> Workload:
     return _good_but(effective=lambda: {"dtype": torch.float32})
 

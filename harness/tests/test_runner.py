@@ -156,6 +156,7 @@ def descendants() -> list[psutil.Process]:
         ("scribbles_on_the_pipe", Outcome.CRASH, "garbled answer in warmup"),
         ("ignores_its_axis", Outcome.PATH_MISMATCH, "head_dim: asked for 7, ran with 8"),
         ("tells_an_object", Outcome.CRASH, "'dtype' a dtype, not a scalar"),
+        ("tells_no_bool", Outcome.CRASH, "'NSA_READ' a str, not a bool"),
         ("no_such_factory", Outcome.CRASH, "has no 'no_such_factory'"),
         ("not_a_function", Outcome.CRASH, "is of type int, not a function"),
     ],
@@ -168,6 +169,45 @@ def test_each_misbehaviour_earns_its_outcome_and_the_next_case_runs(
     assert (bad.outcome, said in bad.detail) == (outcome, True), bad.detail
     assert following.outcome is Outcome.OK
     assert descendants() == []
+
+
+@pytest.mark.parametrize(
+    ("env", "outcome", "read"),
+    [
+        ({"NSA_READ": "1"}, Outcome.OK, {"NSA_READ": True}),
+        # It may be for torch or CUDA, and nobody can tell.
+        ({"NSA_READ": "1", "NSA_OTHER": "1"}, Outcome.OK, {"NSA_READ": True}),
+        ({"NSA_READ": "1", "NSA_UNREAD": "3"}, Outcome.PATH_MISMATCH, {}),
+    ],
+)
+def test_a_flag_that_is_set_and_never_read_is_a_mismatch(
+    warm: Launcher,
+    tmp_path: Path,
+    env: Mapping[str, str],
+    outcome: Outcome,
+    read: Mapping[str, bool],
+) -> None:
+    (m,) = run(warm, tmp_path, make_case("reads_a_flag", env=env))
+
+    assert (m.outcome, m.flags_read) == (outcome, read), m.detail
+    if outcome is Outcome.PATH_MISMATCH:
+        assert m.samples_s == ()
+        assert "NSA_UNREAD=3 was set, and nothing that ran asked for it" in m.detail
+
+
+def test_a_flag_of_the_surroundings_may_go_unread(warm: Launcher, tmp_path: Path) -> None:
+    """People export theirs once; it is recorded, and no case asked for it."""
+    (m,) = run(warm, tmp_path, make_case("reads_a_flag", axes={"exported": "NSA_UNREAD"}))
+
+    assert (m.outcome, m.flags_read) == (Outcome.OK, {"NSA_UNREAD": False})
+
+
+def test_processes_of_a_case_give_the_same_digest(warm: Launcher, tmp_path: Path) -> None:
+    twice = make_case("good", settings=replace(QUICK, processes=2))
+    first, second = run(warm, tmp_path, twice)
+
+    assert first.output_digest == second.output_digest
+    assert [(d.name, d.shape) for d in first.output_digest] == [("", (64,))]
 
 
 def test_a_worker_without_the_gpu_of_the_run_does_not_measure(

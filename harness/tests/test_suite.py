@@ -259,6 +259,12 @@ MISTAKES = [
     ("NSA_USE_FA2: 1}", "NSA_USE_FA2: ^2}", "did you mean 1"),
     ("[256, 512]}", "[256, ^513]}", "did you mean 512"),
     ("OMP_NUM_THREADS", "^NSA_USE_FA2", "is an axis and in env as well"),
+    ("{OMP_NUM_THREADS: 1}", "[{match: {gc: ^of}, set: {X: 1}}]", "did you mean 'off'"),
+    (
+        "{OMP_NUM_THREADS: 1}",
+        "[{match: {provider: nsa}, set: {^NSA_USE_FA2: 1}}]",
+        "is an axis and in env as well",
+    ),
     ("allow: {timeout", "allow: {^timout", "did you mean 'timeout'"),
     ("allow: {timeout", "allow: {^ok", "ok needs no allowance"),
     ("slow card", "^''", "must not be empty"),
@@ -585,6 +591,18 @@ def test_a_filter_that_leaves_nothing_shows_what_there_is(tmp_path: Path) -> Non
 
     assert "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0" in str(caught.value)
     assert "and 7 more" in str(caught.value)
+
+
+def test_variables_may_be_set_for_some_cases() -> None:
+    listed = "[{match: {provider: nsa}, set: {A: 1, B: x}}, {match: {seq_len: 512}, set: {A: 2}}]"
+    cases = suite.loads(GOOD.replace("{OMP_NUM_THREADS: 1}", listed), "x.yaml").cases
+
+    env = {(c.provider, c.axes["seq_len"]): c.env for c in cases if not c.axes["NSA_USE_FA2"]}
+
+    assert env["nsa", 128] == {"A": "1", "B": "x", "NSA_USE_FA2": "0"}
+    assert env["nsa", 512] == {"A": "2", "B": "x", "NSA_USE_FA2": "0"}  # the last one counts
+    assert env["dense", 512] == {"A": "2", "NSA_USE_FA2": "0"}
+    assert env["dense", 128] == {"NSA_USE_FA2": "0"}
 
 
 # --- the schema and the suites that ship -------------------------------------------------

@@ -176,6 +176,66 @@ def test_a_wrong_flag_is_an_error_that_says_what_would_do(
         read(**environ)
 
 
+def test_a_flag_is_asked_for_when_something_asks_for_it() -> None:
+    flags = read(NSA_USE_FA2="1", NSA_FWE_Q="2", NSA_PREFILL_BATCHED="1")
+    assert set(flags.asked_for().values()) == {False}  # not by having been checked
+
+    flags.routes()
+    assert flags.fwe_q == 2
+
+    assert flags.asked_for() == {
+        "NSA_FWE_Q": True,
+        "NSA_PREFILL_BATCHED": False,
+        "NSA_USE_FA2": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("environ", "unasked"),
+    [
+        # A flag that wins leaves those it wins over unasked.
+        ({"NSA_FORCE_PARITY": "1", "NSA_USE_FA2": "1"}, {"NSA_USE_FA2"}),
+        ({"NSA_USE_TRITON": "1", "NSA_USE_FA2": "0"}, {"NSA_USE_FA2"}),
+        ({"NSA_USE_FA2": "1", "NSA_USE_FA2_WIN": "0", "NSA_USE_FA2_CMP": "0"}, {"NSA_USE_FA2"}),
+        ({"NSA_USE_FA2": "1", "NSA_USE_FA2_WIN": "0"}, set()),
+        ({"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "0"}, set()),
+    ],
+)
+def test_the_routes_ask_for_what_decides_them(environ: dict[str, str], unasked: set[str]) -> None:
+    flags = read(**environ)
+
+    flags.routes()
+
+    assert {name for name, asked in flags.asked_for().items() if not asked} == unasked
+
+
+def test_a_part_that_is_given_asks_for_no_flag() -> None:
+    flags = read(NSA_USE_SEL_PACK="1", NSA_USE_FA2_WIN="1")
+
+    routes = flags.routes(select="loop", window="eager")
+
+    assert routes == Routes(select="loop")
+    assert set(flags.asked_for().values()) == {False}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "nothing"),
+    [
+        ("NSA_USE_FA2", "0", True),
+        ("NSA_USE_FA2", "torch", False),
+        ("NSA_SEL_RANGES_V2", "1", True),
+        ("NSA_SEL_RANGES_V2", "0", False),
+        ("NSA_FORCE_PARITY", "1", False),
+        ("NSA_DISABLE_AUX_STATS", "1", False),
+    ],
+)
+def test_a_flag_may_ask_for_nothing(variable: str, text: str, nothing: bool) -> None:
+    flags = read(**{variable: text})
+
+    assert flags.asks_nothing_of_branches(variable) is nothing
+    assert flags.asked_for() == {variable: True}
+
+
 def test_torchrun_numbers_the_process() -> None:
     launch = Launch.from_env({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
 

@@ -415,6 +415,7 @@ def test_effective_tells_what_went_by() -> None:
         "graph": "off",
         "parameter_dtype": "float32",
         "autocast_dtype": "bfloat16",
+        "precision": "bf16",
         "logits_dtype": "bfloat16",
         "loss_scale": 1.0,
         "routes": "compress:eager,scores:eager,select:packed,window:eager",

@@ -1,7 +1,8 @@
 """The workloads the shipped suites name: right when the code is, and caught when it is not."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from contextlib import suppress
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ import torch
 from harness import suite as suite_module
 from harness.analysis import expectation
 from harness.measure import accuracy
-from harness.records import Scalar
-from harness.workload import Factory, Unsupported
+from harness.records import Case, Scalar
+from harness.workload import Factory, Unsupported, Workload
 from nsa import ops, reference, selected
 from nsa.flags import FlagError, Flags
 from nsa.ops import Routes
@@ -193,6 +194,113 @@ def test_flags_a_workload_does_not_read_may_stand_in_the_environment() -> None:
     """People export theirs once, for training and suites alike."""
     env = {"NSA_FWE_Q": "4", "NSA_TB_DISABLE": "1", "NSA_DDP_BUCKET_MB": "25"}
     workloads.preflight("forward", "nsa", {**MODEL, "seq_len": 8}, env)
+
+
+AXES_OF_SIZE = {
+    "train": {**MODEL, "seq_len": 12, "accum": 2, "gc": "0-0", "precision": "bf16"},
+    "forward": {**MODEL, "seq_len": 12, "precision": "bf16"},
+    "decode": {**MODEL, "context": 21, "new_tokens": 3},
+    "attention": {n: v for n, v in OPERATOR.items() if not n.endswith(("_size", "stride"))},
+}
+
+
+@pytest.mark.parametrize(("function", "axes"), AXES_OF_SIZE.items(), ids=AXES_OF_SIZE)
+def test_shapes_precision_and_checkpointing_are_observed_under_their_axes(
+    function: str, axes: Mapping[str, Scalar]
+) -> None:
+    """Or the harness could not compare what was asked for with what ran."""
+    provider = "gather" if function == "attention" else "nsa"
+    workload: Workload = getattr(workloads, function)(provider, axes)
+    workload.run()
+
+    assert workload.effective
+    seen = workload.effective()
+    assert {name: seen.get(name) for name in axes if name != "num_blocks"} == {
+        name: value for name, value in axes.items() if name != "num_blocks"
+    }
+
+
+@pytest.mark.parametrize(
+    ("function", "provider", "env", "unasked"),
+    [
+        ("train", "nsa", {"NSA_USE_SEL_PACK": "1", "NSA_PREFILL_BATCHED": "1"}, set()),
+        ("train", "nsa", {"NSA_FWE_Q": "2"}, {"NSA_FWE_Q"}),  # its dataset is drawn
+        ("train", "nsa", {"NSA_DISABLE_AUX_STATS": "1"}, set()),
+        ("train", "dense", {"NSA_USE_SEL_PACK": "1"}, {"NSA_USE_SEL_PACK"}),
+        ("train", "dense", {"NSA_DISABLE_AUX_STATS": "1"}, {"NSA_DISABLE_AUX_STATS"}),
+        ("train", "dense", {"NSA_PREFILL_BATCHED": "1"}, set()),
+        ("forward", "nsa", {"NSA_FORCE_SEL_MASK": "1"}, set()),
+        ("forward", "dense", {"NSA_FORCE_SEL_MASK": "1"}, {"NSA_FORCE_SEL_MASK"}),
+        ("decode", "nsa", {"NSA_FORCE_SEL_MASK": "1"}, set()),
+        ("decode", "dense", {"NSA_FORCE_SEL_MASK": "1"}, {"NSA_FORCE_SEL_MASK"}),
+        ("attention", "gather", {"NSA_USE_FA2_WIN": "0"}, set()),
+        ("attention", "gather", {"NSA_USE_SEL_PACK": "1"}, {"NSA_USE_SEL_PACK"}),
+        ("attention", "reference", {"NSA_USE_FA2": "0"}, {"NSA_USE_FA2"}),
+    ],
+)
+def test_a_flag_that_the_path_does_not_ask_for_is_told(
+    function: str,
+    provider: str,
+    env: Mapping[str, str],
+    unasked: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    sizes = {"train": {"seq_len": 12}, "forward": {"seq_len": 12}, "decode": {"context": 9}}
+    axes = OPERATOR if function == "attention" else {**MODEL, **sizes[function]}
+    workload: Workload = getattr(workloads, function)(provider, axes)
+    workload.run()
+
+    assert workload.flags
+    told = workload.flags()
+    assert told.keys() == env.keys()
+    assert {name for name, asked in told.items() if not asked} == unasked
+
+
+SMALL: Mapping[str, Scalar] = {"preset": "tiny", "seq_len": 12, "graph": "off", "compile": "off"}
+
+
+def _flag_settings() -> dict[object, Case]:
+    """One shipped case of every workload, provider and set of variables, at a small size."""
+    found: dict[object, Case] = {}
+    for path in suite_module.available():
+        for case in suite_module.load(str(path)).cases:
+            function = case.factory.partition(":")[2]
+            if case.env:
+                small = {"attention": OPERATOR, "decode": {}}.get(function, SMALL)
+                axes = {n: small.get(n, v) for n, v in case.axes.items()}
+                key = (function, case.provider, *case.env.items())
+                found.setdefault(key, replace(case, axes=axes))
+    return found
+
+
+@pytest.mark.parametrize("case", _flag_settings().values(), ids=lambda case: case.case_id)
+def test_no_shipped_case_sets_a_flag_that_nothing_asks_for(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in case.env.items():
+        monkeypatch.setenv(name, value)
+    workload: Workload = getattr(workloads, case.factory.partition(":")[2])(
+        case.provider, case.axes
+    )
+    with suppress(Unsupported):  # here, not where the suite is for; it asked all the same
+        workload.run()
+
+    assert workload.flags
+    assert {name for name, asked in workload.flags().items() if not asked} == set()
+
+
+def test_dense_attention_takes_flags_beside_nsa_only_where_they_ask_for_nothing() -> None:
+    axes = {**MODEL, "seq_len": 8}
+    for flag, value in (("NSA_USE_FA2", 0), ("NSA_SEL_RANGES_V2", 1)):
+        workloads.preflight("train", "dense", {**axes, flag: value}, {flag: str(value)})
+
+    with pytest.raises(AxisError, match=r"NSA_USE_FA2 asks for something.*no branches"):
+        workloads.preflight("train", "dense", {**axes, "NSA_USE_FA2": 1}, {"NSA_USE_FA2": "1"})
+    given = {**OPERATOR, "NSA_USE_FA2": 1}
+    with pytest.raises(AxisError, match="reference routes all that runs"):
+        workloads.preflight("attention", "reference", given, {"NSA_USE_FA2": "1"})
 
 
 def test_every_flag_that_a_workload_reads_is_one() -> None:

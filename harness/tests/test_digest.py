@@ -1,0 +1,79 @@
+"""The digest of an output: what changes it, what does not, and that it comes from the first run."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.measure import digest
+from harness.measure.timing import HostStopwatch
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_equal_outputs_have_equal_digests_whatever_their_strides() -> None:
+    x = draw(7, 5, 3)
+    turned = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+
+    assert not turned.is_contiguous()
+    assert digest.of({"o": turned}) == digest.of({"o": x})
+    (of_x,) = digest.of({"o": x})
+    assert of_x.shape == (7, 5, 3)
+    assert of_x.norm == pytest.approx(float(x.double().norm()))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(draw(64, seed=1), id="other values"),
+        pytest.param(draw(64).flip(0), id="the same values elsewhere"),
+        pytest.param(-draw(64), id="sign"),
+        pytest.param(draw(64).double(), id="dtype"),
+        pytest.param(draw(64).view(8, 8), id="shape"),
+        pytest.param(draw(64) + 1e-6 * (torch.arange(64) == 40), id="one element a little"),
+    ],
+)
+def test_a_change_changes_it(changed: Tensor) -> None:
+    assert digest.of(changed) != digest.of(draw(64))
+
+
+def test_a_large_tensor_is_sampled_in_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "MOST", 64)
+    monkeypatch.setattr(digest, "CHUNK", 16)
+    x = draw(32, 8)  # every fourth element would be columns 0 and 4 alone
+
+    for column in range(8):
+        other = x.clone()
+        other[:, column] += 1
+        assert digest.of(other) != digest.of(x)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_has_none(bad: float) -> None:
+    """It could not be stored, and the run is about to fail for it."""
+    assert digest.of({"o": draw(3), "lse": torch.tensor([1.0, bad])}) == ()
+
+
+def test_outputs_that_are_no_tensors_have_none() -> None:
+    assert digest.of(None) == ()
+    assert digest.of({"o": 3.0}) == ()
+
+
+@pytest.mark.parametrize(
+    "output", [torch.tensor(3), torch.empty(0, 4), torch.tensor([True]), torch.tensor([1j])]
+)
+def test_every_kind_of_tensor_has_one(output: Tensor) -> None:
+    assert len(digest.of(output)) == 1
+
+
+def test_the_first_run_counts_and_not_those_after_it() -> None:
+    outputs = iter(torch.tensor([1.0, 2.0]))
+    watch = digest.OfFirst(HostStopwatch())
+
+    for _ in range(2):
+        watch.read(lambda: next(outputs))
+
+    assert [d.norm for d in watch.digest] == [1.0]
