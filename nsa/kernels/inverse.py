@@ -191,7 +191,14 @@ def _count_kernel(
         PARTS,
         VARLEN,
     )
-    rank = tl.atomic_add(counts_ptr + bin_, 1, mask=valid, sem="relaxed")
+    # Every query selects the first block: one by one, they would queue at its counter.
+    shared = tl.min(tl.where(valid, bin_, bins))
+    same = valid & (bin_ == shared)
+    each = tl.sum(same.to(tl.int32), 1)
+    count = tl.sum(each)
+    base = tl.atomic_add(counts_ptr + shared, count, mask=count > 0, sem="relaxed")
+    rank = tl.atomic_add(counts_ptr + bin_, 1, mask=valid & ~same, sem="relaxed")
+    rank = tl.where(same, (base + tl.cumsum(each, 0) - each)[:, None], rank)
     rank = tl.where(valid, bin_, bins) if WRITE_BINS else tl.where(valid, rank, -1)
     slot = tl.arange(0, N_PAD)[None, :]
     row = token.to(tl.int64) * HKV + h

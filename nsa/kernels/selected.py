@@ -41,7 +41,9 @@ __all__ = ["Selected", "selected_backward", "selected_forward"]
 
 SCRATCH_BYTES = 1 << 30
 """Most memory for the partial results of a chunk, forward and backward."""
-MIN_CHUNK_TOKENS = 16
+MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 10240
+"""Queries of a chunk. More than these fill the GPU no better, and small heads then need far less
+memory than SCRATCH_BYTES."""
 
 FORWARD: Configs = {
     "sm_90": (
@@ -267,4 +269,5 @@ def selected_forward(
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:
     """Queries whose partial results, `rows` of so many elements each, fit the scratch buffer."""
-    return max(MIN_CHUNK_TOKENS, SCRATCH_BYTES // (rows * (size * element_size + 4)))
+    fit = SCRATCH_BYTES // (rows * (size * element_size + 4))
+    return min(max(MIN_CHUNK_TOKENS, fit), MAX_CHUNK_TOKENS)

@@ -188,6 +188,7 @@ def test_what_cannot_be_captured_is_refused() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice
 @pytest.mark.parametrize("compile_parts", [False, True], ids=["eager", "compiled"])
 def test_a_graph_replays_what_the_step_computes(compile_parts: bool) -> None:
     lm, tokens = model(dtype=torch.bfloat16).cuda(), text(2, CAPACITY)
