@@ -391,6 +391,8 @@ class Measurement:
     whether anything asked for them. A variable that is not here may or may not have been read."""
     output_digest: tuple[TensorDigest, ...] = ()
     """Of what the first run returned; empty where it returned no finite numbers."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """Package -> file it was loaded from, where the run asked for a certain tree."""
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""

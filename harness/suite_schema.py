@@ -6,7 +6,7 @@ What concerns a suite's own names (an axis, a case to match) is in harness.suite
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -322,8 +322,20 @@ def validate(document: Document) -> SuiteModel:
         SuiteError: With the place of the first problem and the nearest valid name, and the
             next few problems in short.
     """
+    return checked(SuiteModel, document)
+
+
+Form = _Model
+"""Base of the models of other files that are read as suites are."""
+wrong = _wrong
+metric_name = _metric
+AnyForm = TypeVar("AnyForm", bound=_Model)
+
+
+def checked(model: type[AnyForm], document: Document) -> AnyForm:
+    """The document as a model; a SuiteError as `validate` where it has not its form."""
     try:
-        return SuiteModel.model_validate(document.data)
+        return model.model_validate(document.data)
     except ValidationError as error:
         problems = [_problem(e, document.data) for e in error.errors(include_url=False)]
         raise document.error(problems) from None
@@ -344,7 +356,12 @@ def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a suite file, for editors."""
-    schema = SuiteModel.model_json_schema(by_alias=True, schema_generator=_NoNulls)
+    return schema_of(SuiteModel)
+
+
+def schema_of(model: type[_Model]) -> dict[str, Any]:
+    """The JSON Schema of a model."""
+    schema = model.model_json_schema(by_alias=True, schema_generator=_NoNulls)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 

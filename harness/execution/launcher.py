@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -46,10 +46,12 @@ CASES_PER_CHECK = 64
 
 Said = TypeVar("Said", Facts, Checked)
 
-# The zygote's modules are the parent's, wherever either was started.
+# The zygote's modules are the parent's, wherever either was started; what it measures comes from
+# the roots, which are looked at first once the harness is loaded.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from harness.execution import zygote; zygote.main(int(sys.argv[2]))"
+    "from harness.execution import zygote; sys.path[:0] = sys.argv[3:]; "
+    "zygote.main(int(sys.argv[2]))"
 )
 
 
@@ -99,7 +101,10 @@ class Worker:
 class Launcher:
     """Starts workers, one at a time. A context: leaving it leaves no process behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, roots: Sequence[Path] = ()) -> None:
+        """With roots, workloads and all they import come from these folders, or it is a path
+        mismatch; workers start in the first of them."""
+        self._roots = tuple(str(root) for root in roots)
         self._warm: _Zygote | None = None
         self._device = ""  # unknown until described
 
@@ -136,10 +141,15 @@ class Launcher:
         """
         env = {} if case is None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
-        zygote = _Zygote(env) if cold else self._warmed()
+        zygote = _Zygote(env, self._roots) if cold else self._warmed()
         launched_at = time.monotonic()
         order = Order(
-            case=case, process=process, launched_at=launched_at, check=check, device=self._device
+            case=case,
+            process=process,
+            launched_at=launched_at,
+            check=check,
+            device=self._device,
+            roots=self._roots,
         )
         answers, write_end = os.pipe()
         os.set_blocking(answers, False)
@@ -200,21 +210,22 @@ class Launcher:
 
     def _warmed(self) -> "_Zygote":
         if self._warm is None or self._warm.closed:
-            self._warm = _Zygote({})
+            self._warm = _Zygote({}, self._roots)
         return self._warm
 
 
 class _Zygote:
     """The helper's process and the socket to it."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], roots: Sequence[str] = ()) -> None:
         """Start one under `env` and wait until torch is imported there."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         path = [*sys.path, str(Path.cwd())]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(path), str(theirs.fileno())],
+                [sys.executable, "-c", _BOOT, json.dumps(path), str(theirs.fileno()), *roots],
+                cwd=roots[0] if roots else None,
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,

@@ -34,6 +34,8 @@ class Order:
     """Cases to ask their workload's preflight about."""
     device: str = ""
     """`cuda` where the run was begun on a GPU: a worker that sees none must not measure."""
+    roots: tuple[str, ...] = ()
+    """Folders that the code under test must come from; empty where anything will do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

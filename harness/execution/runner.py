@@ -95,7 +95,7 @@ def run_suite(
             if why:
                 measurement = vacancy.refused(case, process, why, holders)
             else:
-                measurement = _run_one(case, process, launcher, writer, probes, observer)
+                measurement = run_one(case, process, launcher, writer, probes, observer)
             writer.append(measurement)
             finished += 1
             if measurement.outcome is not Outcome.OK:
@@ -126,7 +126,7 @@ def _order(cases: Sequence[Case]) -> Iterator[tuple[Case, int]]:
                 yield case, process
 
 
-def _run_one(
+def run_one(
     case: Case,
     process: int,
     launcher: Launcher,
@@ -134,6 +134,7 @@ def _run_one(
     probes: Sequence[Probe],
     observer: Observer,
 ) -> Measurement:
+    """Measure one case in one fresh process; nothing is stored, and no worker is left."""
     observer.started(case, process)
     log = writer.log_path(case.case_id, process)
     return watch(

@@ -12,11 +12,13 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
 import torch
 
+from harness.execution import provenance
 from harness.execution.messages import (
     Answer,
     Built,
@@ -201,7 +203,9 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     reporter.phase("setup")
     if order.device == "cuda" and not torch.cuda.is_available():
         raise DeviceMissing("the run was begun on a GPU, and this worker sees none")
-    workload = load_factory(case.factory)(case.provider, case.axes)
+    build = load_factory(case.factory)
+    _require_code(case, order)
+    workload = build(case.provider, case.axes)
     if not isinstance(workload, Workload):
         raise TypeError(
             f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
@@ -231,6 +235,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
     effective, flags_read = path.effective(workload), path.flags_read(workload)
     path.require(case, effective, flags_read)
+    code = _require_code(case, order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
     return Measurement(
@@ -249,8 +254,18 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
         accuracy=checked,
         effective=effective,
         flags_read=flags_read,
+        code=code,
         output_digest=stopwatch.digest,
     )
+
+
+def _require_code(case: Case, order: Order) -> Mapping[str, str]:
+    """Where the code under test was loaded from; PathMismatch if from elsewhere than asked."""
+    module = case.factory.partition(":")[0]
+    code, strangers = provenance.loaded(module, order.roots)
+    if strangers:
+        raise path.PathMismatch(f"not from the tree under test: {'; '.join(strangers)}")
+    return code
 
 
 class _Reporter:

@@ -1,0 +1,326 @@
+"""From what was measured to a verdict. Pure: records in, records out.
+
+Each case gets findings, one per check, in this order: it ran and is right; the policy's floors
+and ceilings; the comparison. The worst finding that counts decides the case, and the worst case
+the whole. What is missing or unknown is INCONCLUSIVE, never GO.
+"""
+
+import datetime
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from harness import gate, units
+from harness.analysis.compare import Change, Comparison
+from harness.gating.policy import Exemption, Policy
+from harness.gating.records import (
+    WORST_FIRST,
+    Finding,
+    GateCase,
+    Mode,
+    Stage,
+    State,
+)
+from harness.records import (
+    FAILURES,
+    Case,
+    CaseSummary,
+    Decision,
+    Environment,
+    Measurement,
+    Outcome,
+    Suite,
+    gpu_matches,
+)
+
+AGAINST = {
+    Mode.RELATIVE: "against the base",
+    Mode.BASELINE: "against the baseline",
+    Mode.COUNTERS: "counters per step",
+}
+NOTHING_TO_COMPARE = frozenset({Outcome.UNSUPPORTED, Outcome.INCORRECT, Outcome.NON_FINITE})
+"""Outcomes of the base after which a case is as good as new: a wrong kernel has no latency."""
+
+_OF_CHANGE = {
+    Change.SAME: Decision.GO,
+    Change.FASTER: Decision.GO,
+    Change.SLOWER: Decision.NO_GO,
+    Change.UNDECIDED: Decision.INCONCLUSIVE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known of one case."""
+
+    suite: str
+    case: Case
+    head: CaseSummary | None
+    """None: the head has no such case."""
+    measured: Sequence[Measurement] = ()
+    """The head's processes."""
+    base: Sequence[Measurement] = ()
+    refused: str = ""
+    """Why the base cannot run the case, known before anything ran; empty where it can."""
+    comparison: Comparison | None = None
+    no_comparison: str = ""
+    """Why there is none, where the base, or a baseline, is there."""
+    folder: str = ""
+    """Of the head's run, for the log."""
+    counted: Sequence[Finding] = ()
+    """What the comparison of counters said, in that mode."""
+    extra: GateCase | None = field(default=None)
+    """Carries fields that only one mode fills."""
+
+
+def judge_case(
+    evidence: Evidence,
+    *,
+    mode: Mode,
+    policy: Policy,
+    suite: Suite,
+    environment: Environment,
+    today: datetime.date,
+) -> GateCase:
+    """The gate's answer for one case."""
+    case_id = evidence.case.case_id
+    if evidence.head is None:
+        state = State.MISSING
+        gone = "the base has this case, and the head has not"
+        found = [Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=gone)]
+    else:
+        found = [_ran(evidence, evidence.head, suite, environment)]
+        state = State.FAILED
+        if evidence.head.outcome is Outcome.OK:
+            found += _absolute(evidence.head, mode, policy, suite, environment)
+            state, compared = _compared(evidence, mode, policy)
+            found += compared
+    found, excuse, unexpected = _excused(found, case_id, state, policy, today)
+    decision, reason = settle(found)
+    return replace(
+        _numbers(evidence),
+        decision=decision,
+        reason=reason,
+        state=state,
+        findings=tuple(found),
+        exemption=excuse,
+        unexpected_pass=unexpected,
+    )
+
+
+def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
+    """The worst finding that counts, and its reason."""
+    counting = [f for f in found if f.counts]
+    if not counting:
+        return Decision.GO, f"excused: {found[-1].reason}" if found else "nothing was asked"
+    worst = min(counting, key=lambda f: WORST_FIRST[f.decision])
+    if worst.decision is Decision.GO:
+        return Decision.GO, counting[-1].reason
+    return worst.decision, worst.reason
+
+
+# --- the checks --------------------------------------------------------------------------
+
+
+def _ran(evidence: Evidence, head: CaseSummary, suite: Suite, environment: Environment) -> Finding:
+    (result,) = gate.judge(
+        replace(suite, cases=(evidence.case,), rules=()), environment, (head,), ()
+    ).rules
+    decision, reason = result.decision, result.reason.removeprefix(f"{evidence.case.case_id}: ")
+    ended, base = head.outcome, {m.outcome for m in evidence.base}
+    lost = ended not in (None, Outcome.OK, Outcome.INVALID_ENVIRONMENT)
+    if lost and ended not in FAILURES and base == {Outcome.OK}:
+        decision, reason = Decision.NO_GO, f"{reason}; the base runs it"
+    elif ended in FAILURES and ended in base:
+        reason = f"{reason}; so does the base"
+    if decision is Decision.GO:
+        count = len([m for m in evidence.measured if m.outcome is Outcome.OK])
+        reason = f"{count} processes ended ok" if ended is Outcome.OK else reason
+    return Finding(check="ran", decision=decision, reason=reason)
+
+
+def _absolute(
+    head: CaseSummary, mode: Mode, policy: Policy, suite: Suite, environment: Environment
+) -> list[Finding]:
+    """What floors and ceilings say. Counters mode takes no times, and so asks only for counts."""
+    rules = tuple(
+        rule
+        for rule in policy.rules
+        if gpu_matches(rule.gpu, environment.device_name) and rule.match.accepts(head.case)
+    )
+    if mode is Mode.COUNTERS:
+        return []
+    if not rules:
+        if mode is not Mode.ABSOLUTE:
+            return []
+        unknown = f"the policy states no floor or ceiling for it on {environment.device_name}"
+        return [Finding(check="absolute", decision=Decision.INCONCLUSIVE, reason=unknown)]
+    judged = gate.judge(
+        replace(suite, cases=(head.case,), rules=rules), environment, (head,), ()
+    ).rules[1:]
+    prefix = f"{head.case.case_id}: "
+    return [
+        Finding(check=r.rule, decision=r.decision, reason=r.reason.removeprefix(prefix))
+        for r in judged
+    ]
+
+
+def _compared(evidence: Evidence, mode: Mode, policy: Policy) -> tuple[State, list[Finding]]:
+    if mode is Mode.ABSOLUTE:
+        return State.UNCOMPARED, []
+    check = AGAINST[mode]
+    if mode is Mode.COUNTERS:
+        return State.COMPARED, [*evidence.counted]
+    if evidence.comparison is not None:
+        decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason
+        if evidence.no_comparison:
+            reason = f"{reason} ({evidence.no_comparison})"
+        return State.COMPARED, [Finding(check=check, decision=decision, reason=reason)]
+    bad = next((m for m in evidence.base if m.outcome is not Outcome.OK), None)
+    if evidence.refused or (bad is not None and bad.outcome in NOTHING_TO_COMPARE):
+        why = evidence.refused or (f"{bad.outcome}: {bad.detail}" if bad else "")
+        decision = Decision.NO_GO if policy.new_cases_block else Decision.GO
+        blocks = "; the policy blocks new cases" if policy.new_cases_block else ""
+        reason = f"new: the base cannot run it ({_first_line(why)}); absolute rules only{blocks}"
+        return State.NEW, [Finding(check=check, decision=decision, reason=reason)]
+    if bad is not None:
+        reason = f"the base did not run: {str(bad.outcome).replace('_', ' ')}: "
+        reason += _first_line(bad.detail)
+    else:
+        reason = evidence.no_comparison or "no process of the other side ran"
+    finding = Finding(check=check, decision=Decision.INCONCLUSIVE, reason=reason)
+    return State.UNCOMPARED, [finding]
+
+
+# --- exemptions --------------------------------------------------------------------------
+
+
+def _excused(
+    found: list[Finding], case_id: str, state: State, policy: Policy, today: datetime.date
+) -> tuple[list[Finding], str, bool]:
+    """The findings with the policy's exemptions applied, their sentence, and whether a case that
+    is expected to fail has passed."""
+    said, unexpected = [], False
+    for exemption in policy.exemptions:
+        if not exemption.covers(case_id):
+            continue
+        if exemption.expired(today):
+            found = [*found, expired(exemption)]
+            continue
+        said.append(exemption.sentence)
+        if exemption.expect == "noisy":
+            found = [_uncounted(f) if f.check in AGAINST.values() else f for f in found]
+        elif exemption.expect == "missing" and state is State.MISSING:
+            found = [_uncounted(f) for f in found]
+        elif exemption.expect == "failure":
+            if all(f.decision is Decision.GO for f in found):
+                unexpected = True
+                told = f"it passed, and is expected to fail; drop {exemption.place}"
+                found = [*found, Finding(check="exemption", decision=Decision.GO, reason=told)]
+            else:
+                found = [_uncounted(f) for f in found]
+    return found, "; ".join(said), unexpected
+
+
+def expired(exemption: Exemption) -> Finding:
+    """What an exemption says once its day is over."""
+    return Finding(
+        check="exemption",
+        decision=Decision.NO_GO,
+        reason=f"the exemption at {exemption.place} expired on {exemption.expires.isoformat()} "
+        f"({exemption.reason}); repair the case and drop the line, or renew it",
+    )
+
+
+def _uncounted(finding: Finding) -> Finding:
+    """A finding that is reported and turns nothing; one of an expired exemption still counts."""
+    return finding if finding.check == "exemption" else replace(finding, counts=False)
+
+
+# --- numbers -----------------------------------------------------------------------------
+
+
+def _numbers(evidence: Evidence) -> GateCase:
+    """The case's numbers; what was decided is put in afterwards."""
+    c, failed = evidence.comparison, [m for m in evidence.measured if m.outcome is not Outcome.OK]
+    empty = GateCase(
+        case_id=evidence.case.case_id,
+        suite=evidence.suite,
+        decision=Decision.INCONCLUSIVE,
+        reason="",
+        state=State.UNCOMPARED,
+    )
+    case = replace(
+        evidence.extra or empty,
+        baseline_s=_median(evidence.base),
+        candidate_s=_median(evidence.measured),
+        gpu_s=sum(m.wall_s for m in (*evidence.base, *evidence.measured)),
+        log=f"{evidence.folder}/{failed[0].log}" if failed and failed[0].log else "",
+    )
+    if c is None:
+        return case
+    return replace(
+        case,
+        change=c.change.value,
+        ratio=c.ratio,
+        low=c.low,
+        high=c.high,
+        p_value=c.p_value,
+        pairs=c.pairs,
+        smallest_effect=c.smallest_effect,
+        pairs_needed=c.pairs_needed,
+        minutes_needed=c.minutes_needed,
+    )
+
+
+def _median(measured: Sequence[Measurement]) -> float | None:
+    medians = [statistics.median(m.samples_s) for m in measured if m.samples_s]
+    return statistics.median(medians) if medians else None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+# --- the whole ---------------------------------------------------------------------------
+
+
+def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Decision, str]:
+    """The worst of all cases and findings, in one sentence."""
+    whole = [f for f in findings if f.counts]
+    decisions = [f.decision for f in whole] + [c.decision for c in cases]
+    if not decisions:
+        return Decision.GO, "the change reaches no case"
+    worst = min(decisions, key=lambda d: WORST_FIRST[d])
+    decisive = [f"{f.check}: {f.reason}" for f in whole if f.decision is worst]
+    concerned = [c for c in cases if c.decision is worst]
+    if worst is not Decision.GO:
+        decisive += [f"{c.case_id}: {c.reason}" for c in concerned]
+        share = f"{len(concerned)} of {len(cases)} cases: " if concerned and len(cases) > 1 else ""
+        more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
+        return worst, share + "; ".join(decisive[:2]) + more
+    faster = [c for c in cases if c.change == Change.FASTER]
+    text = f"{_counted(len(cases), 'case')} hold" + ("s" if len(cases) == 1 else "")
+    if not cases:
+        text = "the change reaches no case"
+    if faster:
+        best = min(faster, key=lambda c: c.ratio or 1.0)
+        text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio or 1.0)}"
+    if new := [c for c in cases if c.state is State.NEW]:
+        text += f"; {len(new)} new"
+    if passed := [c for c in cases if c.unexpected_pass]:
+        text += f"; {len(passed)} passed that the policy expects to fail"
+    return worst, text
+
+
+def blocks(decision: Decision, policy: Policy) -> bool:
+    """Whether the policy keeps a change with this verdict from being merged."""
+    if policy.stage is not Stage.BLOCK:
+        return False
+    return decision is Decision.NO_GO or (
+        decision is not Decision.GO and policy.inconclusive_blocks
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s'[: number != 1]}"

@@ -1,0 +1,210 @@
+"""Measures cases on one or two sides, process by process, and keeps every measurement.
+
+With two sides the processes stand in pairs, one of the base and one of the head, next to each
+other in time: A B, B A, A B, ... The cases take turns too, forwards and backwards. A case that
+does not end ok in the head is not measured further; one that the base cannot run goes on alone.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from harness import store
+from harness.analysis import stats
+from harness.analysis.compare import Pair
+from harness.execution import vacancy
+from harness.execution.launcher import Launcher
+from harness.execution.provenance import OURS
+from harness.execution.runner import run_one
+from harness.execution.vacancy import Vacancy
+from harness.probes import Probe
+from harness.records import Case, Environment, Measurement, Outcome, Suite
+
+CLOCK = "gpu_sm_clock_hz"
+
+
+class Observer(Protocol):
+    """Is told how a gate goes."""
+
+    def stage(self, text: str, processes: int) -> None:
+        """A stage begins that will take so many processes at most."""
+
+    def ended(self, side: str, measurement: Measurement) -> None:
+        """One process has ended, and what it measured is stored."""
+
+
+class Side:
+    """One tree, ready to be measured: a launcher for its code and a stored run per suite."""
+
+    def __init__(self, name: str, roots: Sequence[Path], environment: Environment) -> None:
+        self.name = name
+        self.roots = tuple(roots)
+        self.environment = environment
+        self.launcher = Launcher(roots)
+        self.writers: dict[str, store.RunWriter] = {}
+        self.measured: dict[tuple[str, str], list[Measurement]] = {}
+        """(suite, case id) -> its measurements, in order."""
+
+        self.cannot: dict[tuple[str, str], str] = {}
+        """Cases that this tree refuses before they run, and its words."""
+
+    def of(self, task: "Task") -> list[Measurement]:
+        return self.measured.get(task.key, [])
+
+    def broken(self, task: "Task") -> bool:
+        """Whether a process of the case has not ended ok here."""
+        return any(m.outcome is not Outcome.OK for m in self.of(task))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A case to measure, and the suite it is from."""
+
+    suite: str
+    case: Case
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.suite, self.case.case_id
+
+
+class Bench:
+    """Carries out processes on sides. A context: leaving it leaves no process behind."""
+
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        probes: Sequence[Probe],
+        observer: Observer,
+        gpu: Vacancy | None = None,
+    ) -> None:
+        """The head is the last of the sides; `gpu` is asked before every process."""
+        self._gpu = gpu
+        self._sides = sides
+        self._probes = probes
+        self._observer = observer
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def record(self, root: Path, side: Side, suite: Suite, key: str) -> None:
+        """Begin a stored run of one side's part of a suite.
+
+        Raises:
+            StoreError: It cannot be begun.
+        """
+        writer = store.create(root, suite, side.environment)
+        self._stack.callback(writer.close)
+        side.writers[key] = writer
+
+    def finish(self) -> None:
+        """Mark all stored runs complete."""
+        for side in self._sides:
+            for writer in side.writers.values():
+                writer.finish()
+
+    def rounds(self, tasks: Sequence[Task], indices: range, text: str) -> None:
+        """One process of every task on every side, for each index.
+
+        Raises:
+            KeyboardInterrupt: At most the process in flight is lost.
+            HarnessError: A measurement cannot be stored, or no worker can be started.
+        """
+        self._observer.stage(text, len(tasks) * len(indices) * len(self._sides))
+        head = self._sides[-1]
+        for index in indices:
+            for task in tasks if index % 2 == 0 else tasks[::-1]:
+                if head.broken(task):
+                    continue  # what would the base's further times be compared with?
+                for side in self._sides if index % 2 == 0 else self._sides[::-1]:
+                    if task.key not in side.cannot and not side.broken(task):
+                        self._process(task, side, index)
+
+    def _process(self, task: Task, side: Side, index: int) -> None:
+        writer = side.writers[task.suite]
+        # Right once is right: later processes of the same code are there for their times.
+        checks = task.case.settings.accuracy and index == 0
+        case = replace(task.case, settings=replace(task.case.settings, accuracy=checks))
+        why, holders = self._gpu.problem() if self._gpu else ("", ())
+        if why:
+            measurement = vacancy.refused(case, index, why, holders)
+        else:
+            measurement = run_one(case, index, side.launcher, writer, self._probes, _Silent())
+            measurement = verified(measurement, case, side.roots)
+        writer.append(measurement)
+        side.measured.setdefault(task.key, []).append(measurement)
+        self._observer.ended(side.name, measurement)
+
+
+class _Silent:
+    """Of one process a gate tells its end only."""
+
+    def planned(self, total: int) -> None: ...
+
+    def started(self, case: Case, process: int) -> None: ...
+
+    def phase(self, case: Case, process: int, name: str) -> None: ...
+
+    def progressed(self, case: Case, process: int, steps: int) -> None: ...
+
+    def finished(self, measurement: Measurement) -> None: ...
+
+
+def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:
+    """The measurement, if its worker says where its code came from and that is the right tree;
+    else a path mismatch, which has no samples."""
+    package = case.factory.partition(":")[0].partition(".")[0]
+    if measurement.outcome is not Outcome.OK or not roots or package == OURS:
+        return measurement
+    file = measurement.code.get(package)
+    if file is not None and any(
+        Path(file).resolve().is_relative_to(root.resolve()) for root in roots
+    ):
+        return measurement
+    return replace(
+        measurement,
+        outcome=Outcome.PATH_MISMATCH,
+        detail=f"{package} was loaded from {file or 'nobody knows where'}, not from {roots[0]}",
+        samples_s=(),
+        host_samples_s=(),
+    )
+
+
+def pairs(
+    base: Sequence[Measurement], head: Sequence[Measurement], indices: range
+) -> tuple[tuple[Pair, ...], int]:
+    """The pairs of these indices, and how many were left out for want of a steady state."""
+    of_base: Mapping[int, Measurement] = {m.process: m for m in base}
+    found, unsteady = [], 0
+    for candidate in head:
+        baseline = of_base.get(candidate.process)
+        if candidate.process not in indices or baseline is None:
+            continue
+        if not (baseline.outcome is candidate.outcome is Outcome.OK):
+            continue
+        if not (baseline.steady and candidate.steady):
+            unsteady += 1
+            continue
+        found.append(
+            Pair(
+                baseline_s=statistics.median(baseline.samples_s),
+                candidate_s=statistics.median(candidate.samples_s),
+                baseline_hz=_clock(baseline),
+                candidate_hz=_clock(candidate),
+                wall_s=(baseline.wall_s + candidate.wall_s) or None,
+            )
+        )
+    return tuple(found), unsteady
+
+
+def _clock(measurement: Measurement) -> float | None:
+    """Mean SM clock while the samples were taken; None where it was not read."""
+    readings = stats.readings(measurement, CLOCK, ("sampling",))
+    return statistics.fmean(readings) or None if readings else None

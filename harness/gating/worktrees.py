@@ -1,0 +1,205 @@
+"""Two commits of a repository side by side, and nothing of the user's touched.
+
+Each commit is checked out into a temporary worktree, detached; harness.gating.keeper removes
+both when the gate ends, in whatever way. Index, branches and working tree stay as they are.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.gating import keeper
+
+WORKING_TREE = "."
+"""Stands for a head that is not committed yet."""
+SIDES = ("base", "head")
+"""Names of the two folders: of one length, so that no path is longer on one side."""
+
+# What git sets for its hooks; under them it would speak of another repository or index.
+_LOCAL = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_CONFIG",
+    "GIT_CONFIG_PARAMETERS",
+    "GIT_CONFIG_COUNT",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_GRAFT_FILE",
+    "GIT_INDEX_FILE",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_COMMON_DIR",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A git repository, by the root of its working tree."""
+
+    root: Path
+
+    @classmethod
+    def around(cls, folder: Path) -> "Repository":
+        """The repository that a folder lies in.
+
+        Raises:
+            HarnessError: There is none, or no git.
+        """
+        try:
+            top = _git(folder, "rev-parse", "--show-toplevel")
+        except HarnessError as error:
+            raise HarnessError(
+                f"{folder} is in no git repository: {error}",
+                "A gate compares two commits; run it in a clone.",
+            ) from None
+        return cls(Path(top))
+
+    def commit(self, ref: str) -> str:
+        """The commit that a ref names.
+
+        Raises:
+            HarnessError: It names none here.
+        """
+        try:
+            if ref.startswith("-"):
+                raise HarnessError(ref)  # git would take it for an option
+            return _git(self.root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        except HarnessError:
+            raise HarnessError(
+                f"{ref!r} names no commit of {self.root}",
+                "In a shallow clone fetch it first: git fetch origin main --depth=1000.",
+            ) from None
+
+    def merge_base(self, base: str, head: str) -> str:
+        """The last commit that both have in common: what came to the base since is no change.
+
+        Raises:
+            HarnessError: They have none.
+        """
+        try:
+            return _git(self.root, "merge-base", base, head)
+        except HarnessError:
+            raise HarnessError(
+                f"{base[:10]} and {head[:10]} have no commit in common here",
+                "A shallow clone may lack it: git fetch --unshallow.",
+            ) from None
+
+    def changed(self, base: str, head: str) -> tuple[str, ...]:
+        """Paths from the root that differ; of a moved file both the old and the new."""
+        names = _git(
+            self.root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, head
+        )
+        return tuple(name for name in names.split("\0") if name)
+
+    def text(self, commit: str, path: str) -> str | None:
+        """A file as it stands in a commit; None where it is not in there."""
+        try:
+            return _git(self.root, "show", f"{commit}:{path}", strip=False)
+        except HarnessError:
+            return None
+
+    def dirty(self) -> bool:
+        """Whether the working tree holds what is not committed."""
+        return bool(_git(self.root, "status", "--porcelain"))
+
+    def snapshot(self) -> str:
+        """A commit of the working tree as it is, untracked files included; on no branch.
+
+        It is made with an index of its own; the objects it leaves are git's to collect.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            mine = {
+                "GIT_INDEX_FILE": str(Path(folder, "index")),
+                **{f"GIT_{who}_NAME": "harness gate" for who in ("AUTHOR", "COMMITTER")},
+                **{f"GIT_{who}_EMAIL": "harness@localhost" for who in ("AUTHOR", "COMMITTER")},
+            }
+            _git(self.root, "read-tree", "HEAD", variables=mine)
+            _git(self.root, "add", "--all", variables=mine)
+            tree = _git(self.root, "write-tree", variables=mine)
+            said = "The working tree, as a gate saw it"
+            return _git(self.root, "commit-tree", tree, "-p", "HEAD", "-m", said, variables=mine)
+
+
+@contextmanager
+def checked_out(repository: Repository, *commits: str) -> Iterator[tuple[Path, ...]]:
+    """One folder per commit, for as long as the context lasts.
+
+    Args:
+        commits: At most as many as there are SIDES: the base, then the head.
+
+    Raises:
+        HarnessError: git cannot check one of them out.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
+    guard = subprocess.Popen(
+        [sys.executable, "-I", keeper.__file__, str(repository.root), str(folder), *SIDES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_environment(),
+        start_new_session=True,  # neither Ctrl-C nor the end of a terminal is for it
+    )
+    assert guard.stdin is not None
+    assert guard.stdout is not None
+    try:
+        if guard.stdout.readline() != b"ready\n":
+            folder.rmdir()
+            raise HarnessError(f"no process can be started with {sys.executable} to clean up")
+        trees = []
+        for side, commit in zip(SIDES[-len(commits) :], commits, strict=True):
+            tree = folder / side
+            # A hook of the user's would run at checkout.
+            _git(
+                repository.root,
+                *("-c", "core.hooksPath=/dev/null"),
+                *("worktree", "add", "--quiet", "--detach", str(tree), commit),
+            )
+            trees.append(tree)
+        yield tuple(trees)
+    finally:
+        guard.stdin.close()
+        guard.stdout.close()
+        guard.wait()
+
+
+def _git(
+    folder: Path,
+    *arguments: str,
+    variables: Mapping[str, str] | None = None,
+    strip: bool = True,
+) -> str:
+    """What git answers, less its last newline.
+
+    Raises:
+        HarnessError: With what git said.
+    """
+    try:
+        answer = subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            env=_environment(variables or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise HarnessError("git is not installed", "A gate compares two commits with it.") from None
+    if answer.returncode != 0:
+        said = answer.stderr.decode(errors="replace").strip().splitlines()
+        raise HarnessError(f"git {arguments[0]}: {said[-1] if said else 'it said nothing'}")
+    text = os.fsdecode(answer.stdout)
+    return text.removesuffix("\n") if strip else text
+
+
+def _environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+    return {**kept, "LC_ALL": "C", **(variables or {})}
