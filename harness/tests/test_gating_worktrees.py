@@ -1,0 +1,231 @@
+"""Two trees stand side by side, code comes from the right one, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.execution.launcher import Launcher
+from harness.execution.runner import run_one
+from harness.gating.interleave import _Silent, verified
+from harness.gating.worktrees import Repository, checked_out
+from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome
+from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = Case(
+    case_id="sleep/a",
+    workload="sleep",
+    factory="toysuites.workloads:sleeps",
+    provider="a",
+    axes={"step_s": 0.001},
+    settings=MeasureSettings(min_samples=2, max_samples=2, warmup_s=0.05, timeout_s=20),
+)
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Path:
+    return repository(tmp_path / "toys")
+
+
+def state(folder: Path) -> tuple[str, ...]:
+    """All that a gate must leave as it was."""
+    return (
+        git(folder, "status", "--porcelain"),
+        git(folder, "branch", "--all", "--verbose"),
+        git(folder, "worktree", "list"),
+        (folder / ".git/index").read_bytes().hex(),
+        (folder / "toy/kernel.py").read_text(),
+    )
+
+
+def test_two_commits_stand_side_by_side_and_the_users_tree_is_not_touched(toys: Path) -> None:
+    commit(toys, {"toy/kernel.py": KERNEL + "# new\n"}, branch="change")
+    write(toys, {"toy/kernel.py": "half done", "notes.txt": "untracked"})
+    repo = Repository.around(toys)
+    repo.dirty()
+    before = state(toys)
+
+    with checked_out(repo, repo.commit("main"), repo.commit("change")) as (base, head):
+        texts = [(tree / "toy/kernel.py").read_text() for tree in (base, head)]
+        folder = base.parent
+
+    assert texts == [KERNEL, KERNEL + "# new\n"]
+    assert state(toys) == before
+    assert not folder.exists()
+
+
+def test_the_working_tree_can_be_a_side_with_all_that_is_not_committed(toys: Path) -> None:
+    write(toys, {"toy/kernel.py": "half done", "toy/more.py": "untracked", "reports/x": "ignored"})
+    repo = Repository.around(toys)
+    before = state(toys)
+
+    with checked_out(repo, repo.snapshot()) as (head,):
+        found = {p.relative_to(head).as_posix() for p in head.rglob("*.py")}
+        text = (head / "toy/kernel.py").read_text()
+        ignored = (head / "reports").exists()
+
+    assert text == "half done"
+    assert "toy/more.py" in found
+    assert not ignored
+    assert state(toys) == before
+
+
+def test_changed_paths_name_both_ends_of_a_move(toys: Path) -> None:
+    (toys / "toy/kernel.py").rename(toys / "toy/moved.py")
+    commit(toys, {}, branch="change")
+    repo = Repository.around(toys)
+
+    changed = repo.changed(repo.commit("main"), repo.commit("change"))
+
+    assert changed == ("toy/kernel.py", "toy/moved.py")
+
+
+def test_the_base_is_where_the_branches_parted(toys: Path) -> None:
+    parted = git(toys, "rev-parse", "HEAD")
+    commit(toys, {"a": "1"}, branch="change")
+    git(toys, "checkout", "--quiet", "main")
+    commit(toys, {"b": "2"})
+    repo = Repository.around(toys)
+
+    assert repo.merge_base(repo.commit("main"), repo.commit("change")) == parted
+
+
+@pytest.mark.parametrize("ref", ["nowhere", "--upload-pack=touch x", ""])
+def test_a_ref_that_is_none_is_refused_with_the_remedy(ref: str, toys: Path) -> None:
+    with pytest.raises(HarnessError, match="names no commit"):
+        Repository.around(toys).commit(ref)
+
+
+def test_outside_a_repository_the_gate_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="in no git repository"):
+        Repository.around(tmp_path)
+
+
+def test_under_a_hook_the_folder_decides_which_repository_is_meant(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = repository(tmp_path / "other", **{"toy/kernel.py": "other"})
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
+
+    assert Repository.around(toys).root == toys
+
+
+def test_a_hook_of_the_users_does_not_run(toys: Path, tmp_path: Path) -> None:
+    hook = toys / ".git/hooks/post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    repo = Repository.around(toys)
+
+    with checked_out(repo, repo.commit("main")):
+        pass
+
+    assert not (tmp_path / "ran").exists()
+
+
+HOLD = """\
+import sys, time
+from pathlib import Path
+from harness.execution.runner import terminating_like_ctrl_c
+from harness.gating.worktrees import Repository, checked_out
+repo = Repository.around(Path(sys.argv[1]))
+with terminating_like_ctrl_c(), checked_out(repo, repo.commit("main"), repo.commit("main")) as t:
+    print(t[0].parent, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_worktrees_are_removed_however_the_gate_ends(number: signal.Signals, toys: Path) -> None:
+    before = state(toys)
+    holding = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(toys)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    assert holding.stdout is not None
+    folder = Path(holding.stdout.readline().strip())
+    assert (folder / "base").is_dir()
+
+    holding.send_signal(number)
+    holding.communicate(timeout=30)
+
+    deadline = time.monotonic() + 30
+    while (folder.exists() or state(toys) != before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not folder.exists()
+    assert state(toys) == before
+
+
+class Folder:
+    """A place for logs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def append(self, measurement: Measurement) -> None: ...
+
+    def log_path(self, case_id: str, process: int) -> Path:
+        (self.folder / "log").touch()
+        return self.folder / "log"
+
+
+def measured(roots: list[Path], folder: Path) -> Measurement:
+    with Launcher(roots) as launcher:
+        return run_one(CASE, 0, launcher, Folder(folder), (), _Silent())
+
+
+def test_workers_take_the_code_from_their_tree(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own tree is importable too, and comes second."""
+    other = repository(tmp_path / "other")
+    monkeypatch.syspath_prepend(str(other))
+
+    measurement = measured([toys], tmp_path)
+
+    assert measurement.outcome is Outcome.OK, measurement.detail
+    assert measurement.code == {
+        "toy": str(toys / "toy/__init__.py"),
+        "toysuites": str(toys / "toysuites/__init__.py"),
+    }
+
+
+def test_code_from_another_tree_is_a_path_mismatch(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tree that lacks the package lets the next one on the path answer in its name."""
+    other = repository(tmp_path / "other")
+    monkeypatch.syspath_prepend(str(other))
+    for file in (toys / "toysuites").iterdir():
+        file.unlink()
+    (toys / "toysuites").rmdir()
+
+    measurement = measured([toys], tmp_path)
+
+    assert measurement.outcome is Outcome.PATH_MISMATCH
+    assert f"toysuites is {other}" in measurement.detail
+
+
+def test_a_worker_that_does_not_say_where_its_code_came_from_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    silent = Measurement(
+        case_id="sleep/a", process=0, outcome=Outcome.OK, clock=Clock.HOST, samples_s=(1.0,)
+    )
+
+    checked = verified(silent, CASE, [tmp_path])
+
+    assert checked.outcome is Outcome.PATH_MISMATCH
+    assert "nobody knows where" in checked.detail
