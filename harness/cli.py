@@ -15,26 +15,21 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.core
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from harness import console, doctor, drift, environment, gate, store, units
+from harness import console, doctor, drift, environment, gate, store
 from harness import suite as suites
 from harness.analysis import scaling, summary
 from harness.errors import HarnessError, StoreError, SuiteError
 from harness.execution import gpu_lock
 from harness.execution.launcher import Launcher
-from harness.execution.progress import TimeLeft
 from harness.execution.runner import run_suite, settled, terminating_like_ctrl_c
 from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
+from harness.progress_bar import ProgressBar
 from harness.records import (
-    Case,
     CaseSummary,
     Decision,
     Environment,
-    Measurement,
-    Outcome,
     Run,
     Suite,
     Verdict,
@@ -219,7 +214,7 @@ def _carry_out(
                 suite,
                 writer=writer,
                 probes=probes,
-                observer=held.enter_context(_Progress(err, suite, done)),
+                observer=held.enter_context(ProgressBar(err, suite, done)),
                 done=done,
                 launcher=launcher,
                 gpu=gpu,
@@ -358,68 +353,6 @@ def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
 def schema() -> None:
     """Print the JSON Schema of suite files, for editors."""
     _document(suites.json_schema())
-
-
-class _Progress:
-    """Shows a run as it goes: a bar with the time left, and a line for each finished process."""
-
-    def __init__(self, to: Console, suite: Suite, done: Collection[tuple[str, int]]) -> None:
-        self._cases = {c.case_id: c for c in suite.cases}
-        self._left = TimeLeft(
-            (c.case_id, process)
-            for c in suite.cases
-            for process in range(c.settings.processes)
-            if (c.case_id, process) not in done
-        )
-        self._to = to
-        self._bar = Progress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}", markup=False),
-            console=to,
-            transient=True,
-        )
-        self._task = self._bar.add_task("", left="")
-
-    def __enter__(self) -> "_Progress":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def planned(self, total: int) -> None:
-        self._bar.update(self._task, total=total)
-
-    def started(self, case: Case, process: int) -> None:
-        self._now(case, process, "start")
-
-    def phase(self, case: Case, process: int, name: str) -> None:
-        self._now(case, process, name)
-
-    def progressed(self, case: Case, process: int, steps: int) -> None:
-        self._now(case, process, f"{steps} steps")
-
-    def finished(self, measurement: Measurement) -> None:
-        self._left.finished(measurement)
-        left_s = self._left.seconds()
-        self._bar.update(
-            self._task, advance=1, left=f"{units.duration(left_s)} left" if left_s else ""
-        )
-        case = self._cases[measurement.case_id]
-        ok = measurement.outcome is Outcome.OK
-        self._to.print(
-            console.case_line(case, measurement.process, ""),
-            f"[{'green' if ok else 'red'}]{measurement.outcome}[/]",
-            units.duration(measurement.wall_s),
-            console.first_line(measurement.detail),
-            highlight=False,
-            soft_wrap=True,
-        )
-
-    def _now(self, case: Case, process: int, what: str) -> None:
-        self._bar.update(self._task, description=console.case_line(case, process, what))
 
 
 def _show_plan(suite: Suite, as_json: bool) -> None:

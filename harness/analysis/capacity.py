@@ -52,7 +52,8 @@ def _capacity(case: Case, run: Run) -> Capacity:
     peaks = {
         other.case_id: peak
         for other in run.suite.cases
-        if (peak := _peak_bytes(run.of(other.case_id), on_gpu=gpu is not None)) is not None
+        if (other.workload, other.provider) == (case.workload, case.provider)
+        and (peak := _peak_bytes(run.of(other.case_id), on_gpu=gpu is not None)) is not None
     }
     best: Capacity | None = None
     single = ""

@@ -52,7 +52,7 @@ class GpuLock:
         uuid: str,
         *,
         wait_s: float = 0.0,
-        folder: Path = FOLDER,
+        folder: Path | None = None,
         waiting: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Take the lock.
@@ -60,14 +60,14 @@ class GpuLock:
         Args:
             uuid: The GPU's.
             wait_s: How long to wait for whoever has it.
-            folder: Where the lock files are.
+            folder: Where the lock files are; FOLDER if None.
             waiting: Told once, before the wait, who has it.
 
         Raises:
             ProbeError: Another harness has the GPU; or no lock file can be made.
         """
         self.uuid = uuid
-        self.path = folder / f"harness-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
+        self.path = (folder or FOLDER) / f"harness-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
         self._fd = _open(self.path)
         try:
             self._take(wait_s, waiting)

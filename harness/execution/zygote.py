@@ -17,6 +17,7 @@ Protocol, over a SOCK_SEQPACKET socket, JSON objects:
 """
 
 import ctypes
+import errno
 import faulthandler
 import gc
 import importlib
@@ -42,6 +43,8 @@ KILL_WAIT_S = 5.0
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = 2**64 - 1
 
 
 def main(control_fd: int) -> None:
@@ -138,6 +141,7 @@ def _become_worker(
         os.dup2(log, 1)
         os.dup2(log, 2)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        _let_be_traced()
         faulthandler.enable(all_threads=True)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(env)
@@ -181,6 +185,18 @@ def _require_untouched_gpu() -> None:
         raise RuntimeError(f"importing torch or one of {PRELOAD} has initialised CUDA")
 
 
+def _let_be_traced() -> None:
+    """Let a sibling such as py-spy read the stacks of a worker that hangs.
+
+    Yama forbids it unless asked; a kernel without Yama knows no such request, nor the ban.
+    """
+    try:
+        _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
 def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -23,10 +23,10 @@ class Failure:
     """Why the suite expects it; empty where it does not."""
     facts: tuple[str, ...]
     """What the evidence says beyond the detail."""
-    files: str
-    """The evidence's files, with what could not be had."""
     command: str
     """Runs the case again with nothing around it; empty where there is no such script."""
+    files: str
+    """The other files of evidence, and what could not be had."""
 
 
 def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
@@ -49,8 +49,8 @@ def _failure(s: CaseSummary, m: Measurement, run: Run, room: Capacity | None) ->
         detail=m.detail.partition("\n")[0],
         allowed=s.case.allow.get(m.outcome, ""),
         facts=tuple(_facts(evidence, room)),
-        files=_files(evidence, m.log),
         command=f"python {shlex.quote(str(Path(run.folder, script)))}" if script else "",
+        files=_files(evidence, m.log, beside=str(PurePath(script).parent) if script else ""),
     )
 
 
@@ -70,10 +70,6 @@ def _facts(evidence: Evidence, room: Capacity | None) -> Iterator[str]:
         yield f"innermost frame: {evidence.frame}"
     for origin in evidence.origins:
         yield _origin(origin)
-    if evidence.peak_device_bytes is not None:
-        yield f"peak on the device: {units.size(evidence.peak_device_bytes)}"
-    if evidence.peak_host_bytes is not None:
-        yield f"peak in the process: {units.size(evidence.peak_host_bytes)}"
     if room is not None:
         yield str(room)
 
@@ -90,14 +86,13 @@ def _origin(o: NonFiniteOrigin) -> str:
     return f"{text}; {o.note}" if o.note else text
 
 
-def _files(evidence: Evidence, log: str) -> str:
-    """The files by their folder, then the log, then what could not be had."""
-    there = [PurePath(f.path) for f in evidence.files if f.path]
-    folders = dict.fromkeys(p.parent for p in there)
-    parts = [
-        f"`{folder}/` ({', '.join(p.name for p in there if p.parent == folder)})"
-        for folder in folders
-    ]
-    parts += [f"log `{log}`"] if log else []
-    parts += [f"no {f.name} ({f.note})" for f in evidence.files if not f.path]
-    return ", ".join(parts)
+def _files(evidence: Evidence, log: str, *, beside: str) -> str:
+    """The files, by name where they lie beside the script; the log; and what could not be had."""
+    parts = []
+    for file in evidence.files:
+        path = PurePath(file.path)
+        if not file.path:
+            parts.append(f"no {file.name} ({file.note})")
+        elif file.name != "reproduce":
+            parts.append(f"`{path.name if str(path.parent) == beside else path}`")
+    return ", ".join([*parts, *([f"log `{log}`"] if log else [])])

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from harness import environment
 from harness.suite import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,13 +291,39 @@ def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> 
     assert not (tmp_path / "reports").exists()
 
 
-def test_the_doctor_describes_the_machine(tmp_path: Path) -> None:
+def test_the_doctor_describes_the_machine_and_the_code_that_is_measured(tmp_path: Path) -> None:
+    """Not the repository of the folder it happens to be started in."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    git = environment.read_git(ROOT)
+
     examined = harness("doctor", "--json", cwd=tmp_path)
 
     answer = json.loads(examined.stdout)
     assert examined.returncode == (0 if answer["verdict"] in ("ok", "warn") else 3)
     assert answer["environment"]["versions"]["torch"]
-    assert {"device", "disk", "git"} <= {check["name"] for check in answer["checks"]}
+    assert {"device", "disk", "git", "versions"} <= {check["name"] for check in answer["checks"]}
+    assert answer["environment"]["git"] == (asdict(git) if git else None)
+
+
+def test_the_doctor_names_what_differs_from_a_run(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+    harness("run", "fakes.yaml", "--no-report", cwd=tmp_path)
+
+    same = harness("doctor", "--against", "latest", cwd=tmp_path)
+    text = (tmp_path / "fakes.yaml").read_text()
+    (tmp_path / "fakes.yaml").write_text(text.replace("sample_s: 0.01", "sample_s: 0.02"))
+    other = harness(
+        *("doctor", "--against", "latest", "--json"), cwd=tmp_path, env={"NSA_TEST_FLAG": "1"}
+    )
+
+    assert (same.returncode, same.stderr) == (0, "")
+    assert "nothing that could move a number differs from 20" in same.stdout
+    assert other.returncode == 3
+    found = json.loads(other.stdout)["differences"]
+    assert [(d["name"], d["then"], d["now"]) for d in found] == [
+        ("NSA_TEST_FLAG", "none", "1"),
+        ("measure.sample_s of all cases", "0.01", "0.02"),
+    ]
 
 
 def test_the_doctor_ends_with_a_verdict(tmp_path: Path) -> None:

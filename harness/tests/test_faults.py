@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import pytest
 
 from harness import store
 from harness.errors import HarnessError, ProbeError, StoreError
-from harness.execution import evidence, pace, stacks, vacancy, watchdog
+from harness.execution import evidence, gpu_lock, pace, stacks, vacancy, watchdog
 from harness.execution.gpu_lock import GpuLock
 from harness.execution.launcher import Launcher
 from harness.execution.runner import run_suite
@@ -565,6 +566,35 @@ def test_a_second_harness_waits_and_a_killed_holder_lets_go(
 def test_a_lock_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match=r"cannot be locked.*No such file"):
         GpuLock("GPU-1", folder=tmp_path / "absent")
+
+
+def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may name another GPU than the one that torch then uses; a run on the CPU holds none."""
+    monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
+    monkeypatch.setattr("harness.probes.nvml.gpus", lambda: [test_store.GPU])
+    used = replace(test_store.GPU, uuid="GPU-used")
+    said: list[str] = []
+
+    def free(uuid: str) -> bool:
+        try:
+            GpuLock(uuid, folder=tmp_path).release()
+        except ProbeError:
+            return False
+        return True
+
+    with ExitStack() as held:
+        first = gpu_lock.lock_first(held, wait_s=0.0, say=said.append)
+        assert (free("GPU-6f0c"), free("GPU-used")) == (False, True)
+        gpu_lock.lock_only(held, first, used, wait_s=0.0, say=said.append)
+        assert (free("GPU-6f0c"), free("GPU-used")) == (True, False)
+    with ExitStack() as held:
+        first = gpu_lock.lock_first(held, wait_s=0.0, say=said.append)
+        assert gpu_lock.lock_only(held, first, None, wait_s=0.0, say=said.append) is None
+        assert free("GPU-6f0c")
+    assert free("GPU-used")
+    assert said == [], "nobody had to wait"
 
 
 def test_a_worker_does_not_inherit_the_lock(warm: Launcher, tmp_path: Path) -> None:
