@@ -7,7 +7,8 @@ Exit status: 0 go; 1 a regression or NO-GO; 2 the request could not be carried o
 import datetime
 import json
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from harness import console, doctor, drift, environment, gate, store
+from harness import console, doctor, drift, environment, gate, phrases, store
 from harness import suite as suites
-from harness.analysis import scaling, summary
+from harness.analysis import overhead as sampling
+from harness.analysis import scaling, spread, summary, targets, timeuse
 from harness.errors import HarnessError, StoreError, SuiteError
 from harness.execution import gpu_lock
 from harness.execution.launcher import Launcher
+from harness.execution.proof import prove, unproved
 from harness.execution.runner import run_suite, settled, terminating_like_ctrl_c
 from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
@@ -118,6 +121,10 @@ def run(
             help="Wait so long for a GPU that another harness or process uses.",
         ),
     ] = 0.0,
+    proof: Annotated[
+        bool,
+        typer.Option(help="Have the instrument prove itself first; a report says if it did not."),
+    ] = True,
 ) -> None:
     """Run a suite, record it, write its report and give its verdict.
 
@@ -127,6 +134,7 @@ def run(
 
     harness run --resume latest
     """
+    began = time.monotonic()
     if (suite is None) == (resume is None):
         raise HarnessError(
             "a run needs either a suite or --resume RUN",
@@ -179,7 +187,7 @@ def run(
                 f"here is {_driver(here)}",
                 f"One run has one driver: start a new one with `harness run {chosen.path}`.",
             )
-        launcher.preflight(chosen)
+        _warn(chosen, here, launcher.preflight(chosen), launcher.not_preloaded)
         done: Collection[tuple[str, int]] = ()
         if before is None:
             writer = store.create(store_root, chosen, here)
@@ -193,7 +201,8 @@ def run(
         if lock is not None:
             lock.describe(writer.run_id)
         with writer:
-            _carry_out(chosen, here, writer, done, launcher, wait_for_gpu)
+            if _carry_out(chosen, here, writer, done, launcher, wait_for_gpu, proof=proof):
+                writer.finish(wall_s=time.monotonic() - began if before is None else None)
     _conclude(store.load(store_root, writer.run_id), reports if report else None, as_json)
 
 
@@ -204,12 +213,20 @@ def _carry_out(
     done: Collection[tuple[str, int]],
     launcher: Launcher,
     wait_for_gpu: float,
-) -> None:
-    err.print(f"{writer.run_id}: {suite.question}", highlight=False, markup=False, soft_wrap=True)
+    *,
+    proof: bool,
+) -> bool:
+    """Prove the instrument and measure what is left; whether there was an end to that."""
+    _say(f"{writer.run_id}: {suite.question}")
     probes = open_probes(here.gpu, why=here.gpu_unavailable)
     try:
         with ExitStack() as held:
             gpu = watch_over(held, here, wait_s=wait_for_gpu, say=_say)
+            shown = prove(launcher, probes, here.gpu) if proof else unproved(here.gpu, "--no-proof")
+            writer.append_proof(shown)
+            if shown.refuted:
+                err.print(console.refuted(shown, writer.folder))
+                return False
             run_suite(
                 suite,
                 writer=writer,
@@ -232,7 +249,61 @@ def _carry_out(
     finally:
         for probe in probes:
             probe.close()
-    writer.finish()
+    return True
+
+
+def _warn(
+    suite: Suite, here: Environment, work: Mapping[str, targets.Work], not_preloaded: str
+) -> None:
+    """What a person should know before the run rather than after it."""
+    if not_preloaded:
+        _say(f"note: each worker imports its workload for itself: {not_preloaded}")
+    for target in targets.modest(suite, here, work):
+        _say(f"warning: {phrases.target(target)}")
+
+
+@app.command()
+def overhead(
+    suite: Annotated[str, typer.Argument(help="Suite file, or the name of a shipped one.")],
+    only: FilterOption = None,
+    overrides: SetOption = None,
+    processes: Annotated[
+        int, typer.Option(min=2, help="Pairs of processes per case: one sampled, one not.")
+    ] = 12,
+    as_json: JsonOption = False,
+    store_root: StoreOption = STORE,
+) -> None:
+    """Measure what reading the probes costs: the same cases with and without, taking turns.
+
+    harness overhead attention --filter 'whole/triton/*seq_len=8192/pass=forward' --processes 24
+
+    Exit status: 0 at most 0.5 % of the step time, 1 more, 3 undecided.
+    """
+    chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
+    chosen = sampling.arranged(chosen, processes=processes)
+    with ExitStack() as held:
+        lock = gpu_lock.lock_first(held, wait_s=0.0, say=_say)
+        launcher = held.enter_context(Launcher())
+        here = environment.capture(
+            launcher.describe(),
+            command=("harness", *sys.argv[1:]),
+            repository=environment.home_of(chosen.cases[0].factory),
+            cases=chosen.cases,
+        )
+        gpu_lock.lock_only(held, lock, here.gpu, wait_s=0.0, say=_say)
+        launcher.preflight(chosen)
+        with store.create(store_root, chosen, here) as writer:
+            if _carry_out(chosen, here, writer, (), launcher, 0.0, proof=True):
+                writer.finish()
+    recorded = store.load(store_root, writer.run_id)
+    found = sampling.overhead(recorded)
+    if as_json:
+        _document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
+    else:
+        said = phrases.overhead(found, sampling.LIMIT) if found else "no pair of processes ended ok"
+        out.print(said, markup=False, highlight=False)
+        out.print(f"Run: {recorded.folder}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
 
 
 def _driver(environment: Environment) -> str:
@@ -379,6 +450,8 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         for note in recorded.notes:
             out.print(f"note: {note}", markup=False, highlight=False)
         out.print(console.verdict(verdict))
+        if used := timeuse.time_use(recorded):
+            out.print(f"Time: {phrases.time_use(used)}", markup=False, highlight=False)
         out.print(f"Run: {recorded.folder}", markup=False, highlight=False, soft_wrap=True)
         if markdown:
             out.print(f"Report: {markdown}", markup=False, highlight=False, soft_wrap=True)
@@ -394,6 +467,9 @@ def _conclusion(
         "finished": bool(recorded.ended_at),
         "device": recorded.environment.device_name,
         "report": str(markdown) if markdown else None,
+        "proof": asdict(recorded.proof) if recorded.proof else None,
+        "time": asdict(used) if (used := timeuse.time_use(recorded)) else None,
+        "spread": [asdict(s) for s in spread.spreads(recorded)],
         "verdict": asdict(verdict),
         "cases": [
             {

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -18,6 +19,7 @@ from harness.records import (
     Decision,
     Environment,
     Outcome,
+    Proof,
     Suite,
     Verdict,
 )
@@ -63,6 +65,19 @@ def verdict(v: Verdict) -> RenderableType:
         f"  (decided by: {v.decided_by})" if v.decided_by else "",
     )
     return Group(head, table)
+
+
+def refuted(proof: Proof, folder: Path) -> RenderableType:
+    """Why nothing is measured: what the instrument read wrongly."""
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    for check in proof.refuted:
+        table.add_row(Text("FAILED", style="bold red"), check.name, escape(check.fact))
+    return Group(
+        Text("The instrument did not prove itself, so nothing is measured (invalid environment):"),
+        table,
+        Text(f"Once it does: harness run --resume {folder}"),
+        Text("With --no-proof it measures all the same, and the report says so."),
+    )
 
 
 def _cell(summary: CaseSummary, metric: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Environment, Measurement, Suite
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Proof, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,14 @@ class Ended:
     measurements: int
     elapsed_s: float | None = None
     """Since the run began, by a clock that nobody sets; None for a run that was resumed."""
+    wall_s: float | None = None
+    """Since the command began, what comes before the run included; None as elapsed_s is."""
 
 
-Line = Started | Measurement | Resumed | Ended
+Line = Started | Proof | Measurement | Resumed | Ended
 KINDS: dict[str, type[Line]] = {
     "run": Started,
+    "proof": Proof,
     "measurement": Measurement,
     "resumed": Resumed,
     "end": Ended,

@@ -70,14 +70,18 @@ METRICS: Mapping[str, Metric] = {
     for m in (
         Metric(name="tokens_per_s", title="tokens/s", unit="1/s", higher_is_better=True),
         Metric(name="step_s", title="step time", unit="s", higher_is_better=False),
+        Metric(name="step_cycles", title="step cycles", unit="1", higher_is_better=False),
         Metric(name="mfu", title="MFU", unit="ratio", higher_is_better=True),
+        Metric(name="floor_share", title="share of floor", unit="ratio", higher_is_better=True),
         Metric(name="peak_memory_bytes", title="peak memory", unit="B", higher_is_better=False),
         Metric(name="gpu_utilisation", title="GPU", unit="ratio", higher_is_better=True),
         Metric(name="cpu_utilisation", title="CPU", unit="cores", higher_is_better=False),
         Metric(name="scaling_exponent", title="scaling exponent", unit="1", higher_is_better=False),
     )
 }
-"""Every metric a suite may name. cpu_utilisation counts cores: 1.0 is one core kept busy."""
+"""Every metric a suite may name. cpu_utilisation counts cores: 1.0 is one core kept busy.
+step_cycles is the step time in cycles of the SM clock that was measured meanwhile; floor_share
+is the least time the machine's measured peaks allow, over the time taken."""
 
 
 # --- what is asked -----------------------------------------------------------------------
@@ -106,6 +110,13 @@ class MeasureSettings:
     """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
     accuracy: bool = True
     """Compare with the reference before timing."""
+    rotate_inputs: int = 1
+    """So many sets of inputs take turns, one a run; 1 is always the same. Where a set does not
+    fit the cache beside the others, no run finds its inputs there."""
+    graph: bool = False
+    """Capture a run as a CUDA graph and time its replay; unsupported where that cannot be."""
+    telemetry: bool = True
+    """Read the probes while the worker works. Off only to learn what reading them costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +382,12 @@ class Measurement:
     """Time of each steady run on `clock`, in the order taken."""
     host_samples_s: tuple[float, ...] = ()
     """The same runs on the host's clock, synchronised at both ends."""
+    samples_at_s: tuple[float, ...] = ()
+    """When each of the samples began, on the host's clock, in seconds since the launch; empty in
+    runs of schema 1."""
+    discarded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Reason (throttled, shared, clock_dropped) -> indices of the samples that were taken while
+    the telemetry was so. They stay among the samples, and enter no estimate."""
     steady: bool | None = None
     """Whether the rule found a steady state; None where nothing was timed."""
     tokens: int | None = None
@@ -412,6 +429,62 @@ class Measurement:
             )
         if not all(math.isfinite(s) and s > 0 for s in self.samples_s):
             raise ValueError(f"{self.case_id}: a sample is not a positive, finite time")
+
+    @property
+    def kept_s(self) -> tuple[float, ...]:
+        """The samples that count: all but the discarded."""
+        bad = {i for indices in self.discarded.values() for i in indices}
+        return tuple(s for i, s in enumerate(self.samples_s) if i not in bad)
+
+    def is_evidence(self, min_samples: int) -> bool:
+        """Whether enough samples are left for a number to rest on."""
+        return bool(self.samples_s) and (
+            not self.discarded or len(self.kept_s) >= max(1, min_samples)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofCheck:
+    """One question put to the instrument before a run."""
+
+    name: str
+    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush."""
+    holds: bool | None
+    """None where it could not be asked; that neither proves nor refutes."""
+    fact: str
+    """What was seen, with the number that was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peaks:
+    """What the machine was measured to reach, moments before the run: no data sheet's numbers."""
+
+    flops_per_s: Mapping[str, float] = field(default_factory=dict)
+    """Precision (bf16, fp16, tf32, fp32) -> FLOP/s of a large matrix product."""
+    bytes_per_s: float | None = None
+    """Bytes read and written by a large copy."""
+    launch_s: float | None = None
+    """The cheapest kernel launch from PyTorch, many in a row; None without a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the instrument showed of itself before the first measurement."""
+
+    at: str
+    """ISO 8601, UTC."""
+    device: str
+    """The GPU's UUID, or `cpu`."""
+    checks: tuple[ProofCheck, ...] = ()
+    peaks: Peaks = field(default_factory=Peaks)
+    wall_s: float = 0.0
+    skipped: str = ""
+    """Why nothing was asked: the option that said so."""
+
+    @property
+    def refuted(self) -> tuple[ProofCheck, ...]:
+        """The checks that failed. With one of them nothing may be measured."""
+        return tuple(check for check in self.checks if check.holds is False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,6 +560,16 @@ class Run:
     schema 1: then only the wall clock knows."""
     notes: tuple[str, ...] = ()
     """What a reader must know of the record itself: resumed, last line cut short."""
+    proofs: tuple[Proof, ...] = ()
+    """The instrument's proof, and one more for each time the run was resumed."""
+    wall_s: float | None = None
+    """From the command's start to its last measurement; None while unfinished, and for a run
+    that was resumed, of whose first part nobody knows."""
+
+    @property
+    def proof(self) -> Proof | None:
+        """The last one; None in runs of schema 1."""
+        return self.proofs[-1] if self.proofs else None
 
     def of(self, case_id: str) -> tuple[Measurement, ...]:
         return tuple(m for m in self.measurements if m.case_id == case_id)
@@ -524,6 +607,10 @@ class CaseSummary:
     flops: int | None = None
     """Floating-point operations of one run."""
     effective: Mapping[str, Scalar] = field(default_factory=dict)
+    floor_s: float | None = None
+    """Least time of one run by the machine's measured peaks; None where it is unknown."""
+    floor_by: str = ""
+    """What that is: compute, bandwidth or launches."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
 

@@ -2,6 +2,7 @@
 
     reports/runs/20261121-073012-smoke-h200-3f2a/
         run.jsonl       {"kind": "run", ...} with the suite in full and the environment,
+                        {"kind": "proof", ...} once the instrument has proved itself,
                         {"kind": "measurement", ...} as each worker process ends,
                         {"kind": "resumed", ...} where an interrupted run went on,
                         {"kind": "end", ...} once nothing is left to measure
@@ -28,7 +29,7 @@ from typing import Self
 
 from harness import lines
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, Suite
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Proof, Run, Suite
 
 DEFAULT_ROOT = Path("reports/runs")
 RUN_FILE = "run.jsonl"
@@ -100,10 +101,24 @@ class RunWriter:
         self._write(measurement)
         self._recorded += 1
 
-    def finish(self) -> None:
-        """Mark the run complete and close it."""
+    def append_proof(self, proof: Proof) -> None:
+        """Record how the instrument proved itself, before anything is measured with it.
+
+        Raises:
+            StoreError: As `append`.
+        """
+        self._write(proof)
+
+    def finish(self, *, wall_s: float | None = None) -> None:
+        """Mark the run complete and close it.
+
+        Args:
+            wall_s: Since the command began, where one command made the whole run.
+        """
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
-        self._write(lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s))
+        self._write(
+            lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s, wall_s=wall_s)
+        )
         self.close()
 
     def close(self) -> None:
@@ -346,7 +361,8 @@ def _load(folder: Path) -> tuple[Run, int]:
 
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
-    ended_at, elapsed_s = "", None
+    proofs: list[Proof] = []
+    ended_at, elapsed_s, wall_s = "", None, None
     for number, line in enumerate(later, 2):
         if ended_at:
             raise lines.damaged(f"{path}:{number}", "nothing may follow the end of the run")
@@ -358,11 +374,13 @@ def _load(folder: Path) -> tuple[Run, int]:
                         "the first record counts."
                     )
                 measurements.setdefault((case_id, process), line)
+            case Proof():
+                proofs.append(line)
             case lines.Resumed():
                 notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
                 notes.extend(line.notes)
             case lines.Ended():
-                ended_at, elapsed_s = line.at, line.elapsed_s
+                ended_at, elapsed_s, wall_s = line.at, line.elapsed_s, line.wall_s
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run begins in the same file")
     run = Run(
@@ -375,6 +393,8 @@ def _load(folder: Path) -> tuple[Run, int]:
         ended_at=ended_at,
         elapsed_s=elapsed_s,
         notes=(*notes, *_cut_notes(len(cut_short))),
+        proofs=tuple(proofs),
+        wall_s=wall_s,
     )
     return run, len(data) - len(cut_short)
 

@@ -124,6 +124,12 @@ class MeasureModel(_Model):
     """Empty the GPU's L2 cache before every sample. Default false."""
     accuracy: bool | None = None
     """Compare with the reference before timing. Default true."""
+    rotate_inputs: Annotated[int, Field(ge=1)] | None = None
+    """Sets of inputs that take turns, so that no run finds its own in the cache. Default 1."""
+    graph: bool | None = None
+    """Time the replay of a CUDA graph that holds one run. Default false."""
+    telemetry: bool | None = None
+    """Read NVML and CPU while the worker works. Default true."""
 
     def given(self) -> dict[str, Any]:
         """The settings that are set, as fields of MeasureSettings."""
@@ -217,8 +223,12 @@ class ExpectationModel(_Model):
     """Who said so: a report, a data sheet, a runbook, with its date."""
     tokens_per_s: RangeModel | None = None
     step_s: RangeModel | None = None
+    step_cycles: RangeModel | None = None
+    """Step time in cycles of the SM clock as measured."""
     mfu: RangeModel | None = None
     """Model FLOPs utilisation, 0 to 1."""
+    floor_share: RangeModel | None = None
+    """Least time by the machine's measured peaks over the time taken, 0 to 1."""
     peak_memory_bytes: RangeModel | None = None
     gpu_utilisation: RangeModel | None = None
     """0 to 1."""

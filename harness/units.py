@@ -115,13 +115,15 @@ def _bytes(value: float) -> tuple[float, str]:
 _SCALES: Mapping[str, Scale] = {
     "step_s": _time,
     "tokens_per_s": _rate,
+    "step_cycles": lambda v: (1e6, " M") if abs(v) >= 1e6 else (1.0, ""),
     "mfu": lambda _: (0.01, " %"),
+    "floor_share": lambda _: (0.01, " %"),
     "peak_memory_bytes": _bytes,
     "gpu_utilisation": lambda _: (0.01, " %"),
     "cpu_utilisation": lambda _: (1.0, ""),
     "scaling_exponent": lambda _: (1.0, ""),
 }
-_SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores"}
+_SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores", "step_cycles": " cycles"}
 """Units that a table names once, in its heading, and a sentence must add."""
 
 

@@ -4,7 +4,7 @@ A suite names a factory as `package.module:function`. The worker imports it, cal
 provider and the axes of one case, and gets a Workload back. Nothing else crosses.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,8 +47,29 @@ class Workload:
     """Called with `effective`: each environment variable that is set and that this code knows as
     a flag, and whether anything has asked for it. One that the case sets and nothing has asked
     for makes the outcome path_mismatch. None: nobody can tell."""
+    rotated: Callable[[int], Sequence[Callable[[], Any]]] | None = None
+    """So many runs like `run`, each on inputs of its own of the same shapes. None: the inputs
+    cannot be rotated."""
+    capturable: bool = False
+    """Whether replaying one captured run does the work of a call: nothing on the host moves from
+    run to run, such as a cursor in the data. Only then may the harness capture it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What one run of a case will do, told without building it."""
+
+    tokens: int | None
+    flops: int | None
+
+
+COUNTS = "counts"
+"""Name of the function that a factory's module may offer to tell Counts; called as `preflight`
+is, and after it. With it `harness run` can warn, before it begins, of a target that asks little."""
+PRELOAD = "PRELOAD"
+"""Name of a tuple of module names in a factory's module: what its factories import when called.
+The factory's module, and these, are imported once and before a case's NSA_* variables are set,
+which must therefore be read when something is called. They may not touch CUDA."""
 PREFLIGHT = "preflight"
 """Name of the function that a factory's module may offer beside its factories."""
 

@@ -158,8 +158,8 @@ class _Inputs:
         return _Inputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
 
     @classmethod
-    def draw(cls, p: Plan, device: str) -> "_Inputs":
-        rng = torch.Generator(device).manual_seed(SEED)
+    def draw(cls, p: Plan, device: str, seed: int = SEED) -> "_Inputs":
+        rng = torch.Generator(device).manual_seed(seed)
         N = p.config.compressed_length(p.T)
 
         def normal(*shape: int) -> Tensor:
@@ -210,7 +210,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     timed = _as_taken(p, x)
     needed = 4 * 8 * p.B * p.HQ * p.T * p.T
     affordable = needed <= REFERENCE_BYTES[device]
-    cost = _cost(p)
+    cost = cost_of(p)
     seen: dict[str, Scalar] = {}
     return Workload(
         run=partial(_seen_run, p, timed, blocks, seen),
@@ -225,7 +225,20 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         bytes=cost.bytes,
         effective=lambda: {**_effective(p, timed, blocks), **seen},
         flags=flags.asked_for,
+        rotated=partial(_rotated, p, device, seen),
+        capturable=True,
     )
+
+
+def _rotated(
+    p: Plan, device: str, seen: dict[str, Scalar], count: int
+) -> list[Callable[[], dict[str, Tensor]]]:
+    """So many runs, each on inputs and a selection of its own."""
+    runs: list[Callable[[], dict[str, Tensor]]] = []
+    for i in range(count):
+        x = _Inputs.draw(p, device, seed=SEED + i)
+        runs.append(partial(_seen_run, p, _as_taken(p, x), _select(p, x), seen))
+    return runs
 
 
 def _select(p: Plan, x: _Inputs) -> Tensor:
@@ -374,7 +387,8 @@ def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     return outputs
 
 
-def _cost(p: Plan) -> costs.Cost:
+def cost_of(p: Plan) -> costs.Cost:
+    """FLOPs and bytes of one run of a case."""
     shape = costs.Shape(
         batch=p.B,
         tokens=p.T,

@@ -141,7 +141,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     replays = [0]
     run = _captured(step, replays) if p.graph else step
     first = run()
-    cost = _cost(p)
+    cost = cost_of(p)
     return Workload(
         run=run,
         check=lambda: _checked(p, x, run()),
@@ -281,7 +281,8 @@ def _worth(p: Plan, few: _Inputs, blocks: Tensor) -> Tensor:
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
 
-def _cost(p: Plan) -> costs.Cost:
+def cost_of(p: Plan) -> costs.Cost:
+    """FLOPs and bytes of one run of a case."""
     shape = costs.Shape(
         batch=p.B,
         tokens=1,

@@ -152,6 +152,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
         effective=lambda: {**seen, "checked_tokens": length},
         flags=flags.asked_for,
+        capturable=True,
     )
 
 

@@ -1,14 +1,15 @@
 """What the shipped suites name as `factory:`; this package alone knows both houses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from harness.records import Scalar
-from harness.workload import Factory, Unsupported, Workload
-from nsa import errors
+from harness.workload import Counts, Factory, Unsupported, Workload
+from nsa import costs, errors
 from nsa.flags import Flags
+from nsa.train_config import TrainConfig
 from suites import attention as _attention
 from suites import decoding as _decoding
 from suites import language_model as _language_model
@@ -16,7 +17,10 @@ from suites import language_model as _language_model
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["attention", "decode", "decode_attention", "forward", "preflight", "train"]
+__all__ = ["attention", "counts", "decode", "decode_attention", "forward", "preflight", "train"]
+
+PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode", "torch.profiler")
+"""What the factories import when they are called; imported once for all workers."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "attention": _attention.Plan.read,
@@ -40,6 +44,12 @@ def _declining(call: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
+def _rotated(
+    rotated: Callable[[int], Sequence[Callable[[], object]]],
+) -> Callable[[int], list[Callable[[], object]]]:
+    return lambda count: [_declining(run) for run in _declining(rotated)(count)]
+
+
 def _at_the_seam(factory: Factory) -> Factory:
     """The factory; it, and the first calls of its workload, may decline the case."""
 
@@ -47,7 +57,12 @@ def _at_the_seam(factory: Factory) -> Factory:
     def build(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         workload = _declining(factory)(provider, axes)
         check = workload.check and _declining(workload.check)
-        return replace(workload, run=_declining(workload.run), check=check)
+        return replace(
+            workload,
+            run=_declining(workload.run),
+            check=check,
+            rotated=workload.rotated and _rotated(workload.rotated),
+        )
 
     return build
 
@@ -57,6 +72,28 @@ decode = _at_the_seam(_language_model.decode)
 decode_attention = _at_the_seam(_decoding.decode_attention)
 forward = _at_the_seam(_language_model.forward)
 train = _at_the_seam(_language_model.train)
+
+
+def counts(
+    function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
+) -> Counts:
+    """Tokens and FLOPs of one run of a case as its workload will tell them, which is not built."""
+    match _PLANS[function](provider, axes, Flags.from_env(env)):
+        case _attention.Plan() as p:
+            return Counts(tokens=p.B * p.T, flops=_attention.cost_of(p).flops)
+        case _decoding.Plan() as d:
+            return Counts(tokens=d.B, flops=_decoding.cost_of(d).flops)
+        case _language_model.InferencePlan(new_tokens=0) as f:
+            flops = costs.forward_flops(f.model, batch=f.B, tokens=f.T)
+            return Counts(tokens=f.B * f.T, flops=flops)
+        case _language_model.InferencePlan() as f:
+            flops = costs.forward_flops(f.model, batch=f.B, tokens=f.new_tokens, q_start=f.T)
+            return Counts(tokens=f.B * f.new_tokens, flops=flops)
+        case TrainConfig() as c:
+            each = costs.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
+            return Counts(tokens=c.batch_size * c.seq_len * c.accum, flops=c.accum * each)
+        case other:
+            raise TypeError(f"no counts for a {type(other).__name__}")
 
 
 def preflight(

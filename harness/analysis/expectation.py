@@ -130,9 +130,6 @@ class Assessment:
     factors: tuple[float, ...] = ()
     """How many times the actual value lies away from the nearer end of the expected range and
     from the farther one; one number where one end was stated; empty inside the range."""
-    target_mfu: float | None = None
-    """The share of the stated card's peak that the expectation itself asks for at most."""
-    target_peak: Peak | None = None
 
 
 def assess(
@@ -160,7 +157,6 @@ def upper_bound(summary: CaseSummary, metric: str) -> float | None:
 
 
 def _assess(expectation: Expectation, summary: CaseSummary, environment: Environment) -> Assessment:
-    target_mfu, target_peak = _target(expectation, summary, environment)
     bound = upper_bound(summary, expectation.metric)
     if expectation.metric == "step_s" and summary.outcome is Outcome.TIMEOUT:
         bound = summary.lower_bound_s
@@ -178,8 +174,6 @@ def _assess(expectation: Expectation, summary: CaseSummary, environment: Environ
         actual=actual,
         bound=bound,
         factors=_factors(expectation, value),
-        target_mfu=target_mfu,
-        target_peak=target_peak,
     )
 
 
@@ -214,21 +208,6 @@ def _factors(expectation: Expectation, value: float | None) -> tuple[float, ...]
     if expectation.low is None and value <= ends[0]:
         return ()
     return tuple(sorted(max(end / value, value / end) for end in ends))
-
-
-def _target(
-    expectation: Expectation, summary: CaseSummary, environment: Environment
-) -> tuple[float | None, Peak | None]:
-    stated = [end for end in (expectation.low, expectation.high) if end is not None]
-    if expectation.metric != "tokens_per_s" or not stated:
-        return None, None
-    precision = precision_of(summary.case.axes, summary.effective, environment)
-    card = stated_peak(expectation.gpu, precision)
-    if card is not None and expectation.applies_to(environment.device_name):
-        card = peak(environment.device_name, precision)
-    if card is None or not summary.tokens or not summary.flops:
-        return None, None
-    return max(stated) * summary.flops / summary.tokens / card.flops_per_s, card
 
 
 def _peak(label: str, flops: Mapping[str, float], precision: str | None) -> Peak | None:

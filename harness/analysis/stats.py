@@ -107,12 +107,24 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     ]
 
 
-def weaknesses(measurements: Sequence[Measurement], *, asked: int) -> tuple[str, ...]:
+def discards(m: Measurement) -> str:
+    """`14 of 20 samples discarded (10 throttled, 4 shared)`; empty where none was."""
+    if not m.discarded:
+        return ""
+    count = sum(map(len, m.discarded.values()))
+    reasons = ", ".join(f"{len(i)} {why.replace('_', ' ')}" for why, i in m.discarded.items())
+    return f"{count} of {len(m.samples_s)} samples discarded ({reasons})"
+
+
+def weaknesses(
+    measurements: Sequence[Measurement], *, asked: int, min_samples: int
+) -> tuple[str, ...]:
     """Sentences on what a reader must know before trusting the numbers of one case.
 
     Args:
         measurements: All processes of the case, whatever their outcome.
         asked: How many processes the suite asked for.
+        min_samples: How many samples a process must have left to be evidence.
     """
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     if not ok:
@@ -122,6 +134,13 @@ def weaknesses(measurements: Sequence[Measurement], *, asked: int) -> tuple[str,
         notes.append(f"numbers from the {len(ok)} of {len(measurements)} processes that ended ok")
     elif len(ok) < asked:
         notes.append(f"{len(ok)} of {asked} processes ran")
+    for m in ok:
+        if m.discarded:
+            alone = "" if m.is_evidence(min_samples) else "; it is not evidence, and is left out"
+            notes.append(f"process {m.process}: {discards(m)}{alone}")
+    ok = [m for m in ok if m.is_evidence(min_samples)]
+    if not ok:
+        return tuple(notes)
     if unsteady := [m.process for m in ok if not m.steady]:
         notes.append(f"no steady state found in {_processes(unsteady)}")
     notes += _spread(ok)
@@ -136,7 +155,7 @@ def _spread(ok: Sequence[Measurement]) -> list[str]:
     medians = []
     widest, widest_process = 0.0, 0
     for m in ok:
-        lower, median, upper = np.quantile(m.samples_s, (0.25, 0.5, 0.75))
+        lower, median, upper = np.quantile(m.kept_s, (0.25, 0.5, 0.75))
         medians.append(median)
         if (spread := float((upper - lower) / median)) > widest:
             widest, widest_process = spread, m.process

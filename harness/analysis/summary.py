@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from harness.analysis import stats
+from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
+from harness.analysis.floor import Floor, floor
 from harness.records import (
     Case,
     CaseSummary,
@@ -13,6 +15,7 @@ from harness.records import (
     Estimate,
     Measurement,
     Outcome,
+    Proof,
     Run,
     Scalar,
 )
@@ -21,7 +24,8 @@ from harness.records import (
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
     """One summary per case, in the order of the suite, cases without a measurement included."""
     return tuple(
-        _summarise(case, run.of(case.case_id), run.environment) for case in run.suite.cases
+        _summarise(case, run.of(case.case_id), run.environment, run.proof)
+        for case in run.suite.cases
     )
 
 
@@ -36,6 +40,13 @@ def why_absent(
         return summary.outcome.value.replace("_", " ")
     if metric == "tokens_per_s":
         return "the workload counts no tokens"
+    if metric == "floor_share":
+        if not (summary.flops or any(m.bytes for m in ok)):
+            return "the workload counts neither FLOPs nor bytes"
+        precision = precision_of(summary.case.axes, summary.effective, environment)
+        return f"no peak was measured for {precision or 'its precision'} in this run"
+    if metric == "step_cycles":
+        return environment.gpu_unavailable or "the SM clock was not read while sampling"
     if metric == "mfu":
         if summary.flops is None:
             return "the workload counts no FLOPs"
@@ -45,6 +56,8 @@ def why_absent(
         return f"no data-sheet peak for {environment.device_name} at {precision}"
     if metric == "peak_memory_bytes":
         return "no device memory to measure" if environment.gpu is None else "not reported"
+    if all(m.telemetry is None for m in ok) and not summary.case.settings.telemetry:
+        return "the suite switched telemetry off"
     for m in ok:
         if m.telemetry is not None and metric in m.telemetry.unavailable:
             return m.telemetry.unavailable[metric]
@@ -56,26 +69,73 @@ def why_absent(
 
 
 def _summarise(
-    case: Case, measurements: Sequence[Measurement], environment: Environment
+    case: Case,
+    measurements: Sequence[Measurement],
+    environment: Environment,
+    proof: Proof | None,
 ) -> CaseSummary:
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
-    if bad is not None:
-        outcome: Outcome | None = bad.outcome
-    else:
-        outcome = Outcome.OK if ok else None
+    evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
+    outcome, detail = _outcome(bad, ok, evidence, proof)
+    least = _floor(case, evidence, observed, environment, proof)
     return CaseSummary(
         case=case,
         outcome=outcome,
-        detail=bad.detail if bad else "",
-        metrics=_metrics(case, ok, observed, environment) if ok else {},
+        detail=detail,
+        metrics=_metrics(case, evidence, observed, environment, least) if evidence else {},
         lower_bound_s=max(bounds, default=None),
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
         effective=observed,
-        notes=stats.weaknesses(measurements, asked=case.settings.processes),
+        floor_s=least.seconds if least else None,
+        floor_by=least.by if least else "",
+        notes=stats.weaknesses(
+            measurements,
+            asked=case.settings.processes,
+            min_samples=case.settings.min_samples,
+        ),
+    )
+
+
+def _outcome(
+    bad: Measurement | None,
+    ok: Sequence[Measurement],
+    evidence: Sequence[Measurement],
+    proof: Proof | None,
+) -> tuple[Outcome | None, str]:
+    """The outcome of a case and why it is not OK."""
+    if bad is not None:
+        return bad.outcome, bad.detail
+    if evidence:
+        return Outcome.OK, ""
+    if ok:
+        said = "; ".join(f"process {m.process}: {stats.discards(m)}" for m in ok)
+        return Outcome.INVALID_ENVIRONMENT, f"no process is evidence; {said}"
+    if proof is not None and proof.refuted:
+        said = "; ".join(f"{check.name}: {check.fact}" for check in proof.refuted)
+        return Outcome.INVALID_ENVIRONMENT, f"the instrument did not prove itself; {said}"
+    return None, ""
+
+
+def _floor(
+    case: Case,
+    evidence: Sequence[Measurement],
+    observed: Mapping[str, Scalar],
+    environment: Environment,
+    proof: Proof | None,
+) -> Floor | None:
+    if proof is None or not evidence:
+        return None
+    first = evidence[0]
+    return floor(
+        proof.peaks,
+        flops=first.flops,
+        bytes_moved=first.bytes,
+        launches=None,
+        precision=precision_of(case.axes, observed, environment),
     )
 
 
@@ -84,10 +144,19 @@ def _metrics(
     ok: Sequence[Measurement],
     observed: Mapping[str, Scalar],
     environment: Environment,
+    least: Floor | None,
 ) -> Mapping[str, Estimate]:
-    samples = sum(len(m.samples_s) for m in ok)
-    steps = [float(np.median(m.samples_s)) for m in ok]
+    samples = sum(len(m.kept_s) for m in ok)
+    steps = [float(np.median(m.kept_s)) for m in ok]
     metrics = {"step_s": stats.geometric(steps, samples=samples)}
+    if least is not None:
+        metrics["floor_share"] = stats.geometric(
+            [least.seconds / s for s in steps], samples=samples
+        )
+    clocks = [median_clock_hz(m) for m in ok]
+    cycles = [s * hertz for s, hertz in zip(steps, clocks, strict=True) if hertz]
+    if len(cycles) == len(ok):
+        metrics["step_cycles"] = stats.geometric(cycles, samples=samples)
 
     tokens = [m.tokens / s for m, s in zip(ok, steps, strict=True) if m.tokens]
     if len(tokens) == len(ok):

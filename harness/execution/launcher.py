@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from harness.analysis.targets import Work
 from harness.errors import HarnessError, SuiteError
 from harness.execution.messages import (
     Checked,
@@ -107,6 +108,8 @@ class Launcher:
         self._roots = tuple(str(root) for root in roots)
         self._warm: _Zygote | None = None
         self._device = ""  # unknown until described
+        self.not_preloaded = ""
+        """Why the workloads' modules could not be imported ahead; empty where they were."""
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +129,13 @@ class Launcher:
             self._warm = None
 
     def launch(
-        self, case: Case | None, process: int, log: Path, *, check: tuple[Case, ...] = ()
+        self,
+        case: Case | None,
+        process: int,
+        log: Path,
+        *,
+        check: tuple[Case, ...] = (),
+        prove: bool = False,
     ) -> Worker:
         """Start a worker on a case; without one, on describing the environment.
 
@@ -135,6 +144,7 @@ class Launcher:
             process: Which of the case's processes this is.
             log: Where its stdout and stderr go; appended to.
             check: Cases to check instead.
+            prove: Put the instrument to the proof instead.
 
         Raises:
             HarnessError: No interpreter with torch can be started here.
@@ -148,6 +158,7 @@ class Launcher:
             process=process,
             launched_at=launched_at,
             check=check,
+            prove=prove,
             device=self._device,
             roots=self._roots,
         )
@@ -170,23 +181,38 @@ class Launcher:
         self._device = str(facts["torch_settings"]["device"])
         return facts
 
-    def preflight(self, suite: Suite) -> None:
+    def preflight(self, suite: Suite) -> Mapping[str, Work]:
         """Ask every case's workload whether it can run at all, before any does.
+
+        What the workloads import is then imported once, for all workers that start warm.
+
+        Returns:
+            Case id -> what one run will do, where its workload can tell.
 
         Raises:
             SuiteError: A case names a factory that is not there, or axes, a provider or flags
                 that its workload refuses.
             HarnessError: No worker answers.
         """
-        refusals = [
-            refusal
+        answers = [
+            self._ask(suite.cases[i : i + CASES_PER_CHECK], Checked)
             for i in range(0, len(suite.cases), CASES_PER_CHECK)
-            for refusal in self._ask(suite.cases[i : i + CASES_PER_CHECK], Checked).refusals
         ]
+        refusals = [refusal for answer in answers for refusal in answer.refusals]
         if refusals:
             first, others = refusals[0], len(refusals) - 1
             more = f"\n  So {'are' if others > 1 else 'is'} {others} more." if others else ""
             raise SuiteError(suite.path, f"case {first.case_id}: {first.problem}{more}")
+        self._preload(dict.fromkeys(case.factory.partition(":")[0] for case in suite.cases))
+        return {case_id: work for answer in answers for case_id, work in answer.work.items()}
+
+    def _preload(self, modules: Iterable[str]) -> None:
+        """Have the warm zygote import the workloads' modules; if it then cannot fork well, a new
+        one without them takes its place, and each worker imports for itself."""
+        zygote = self._warmed()
+        if problem := zygote.preload(list(modules)):
+            self.not_preloaded = problem
+            zygote.close()
 
     def _ask(self, check: tuple[Case, ...], answer: type[Said]) -> Said:
         """The one answer of a worker that measures nothing."""
@@ -205,7 +231,7 @@ class Launcher:
             answers = [message for message in said if isinstance(message, answer)]
             if not answers:
                 what = "check the cases" if check else "describe its environment"
-                raise HarnessError(f"a worker cannot {what}: {_last_line(log.read_bytes())}")
+                raise HarnessError(f"a worker cannot {what}: {last_line(log.read_bytes())}")
         return answers[0]
 
     def _warmed(self) -> "_Zygote":
@@ -241,7 +267,7 @@ class _Zygote:
             raise
         if not ready:
             self._stderr.seek(0)
-            reason = _last_line(self._stderr.read())
+            reason = last_line(self._stderr.read())
             self.close()
             raise HarnessError(
                 f"no worker can be started with {sys.executable}: {reason}",
@@ -260,6 +286,15 @@ class _Zygote:
         if "pid" not in reply:
             raise HarnessError("the process that starts workers has died", "is memory exhausted?")
         return int(reply["pid"])
+
+    def preload(self, modules: Sequence[str]) -> str:
+        """Have it import these; why it must not be used any more, or nothing."""
+        try:
+            self.control.send(json.dumps({"preload": modules}).encode())
+        except ConnectionError:
+            return "the process that starts workers has died"
+        reply = self.hear()
+        return str(reply.get("preloaded", "the process that starts workers died of it"))
 
     def hear(self) -> dict[str, Any]:
         """Its next reply; an empty one if it takes too long or is dead."""
@@ -293,6 +328,7 @@ class _Zygote:
         self._stderr.close()
 
 
-def _last_line(output: bytes) -> str:
+def last_line(output: bytes) -> str:
+    """The last line of a log, which for a traceback is the error."""
     lines = output.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"

@@ -7,11 +7,13 @@ for an answer. Times are readings of time.monotonic, which parent and child shar
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 import pydantic
 
+from harness.analysis.proof import Readings
+from harness.analysis.targets import Work
 from harness.records import Case, Measurement
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -32,6 +34,8 @@ class Order:
     launched_at: float
     check: tuple[Case, ...] = ()
     """Cases to ask their workload's preflight about."""
+    prove: bool = False
+    """Instead of measuring a case, put the instrument to the proof."""
     device: str = ""
     """`cuda` where the run was begun on a GPU: a worker that sees none must not measure."""
     roots: tuple[str, ...] = ()
@@ -108,9 +112,19 @@ class Checked:
 
     kind: Literal["checked"] = "checked"
     refusals: tuple[Refusal, ...]
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """Case id -> what one run will do, where its module can tell."""
 
 
-Message = PhaseBegan | Built | Progress | Preliminary | Answer | Facts | Checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proved:
+    """The answer to an order to prove the instrument."""
+
+    kind: Literal["proved"] = "proved"
+    readings: Readings
+
+
+Message = PhaseBegan | Built | Progress | Preliminary | Answer | Facts | Checked | Proved
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]

@@ -8,11 +8,12 @@ Where a single run outlasts `timeout_s` the timeout comes first.
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.analysis import discards
 from harness.execution import evidence, stacks
 from harness.execution.launcher import Worker
 from harness.execution.messages import (
@@ -26,6 +27,7 @@ from harness.execution.messages import (
     Reader,
 )
 from harness.execution.pace import Pace
+from harness.execution.recorder import Recorder
 from harness.probes import Probe
 from harness.records import (
     Case,
@@ -38,7 +40,6 @@ from harness.records import (
     Telemetry,
 )
 
-PROBE_INTERVAL_S = 0.05
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit, on which drivers free what it held."""
 UNREPORTED_S = 0.1
@@ -66,7 +67,7 @@ def watch(
         process: Which of the case's processes it is.
         log: Where it logs; read for the stacks of one that hangs.
         run_folder: Where the evidence of a failure goes.
-        probes: Read every PROBE_INTERVAL_S.
+        probes: Read on the recorder's beat; where the case has telemetry off, not at all.
         phase: Called with the name of each phase that begins.
         progressed: Called with the number of finished runs.
 
@@ -79,7 +80,7 @@ def watch(
     unanswered = Measurement(case_id=case.case_id, process=process, outcome=Outcome.CRASH)
     folder = evidence.Folder(run_folder, log)
     try:
-        recorder = _Recorder(probes, worker)
+        recorder = Recorder(probes if case.settings.telemetry else (), worker)
         measurement = _see_through(worker, case, unanswered, story, recorder, log, folder)
     finally:
         immortal = worker.end()
@@ -87,10 +88,12 @@ def watch(
     if immortal:
         note = f"{immortal} processes would not die of SIGKILL"
         measurement = replace(measurement, detail=f"{measurement.detail}; {note}".lstrip("; "))
+    telemetry = recorder.telemetry() if case.settings.telemetry else None
     measurement = replace(
         measurement,
         effective={**measurement.effective, "start": "cold" if worker.cold else "warm"},
-        telemetry=recorder.telemetry(),
+        telemetry=telemetry,
+        discarded=discards.unfit(measurement, telemetry, story.phases(ended_at)),
         phases=story.phases(ended_at),
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
@@ -104,7 +107,7 @@ def _see_through(
     case: Case,
     unanswered: Measurement,
     story: "_Story",
-    recorder: "_Recorder",
+    recorder: Recorder,
     log: Path,
     folder: evidence.Folder,
 ) -> Measurement:
@@ -319,39 +322,6 @@ class _Story:
         return tuple(
             Phase(name=name, start_s=begin, end_s=end)
             for (name, _), begin, end in zip(self._phases, begins, ends, strict=True)
-        )
-
-
-class _Recorder:
-    """Reads the probes on a beat."""
-
-    def __init__(self, probes: Sequence[Probe], worker: Worker) -> None:
-        self._probes = probes
-        self._launched_at = worker.launched_at
-        self._readings: list[tuple[float, Mapping[str, float | None]]] = []
-        self.next_at = time.monotonic()
-        for probe in probes:
-            probe.attach(worker.pid)
-
-    def read_if_due(self) -> None:
-        now = time.monotonic()
-        if now < self.next_at:
-            return
-        reading = {name: value for probe in self._probes for name, value in probe.read().items()}
-        self._readings.append((now - self._launched_at, reading))
-        # A late beat moves the next ones; it is not made up for by a burst.
-        self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
-
-    def telemetry(self) -> Telemetry:
-        names = {name: None for _, reading in self._readings for name in reading}
-        return Telemetry(
-            t_s=tuple(t_s for t_s, _ in self._readings),
-            channels={
-                name: tuple(reading.get(name) for _, reading in self._readings) for name in names
-            },
-            unavailable={
-                name: why for probe in self._probes for name, why in probe.unavailable.items()
-            },
         )
 
 

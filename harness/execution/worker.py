@@ -12,12 +12,13 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
 import torch
 
+from harness.analysis.targets import Work
 from harness.execution import provenance
 from harness.execution.messages import (
     Answer,
@@ -29,10 +30,11 @@ from harness.execution.messages import (
     PhaseBegan,
     Preliminary,
     Progress,
+    Proved,
     Refusal,
 )
 from harness.execution.pace import EXACT_RUNS
-from harness.measure import accuracy, diagnosis, digest, memory, path, timing
+from harness.measure import accuracy, arrange, diagnosis, digest, memory, path, selfproof, timing
 from harness.records import (
     Accuracy,
     Case,
@@ -41,7 +43,7 @@ from harness.records import (
     NonFiniteOrigin,
     Outcome,
 )
-from harness.workload import PREFLIGHT, Factory, Unsupported, Workload
+from harness.workload import COUNTS, PREFLIGHT, Factory, Unsupported, Workload
 
 PROGRESS_INTERVAL_S = 0.02
 """At most so often is progress reported; a run that is reported late was finished earlier."""
@@ -139,9 +141,12 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
-def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts:
+def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved:
+    if order.prove:
+        return Proved(readings=selfproof.prove(_Reporter(channel).phase))
     if order.check:
-        return Checked(refusals=tuple(filter(None, map(_refusal, order.check))))
+        refusals = tuple(filter(None, map(_refusal, order.check)))
+        return Checked(refusals=refusals, work={} if refusals else _work(order.check))
     if order.case is None:
         return Facts(facts=importlib.import_module("harness.measure.facts").describe())
     return Answer(measurement=_measure(order.case, order, channel))
@@ -158,6 +163,18 @@ def _refusal(case: Case) -> Refusal | None:
     except (LookupError, ValueError) as error:
         return Refusal(case_id=case.case_id, problem=str(error))
     return None
+
+
+def _work(cases: Sequence[Case]) -> Mapping[str, Work]:
+    """What one run of each case will do, of those whose module can tell without building it."""
+    found = {}
+    for case in cases:
+        module, _, function = case.factory.partition(":")
+        counts = getattr(sys.modules[module], COUNTS, None)
+        if counts is not None:
+            told = counts(function, case.provider, case.axes, {**os.environ, **case.env})
+            found[case.case_id] = Work(tokens=told.tokens, flops=told.flops)
+    return found
 
 
 def _failure(case: Case, process: int, error: Exception) -> Measurement:
@@ -221,9 +238,10 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
 
     reporter.phase("warmup")
     stopwatch = digest.OfFirst(timing.stopwatch(flush_l2=case.settings.flush_l2))
+    arranged = arrange.arrange(workload, case.settings)
     memory.start_peak()
     taken = timing.take(
-        workload.run,
+        arranged.run,
         case.settings,
         stopwatch,
         deadline=order.launched_at + case.settings.timeout_s,
@@ -235,6 +253,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
     effective, flags_read = path.effective(workload), path.flags_read(workload)
     path.require(case, effective, flags_read)
+    effective |= arranged.how
     code = _require_code(case, order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
@@ -246,11 +265,12 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
         warmup_s=taken.warmup_s,
         samples_s=taken.samples_s,
         host_samples_s=taken.host_samples_s,
+        samples_at_s=tuple(at - order.launched_at for at in taken.samples_at),
         steady=taken.steady,
         tokens=workload.tokens,
         flops=workload.flops,
         bytes=workload.bytes,
-        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes,
+        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes - arranged.own_bytes,
         accuracy=checked,
         effective=effective,
         flags_read=flags_read,

@@ -9,6 +9,8 @@ the harness dies, its end of the socket closes, and the zygote takes everything 
 
 Protocol, over a SOCK_SEQPACKET socket, JSON objects:
     <- {"ready": true}                         once, when torch is imported
+    -> {"preload": [modules]}                  import what the workers will
+    <- {"preloaded": why not}                  empty if all went well; else it is of no more use
     -> {"env": {...}}, a newline and an Order; and two file descriptors: answers, log
     <- {"pid": p}
     <- {"exited": code}                        as subprocess.Popen.returncode
@@ -27,6 +29,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +37,7 @@ from typing import Any, NoReturn
 import psutil
 
 from harness.execution import messages, worker
+from harness.workload import PRELOAD as PRELOAD_NAME
 
 PRELOAD = ("torch._dynamo",)
 """Imported beside torch: the first step of any optimiser would import it, for over a second."""
@@ -90,7 +94,9 @@ class _Zygote:
             return False
         head, _, body = data.partition(b"\n")
         request = json.loads(head)
-        if "end" in request:
+        if "preload" in request:
+            self._say(preloaded=_preload(request["preload"]))
+        elif "end" in request:
             self._running = None
             self._say(ended=_end_descendants(request["end"]))
         else:
@@ -178,11 +184,29 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
             continue  # it was faster
 
 
+def _preload(modules: list[str]) -> str:
+    """Import the factories' modules and what these name in PRELOAD; why forks of this process
+    would not be as good as fresh, or nothing."""
+    try:
+        for name in modules:
+            for more in getattr(importlib.import_module(name), PRELOAD_NAME, ()):
+                importlib.import_module(more)
+        _require_untouched_gpu()
+    # Outermost: somebody's module may raise anything; each worker then imports it for itself.
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    if threading.active_count() > 1:
+        return f"one of {', '.join(modules)} has started a thread, which no fork would have"
+    gc.collect()
+    gc.freeze()
+    return ""
+
+
 def _require_untouched_gpu() -> None:
     """A CUDA driver that was initialised before a fork is broken after it."""
     files = (fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
     if any(file.name.startswith("nvidia-uvm") for file in files):
-        raise RuntimeError(f"importing torch or one of {PRELOAD} has initialised CUDA")
+        raise RuntimeError("CUDA was initialised by an import")
 
 
 def _let_be_traced() -> None:

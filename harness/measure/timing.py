@@ -87,6 +87,11 @@ class CudaStopwatch:
     def own_bytes(self) -> int:
         return 0 if self._flush is None else self._flush.nbytes
 
+    def flush(self) -> None:
+        """Empty the L2 cache, on the current stream; nothing unless made to."""
+        if self._flush is not None:
+            self._flush.zero_()
+
     def read(self, run: Callable[[], Any]) -> Reading:
         event: Any = torch.cuda.Event  # untyped in torch
         before, begin, end = (event(enable_timing=True) for _ in range(3))
@@ -95,7 +100,7 @@ class CudaStopwatch:
         flush_s = 0.0
         if self._flush is not None:
             before.record()
-            self._flush.zero_()
+            self.flush()
         begin.record()
         output = run()
         end.record()
@@ -118,6 +123,8 @@ class Timing:
     warmup_s: tuple[float, ...]
     samples_s: tuple[float, ...]
     host_samples_s: tuple[float, ...]
+    samples_at: tuple[float, ...]
+    """Reading of time.monotonic before each sample."""
     steady: bool
     """Whether the samples are steady by rule, or merely the last ones taken."""
     cut: bool
@@ -190,6 +197,7 @@ def take(
         warmup_s=tuple(series.time_s[:start]),
         samples_s=tuple(series.time_s[start:]),
         host_samples_s=tuple(series.host_s[start:]),
+        samples_at=tuple(series.began_at[start:]),
         steady=division.steady,
         cut=cut,
         output=reading.output,

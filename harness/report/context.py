@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
-from harness import gate, units
+from harness import gate, phrases, units
 from harness.analysis import scaling
 from harness.analysis.effects import Effect, effects
 from harness.analysis.expectation import assess
 from harness.analysis.scaling import ScalingFit
+from harness.analysis.spread import spreads
 from harness.analysis.stats import TIMED, readings
 from harness.analysis.summary import summarise
+from harness.analysis.targets import done, modest
+from harness.analysis.timeuse import time_use
 from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
-from harness.report import figures, sentences, tables
+from harness.report import figures, sentences, steadiness, tables
 from harness.report.failures import Failure, failures
 from harness.report.figures import Picture
 from harness.report.tables import Table
@@ -72,8 +75,13 @@ class ReportContext:
     dirty: bool
     artefacts: tuple[str, ...]
     elapsed: str
-    measuring: str
+    time_use: str
     timeline: Table
+    steadiness: Table | None
+    """Spread within and between processes, a case a row; None where nothing was timed."""
+    proof: str
+    """How the instrument's proof ended, or why there is none."""
+    proof_checks: Table | None
     figures: Mapping[str, tuple[str, str]]
     """Name of a picture -> (alternative text, relative link)."""
 
@@ -121,6 +129,7 @@ def build(
     run, summaries, fits = content.run, content.summaries, content.fits
     suite, env = run.suite, run.environment
     assessments = assess(suite, env, summaries)
+    targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
     axis_effects = effects(summaries)
     return ReportContext(
@@ -134,13 +143,13 @@ def build(
         commit=env.git.commit if env.git else "not available (not a git repository)",
         verdict=content.verdict,
         summary=sentences.executive_summary(
-            run, summaries, content.verdict, axis_effects, assessments, fits
+            run, summaries, content.verdict, axis_effects, assessments, fits, targets
         ),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
         sections=tuple(_sections(run, summaries, axis_effects, drawn)),
         expectations=tables.expectations(assessments) if assessments else None,
-        target_warnings=sentences.target_warnings(assessments),
+        target_warnings=tuple(f"{phrases.target(t)}." for t in targets),
         scaling=tables.scaling(fits) if fits else None,
         scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
         telemetry_picture="utilisation" if "utilisation" in drawn else "",
@@ -152,8 +161,11 @@ def build(
         dirty=bool(env.git and env.git.dirty_sha256),
         artefacts=_artefacts(run, directory),
         elapsed=_elapsed(run),
-        measuring=_measuring(run),
+        time_use=phrases.time_use(used) if (used := time_use(run)) else "no process ran",
         timeline=tables.timeline(run),
+        steadiness=steadiness.table(spreads(run), summaries),
+        proof=steadiness.proof(run),
+        proof_checks=steadiness.proof_checks(run),
         figures=drawn,
     )
 
@@ -285,12 +297,3 @@ def _elapsed(run: Run) -> str:
         return "not available (the run is unfinished)"
     start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))
     return units.duration((end - start).total_seconds())
-
-
-def _measuring(run: Run) -> str:
-    """Share of the processes' life that went into samples."""
-    live = sum(m.wall_s for m in run.measurements)
-    sampling = sum(
-        p.end_s - p.start_s for m in run.measurements for p in m.phases if p.name == "sampling"
-    )
-    return units.percent(sampling / live) if live else "not available (no process ran)"

@@ -4,10 +4,11 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from harness import units
+from harness import phrases, units
 from harness.analysis.effects import Effect
 from harness.analysis.expectation import SUSPICIOUS_MFU, Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
+from harness.analysis.targets import Target
 from harness.records import (
     METRICS,
     CaseSummary,
@@ -35,6 +36,7 @@ def executive_summary(
     effects: Sequence[Effect],
     assessments: Sequence[Assessment],
     fits: Sequence[ScalingFit],
+    targets: Sequence[Target] = (),
 ) -> tuple[str, ...]:
     """The verdict, what ran, what is odd, then one sentence for each further matter.
 
@@ -48,8 +50,9 @@ def executive_summary(
         *_expectations(assessments),
         *_speeds(summaries, effects),
         *_scaling(fits),
-        *_targets(assessments),
+        *_targets(targets),
         *_idle_gpu(summaries),
+        *_unsteady(summaries, run),
         *_anomalies(summaries),
     )
 
@@ -79,42 +82,25 @@ def _effect(e: Effect) -> str:
     return amount
 
 
-def target_warnings(assessments: Iterable[Assessment]) -> tuple[str, ...]:
-    """Expectations that ask so little of the card that meeting them would prove little."""
-    found: dict[object, str] = {}
-    for a in _modest(assessments):
-        found.setdefault((_stated(a), a.target_peak), _target(a))
-    return tuple(f"Expected: {text}." for text in found.values())
-
-
-def _targets(assessments: Iterable[Assessment]) -> Iterable[str]:
-    if modest := _modest(assessments):
+def _targets(targets: Sequence[Target]) -> Iterable[str]:
+    if targets:
+        highest = max(targets, key=lambda t: t.mfu)
         yield (
-            f"Expectations that ask for less than {units.percent(SUSPICIOUS_MFU)} of their card's "
-            f"peak prove little when met; the highest of them is {_target(modest[0])}."
+            f"Targets under {units.percent(SUSPICIOUS_MFU)} of their card's peak prove little "
+            f"when met; the highest of {len(targets)}: {phrases.target(highest)}."
         )
 
 
-def _modest(assessments: Iterable[Assessment]) -> list[Assessment]:
-    """Expectations under SUSPICIOUS_MFU, the one that asks most of its card first."""
-    found = [a for a in assessments if a.target_mfu and a.target_mfu < SUSPICIOUS_MFU]
-    return sorted(found, key=lambda a: a.target_mfu or 0.0, reverse=True)
-
-
-def _stated(a: Assessment) -> float:
-    return max(x for x in (a.expectation.low, a.expectation.high) if x is not None)
-
-
-def _target(a: Assessment) -> str:
-    """500 tokens/s on A100: 0.0753 % MFU, 1,300x below the card's peak (312 TFLOP/s, ...)"""
-    card, share = a.target_peak, a.target_mfu
-    assert card is not None  # the two are stated together
-    assert share is not None
-    return (
-        f"{units.quantity('tokens_per_s', _stated(a))} on {card.gpu}: {units.percent(share)} "
-        f"MFU, {units.factor(1 / share)} below the card's peak "
-        f"({units.number(card.flops_per_s / 1e12)} TFLOP/s, dense {card.precision})"
-    )
+def _unsteady(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
+    """Cases with a process that found no steady state: their numbers are of a moving thing."""
+    unsteady = [
+        s.case.case_id
+        for s in summaries
+        if any(m.steady is False and m.outcome is Outcome.OK for m in run.of(s.case.case_id))
+    ]
+    if unsteady:
+        first = f"`{unsteady[0]}`" + (f" and {len(unsteady) - 1} more" if unsteady[1:] else "")
+        yield f"No steady state was reached in {first}: those numbers may still move."
 
 
 def _decided(verdict: Verdict) -> str:

@@ -21,6 +21,8 @@ from harness.records import (
 from harness.report.sentences import outcome_name
 
 MAX_AXIS_COLUMNS = 4
+_DETAILS = ("step_cycles",)
+"""Metrics that stand only in the table of details: they say again what another one says."""
 NONE = "–"
 
 
@@ -64,6 +66,8 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     else:
         heads = axes or ("provider",)
     metrics = [m for m in METRICS if any(m in s.metrics for s in summaries)]
+    if not intervals:
+        metrics = [m for m in metrics if m not in _DETAILS]
     rows = []
     for s in summaries:
         if heads == ("case",):
@@ -215,6 +219,10 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
             )
             for (outcome, detail), same in alike.items()
         ]
+        if s.outcome is Outcome.INVALID_ENVIRONMENT and not alike:
+            rows.append(
+                (f"`{s.case.case_id}`", NONE, outcome_name(s.outcome), s.detail, "no", NONE)
+            )
         if s.outcome is None:
             why = "the run ended before its turn"
             rows.append((f"`{s.case.case_id}`", NONE, "not run", why, "no", NONE))
@@ -253,15 +261,18 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
 
 
 def timeline(run: Run) -> Table:
-    """Where the life of the worker processes went."""
+    """Where the wall time went, or the life of the worker processes where that is all we know."""
     spent: dict[str, float] = {}
     for m in run.measurements:
         for p in m.phases:
             spent[p.name] = spent.get(p.name, 0.0) + p.end_s - p.start_s
     live = sum(m.wall_s for m in run.measurements)
-    spent["other (launch, exit)"] = max(0.0, live - sum(spent.values()))
+    spent["launch, exit"] = max(0.0, live - sum(spent.values()))
+    if run.wall_s is not None:
+        spent["torch, checks and proof before, and between processes"] = max(0.0, run.wall_s - live)
+    whole = run.wall_s or live
     rows = [
-        (name, units.duration(s), units.percent(s / live) if live else NONE)
+        (name, units.duration(s), units.percent(s / whole) if whole else NONE)
         for name, s in spent.items()
     ]
     return Table(columns=("phase", ">time", ">share"), rows=tuple(rows))
@@ -298,6 +309,8 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
         narrow = not intervals and metric not in ("tokens_per_s", "step_s")
         if narrow:
             text = units.plain(metric, estimate.value, 3)
+        if metric == "floor_share" and s.floor_by:
+            text = f"{text} ({s.floor_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = upper_bound(s, metric)
     if bound is not None:
@@ -319,7 +332,7 @@ def _missing(summaries: Sequence[CaseSummary], run: Run) -> tuple[str, ...]:
     cases: dict[str, list[str]] = {}
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     for metric in METRICS.values():
-        if metric.name == "scaling_exponent":
+        if metric.name == "scaling_exponent" or metric.name in _DETAILS:
             continue
         for s in ok:
             if metric.name not in s.metrics:

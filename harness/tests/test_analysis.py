@@ -9,7 +9,7 @@ import pytest
 
 from harness.analysis import scaling, stats
 from harness.analysis.effects import effects
-from harness.analysis.expectation import Judgement, assess, peak, stated_peak
+from harness.analysis.expectation import Judgement, assess, peak
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import summarise, why_absent
 from harness.records import CaseSummary, Expectation, Match, Measurement, Outcome, Phase, Telemetry
@@ -312,24 +312,6 @@ def test_a_timeout_bounds_what_was_expected() -> None:
     a = assessed(expectation, timeout)
 
     assert (a.judgement, a.bound, a.factors) == (Judgement.BELOW, 10.0, (50.0,))
-
-
-def test_a_target_that_asks_little_of_its_card_is_known() -> None:
-    """785 tokens/s of a model of 0.47 GFLOP a token is 0.12 % of an A100."""
-    expectation = Expectation(metric="tokens_per_s", low=785, gpu="A100")
-
-    a = assessed(expectation, timed(CASE, 0.05))
-
-    assert a.target_mfu == pytest.approx(785 * FLOPS_PER_TOKEN / 312e12)
-    assert stated_peak("*", "bf16") is None
-
-
-def test_a_target_for_the_card_at_hand_is_held_against_that_card() -> None:
-    """`H200` fits the SXM and the NVL module; the run knows which one it has."""
-    a = assessed(Expectation(metric="tokens_per_s", low=785, gpu="H200"), timed(CASE, 0.05))
-
-    assert a.target_peak is not None
-    assert (a.target_peak.gpu, a.target_peak.flops_per_s) == ("H200 SXM", 989e12)
 
 
 # --- scaling -----------------------------------------------------------------------------

@@ -69,8 +69,12 @@ def test_a_run_ends_in_a_dated_report_and_a_second_one_in_version_2(tmp_path: Pa
 
     assert first.returncode == 0, first.stderr
     assert "Verdict: GO" in first.stdout
+    assert "% work (accuracy, counting, warm-up, sampling)" in " ".join(first.stdout.split())
     answer = json.loads(second.stdout)
     assert answer["verdict"]["decision"] == "GO"
+    assert {check["name"] for check in answer["proof"]["checks"]} >= {"host_clock"}
+    assert answer["time"]["whole"] is True
+    assert len(answer["spread"]) == 2
     assert answer["report"].endswith("Test Engineer Report - Fakes v2.md")
     reports = sorted(path.name for path in (tmp_path / "reports").glob("*.md"))
     assert [name[10:] for name in reports] == [

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -249,6 +250,9 @@ def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> 
     assert all(p.start_s <= p.end_s <= m.wall_s for p in m.phases)
     assert [p.end_s for p in m.phases[:-1]] == [p.start_s for p in m.phases[1:]]
     assert m.phases[-1].end_s - m.phases[-1].start_s >= sum(m.host_samples_s)
+    assert len(m.samples_at_s) == len(m.samples_s)
+    assert m.samples_at_s[0] == pytest.approx(m.phases[-1].start_s, abs=1e-6)
+    assert all(np.diff(m.samples_at_s) >= m.host_samples_s[:-1])
     assert m.telemetry is not None
     assert m.telemetry.unavailable == probe.unavailable
     assert m.telemetry.channels["rss_bytes"][:2] == (1.0, None)
@@ -266,6 +270,84 @@ def test_probes_are_read_ten_times_a_second_and_more(warm: Launcher, tmp_path: P
     (m,) = writer.measurements
     assert m.telemetry is not None
     assert len(m.telemetry.t_s) >= 10 * m.wall_s
+
+
+def test_samples_taken_while_the_gpu_was_throttled_are_marked_and_kept(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    class Throttled(Counter):
+        def read(self) -> Mapping[str, float | None]:
+            return {"gpu_throttle_reasons": float(0x40)}
+
+    writer = Memory(tmp_path)
+    case = make_case("good", settings=replace(QUICK, sample_s=0.2, max_samples=1000))
+
+    run_suite(
+        make_suite(case), writer=writer, probes=[Throttled()], observer=Quiet(), launcher=warm
+    )
+
+    (m,) = writer.measurements
+    assert m.discarded == {"throttled": tuple(range(len(m.samples_s)))}
+    assert (m.kept_s, m.is_evidence(QUICK.min_samples)) == ((), False)
+
+
+def test_the_probes_rest_where_telemetry_is_off(warm: Launcher, tmp_path: Path) -> None:
+    writer, probe = Memory(tmp_path), Counter()
+    case = make_case("good", settings=replace(QUICK, telemetry=False))
+
+    run_suite(make_suite(case), writer=writer, probes=[probe], observer=Quiet(), launcher=warm)
+
+    (m,) = writer.measurements
+    assert (m.telemetry, probe.readings, probe.pids) == (None, 0, [])
+
+
+def test_a_graph_that_cannot_be_is_unsupported_and_no_run_is_timed_instead(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    (m,) = run(warm, tmp_path, make_case("good", settings=replace(QUICK, graph=True)))
+
+    assert (m.outcome, m.samples_s) == (Outcome.UNSUPPORTED, ())
+    assert m.detail.startswith("graph: ")
+
+
+def test_the_workload_s_module_is_imported_once_for_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every worker's own import would be overhead of its case. It tells its counts on the way."""
+    source = """
+import os, threading
+from dataclasses import replace
+from harness.tests import fake_workloads
+counts = fake_workloads.counts
+PRELOAD = ("colorsys",)
+IMPORTED_BY = os.getpid()
+def where(provider, axes):
+    told = lambda: {"imported_by": IMPORTED_BY, "pid": os.getpid()}
+    return replace(fake_workloads.good(provider, axes), effective=told)
+"""
+    (tmp_path / "plain.py").write_text(source)
+    (tmp_path / "threaded.py").write_text(
+        source + "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cases = [
+        replace(make_case("good"), case_id=name, factory=f"{name}:where")
+        for name in ("plain", "threaded")
+    ]
+
+    with Launcher() as one:
+        work = one.preflight(make_suite(cases[0]))
+        plain = [run(one, tmp_path, cases[0])[0] for _ in range(2)]
+        preloaded = one.not_preloaded
+        one.preflight(make_suite(cases[1]))
+        (threaded,) = run(one, tmp_path, cases[1])
+
+    assert (work["plain"].tokens, work["plain"].flops) == (64, 128)
+    assert preloaded == ""
+    assert len({m.effective["imported_by"] for m in plain}) == 1
+    assert len({m.effective["pid"] for m in plain}) == 2
+    assert "has started a thread" in one.not_preloaded
+    assert threaded.effective["imported_by"] == threaded.effective["pid"]
 
 
 def test_what_a_workload_prints_is_in_its_log(warm: Launcher, tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ from harness.records import (
     Match,
     Measurement,
     Outcome,
+    Peaks,
     Phase,
+    Proof,
+    ProofCheck,
     Rule,
     Suite,
     Telemetry,
@@ -96,6 +99,15 @@ def measured(process: int, case: Case = CASES[0]) -> Measurement:
         samples_s=(0.1, 0.1 + 1e-17, 1 / 3),
         effective={"routes": "gather", "layers": 12, "scale": 1.0},
     )
+
+
+PROOF = Proof(
+    at="2026-11-21T07:30:13+00:00",
+    device="GPU-6f0c",
+    checks=(ProofCheck(name="spin_kernel", holds=None, fact="NVML does not tell the clock"),),
+    peaks=Peaks(flops_per_s={"bf16": 7.9e14}, bytes_per_s=4.1e12, launch_s=2e-6),
+    wall_s=2.9,
+)
 
 
 @pytest.fixture
@@ -587,3 +599,42 @@ def test_a_log_that_cannot_be_made_names_the_run_to_resume(writer: store.RunWrit
 
     with pytest.raises(StoreError, match=rf"(?s)cannot write .*--resume {writer.folder}"):
         writer.log_path("case", 0)
+
+
+def test_the_proof_stands_before_the_measurements_and_is_read_again(
+    writer: store.RunWriter,
+) -> None:
+    writer.append_proof(PROOF)
+    writer.append(measured(0))
+    writer.finish(wall_s=12.5)
+
+    run = store.load(writer.folder.parent, writer.run_id)
+
+    kinds = [json.loads(line)["kind"] for line in run_file(writer).read_text().splitlines()]
+    assert kinds == ["run", "proof", "measurement", "end"]
+    assert (run.proof, run.wall_s) == (PROOF, 12.5)
+
+
+def test_a_run_of_schema_1_has_no_proof_and_no_times_of_samples(writer: store.RunWriter) -> None:
+    """Its lines lack every field that came later."""
+    writer.append(measured(0))
+    writer.finish()
+    lines_of_1 = []
+    for line in map(json.loads, run_file(writer).read_text().splitlines()):
+        if line["kind"] == "run":
+            line["schema"] = 1
+            for case in line["suite"]["cases"]:
+                for setting in ("rotate_inputs", "graph", "telemetry"):
+                    del case["settings"][setting]
+        if line["kind"] == "end":
+            del line["wall_s"]
+        if line["kind"] == "measurement":
+            line = {k: v for k, v in line.items() if k not in ("samples_at_s", "discarded")}
+        lines_of_1.append(json.dumps(line))
+    run_file(writer).write_text("\n".join(lines_of_1) + "\n")
+
+    run = store.load(writer.folder.parent, writer.run_id)
+
+    assert (run.proof, run.wall_s) == (None, None)
+    assert run.measurements[0].kept_s == run.measurements[0].samples_s
+    assert run.suite.cases[0].settings.telemetry

@@ -1,0 +1,98 @@
+"""Which samples were taken while the machine was not itself, by what the probes read then.
+
+A sample is unfit when it overlaps a time in which the GPU was throttled, somebody else computed on
+it, or its clock had dropped. A reading speaks of one instant: all from the reading before it to
+the one after counts as the same. What could not be read discards nothing; it proves nothing
+either, and the telemetry says which channels were missing.
+
+The power cap is no reason: a card at its limit is at work, and stays so. Its clock wanders, which
+step_cycles shows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from harness.analysis.stats import THROTTLE
+from harness.records import Measurement, Phase, Telemetry
+
+CLOCK_DROP = 0.85
+"""An SM clock under this share of the process's median while it sampled has dropped."""
+FOREIGN_REACH_S = 1.0
+"""Other processes are counted once a second: one that is seen may have come so long before."""
+
+_THROTTLED = sum(THROTTLE)
+
+
+def unfit(
+    measurement: Measurement, telemetry: Telemetry | None, phases: Sequence[Phase]
+) -> Mapping[str, tuple[int, ...]]:
+    """Reason -> indices of the samples to discard; a sample stands under the first that fits.
+
+    Args:
+        measurement: With its samples and the times they began.
+        telemetry: What the parent read; None where it read nothing.
+        phases: Of the same process; the clock is judged by its median while sampling.
+    """
+    if telemetry is None or not measurement.samples_at_s:
+        return {}
+    begins = np.asarray(measurement.samples_at_s)
+    ends = begins + np.asarray(measurement.host_samples_s)
+    clock = _median_clock(telemetry, phases)
+    reasons: tuple[tuple[str, str, float, Callable[[float], bool]], ...] = (
+        ("throttled", "gpu_throttle_reasons", 0.0, lambda mask: bool(int(mask) & _THROTTLED)),
+        ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count: count > 0),
+        (
+            "clock_dropped",
+            "gpu_sm_clock_hz",
+            0.0,
+            lambda hertz: clock is not None and hertz < CLOCK_DROP * clock,
+        ),
+    )
+    found: dict[str, tuple[int, ...]] = {}
+    taken = np.zeros(len(begins), dtype=bool)
+    for reason, channel, reach_s, is_bad in reasons:
+        hit = np.zeros(len(begins), dtype=bool)
+        for start, end in _windows(telemetry, channel, reach_s, is_bad):
+            hit |= (begins < end) & (ends > start)
+        hit &= ~taken
+        taken |= hit
+        if hit.any():
+            found[reason] = tuple(int(i) for i in np.flatnonzero(hit))
+    return found
+
+
+def median_clock_hz(measurement: Measurement) -> float | None:
+    """Median SM clock while a process sampled; None where it was not read."""
+    if measurement.telemetry is None:
+        return None
+    return _median_clock(measurement.telemetry, measurement.phases)
+
+
+def _median_clock(telemetry: Telemetry, phases: Sequence[Phase]) -> float | None:
+    """From the readings of the sampling phase and the one before it, which still stood."""
+    sampling = next((p for p in phases if p.name == "sampling"), None)
+    readings = telemetry.channels.get("gpu_sm_clock_hz")
+    if sampling is None or readings is None:
+        return None
+    inside = [
+        hertz
+        for t, hertz in zip(telemetry.t_s, readings, strict=True)
+        if hertz is not None and sampling.start_s <= t <= sampling.end_s
+    ]
+    return float(np.median(inside)) if inside else None
+
+
+def _windows(
+    telemetry: Telemetry, channel: str, reach_s: float, is_bad: Callable[[float], bool]
+) -> list[tuple[float, float]]:
+    """The times that the bad readings of a channel speak of."""
+    t_s, last = telemetry.t_s, len(telemetry.t_s) - 1
+    return [
+        (
+            min(t_s[i - 1] if i else float("-inf"), t - reach_s),
+            t_s[i + 1] if i < last else float("inf"),
+        )
+        for i, (t, value) in enumerate(zip(t_s, telemetry.channels.get(channel, ()), strict=False))
+        if value is not None and is_bad(value)
+    ]

@@ -1,0 +1,89 @@
+"""What one case process costs beside its samples, by phase: the harness timing itself.
+
+    python -m harness.tests.bench_overhead [SUITE] [--filter TEXT] [--processes N]
+
+Without a suite it measures a trivial fake workload, whose setup and accuracy take nothing, so
+that all of the time is the harness's own. The figures in harness/README.md come from here.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness import environment, store
+from harness import suite as suites
+from harness.execution.launcher import Launcher
+from harness.execution.runner import run_suite
+from harness.probes.open import open_probes
+from harness.records import Case, Measurement, MeasureSettings, Suite
+from harness.tests.test_runner import Quiet
+
+TIMED = ("warmup", "sampling")
+
+
+def trivial() -> Suite:
+    """One fake case, a millisecond a step."""
+    settings = MeasureSettings(min_samples=3, max_samples=20, sample_s=0.01, warmup_s=0.2)
+    case = Case(
+        case_id="good",
+        workload="good",
+        factory="harness.tests.fake_workloads:good",
+        provider="fake",
+        axes={},
+        settings=settings,
+    )
+    return Suite(
+        name="fake", title="", subject="", question="", path="", text="", sha256="", cases=(case,)
+    )
+
+
+def table(measurements: Sequence[Measurement], wall_s: float) -> str:
+    """Medians over processes, in milliseconds: each phase, the exit, and what lies between."""
+    rows: dict[str, list[float]] = {}
+    for m in measurements:
+        for phase in m.phases:
+            rows.setdefault(phase.name, []).append(phase.end_s - phase.start_s)
+        rows.setdefault("exit", []).append(m.wall_s - m.phases[-1].end_s)
+    lines = [f"{name:10} {1e3 * statistics.median(t):8.1f} ms" for name, t in rows.items()]
+    timed = sum(sum(t) for name, t in rows.items() if name in TIMED)
+    between = (wall_s - sum(m.wall_s for m in measurements)) / len(measurements)
+    lines.append(f"{'between':10} {1e3 * between:8.1f} ms, mean")
+    overhead = 1e3 * (wall_s - timed) / len(measurements)
+    lines.append(
+        f"{'overhead':10} {overhead:8.1f} ms a process, mean: all but {' and '.join(TIMED)}"
+    )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", nargs="?")
+    parser.add_argument("--filter", action="append", default=[])
+    parser.add_argument("--processes", type=int, default=20)
+    given = parser.parse_args()
+    suite = suites.load(given.suite, filters=given.filter) if given.suite else trivial()
+    suite = replace(
+        suite,
+        cases=tuple(
+            replace(c, settings=replace(c.settings, processes=given.processes)) for c in suite.cases
+        ),
+    )
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
+        here = environment.capture(launcher.describe(), command=(), repository=None)
+        launcher.preflight(suite)
+        print(f"{'start':10} {time.monotonic() - began:8.2f} s, once: torch, facts, preflight")
+        probes = open_probes(here.gpu)
+        with store.create(Path(folder), suite, here) as writer:
+            began = time.monotonic()
+            run_suite(suite, writer=writer, probes=probes, observer=Quiet(), launcher=launcher)
+            wall_s = time.monotonic() - began
+        print(table(store.load(Path(folder), "latest").measurements, wall_s))
+
+
+if __name__ == "__main__":
+    main()
