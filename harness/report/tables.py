@@ -219,7 +219,8 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
             )
             for (outcome, detail), same in alike.items()
         ]
-        if s.outcome is Outcome.INVALID_ENVIRONMENT and not alike:
+        measured_ok = all(m.outcome is Outcome.OK for m in run.of(s.case.case_id))
+        if s.outcome is Outcome.INVALID_ENVIRONMENT and measured_ok:  # judged afterwards
             rows.append(
                 (f"`{s.case.case_id}`", NONE, outcome_name(s.outcome), s.detail, "no", NONE)
             )
