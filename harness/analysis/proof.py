@@ -19,8 +19,10 @@ SM_CLOCK = 0.05
 """How far the cycles a kernel spun, over the time that was read, may be from NVML's SM clock."""
 CPU_SHARE = 0.15
 """How far, in cores, the sampler may be from what the worker's own account says it used."""
+LEAST_CPU = 0.25
+"""A burn that was given fewer cores is too little to see."""
 RISE = 0.3
-"""The least by which one second of burning must raise utilisation."""
+"""The least by which one second of burning must raise the GPU's utilisation."""
 GPU_BURN = 0.8
 """The least GPU utilisation that one second of back-to-back kernels must show."""
 LAG_S = 0.5
@@ -34,9 +36,9 @@ class Readings:
     """What a worker read of itself; the phases `rest` and `burn` are in the telemetry as well."""
 
     waits_s: tuple[float, float]
-    """Two waits, by a clock of the system's that no stopwatch uses."""
+    """Two busy waits, by a clock of the system's that no stopwatch uses."""
     host_s: tuple[float, float]
-    """The same on the host stopwatch; the shortest of several."""
+    """The same on the host stopwatch."""
     burn_cpu_s: float
     """CPU time the worker used in `burn`, by its own account."""
     spin_cycles: tuple[int, int] | None = None
@@ -126,16 +128,21 @@ def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
 
 def _cpu_sampler(r: Readings, phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
     span = next((p.end_s - p.start_s for p in phases if p.name == "burn"), 0.0)
-    rest = _within(telemetry, "cpu_utilisation", phases, "rest", after_s=0.1)
-    burn = _within(telemetry, "cpu_utilisation", phases, "burn", after_s=0.1)
+    rest = _spanning(telemetry, "cpu_utilisation", phases, "rest")
+    burn = _spanning(telemetry, "cpu_utilisation", phases, "burn")
     if not rest or not burn or span <= 0:
         return _unread("cpu_sampler", telemetry, "cpu_utilisation")
-    before, during, used = float(np.mean(rest)), float(np.mean(burn)), r.burn_cpu_s / span
+    before, during, used = _mean(rest), _mean(burn), r.burn_cpu_s / span
+    fact = (
+        f"{before:.2f} cores at rest, {during:.2f} in a burn of one second, which by its own "
+        f"account had {used:.2f}"
+    )
+    if used < LEAST_CPU:
+        return ProofCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the machine is crowded")
     return ProofCheck(
         name="cpu_sampler",
-        holds=abs(during - used) <= CPU_SHARE and during - before >= RISE,
-        fact=f"{before:.2f} cores at rest, {during:.2f} in a burn of one core for one second, "
-        f"which by its own account had {used:.2f}",
+        holds=abs(during - used) <= CPU_SHARE and before <= during / 2,
+        fact=fact,
     )
 
 
@@ -150,6 +157,27 @@ def _flush(resident_s: float, flushed_s: float) -> ProofCheck:
 
 def _slope(known: tuple[float, float], read: tuple[float, float]) -> float:
     return (read[1] - read[0]) / (known[1] - known[0])
+
+
+def _mean(readings: Sequence[tuple[float, float]]) -> float:
+    """Of readings that each speak of the time since the one before, which may have been late."""
+    values, spans = zip(*readings, strict=True)
+    return float(np.average(values, weights=spans))
+
+
+def _spanning(
+    telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str
+) -> list[tuple[float, float]]:
+    """(value, seconds since the reading before) of the readings that speak of a phase alone."""
+    phase = next((p for p in phases if p.name == name), None)
+    if phase is None:
+        return []
+    values = telemetry.channels.get(channel, ())
+    return [
+        (value, t - before)
+        for before, t, value in zip(telemetry.t_s, telemetry.t_s[1:], values[1:], strict=False)
+        if value is not None and phase.start_s <= before and t <= phase.end_s
+    ]
 
 
 def _within(

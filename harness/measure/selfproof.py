@@ -49,9 +49,9 @@ def prove(phase: Say) -> Readings:
     phase("burn")
     burn_cpu_s = _burn_cpu()
     phase("waits")
-    host_s = _read_waits()
+    waits_s, host_s = _read_waits()
     phase("peaks")
-    return Readings(waits_s=WAITS_S, host_s=host_s, burn_cpu_s=burn_cpu_s, peaks=cpu_peaks())
+    return Readings(waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s, peaks=cpu_peaks())
 
 
 def cpu_peaks() -> Peaks:
@@ -67,21 +67,29 @@ def cpu_peaks() -> Peaks:
     )
 
 
-def _read_waits() -> tuple[float, float]:
-    """Busy waits, whose end another clock of the system decides, as the host stopwatch reads
-    them; the shortest of several, for a wait can only be lengthened by what else runs."""
+def _read_waits() -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two busy waits, by another clock of the system's and by the host stopwatch.
+
+    Of several, the one on which the two differ least: whatever else runs can come between the
+    clocks' readings, and only pull them apart.
+    """
     watch = HostStopwatch()
-    short, long = (
-        min(watch.read(lambda s=seconds: _wait(s)).time_s for _ in range(WAITS))  # type: ignore[misc]
-        for seconds in WAITS_S
-    )
-    return short, long
+    pairs = []
+    for seconds in WAITS_S:
+        readings = [watch.read(lambda s=seconds: _wait(s)) for _ in range(WAITS)]  # type: ignore[misc]
+        pairs.append(
+            min(((r.output, r.time_s) for r in readings), key=lambda pair: abs(pair[1] - pair[0]))
+        )
+    (short_wait, short), (long_wait, long) = pairs
+    return (short_wait, long_wait), (short, long)
 
 
-def _wait(seconds: float) -> None:
-    until = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) + seconds
-    while time.clock_gettime(time.CLOCK_MONOTONIC_RAW) < until:
-        pass
+def _wait(seconds: float) -> float:
+    """Be busy for so long; how long it was in the end."""
+    began = now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    while now - began < seconds:
+        now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    return now - began
 
 
 def _burn_cpu() -> float:
@@ -113,7 +121,7 @@ def _prove_cuda(phase: Say) -> Readings:
     phase("spin")
     events, hosts = _read_spins()
     phase("waits")
-    host_s = _read_waits()
+    waits_s, host_s = _read_waits()
     phase("flush")
     resident_s, flushed_s = _read_copies()
     phase("peaks")
@@ -123,7 +131,7 @@ def _prove_cuda(phase: Say) -> Readings:
         launch_s=_launch_s(),
     )
     return Readings(
-        waits_s=WAITS_S,
+        waits_s=waits_s,
         host_s=host_s,
         burn_cpu_s=burn_cpu_s,
         spin_cycles=SPIN_CYCLES,

@@ -85,7 +85,7 @@ def test_a_run_ends_in_a_dated_report_and_a_second_one_in_version_2(tmp_path: Pa
 
 def test_a_recorded_run_can_be_listed_shown_and_reported_again(tmp_path: Path) -> None:
     write_suite(tmp_path)
-    harness("run", "fakes.yaml", "--no-report", cwd=tmp_path)
+    harness("run", "fakes.yaml", "--no-report", "--no-proof", cwd=tmp_path)
 
     listed = json.loads(harness("list", "runs", "--json", cwd=tmp_path).stdout)
     shown = json.loads(harness("show", "--json", cwd=tmp_path).stdout)
@@ -100,7 +100,7 @@ def test_a_recorded_run_can_be_listed_shown_and_reported_again(tmp_path: Path) -
 def test_run_ids_are_whole_in_a_narrow_list(tmp_path: Path) -> None:
     """They are there to be copied."""
     write_suite(tmp_path)
-    harness("run", "fakes.yaml", "--no-report", cwd=tmp_path)
+    harness("run", "fakes.yaml", "--no-report", "--no-proof", cwd=tmp_path)
     (folder,) = (tmp_path / "reports/runs").iterdir()
 
     listed = harness("list", "runs", cwd=tmp_path, env={"COLUMNS": "50"})
@@ -226,7 +226,7 @@ def unfinished(folder: Path) -> Path:
     (folder / "own.yaml").write_text(
         (SUITE % "good").replace("harness.tests.fake_workloads", "own")
     )
-    assert harness("run", "own.yaml", "--no-report", cwd=folder).returncode == 0
+    assert harness("run", "own.yaml", "--no-report", "--no-proof", cwd=folder).returncode == 0
     (record,) = (folder / "reports/runs").glob("*/run.jsonl")
     *kept, _, _ = record.read_text().splitlines(keepends=True)
     record.write_text("".join(kept))

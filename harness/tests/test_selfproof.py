@@ -108,8 +108,9 @@ def test_a_cpu_sampler_is_held_against_the_worker_s_own_account() -> None:
 
     crowded = answers(replace(RIGHT, burn_cpu_s=0.5), half, cuda=False)
     blind = answers(RIGHT, half, cuda=False)
+    starved = answers(replace(RIGHT, burn_cpu_s=0.1), half, cuda=False)
 
-    assert (crowded["cpu_sampler"], blind["cpu_sampler"]) == (True, False)
+    assert [a["cpu_sampler"] for a in (crowded, blind, starved)] == [True, False, None]
 
 
 def test_what_cannot_be_read_is_neither_proved_nor_refuted() -> None:
@@ -125,14 +126,16 @@ def test_what_cannot_be_read_is_neither_proved_nor_refuted() -> None:
 
 @pytest.mark.skipif(GPU, reason="this is the CPU's proof; the GPU's is below")
 def test_the_instrument_proves_itself_here() -> None:
-    """In a worker, watched by the real probes, in under 4 s, the start of torch aside."""
+    """In a worker, watched by the real probes."""
     probe = CpuProbe()
     with Launcher() as launcher:
         launcher.describe()
         proof = prove(launcher, [probe], None)
 
-    assert {c.name: c.holds for c in proof.checks} == {"host_clock": True, "cpu_sampler": True}
-    assert proof.wall_s < 4
+    holds = {c.name: c.holds for c in proof.checks}
+    assert holds["host_clock"] is True, proof
+    assert holds["cpu_sampler"] in (True, None), proof  # None: other tests take the cores
+    assert proof.refuted == ()
     assert proof.peaks.flops_per_s["fp32"] > 1e8
     assert proof.peaks.bytes_per_s is not None
     assert proof.peaks.launch_s is None
@@ -149,11 +152,10 @@ def test_a_stopwatch_that_runs_fast_is_seen_in_what_it_reads(
         return replace(true, time_s=1.05 * true.time_s)
 
     monkeypatch.setattr(HostStopwatch, "read", fast)
-    monkeypatch.setattr(selfproof, "WAITS", 3)
 
-    host_s = selfproof._read_waits()
+    waits_s, host_s = selfproof._read_waits()
 
-    assert answers(replace(RIGHT, host_s=host_s), ON_GPU)["host_clock"] is False
+    assert answers(replace(RIGHT, waits_s=waits_s, host_s=host_s), ON_GPU)["host_clock"] is False
 
 
 def test_a_burn_keeps_the_core_busy_by_its_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
