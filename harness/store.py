@@ -268,6 +268,33 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
     return writer, run
 
 
+def join(folder: Path) -> RunWriter:
+    """Go on writing an unfinished run in place of the process that wrote it until now.
+
+    For processes that take turns at one run, as pytest's workers do; unlike `resume` it leaves
+    no note, because nothing was interrupted.
+
+    Raises:
+        StoreError: The run is finished, damaged, or being written right now.
+    """
+    try:
+        fd = _open_locked(folder)
+    except OSError as error:
+        raise StoreError(
+            f"cannot go on with {folder / RUN_FILE}: {error.strerror}",
+            "Only one process may write a run at a time.",
+        ) from error
+    try:
+        run, whole_bytes = _load(folder)
+        if run.ended_at:
+            raise StoreError(f"run {run.run_id} finished at {run.ended_at}", "Start a new one.")
+        os.ftruncate(fd, whole_bytes)
+    except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
+        os.close(fd)
+        raise
+    return RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
+
+
 def _append(fd: int, data: bytes) -> None:
     """Write and sync all of `data`, or leave the file as it was."""
     before = os.fstat(fd).st_size

@@ -36,11 +36,13 @@ from harness.suite_schema import (
 )
 from harness.suite_yaml import Loc, Problem, nearest, read, scalar
 
-__all__ = ["available", "json_schema", "load", "loads"]
+__all__ = ["available", "json_schema", "load", "loads", "workload_lines"]
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
 _SETTING = "measure."
+MAX_BYTES = 2**20
+"""Of a suite file: the shipped ones have 6 kB, and a parser must not be fed gigabytes."""
 
 
 def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
@@ -60,7 +62,11 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
     """
     path, shown = _find(ref)
     try:
-        text = path.read_bytes().decode()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise SuiteError(shown, f"more than {MAX_BYTES} bytes", "Split the suite.")
+        text = data.decode()
     except UnicodeDecodeError:
         raise SuiteError(shown, "this is not a text file", _shipped()) from None
     except OSError as error:
@@ -75,6 +81,15 @@ def loads(text: str, path: Path | str) -> Suite:
         SuiteError: As `load`.
     """
     return _build(text, path, (), ())
+
+
+def workload_lines(suite: Suite) -> Mapping[str, int]:
+    """The line, from 1, on which each workload of a suite begins in its file."""
+    document = read(suite.text, suite.path)
+    return {
+        workload["name"]: document.values["workloads", i][0]
+        for i, workload in enumerate(document.data["workloads"])
+    }
 
 
 def available() -> tuple[Path, ...]:
