@@ -1,0 +1,358 @@
+"""Runs from and for other tools: pytest-benchmark's JSON, as a run and out of one.
+
+A file of pytest-benchmark becomes a run like any other: each benchmark a case, its rounds the
+samples of one process on the host's clock. Such a run can be shown and reported; one process
+decides no comparison, however many rounds it took. What comes in is data from elsewhere: it is
+checked, and nothing in it is executed or used as a path.
+"""
+
+import hashlib
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness import __version__
+from harness.errors import HarnessError
+from harness.records import (
+    Case,
+    Clock,
+    Environment,
+    Git,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    Run,
+    Scalar,
+    Suite,
+)
+
+MAX_BYTES = 256 * 2**20
+"""Of a file to import: ten million rounds."""
+MAX_BENCHMARKS = 10_000
+NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What a file of another tool holds, as the harness says it."""
+
+    suite: Suite
+    environment: Environment
+    measurements: tuple[Measurement, ...]
+
+
+# --- in ----------------------------------------------------------------------------------
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Stats(_Model):
+    data: tuple[float, ...] = ()
+    rounds: int
+    iterations: int = 1
+
+
+class _Benchmark(_Model):
+    name: str
+    fullname: str = Field(min_length=1)
+    group: str | None = None
+    params: dict[str, Any] | None = None
+    options: dict[str, Any] = {}
+    stats: _Stats
+
+
+class _Commit(_Model):
+    id: str = UNKNOWN
+    branch: str = UNKNOWN
+    dirty: bool = False
+
+
+class _Machine(_Model):
+    node: str = UNKNOWN
+    system: str = ""
+    release: str = ""
+    machine: str = ""
+    python_version: str | None = None
+    cpu: dict[str, Any] = {}
+
+
+class _Document(_Model):
+    machine_info: _Machine
+    commit_info: _Commit
+    benchmarks: tuple[_Benchmark, ...]
+    datetime: str
+    version: str
+
+
+def read_benchmarks(path: Path) -> Imported:
+    """Read a JSON file of pytest-benchmark.
+
+    Raises:
+        HarnessError: It is not one, has no rounds, or holds a time that is none.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise HarnessError(f"{path}: more than {MAX_BYTES} bytes", "Split it.")
+    try:
+        document = _Document.model_validate(json.loads(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise _foreign(path, f"{where}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise _foreign(path, f"not JSON: {error}") from None
+    if not document.benchmarks:
+        raise HarnessError(f"{path}: there is no benchmark in it", "Did its session fail?")
+    if len(document.benchmarks) > MAX_BENCHMARKS:
+        raise HarnessError(f"{path}: more than {MAX_BENCHMARKS} benchmarks", "Split it.")
+    names = [b.fullname for b in document.benchmarks]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise HarnessError(f"{path}: benchmark {twice[0]} is there twice", "Keep one of them.")
+    cases = tuple(_case(b) for b in document.benchmarks)
+    text = f"# {len(cases)} benchmarks of pytest-benchmark {document.version}, no suite of ours\n"
+    return Imported(
+        suite=Suite(
+            name=path.stem,
+            title=f"pytest-benchmark: {path.name}",
+            subject=f"Benchmarks {re.sub(r'[^A-Za-z0-9 ]+', ' ', path.stem).strip()}".strip(),
+            question="What did pytest-benchmark measure?",
+            path=str(path),
+            text=text,
+            sha256=hashlib.sha256(data).hexdigest(),
+            cases=cases,
+        ),
+        environment=_environment(document),
+        measurements=tuple(_measurement(path, b, document) for b in document.benchmarks),
+    )
+
+
+def _foreign(path: Path, problem: str) -> HarnessError:
+    return HarnessError(
+        f"{path}: this is no JSON of pytest-benchmark: {problem}",
+        "`pytest --benchmark-json FILE` writes one.",
+    )
+
+
+def _case(benchmark: _Benchmark) -> Case:
+    axes = {name: _scalar(value) for name, value in (benchmark.params or {}).items()}
+    return Case(
+        case_id=benchmark.fullname,
+        workload=benchmark.group or benchmark.name.partition("[")[0],
+        factory=f"pytest-benchmark:{benchmark.fullname}",
+        provider="pytest-benchmark",
+        axes=axes,
+        swept=tuple(axes),
+        settings=MeasureSettings(processes=1, min_samples=1, accuracy=False),
+    )
+
+
+def _scalar(value: Any) -> Scalar:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else json.dumps(value)
+
+
+def _measurement(path: Path, benchmark: _Benchmark, document: _Document) -> Measurement:
+    stats = benchmark.stats
+    if not stats.data:
+        raise HarnessError(
+            f"{path}: {benchmark.fullname}: the file keeps statistics without the rounds behind",
+            "`pytest --benchmark-json FILE` keeps them; so does --benchmark-save-data.",
+        )
+    for number, sample in enumerate(stats.data):
+        if not (math.isfinite(sample) and sample > 0):
+            raise HarnessError(
+                f"{path}: {benchmark.fullname}: round {number} took {sample} s, which is no time",
+                "The timer was too coarse, or the file was changed.",
+            )
+    if len(stats.data) != stats.rounds:
+        raise HarnessError(
+            f"{path}: {benchmark.fullname}: {len(stats.data)} of {stats.rounds} rounds are there",
+            "The file was changed.",
+        )
+    return Measurement(
+        case_id=benchmark.fullname,
+        process=0,
+        outcome=Outcome.OK,
+        clock=Clock.HOST,
+        samples_s=stats.data,
+        host_samples_s=stats.data,
+        effective={
+            "timer": str(benchmark.options.get("timer", UNKNOWN)),
+            "iterations": stats.iterations,
+        },
+        started_at=document.datetime,
+        wall_s=sum(stats.data) * stats.iterations,
+    )
+
+
+def _environment(document: _Document) -> Environment:
+    machine, commit = document.machine_info, document.commit_info
+    count = machine.cpu.get("count")
+    return Environment(
+        captured_at=document.datetime,
+        hostname=machine.node,
+        os=" ".join(filter(None, (machine.system, machine.release, machine.machine))),
+        cpu=str(machine.cpu.get("brand_raw", UNKNOWN)),
+        cpu_count=count if isinstance(count, int) else 0,
+        memory_bytes=0,
+        gpu=None,
+        gpu_unavailable=NOT_RECORDED,
+        versions={
+            "python": machine.python_version,
+            "harness": __version__,
+            "pytest-benchmark": document.version,
+        },
+        git=Git(
+            commit=commit.id, branch=commit.branch, dirty_sha256=UNKNOWN if commit.dirty else ""
+        ),
+        command=("pytest",),
+    )
+
+
+# --- out ---------------------------------------------------------------------------------
+
+
+def benchmarks(run: Run) -> dict[str, object]:
+    """A run as a document that `pytest-benchmark compare` reads.
+
+    Each case that ended ok is a benchmark of all its processes' samples. That format knows no
+    processes and no failures: both stand in extra_info and under `harness`, where its own tools
+    do not look.
+    """
+    here, git = run.environment, run.environment.git
+    measured = [
+        (case, ok)
+        for case in run.suite.cases
+        if (ok := [m for m in run.of(case.case_id) if m.outcome is Outcome.OK])
+        and len(ok) == len(run.of(case.case_id))
+    ]
+    return {
+        "machine_info": {
+            "node": here.hostname,
+            "processor": here.cpu,
+            "machine": here.os.rpartition(" ")[2],
+            "python_compiler": UNKNOWN,
+            "python_implementation": "CPython",
+            "python_implementation_version": here.versions.get("python") or UNKNOWN,
+            "python_version": here.versions.get("python") or UNKNOWN,
+            "python_build": [UNKNOWN, UNKNOWN],
+            "release": here.os,
+            "system": here.os.partition(" ")[0],
+            "cpu": {"brand_raw": here.cpu, "count": here.cpu_count},
+            "gpu": here.gpu.name if here.gpu else None,
+        },
+        "commit_info": {
+            "id": git.commit if git else "unversioned",
+            "time": None,
+            "author_time": None,
+            "dirty": bool(git and git.dirty_sha256),
+            "project": run.suite.name,
+            "branch": git.branch if git else "(unknown)",
+        },
+        "benchmarks": [_benchmark(run, case, ok) for case, ok in measured],
+        "datetime": run.started_at,
+        "version": f"nsa-harness {__version__}",
+        "harness": {"run": run.run_id, "left_out": dict(left_out(run))},
+    }
+
+
+def left_out(run: Run) -> Mapping[str, str]:
+    """The cases that are no benchmark, by id, with how they ended."""
+    ends = {
+        case.case_id: [m.outcome for m in run.of(case.case_id) if m.outcome is not Outcome.OK]
+        for case in run.suite.cases
+    }
+    return {
+        case_id: str(bad[0]) if bad else "did not run"
+        for case_id, bad in ends.items()
+        if bad or not run.of(case_id)
+    }
+
+
+def _benchmark(run: Run, case: Case, measured: Sequence[Measurement]) -> dict[str, object]:
+    data = [sample for m in measured for sample in m.samples_s]
+    return {
+        "group": case.workload,
+        "name": case.case_id,
+        "fullname": case.case_id,
+        "params": dict(case.axes) or None,
+        "param": None,
+        "extra_info": {
+            "run": run.run_id,
+            "provider": case.provider,
+            "processes": len(measured),
+            "tokens": measured[0].tokens,
+        },
+        "options": {
+            "disable_gc": False,
+            "timer": str(measured[0].clock),
+            "min_rounds": case.settings.min_samples,
+            "max_time": case.settings.sample_s,
+            "min_time": 0.0,
+            "warmup": True,
+        },
+        "stats": {**statistics_of(data), "data": data, "iterations": 1},
+    }
+
+
+def statistics_of(data: Sequence[float]) -> dict[str, object]:
+    """The numbers that pytest-benchmark computes from its rounds, by its definitions."""
+    ordered = sorted(data)
+    mean, spread = statistics.mean(data), statistics.stdev(data) if len(data) > 1 else 0.0
+    q1, q3 = _quartiles(ordered)
+    low, high = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
+    within = [x for x in ordered if low <= x <= high]
+    far = sum(abs(x - mean) > spread for x in data)
+    return {
+        "min": ordered[0],
+        "max": ordered[-1],
+        "mean": mean,
+        "stddev": spread,
+        "rounds": len(data),
+        "median": statistics.median(data),
+        "iqr": q3 - q1,
+        "q1": q1,
+        "q3": q3,
+        "iqr_outliers": len(data) - len(within),
+        "stddev_outliers": far,
+        "outliers": f"{far};{len(data) - len(within)}",
+        "ld15iqr": within[0],
+        "hd15iqr": within[-1],
+        "ops": len(data) / sum(data),
+        "total": sum(data),
+    }
+
+
+def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:
+    """Medians of the halves; with an odd number, weighted as in the third method of Wikipedia."""
+    count = len(ordered)
+    if count == 1:
+        return ordered[0], ordered[0]
+    if count % 2 == 0:
+        half = count // 2
+        return statistics.median(ordered[:half]), statistics.median(ordered[half:])
+    n, rest = divmod(count, 4)
+    if rest == 1:
+        return (
+            0.25 * ordered[n - 1] + 0.75 * ordered[n],
+            0.75 * ordered[3 * n] + 0.25 * ordered[3 * n + 1],
+        )
+    return (
+        0.75 * ordered[n] + 0.25 * ordered[n + 1],
+        0.25 * ordered[3 * n + 1] + 0.75 * ordered[3 * n + 2],
+    )
