@@ -10,16 +10,19 @@ import fcntl
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import environment, gate, store, units
+from harness import environment, gate, store
 from harness.analysis import scaling, summary
 from harness.errors import SuiteError
+from harness.execution import gpu_lock
 from harness.execution.launcher import Launcher
 from harness.execution.runner import run_suite, settled
+from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
 from harness.records import (
     Case,
@@ -101,24 +104,23 @@ class Session:
         Raises:
             HarnessError: It cannot be measured here, or not be stored.
         """
-        with _turn(self._shared):
-            place = self._place(suite, replace(suite, cases=tuple(asked)))
-            alone = replace(suite, cases=(case,))
+        alone, heard = replace(suite, cases=(case,)), _Heard()
+        with _turn(self._shared), ExitStack() as held:
+            place = self._place(suite, replace(suite, cases=tuple(asked)), held)
+            here = place.environment
             self._launcher.preflight(alone)
-            heard = _Heard()
-            probes = open_probes(place.environment.gpu, why=place.environment.gpu_unavailable)
-            try:
-                with store.join(place.folder) as writer:
-                    run_suite(
-                        alone,
-                        writer=writer,
-                        probes=probes,
-                        observer=heard,
-                        launcher=self._launcher,
-                    )
-            finally:
-                for probe in probes:
-                    probe.close()
+            gpu = watch_over(held, here, wait_s=self._wait_for_gpu_s, say=warnings.warn)
+            for probe in (probes := open_probes(here.gpu, why=here.gpu_unavailable)):
+                held.callback(probe.close)
+            run_suite(
+                alone,
+                writer=held.enter_context(store.join(place.folder)),
+                probes=probes,
+                observer=heard,
+                launcher=self._launcher,
+                gpu=gpu,
+                unfit=mismatch(suite.requires, here),
+            )
         recorded = Run(
             run_id=place.folder.name,
             folder=str(place.folder),
@@ -128,15 +130,23 @@ class Session:
         )
         return judge(recorded)
 
-    def _place(self, suite: Suite, asked: Suite) -> _Place:
-        """Where the suite is measured; its run is begun if no process has yet."""
-        if suite.path in self._places:
-            return self._places[suite.path]
+    def _place(self, suite: Suite, asked: Suite, held: ExitStack) -> _Place:
+        """Where the suite is measured, its GPU locked; its run is begun if no process has yet."""
+        wait_s = self._wait_for_gpu_s
+        lock = gpu_lock.lock_first(held, wait_s=wait_s, say=warnings.warn)
+        if (known := self._places.get(suite.path)) is not None:
+            gpu = known.environment.gpu
+            lock = gpu_lock.lock_only(held, lock, gpu, wait_s=wait_s, say=warnings.warn)
+            if lock is not None:
+                lock.describe(known.folder.name)
+            return known
         here = environment.capture(
             self._launcher.describe(),
             command=self._command,
             repository=environment.home_of(suite.cases[0].factory),
+            cases=asked.cases,
         )
+        lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=warnings.warn)
         if suite.device == "cuda" and here.gpu is None:
             raise SuiteError(
                 suite.path,
@@ -151,6 +161,8 @@ class Session:
                 folder = writer.folder.resolve()
             whole = len(suite.cases)
             note.write_text(json.dumps({"folder": str(folder), "cases_of_suite": whole}))
+        if lock is not None:
+            lock.describe(folder.name)
         place = self._places[suite.path] = _Place(here, folder)
         return place
 
@@ -230,18 +242,24 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
     bad = next((m for m in run.measurements if m.outcome is not Outcome.OK), None)
     if bad is not None:
         lines += ["", f"process {bad.process}, evidence in {run.folder}:"]
-        lines += [f"  {line}" for line in _evidence(bad)]
+        lines += [f"  {line}" for line in _evidence(run, seen)]
         if tail := log_tail(Path(run.folder, bad.log)):
             lines += ["", f"end of {bad.log}:", *(f"  {line}" for line in tail)]
     lines += ["", f"run: {run.folder}"]
     return "\n".join(lines)
 
 
-def _evidence(measurement: Measurement) -> Iterator[str]:
-    if measurement.log:
-        yield f"log: {measurement.log}"
-    if measurement.lower_bound_s is not None:
-        yield f"one run takes at least {units.duration(measurement.lower_bound_s)}"
+def _evidence(run: Run, seen: CaseSummary) -> Iterator[str]:
+    """As the report's section "What went wrong" has it."""
+    from harness.report.failures import (
+        failures,
+    )  # brings matplotlib, which a pass need not wait for
+
+    for failure in failures([seen], run):
+        yield from failure.facts
+        yield failure.files.replace("`", "")
+        if failure.command:
+            yield f"again: {failure.command}"
 
 
 def log_tail(path: Path) -> list[str]:
