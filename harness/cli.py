@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 import typer.core
 
-from harness import console, doctor, drift, environment, gate, phrases, store
+from harness import cli_exchange, console, doctor, drift, environment, gate, phrases, store
 from harness import suite as suites
 from harness.analysis import overhead as sampling
 from harness.analysis import scaling, spread, summary, targets, timeuse
@@ -65,6 +65,8 @@ app = typer.Typer(
 )
 out = console.console()
 err = console.console(stderr=True)
+
+cli_exchange.register(app)
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")

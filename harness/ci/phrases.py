@@ -1,0 +1,83 @@
+"""What every rendering says of a case, in the same words."""
+
+import math
+
+from harness import units
+from harness.gating.records import WORST_FIRST, GateCase, GateVerdict
+from harness.records import Decision
+
+MAX_CHECKS = 20
+"""Of a case, named in its text."""
+
+
+def worst_first(verdict: GateVerdict) -> list[GateCase]:
+    """The cases in the order in which they matter; those alike keep theirs."""
+    return sorted(verdict.cases, key=lambda c: WORST_FIRST[c.decision])
+
+
+def counts(verdict: GateVerdict) -> str:
+    """`1 NO-GO, 2 INCONCLUSIVE, 9 GO`."""
+    of = [(decision, verdict.count(decision)) for decision in WORST_FIRST]
+    return ", ".join(f"{n} {decision}" for decision, n in of if n) or "no cases"
+
+
+def change(case: GateCase) -> str:
+    """How the head compares: `+4.1 % [+3.2 … +5.0] slower`, the counters that differ, or that it
+    was not compared."""
+    if case.ratio is not None and math.isfinite(case.ratio) and case.ratio > 0:
+        return f"{units.change(case.ratio, case.low, case.high)} {case.change}".rstrip()
+    if case.counters:
+        differ = (f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in case.counters)
+        return ", ".join(differ)
+    if case.candidate_s is not None and math.isfinite(case.candidate_s):
+        return f"{case.state}: {units.duration(case.candidate_s)}"
+    return str(case.state)
+
+
+def open_question(case: GateCase) -> str:
+    """What an undecided case could have seen, and what would decide it."""
+    if case.decision is not Decision.INCONCLUSIVE:
+        return ""
+    seen = ""
+    if case.smallest_effect is not None:
+        seen = f"a slowdown of {units.percent(case.smallest_effect)} would have been found"
+    needed = ""
+    if case.pairs_needed is not None:
+        minutes = case.minutes_needed
+        cost = f", {units.number(minutes)} GPU minutes" if minutes is not None else ""
+        needed = f"{case.pairs_needed} pairs{cost} would decide"
+    return "; ".join(filter(None, (seen, needed)))
+
+
+def why(case: GateCase) -> str:
+    """The reason, with what is open, what is excused and what surprised."""
+    parts = [case.reason, open_question(case)]
+    if case.exemption:
+        parts.append(f"exempt: {case.exemption}")
+    if case.unexpected_pass:
+        parts.append("expected to fail, and it passed: take it off the policy's list")
+    return "; ".join(filter(None, parts))
+
+
+def text(case: GateCase) -> str:
+    """All that is known of a case, over several lines."""
+    lines = [f"{case.decision}: {case.reason}", f"change: {change(case)}"]
+    if case.baseline_s is not None and case.candidate_s is not None:
+        times = units.duration(case.baseline_s), units.duration(case.candidate_s)
+        lines.append(f"step time: {times[0]} → {times[1]}, {case.pairs} pairs")
+    if said := open_question(case):
+        lines.append(said)
+    if case.exemption:
+        lines.append(f"exempt: {case.exemption}")
+    for f in case.findings[:MAX_CHECKS]:
+        excused = "" if f.counts else " (excused)"
+        lines.append(f"  {f.decision} by {f.check}{excused}: {f.reason}")
+    if len(case.findings) > MAX_CHECKS:
+        lines.append(f"  and {len(case.findings) - MAX_CHECKS} more checks")
+    if case.log:
+        lines.append(f"log: {case.log}")
+    return "\n".join(lines)
+
+
+def _count(value: int | None) -> str:
+    return "absent" if value is None else f"{value:,}"
