@@ -201,9 +201,10 @@ def test_a_failure_shows_outcome_detail_evidence_and_the_end_of_the_log(inner: P
         [
             "bad/one: crash",
             "ValueError: block_size=3 is not a multiple of 16",
-            "*log: logs/bad_one-*.0.log",
+            "*evidence/*reproduce.py*, log logs/bad_one-*.0.log*",
+            "*again: python */reproduce.py",
             "end of logs/bad_one-*",
-            "*Traceback (most recent call last):",
+            "  ValueError: block_size=3 is not a multiple of 16",
             "verdict: NO-GO*",
         ]
     )
