@@ -29,6 +29,7 @@ from harness.records import (
     CaseSummary,
     Decision,
     Environment,
+    Evidence,
     Measurement,
     Outcome,
     Run,
@@ -242,14 +243,14 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
     bad = next((m for m in run.measurements if m.outcome is not Outcome.OK), None)
     if bad is not None:
         lines += ["", f"process {bad.process}, evidence in {run.folder}:"]
-        lines += [f"  {line}" for line in _evidence(run, seen)]
+        lines += [f"  {line}" for line in _evidence(run, seen, bad.evidence or Evidence())]
         if tail := log_tail(Path(run.folder, bad.log)):
             lines += ["", f"end of {bad.log}:", *(f"  {line}" for line in tail)]
     lines += ["", f"run: {run.folder}"]
     return "\n".join(lines)
 
 
-def _evidence(run: Run, seen: CaseSummary) -> Iterator[str]:
+def _evidence(run: Run, seen: CaseSummary, bad: Evidence) -> Iterator[str]:
     """As the report's section "What went wrong" has it."""
     from harness.report.failures import (
         failures,
@@ -257,7 +258,7 @@ def _evidence(run: Run, seen: CaseSummary) -> Iterator[str]:
 
     for failure in failures([seen], run):
         yield from failure.facts
-        yield failure.files.replace("`", "")
+        yield from (f"{f.name}: {f.path or f'none ({f.note})'}" for f in bad.files)
         if failure.command:
             yield f"again: {failure.command}"
 

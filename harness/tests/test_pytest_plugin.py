@@ -201,7 +201,7 @@ def test_a_failure_shows_outcome_detail_evidence_and_the_end_of_the_log(inner: P
         [
             "bad/one: crash",
             "ValueError: block_size=3 is not a multiple of 16",
-            "*evidence/*reproduce.py*, log logs/bad_one-*.0.log*",
+            "*traceback: evidence/bad_one-*/traceback.txt",
             "*again: python */reproduce.py",
             "end of logs/bad_one-*",
             "  ValueError: block_size=3 is not a multiple of 16",
