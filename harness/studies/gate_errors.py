@@ -163,8 +163,8 @@ class Line:
 
     noise: str
     cases: int
-    change: str
     figure: str
+    """The column: what was counted."""
     hits: int
     trials: int
     at_least: float | None = None
@@ -188,17 +188,16 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
         quiet_enough: Whether a planted slowdown has to be found in this noise.
     """
     setting = tally.setting
-    changed = "clean" if setting.planted is None else f"one case {setting.planted:+.0%}"
+    noise = setting.noise.name
     if setting.planted_noise is not None:
-        changed += f" ({setting.planted_noise.name})"
+        noise += f", planted at {setting.planted_noise.name}"
 
     def line(
         figure: str, hits: int, at_least: float | None = None, at_most: float | None = None
     ) -> Line:
         return Line(
-            noise=setting.noise.name,
+            noise=noise,
             cases=setting.cases,
-            change=changed,
             figure=figure,
             hits=hits,
             trials=tally.gates,
@@ -207,16 +206,16 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
         )
 
     if setting.planted is None:
-        yield line("NO-GO", tally.blocked, at_most=0.01)
-        yield line("GO", tally.passed)
-        if setting.cases == 12:
-            yield line("confirmation: lower bound too high", tally.exact_low, at_most=0.01)
-            yield line("confirmation: upper bound too low", tally.exact_high, at_most=0.01)
-            yield line("screen: upper bound too low", tally.student_high, at_most=0.01)
+        yield line("clean: NO-GO", tally.blocked, at_most=0.01)
+        yield line("clean: GO", tally.passed)
+        yield line("confirmation, lower", tally.exact_low, at_most=0.01)
+        yield line("confirmation, upper", tally.exact_high, at_most=0.01)
+        yield line("screen, upper", tally.student_high, at_most=0.01)
         return
     wanted = {0.05: 0.95, 0.03: 0.90}[setting.planted] if quiet_enough else None
-    yield line("that case NO-GO", tally.found, at_least=wanted)
-    yield line("that case passes", tally.missed, at_most=0.01 if setting.planted >= 0.05 else None)
+    most = 0.01 if setting.planted >= 0.05 else None
+    yield line(f"{setting.planted:+.0%}: NO-GO", tally.found, at_least=wanted)
+    yield line(f"{setting.planted:+.0%}: passes", tally.missed, at_most=most)
 
 
 def settings(runs: Path) -> Iterator[tuple[Setting, bool]]:
@@ -234,22 +233,32 @@ def settings(runs: Path) -> Iterator[tuple[Setting, bool]]:
                 yield anywhere, noise in (QUIET, TYPICAL) or (noise is NOISY and planted > 0.03)
 
 
-def markdown(lines: Sequence[Line]) -> str:
-    """The table of harness/README.md."""
-    rows = [
-        "| noise | cases | change | figure | rate | 95 % interval | asked | met |",
-        "|:--|--:|:--|:--|--:|:--|:--|:--|",
+DECISIONS = ("clean: NO-GO", "clean: GO", "+5%: NO-GO", "+5%: passes", "+3%: NO-GO", "+3%: passes")
+BOUNDS = ("confirmation, lower", "confirmation, upper", "screen, upper")
+
+
+def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
+    """One of the tables of harness/README.md: a row for every noise and number of cases."""
+    cells = {(x.noise, x.cases, x.figure): _cell(x) for x in lines if x.figure in columns}
+    rows = dict.fromkeys((noise, cases) for noise, cases, _ in cells)
+    table = [
+        f"| noise | cases | {' | '.join(columns)} |",
+        f"|:--|--:|{'--:|' * len(columns)}",
     ]
-    for x in lines:
-        low, high = clopper_pearson(x.hits, x.trials)
-        asked = f"≥ {x.at_least:.0%}" if x.at_least is not None else ""
-        asked = f"≤ {x.at_most:.0%}" if x.at_most is not None else asked
-        met = {None: "", True: "yes", False: "**no**"}[x.met]
-        rows.append(
-            f"| {x.noise} | {x.cases} | {x.change} | {x.figure} | {x.hits / x.trials:.2%} "
-            f"| {low:.2%} to {high:.2%} | {asked} | {met} |"
-        )
-    return "\n".join(rows)
+    for noise, cases in rows:
+        found = " | ".join(cells.get((noise, cases, c), "") for c in columns)
+        table.append(f"| {noise} | {cases} | {found} |")
+    return "\n".join(table)
+
+
+def _cell(line: Line) -> str:
+    """Percent with its interval; a target that the interval does not show met says so."""
+    low, high = (100 * x for x in clopper_pearson(line.hits, line.trials))
+    text = f"{100 * line.hits / line.trials:.2f} [{low:.2f}, {high:.2f}]"
+    if line.met is False:
+        asked = f"≥ {line.at_least:.0%}" if line.at_least is not None else f"≤ {line.at_most:.0%}"
+        return f"**{text}, not shown: {asked}**"
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -271,8 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"{i + 1}: {time.monotonic() - began:.0f} s\n")
     missed = sum(x.met is False for x in lines)
     sys.stdout.write(
-        f"{markdown(lines)}\n\nPairs a case of a clean change: {'; '.join(costs)}.\n"
-        f"{options.gates} gates a setting, seed {options.seed}; {missed} figures missed.\n"
+        f"{markdown(lines, DECISIONS)}\n\n{markdown(lines, BOUNDS)}\n\n"
+        f"Pairs a case of a clean change: {'; '.join(costs)}.\n"
+        f"{options.gates} gates a setting, seed {options.seed}; "
+        f"{missed} targets not shown to be met.\n"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis import compare, rank
 from harness.analysis.noise import NOISY, QUIET, TYPICAL, Noise
-from harness.studies.gate_errors import Line, Setting, Tally, clopper_pearson, simulate
+from harness.studies.gate_errors import Line, Setting, Tally, clopper_pearson, markdown, simulate
 
 SURE = 0.9999
 
@@ -95,13 +95,23 @@ def test_a_test_on_the_wrong_side_would_find_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_a_target_is_met_by_the_whole_interval() -> None:
-    line = Line(noise="", cases=1, change="", figure="", hits=0, trials=10_000, at_most=0.01)
+    line = Line(noise="", cases=1, figure="", hits=0, trials=10_000, at_most=0.01)
 
     assert line.met
     assert not replace(line, hits=95).met
     assert not replace(line, hits=9520, at_most=None, at_least=0.95).met
     assert replace(line, hits=9600, at_most=None, at_least=0.95).met
     assert replace(line, at_most=None).met is None
+
+
+def test_the_table_says_which_target_was_not_shown_to_be_met() -> None:
+    line = Line(noise="quiet", cases=12, figure="a", hits=0, trials=10_000, at_most=0.01)
+
+    table = markdown([line, replace(line, figure="b", hits=200)], ("a", "b", "c"))
+
+    assert table.splitlines()[-1] == (
+        "| quiet | 12 | 0.00 [0.00, 0.04] | **2.00 [1.73, 2.29], not shown: ≤ 1%** |  |"
+    )
 
 
 def test_clopper_pearson_is_the_textbooks() -> None:
