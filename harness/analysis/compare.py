@@ -15,6 +15,7 @@ Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. S
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -47,6 +48,12 @@ __all__ = [
 ]
 
 _quantile = NormalDist().inv_cdf  # scipy's norm.ppf, a hundred times sooner
+
+
+@lru_cache(maxsize=1024)
+def _t_quantile(probability: float, freedom: float) -> float:
+    return float(student_t.ppf(probability, freedom))
+
 
 POWER = 0.9
 """How often a change of the smallest effect stated would be found."""
@@ -105,6 +112,8 @@ class Statistics:
     cycles: float | None
     """The centre in cycles (time x clock); None where the clocks were not read."""
     pairs: int
+    freedom: float
+    """Degrees of freedom of the spread: few pairs know their own noise badly."""
     pair_s: float | None = None
     """GPU time of one pair."""
 
@@ -164,6 +173,7 @@ def array_statistics(
             p_faster=float(faster[i]),
             cycles=None if in_cycles is None else float(in_cycles[i]),
             pairs=logs.shape[-1],
+            freedom=logs.shape[-1] - 1,
         )
         for i in range(len(logs))
     )
@@ -247,7 +257,7 @@ def _judge(
         p_value=p_slower,
         pairs=s.pairs,
         clock_explained=clock_explained,
-        smallest_effect=None if se is None else _smallest_effect(se, cases, thresholds),
+        smallest_effect=None if se is None else _smallest_effect(se, s.freedom, cases, thresholds),
         pairs_needed=needed,
         minutes_needed=_minutes(needed, s.pair_s),
         reason=reason,
@@ -261,9 +271,9 @@ def _standard_error(s: Statistics, thresholds: Thresholds) -> float | None:
     return (s.high - s.low) / 2 / _quantile(1 - thresholds.alpha)
 
 
-def _smallest_effect(se: float, cases: int, thresholds: Thresholds) -> float:
+def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float:
     """The test must reject at the strictest of Holm's levels and the estimate pass the floor."""
-    found, strict = _quantile(POWER), _quantile(1 - thresholds.alpha / cases)
+    found, strict = _quantile(POWER), _t_quantile(1 - thresholds.alpha / cases, freedom)
     log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
     return math.expm1(log)
 

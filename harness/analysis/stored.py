@@ -97,6 +97,7 @@ def _statistics(
         p_faster=float(student_t.cdf(centre / se, freedom)),
         cycles=_cycles(baseline, candidate),
         pairs=min(len(baseline), len(candidate)),
+        freedom=freedom,
     )
 
 

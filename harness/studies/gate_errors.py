@@ -31,7 +31,7 @@ from harness.analysis.calibrate import (
     process_cv,
 )
 from harness.analysis.compare import Change, Statistics, student_bounds
-from harness.analysis.noise import NOISY, QUIET, TYPICAL, Draw, Noise, recorded
+from harness.analysis.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
 from harness.analysis.rank import Floats, exact_bounds
 
 CASES_AT_ONCE = 6000
@@ -218,9 +218,8 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
     yield line(f"{setting.planted:+.0%}: passes", tally.missed, at_most=most)
 
 
-def settings(runs: Path) -> Iterator[tuple[Setting, bool]]:
+def settings(stored: RecordedNoise) -> Iterator[tuple[Setting, bool]]:
     """Every setting of the table, and whether planted slowdowns have to be found in it."""
-    stored = recorded(store.load(runs, header.run_id) for header in store.headers(runs))
     calm = stored.no_noisier_than(UPPER_CV[NoiseClass.TYPICAL])
     for cases in (12, 60):
         for noise in (QUIET, TYPICAL, NOISY, stored):
@@ -267,10 +266,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("reports/runs"), help="recorded noise")
     options = parser.parse_args(arguments)
+    runs = [store.load(options.runs, header.run_id) for header in store.headers(options.runs)]
+    stored = recorded(runs)
     began = time.monotonic()
     lines: list[Line] = []
     costs = []
-    for i, (setting, quiet_enough) in enumerate(settings(options.runs)):
+    for i, (setting, quiet_enough) in enumerate(settings(stored)):
         rng = np.random.default_rng([options.seed, i])
         tally = simulate(setting, gates=options.gates, rng=rng)
         lines += lines_of(tally, quiet_enough=quiet_enough)
@@ -281,6 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     missed = sum(x.met is False for x in lines)
     sys.stdout.write(
         f"{markdown(lines, DECISIONS)}\n\n{markdown(lines, BOUNDS)}\n\n"
+        f"Recorded: {len(stored.residuals)} cases of {len(runs)} runs.\n"
         f"Pairs a case of a clean change: {'; '.join(costs)}.\n"
         f"{options.gates} gates a setting, seed {options.seed}; "
         f"{missed} targets not shown to be met.\n"

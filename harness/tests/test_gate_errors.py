@@ -11,6 +11,7 @@ import pytest
 
 from harness.analysis import compare, rank
 from harness.analysis.noise import NOISY, QUIET, TYPICAL, Noise
+from harness.analysis.pairs import Change, Comparison, Thresholds
 from harness.studies.gate_errors import Line, Setting, Tally, clopper_pearson, markdown, simulate
 
 SURE = 0.9999
@@ -33,7 +34,7 @@ def at_least(hits: int, trials: int, rate: float) -> bool:
 @pytest.mark.parametrize("cases", [12, 60])
 @pytest.mark.parametrize("noise", [QUIET, TYPICAL, NOISY], ids=lambda n: n.name)
 def test_a_clean_change_is_seldom_blocked(noise: Noise, cases: int) -> None:
-    seen = tally(noise, cases, None)
+    seen = tally(noise, cases, None, gates=300 if cases == 12 else 150)
 
     assert at_most(seen.blocked, seen.gates, 0.01)
     assert seen.passed > 0.9 * seen.gates
@@ -78,7 +79,7 @@ def test_without_holm_clean_changes_would_be_blocked(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(compare, "holm", unadjusted)
 
-    seen = tally(NOISY, 60, None)
+    seen = tally(NOISY, 60, None, gates=150)
 
     assert not at_most(seen.blocked, seen.gates, 0.01)
 
@@ -118,3 +119,22 @@ def test_clopper_pearson_is_the_textbooks() -> None:
     assert clopper_pearson(0, 10) == pytest.approx((0.0, 0.3085), abs=1e-4)
     assert clopper_pearson(5, 10) == pytest.approx((0.1871, 0.8129), abs=1e-4)
     assert clopper_pearson(10, 10) == pytest.approx((0.6915, 1.0), abs=1e-4)
+
+
+@pytest.mark.parametrize("spread", [0.008, 0.025])
+def test_the_smallest_effect_is_found_nine_times_in_ten(spread: float) -> None:
+    rng = np.random.default_rng(1)
+    usual = Thresholds()
+
+    def one(effect: float, seed: int) -> Comparison:
+        """A case among eleven clean ones."""
+        logs = rng.normal(0.0, spread * 2**0.5, size=(12, usual.confirm_pairs))
+        logs[0] += np.log1p(effect)
+        stats = compare.array_statistics(logs, None, usual)
+        return compare.judge({f"{seed}/{i}": s for i, s in enumerate(stats)}, usual)[f"{seed}/0"]
+
+    stated = [e for i in range(30) if (e := one(0.0, i).smallest_effect) is not None]
+    found = [one(float(np.median(stated)), i).change is Change.SLOWER for i in range(200)]
+
+    assert at_least(sum(found), len(found), 0.9)
+    assert at_most(sum(found), len(found), 0.95)
