@@ -31,6 +31,9 @@ TIMED = ("warmup", "sampling")
 LAG_S = {"gpu_utilisation": 0.4}
 """How long a channel still speaks of what came before a phase. NVML's utilisation is the mean of
 a window that has ended: on an H200 one of 0.2 s, renewed every 0.2 s."""
+COLD = 2.0
+"""A warm-up run of more than so many median samples compiled, tuned or allocated: until the last
+such run ends, the workload does not yet run as it does in production."""
 
 # NVML clocksEventReasons, nvml.h. Idle (0x1), application clocks (0x2) and display clocks
 # (0x100) are settings, not symptoms, and are left out.
@@ -88,13 +91,18 @@ def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
 
 
 def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> list[float]:
-    """Telemetry of a channel from the first of these phases to the last, failed readings left out,
-    and those that lag so far that they speak of what came before.
+    """Telemetry of a channel from the first of these phases to the last. Left out are failed
+    readings, those during cold runs, and those that lag so far that they speak of what came before.
 
     Empty where the measurement has no telemetry, no such channel or no such phase.
     """
     wanted = set(phases)
-    spans = [(p.start_s, p.end_s) for p in measurement.phases if p.name in wanted]
+    cold_s = {"warmup": _cold_s(measurement)}
+    spans = [
+        (p.start_s + cold_s.get(p.name, 0.0), p.end_s)
+        for p in measurement.phases
+        if p.name in wanted
+    ]
     if measurement.telemetry is None or not spans:
         return []
     start = min(s for s, _ in spans) + LAG_S.get(channel, 0.0)
@@ -105,6 +113,15 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
         for t, value in zip(measurement.telemetry.t_s, channel_values, strict=False)
         if value is not None and start <= t <= end
     ]
+
+
+def _cold_s(measurement: Measurement) -> float:
+    """From the beginning of the warm-up to the end of its last cold run."""
+    if not measurement.samples_s:
+        return 0.0
+    limit = COLD * float(np.median(measurement.samples_s))
+    cold = [i for i, s in enumerate(measurement.warmup_s) if s > limit]
+    return sum(measurement.warmup_s[: cold[-1] + 1]) if cold else 0.0
 
 
 def discards(m: Measurement) -> str:

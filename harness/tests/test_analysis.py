@@ -178,6 +178,29 @@ def test_a_utilisation_that_lags_is_not_taken_for_that_of_the_workload() -> None
     assert "lags" in why_absent(brief, short, environment(), "gpu_utilisation")
 
 
+def test_compiling_is_not_utilisation() -> None:
+    """Seen on an H200: a step that keeps the GPU busy was said to do so for 11 % of the time, for
+    ten of the eleven seconds of warm-up compiled it."""
+    phases = (
+        Phase(name="warmup", start_s=1.0, end_s=12.0),
+        Phase(name="sampling", start_s=12.0, end_s=13.0),
+    )
+    t = tuple(np.arange(0.0, 13.0, 0.05))
+    levels = tuple(0.95 if x > 11.2 else 0.0 for x in t)
+    warmup_s = (10.0, *(0.05,) * 20)
+    measured = [
+        replace(
+            m,
+            phases=phases,
+            warmup_s=warmup_s,
+            telemetry=Telemetry(t_s=t, channels={"gpu_utilisation": levels}),
+        )
+        for m in timed(CASE, 0.05)
+    ]
+
+    assert summary_of(measured).metrics["gpu_utilisation"].value == pytest.approx(0.95)
+
+
 def test_a_failed_reading_is_not_a_zero() -> None:
     measurements = with_channel(timed(CASE, 0.05), "gpu_utilisation", 0.8)
     holes = [
