@@ -32,6 +32,9 @@ from harness.records import (
 EVERY_CASE_RAN = "every case ran"
 """The rule that every suite has without writing it."""
 
+WHAT_RAN = "what ran is what was asked for"
+"""The rule that a suite has where it states kernels or operators."""
+
 WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
 
@@ -59,13 +62,15 @@ def judge(
     rules were all stated for other GPUs is INCONCLUSIVE at best; one that states no rule asks
     only whether its cases run.
     """
+    stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
     results = (
         _every_case_ran(suite, summaries),
-        *(_judge_rule(rule, environment, summaries, fits) for rule in suite.rules),
+        *_attested(environment, summaries),
+        *stated,
     )
     applied = [r for r in results if r.applies]
     worst = min(applied, key=lambda r: WORST_FIRST.index(r.decision))
-    if suite.rules and len(applied) == 1 and worst.decision is not Decision.NO_GO:
+    if stated and not any(r.applies for r in stated) and worst.decision is not Decision.NO_GO:
         return Verdict(
             decision=Decision.INCONCLUSIVE,
             decided_by="no applicable rule",
@@ -144,6 +149,34 @@ def _ran(case_id: str, summary: CaseSummary | None) -> _Finding:
         return _Finding(case_id, Decision.GO, f"{outcome} is allowed: {case.allow[outcome]}")
     decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE
     return _Finding(case_id, decision, _ended(summary))
+
+
+def _attested(environment: Environment, summaries: Sequence[CaseSummary]) -> tuple[RuleResult, ...]:
+    """Whether every case that ran is known to have run what the suite states; a breach is an
+    outcome, which "every case ran" judges. Without a GPU kernels are not attested, and not judged.
+    """
+    about = [s for s in summaries if s.attested is not None]
+    if not about:
+        return ()
+    unknown = [
+        _Finding(s.case.case_id, Decision.INCONCLUSIVE, f"not attested: {s.unattested}")
+        for s in about
+        if not s.attested
+    ]
+    here = environment.gpu is not None
+    return (
+        RuleResult(
+            rule=WHAT_RAN,
+            requirement="the kernels and operators that the suite states ran, and no others it "
+            "forbids",
+            decision=Decision.INCONCLUSIVE if unknown else Decision.GO,
+            reason=_share(unknown, about) + _join(unknown)
+            if unknown
+            else f"seen in {'all ' if len(about) > 1 else ''}{len(about)} cases that state any",
+            evidence=_evidence(unknown),
+            applies=here or not unknown,
+        ),
+    )
 
 
 # --- a stated rule -----------------------------------------------------------------------
@@ -291,7 +324,7 @@ def _ended(summary: CaseSummary) -> str:
     return f"{outcome}: {first_line}" if first_line else outcome
 
 
-def _share(decisive: Sequence[_Finding], findings: Sequence[_Finding]) -> str:
+def _share(decisive: Sequence[_Finding], findings: Sequence[object]) -> str:
     return f"{len(decisive)} of {len(findings)}: " if len(findings) > 1 else ""
 
 

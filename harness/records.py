@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from harness.what_ran import Census, Counters, PathRule
+
 SCHEMA_VERSION = 2
 
 Scalar = bool | int | float | str
@@ -63,6 +65,8 @@ class Metric:
     title: str
     unit: str
     higher_is_better: bool
+    counted: bool = False
+    """An exact count of one step, without noise: of harness.what_ran.COUNTERS."""
 
 
 METRICS: Mapping[str, Metric] = {
@@ -77,6 +81,17 @@ METRICS: Mapping[str, Metric] = {
         Metric(name="gpu_utilisation", title="GPU", unit="ratio", higher_is_better=True),
         Metric(name="cpu_utilisation", title="CPU", unit="cores", higher_is_better=False),
         Metric(name="scaling_exponent", title="scaling exponent", unit="1", higher_is_better=False),
+        *(
+            Metric(name=name, title=title, unit="1", higher_is_better=False, counted=True)
+            for name, title in (
+                ("dispatched_ops", "operators a step"),
+                ("host_syncs", "host syncs a step"),
+                ("allocations", "allocations a step"),
+                ("kernel_launches", "kernel launches a step"),
+                ("device_waits", "waits for the device a step"),
+                ("host_device_copies", "host-device copies a step"),
+            )
+        ),
     )
 }
 """Every metric a suite may name. cpu_utilisation counts cores: 1.0 is one core kept busy.
@@ -117,6 +132,8 @@ class MeasureSettings:
     """Capture a run as a CUDA graph and time its replay; unsupported where that cannot be."""
     telemetry: bool = True
     """Read the probes while the worker works. Off only to learn what reading them costs."""
+    census: bool = True
+    """Profile a few steps after the last sample: what ran, and where the time goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +158,10 @@ class Case:
     allow: Mapping[Outcome, str] = field(default_factory=dict)
     """Outcomes other than OK that the suite expects here, each with its reason. They are
     reported, but do not by themselves turn the verdict."""
+    kernels: PathRule = field(default_factory=PathRule)
+    """What must and must not run on the device; a breach is PATH_MISMATCH."""
+    operators: PathRule = field(default_factory=PathRule)
+    """The same of PyTorch's operators, on any device."""
 
     def get(self, name: str) -> Scalar | None:
         """An axis, or the pseudo-axes `workload` and `provider`."""
@@ -274,7 +295,7 @@ class TensorDigest:
 class Phase:
     """A stretch of a worker's life, in seconds since the parent launched it."""
 
-    name: str  # start, setup, accuracy, warmup, sampling
+    name: str  # start, setup, accuracy, warmup, sampling, census
     start_s: float
     end_s: float
 
@@ -410,6 +431,8 @@ class Measurement:
     """Of what the first run returned; empty where it returned no finite numbers."""
     code: Mapping[str, str] = field(default_factory=dict)
     """Package -> file it was loaded from, where the run asked for a certain tree."""
+    counters: Counters | None = None
+    census: Census | None = None
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""
@@ -613,6 +636,11 @@ class CaseSummary:
     """What that is: compute, bandwidth or launches."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
+    attested: bool | None = None
+    """Whether what the suite states of kernels and operators was seen to hold in every process;
+    None where it states nothing. A breach is an outcome, PATH_MISMATCH."""
+    unattested: str = ""
+    """Why it was not seen, where `attested` is False."""
 
 
 class Decision(StrEnum):

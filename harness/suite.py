@@ -27,6 +27,7 @@ from harness.records import (
 )
 from harness.suite_schema import (
     CostModel,
+    Matching,
     MeasureModel,
     SuiteModel,
     WorkloadModel,
@@ -204,9 +205,9 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield Problem((*loc, "exclude"), "every combination is excluded", at_key=True)
         cases += kept
         yield from _measure_problems(workload, loc, kept)
-        for i, some in enumerate(workload.env if isinstance(workload.env, list) else ()):
-            yield from sweep.check_match(some.match, (*loc, "env", i, "match"), kept)
         yield from _allow_problems(workload, (*loc, "allow"), kept)
+        for key, criteria in _matches(workload):
+            yield from sweep.check_match(criteria, (*loc, *key, "match"), kept)
     if len(cases) > sweep.MAX_CASES:
         text = f"{len(cases)} cases; a suite may have {sweep.MAX_CASES}"
         yield Problem(("workloads",), text, "Split it.", at_key=True)
@@ -223,6 +224,15 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield from sweep.check_fit(rule.axis, ("verdict", r, "axis"), matched)
     if model.cost:
         yield from sweep.check_match(model.cost.match, ("cost", "match"), cases)
+
+
+def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Matching]]:
+    """The cases that parts of env, kernels and operators are for, by where that stands."""
+    if isinstance(workload.env, list):
+        yield from ((("env", i), some.match) for i, some in enumerate(workload.env))
+    for key, stated in (("kernels", workload.kernels), ("operators", workload.operators)):
+        if isinstance(stated, list):
+            yield from (((key, i), some.match) for i, some in enumerate(stated))
 
 
 def _measure_problems(

@@ -130,6 +130,8 @@ class MeasureModel(_Model):
     """Time the replay of a CUDA graph that holds one run. Default false."""
     telemetry: bool | None = None
     """Read NVML and CPU while the worker works. Default true."""
+    census: bool | None = None
+    """Profile a few steps after the last sample: what ran, and where time goes. Default true."""
 
     def given(self) -> dict[str, Any]:
         """The settings that are set, as fields of MeasureSettings."""
@@ -160,6 +162,34 @@ class SomeEnvModel(_Model):
     set: Annotated[dict[VariableName, Value], Field(min_length=1)]
 
 
+class PathModel(_Model):
+    """Names that must, and must not, be among those that ran; patterns (fnmatch)."""
+
+    must: list[Text] = []
+    """Each must fit at least one name."""
+    must_not: list[Text] = []
+    """None may fit any name."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "PathModel":
+        if not (self.must or self.must_not):
+            raise _wrong("needs must, must_not or both")
+        return self
+
+
+class PathSomeModel(PathModel):
+    """The same of some cases."""
+
+    match: Annotated[Matching, Field(min_length=1)]
+    """Cases of this workload."""
+
+
+Paths = Annotated[
+    Annotated[PathModel, Tag("one")] | Annotated[list[PathSomeModel], Tag("list")],
+    Discriminator(_one_or_list),
+]
+
+
 class WorkloadModel(_Model):
     """One computation, swept over providers and axes."""
 
@@ -183,6 +213,11 @@ class WorkloadModel(_Model):
     ] = {}
     """Environment variables of the worker: the same for all cases, or a list of `{match, set}`.
     A flag that is set for a case and that nothing asks for is a path_mismatch."""
+    kernels: Paths | None = None
+    """What must and must not run on the device: `{must, must_not}`, or a list of
+    `{match, must, must_not}`. A breach is a path_mismatch; without a GPU it is not attested."""
+    operators: Paths | None = None
+    """The same of PyTorch's operators, as its profiler names them, on any device."""
     measure: Annotated[
         Annotated[MeasureModel, Tag("one")] | Annotated[list[MeasureSomeModel], Tag("list")],
         Discriminator(_one_or_list),
@@ -234,6 +269,13 @@ class ExpectationModel(_Model):
     """0 to 1."""
     cpu_utilisation: RangeModel | None = None
     """In cores: 1.0 is one core kept busy."""
+    dispatched_ops: RangeModel | None = None
+    """A count of one step, as the next five."""
+    host_syncs: RangeModel | None = None
+    allocations: RangeModel | None = None
+    kernel_launches: RangeModel | None = None
+    device_waits: RangeModel | None = None
+    host_device_copies: RangeModel | None = None
 
     @model_validator(mode="after")
     def _one_metric(self) -> "ExpectationModel":

@@ -14,8 +14,15 @@ from math import prod
 from typing import Any
 
 from harness.records import Case, Match, MeasureSettings, Outcome, Scalar
-from harness.suite_schema import Matching, MeasureModel, WorkloadModel
+from harness.suite_schema import (
+    Matching,
+    MeasureModel,
+    PathModel,
+    PathSomeModel,
+    WorkloadModel,
+)
 from harness.suite_yaml import Loc, Problem, nearest, show
+from harness.what_ran import PathRule
 
 MAX_CASES = 10_000
 """Cases of one suite before exclusions."""
@@ -122,7 +129,15 @@ def cases(
         case = replace(case, env={**_env(workload, case), **case.env})
         if not any(m.accepts(case) for m in exclusions):
             settings = MeasureSettings(**{**measure, **_measured(workload, case), **overrides})
-            found.append(replace(case, settings=settings, allow=_allowed(workload, case)))
+            found.append(
+                replace(
+                    case,
+                    settings=settings,
+                    allow=_allowed(workload, case),
+                    kernels=_path(workload.kernels, case),
+                    operators=_path(workload.operators, case),
+                )
+            )
     return tuple(found)
 
 
@@ -143,6 +158,18 @@ def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
     if isinstance(workload.env, dict):
         return [("env", name)] if name in workload.env else []
     return [("env", i, "set", name) for i, some in enumerate(workload.env) if name in some.set]
+
+
+def _path(stated: PathModel | list[PathSomeModel] | None, case: Case) -> PathRule:
+    """All that is stated of a case."""
+    if stated is None:
+        return PathRule()
+    rules = [stated] if isinstance(stated, PathModel) else stated
+    ours = [r for r in rules if not isinstance(r, PathSomeModel) or match(r.match).accepts(case)]
+    return PathRule(
+        must=tuple(p for r in ours for p in r.must),
+        must_not=tuple(p for r in ours for p in r.must_not),
+    )
 
 
 def _measured(workload: WorkloadModel, case: Case) -> dict[str, Any]:

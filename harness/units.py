@@ -9,7 +9,7 @@ import datetime
 import math
 from collections.abc import Callable, Mapping
 
-from harness.records import Estimate
+from harness.records import METRICS, Estimate
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
@@ -122,6 +122,7 @@ _SCALES: Mapping[str, Scale] = {
     "gpu_utilisation": lambda _: (0.01, " %"),
     "cpu_utilisation": lambda _: (1.0, ""),
     "scaling_exponent": lambda _: (1.0, ""),
+    **{name: lambda _: (1.0, "") for name, metric in METRICS.items() if metric.counted},
 }
 _SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores", "step_cycles": " cycles"}
 """Units that a table names once, in its heading, and a sentence must add."""
@@ -130,6 +131,8 @@ _SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores", "step_cyc
 def plain(metric: str, value: float, digits: int | None = None) -> str:
     """A value of a metric, to stand beside the metric's name: `tokens/s ≥ 500`."""
     one, unit = _SCALES[metric](value)
+    if METRICS[metric].counted:
+        return _count(value)
     return number(value / one, digits) + unit
 
 
@@ -139,7 +142,12 @@ def quantity(metric: str, value: float) -> str:
 
 
 def cell(metric: str, estimate: Estimate) -> str:
-    """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`."""
+    """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
+
+    A count stands to the digit, and without an interval of no width.
+    """
+    if METRICS[metric].counted and estimate.low == estimate.value == estimate.high:
+        return _count(estimate.value)
     one, unit = _SCALES[metric](estimate.value)
     return _with_interval(
         estimate.value / one,
@@ -171,6 +179,11 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
         inverse = [None if end is None else 1 / end for end in (high, low)]
         return _with_interval(1 / ratio, inverse[0], inverse[1], "x", digits=2) + " less"
     return _with_interval(ratio, low, high, "x", digits=2)
+
+
+def _count(value: float) -> str:
+    """1,203, to the last digit; a stated bound may have a fraction."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,}"
 
 
 def _with_interval(

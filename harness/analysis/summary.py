@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis import stats
+from harness.analysis import counts, stats
 from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.floor import Floor, floor
@@ -19,6 +19,7 @@ from harness.records import (
     Run,
     Scalar,
 )
+from harness.what_ran import COUNTERS
 
 
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
@@ -38,6 +39,8 @@ def why_absent(
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     if not ok:
         return summary.outcome.value.replace("_", " ")
+    if metric in COUNTERS:
+        return counts.why_absent(ok, metric)
     if metric == "tokens_per_s":
         return "the workload counts no tokens"
     if metric == "floor_share":
@@ -81,6 +84,7 @@ def _summarise(
     evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
     outcome, detail = _outcome(bad, ok, evidence, proof)
     least = _floor(case, evidence, observed, environment, proof)
+    unattested = counts.unattested(case, ok)
     return CaseSummary(
         case=case,
         outcome=outcome,
@@ -92,11 +96,16 @@ def _summarise(
         effective=observed,
         floor_s=least.seconds if least else None,
         floor_by=least.by if least else "",
-        notes=stats.weaknesses(
-            measurements,
-            asked=case.settings.processes,
-            min_samples=case.settings.min_samples,
+        notes=(
+            *stats.weaknesses(
+                measurements,
+                asked=case.settings.processes,
+                min_samples=case.settings.min_samples,
+            ),
+            *counts.disagreements(ok),
         ),
+        attested=not unattested if ok and (case.kernels or case.operators) else None,
+        unattested=unattested,
     )
 
 
@@ -134,7 +143,7 @@ def _floor(
         proof.peaks,
         flops=first.flops,
         bytes_moved=first.bytes,
-        launches=None,
+        launches=counts.launches(first),
         precision=precision_of(case.axes, observed, environment),
     )
 
@@ -178,6 +187,7 @@ def _metrics(
             means = [float(np.mean(r)) for r in seen]
             estimate = stats.arithmetic(means, samples=sum(map(len, seen)))
             metrics[channel] = _bounded(estimate, most)
+    metrics.update(counts.estimates(ok))
     return metrics
 
 

@@ -9,12 +9,14 @@ import gc
 import importlib
 import math
 import os
+import statistics
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import Any
 
 import torch
 
@@ -34,7 +36,17 @@ from harness.execution.messages import (
     Refusal,
 )
 from harness.execution.pace import EXACT_RUNS
-from harness.measure import accuracy, arrange, diagnosis, digest, memory, path, selfproof, timing
+from harness.measure import (
+    accuracy,
+    arrange,
+    attestation,
+    diagnosis,
+    digest,
+    memory,
+    path,
+    selfproof,
+    timing,
+)
 from harness.records import (
     Accuracy,
     Case,
@@ -181,13 +193,14 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
     outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
     checked: Accuracy | None = None
     evidence = Evidence()
+    seen: dict[str, Any] = {}
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             outcome = Outcome.INVALID_ENVIRONMENT
         case DeviceMissing():
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
         case path.PathMismatch():
-            outcome, detail = Outcome.PATH_MISMATCH, str(error)
+            outcome, detail, seen = Outcome.PATH_MISMATCH, str(error), error.seen
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():
@@ -211,6 +224,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
         detail=detail,
         accuracy=checked,
         evidence=evidence,
+        **seen,
     )
 
 
@@ -257,6 +271,16 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     code = _require_code(case, order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
+    reporter.phase("census")
+    ran = attestation.attest(
+        case,
+        arranged.run,
+        step_s=statistics.median(taken.host_samples_s),
+        time_left_s=order.launched_at + case.settings.timeout_s - time.monotonic(),
+        progress=reporter.alive,
+        effective=effective,
+        flags_read=flags_read,
+    )
     return Measurement(
         case_id=case.case_id,
         process=order.process,
@@ -276,6 +300,8 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
         flags_read=flags_read,
         code=code,
         output_digest=stopwatch.digest,
+        counters=ran.counters,
+        census=ran.census,
     )
 
 

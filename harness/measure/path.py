@@ -1,6 +1,7 @@
 """What ran against what was asked for: axes and flags, as the workload observed them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from harness.records import Case, Scalar
 from harness.workload import Workload
@@ -8,6 +9,11 @@ from harness.workload import Workload
 
 class PathMismatch(Exception):
     """Something else ran than was asked for."""
+
+    def __init__(self, problem: str, **seen: Any) -> None:
+        """`seen`: fields of the Measurement that show what ran."""
+        super().__init__(problem)
+        self.seen = seen
 
 
 def effective(workload: Workload) -> dict[str, Scalar]:

@@ -231,6 +231,21 @@ def tells_no_bool(provider: str, axes: Axes) -> Workload:
     return _good_but(flags=lambda: {"NSA_READ": "yes"})
 
 
+def multiplies(provider: str, axes: Axes) -> Workload:
+    """One product in a range, and a value read; `extra: 1` reads another, `ignored` does
+    nothing."""
+    x = torch.linspace(0, 1, 64).reshape(8, 8)
+
+    def run() -> Tensor:
+        with torch.profiler.record_function("product"):
+            y = x @ x
+        for _ in range(1 + int(axes.get("extra", 0))):
+            y[0, 0].item()
+        return y
+
+    return _good_but(run=run, effective=None)
+
+
 def tells_an_object(provider: str, axes: Axes) -> Workload:
     return _good_but(effective=lambda: {"dtype": torch.float32})
 

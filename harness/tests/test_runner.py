@@ -14,11 +14,15 @@ import numpy as np
 import psutil
 import pytest
 
+from harness.analysis.dead_axes import dead_axes
+from harness.analysis.summary import summarise
 from harness.errors import HarnessError, StoreError
 from harness.execution import stacks, watchdog
 from harness.execution.launcher import Launcher
 from harness.execution.runner import Observer, run_suite, settled
 from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome, Scalar, Suite
+from harness.tests import fake_runs
+from harness.what_ran import PathRule
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(
@@ -29,7 +33,9 @@ QUICK = MeasureSettings(
     warmup_s=0.2,
     timeout_s=60.0,
     stall_s=60.0,
+    census=False,
 )
+PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "census")
 
 
 def make_case(
@@ -246,18 +252,18 @@ def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> 
     assert m.accuracy.tensors[0].error <= m.accuracy.tensors[0].bound
     assert m.effective == {"provider": "fake", "dtype": "float32", "start": "warm"}
     assert m.log == "good.0.log"
-    assert [p.name for p in m.phases] == ["start", "setup", "accuracy", "warmup", "sampling"]
+    assert [p.name for p in m.phases] == [*PHASES]
     assert all(p.start_s <= p.end_s <= m.wall_s for p in m.phases)
     assert [p.end_s for p in m.phases[:-1]] == [p.start_s for p in m.phases[1:]]
-    assert m.phases[-1].end_s - m.phases[-1].start_s >= sum(m.host_samples_s)
+    assert m.phases[-2].end_s - m.phases[-2].start_s >= sum(m.host_samples_s)
     assert len(m.samples_at_s) == len(m.samples_s)
-    assert m.samples_at_s[0] == pytest.approx(m.phases[-1].start_s, abs=1e-6)
+    assert m.samples_at_s[0] == pytest.approx(m.phases[-2].start_s, abs=1e-6)
     assert all(np.diff(m.samples_at_s) >= m.host_samples_s[:-1])
     assert m.telemetry is not None
     assert m.telemetry.unavailable == probe.unavailable
     assert m.telemetry.channels["rss_bytes"][:2] == (1.0, None)
     assert len(m.telemetry.t_s) == probe.readings
-    assert observer.phases == ["setup", "accuracy", "warmup", "sampling"]
+    assert observer.phases == [*PHASES[1:]]
     assert observer.steps > 0
 
 
@@ -683,3 +689,70 @@ def test_a_gpu_error_stays_in_its_process(
 
 def test_a_worker_describes_its_environment(warm: Launcher) -> None:
     assert warm.describe()["versions"]["torch"]
+
+
+# --- what ran ----------------------------------------------------------------------------
+
+SEEN = replace(QUICK, census=True)
+
+
+def test_what_a_case_ran_is_counted_and_named_alike_in_every_process(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    case = make_case("multiplies", settings=replace(SEEN, processes=2), axes={})
+
+    one, two = run(warm, tmp_path, case)
+
+    assert one.outcome is two.outcome is Outcome.OK
+    assert one.counters
+    assert one.counters.exact
+    assert one.counters == two.counters
+    assert one.counters.dispatched_ops == 4  # mm, twice select, and the read
+    if not GPU:
+        assert one.counters.host_syncs == 1
+    assert one.census
+    assert two.census
+    assert one.census.fingerprint == two.census.fingerprint
+    assert ("aten::mm", "product", 1.0) in {
+        (u.name, u.where, u.calls) for u in one.census.operators
+    }
+    assert one.census.breakdown
+    assert set(one.census.breakdown.host_by_range) == {"product", ""}
+
+
+def test_what_must_not_run_leaves_no_samples_and_says_what_did(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    case = make_case("multiplies", settings=SEEN, axes={})
+    stated = PathRule(must=("aten::mm",), must_not=("aten::_local_scalar_dense",))
+
+    bad, following = run(
+        warm, tmp_path, replace(case, operators=stated, case_id="stated"), make_case("good")
+    )
+
+    assert bad.outcome is Outcome.PATH_MISMATCH
+    assert bad.samples_s == ()
+    assert "'aten::_local_scalar_dense' ran, and 'aten::_local_scalar_dense' must" in bad.detail
+    assert bad.census
+    assert "aten::mm" in {u.name for u in bad.census.operators}
+    assert following.outcome is Outcome.OK
+
+
+def test_an_axis_that_reaches_nothing_is_dead_and_one_that_adds_a_read_is_not(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    cases = [
+        replace(
+            make_case("multiplies", settings=SEEN, axes={"ignored": ignored, "extra": extra}),
+            case_id=f"ignored={ignored} extra={extra}",
+            swept=("ignored", "extra"),
+        )
+        for ignored in ("a", "b")
+        for extra in (0, 1)
+    ]
+
+    recorded = fake_runs.run(cases, lambda _: [])
+    recorded = replace(recorded, measurements=tuple(run(warm, tmp_path, *cases)))
+
+    (dead,) = dead_axes(recorded, summarise(recorded))
+    assert (dead.axis, dead.values, dead.groups) == ("ignored", ("a", "b"), 2)
