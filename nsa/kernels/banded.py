@@ -16,16 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.band import Band
-from nsa.kernels.common import (
-    LOG2_E,
-    Architecture,
-    aligned,
-    architecture,
-    descriptor,
-    head_blocks,
-    head_descriptors,
-    padded,
-)
+from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, padded
+from nsa.kernels.tiles import aligned, descriptor, head_descriptors
 
 # Runtime values that must not become part of what is compiled.
 UNSPECIALISED = ["T", "S", "q_start", "k_start", "window"]

@@ -6,10 +6,8 @@ from functools import cache
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.errors import Unsupported
 
@@ -66,35 +64,6 @@ def as_architecture(name: Architecture) -> Iterator[None]:
         yield
     finally:
         _forced.pop()
-
-
-def aligned(x: Tensor) -> Tensor:
-    """x as the bulk copy engine can read it: rows of contiguous elements, everything else 16 bytes
-    apart or a multiple of it. A copy, padded with zeros, where x is not so."""
-    unit = 16 // x.element_size()
-    strides_fit = all(
-        size == 1 or (stride > 0 and stride % unit == 0)
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    )
-    if x.stride(-1) == 1 and strides_fit and x.data_ptr() % 16 == 0 and x.shape[-1] % unit == 0:
-        return x
-    return F.pad(x, (0, -x.shape[-1] % unit)).contiguous().clone()
-
-
-def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A tile of `rows` tokens and `columns` channels of one head of x [B, T, H, D]."""
-    unit = 16 // x.element_size()
-    strides = [
-        unit if size == 1 else stride
-        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
-    ]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, columns])
-
-
-def head_descriptors(x: Tensor, rows: int, first: int, second: int) -> list[TensorDescriptor]:
-    """Descriptors of both blocks of a head; the first stands in where there is no second."""
-    one = descriptor(x, rows, first)
-    return [one, descriptor(x, rows, second) if second else one]
 
 
 def last_contiguous(x: Tensor) -> Tensor:

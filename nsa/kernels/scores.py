@@ -17,15 +17,8 @@ from torch import Tensor
 
 from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
 from nsa.errors import Unsupported
-from nsa.kernels.common import (
-    LOG2_E,
-    Architecture,
-    aligned,
-    architecture,
-    head_blocks,
-    head_descriptors,
-    last_contiguous,
-)
+from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, last_contiguous
+from nsa.kernels.tiles import aligned, head_descriptors
 
 SCRATCH_BYTES = 1 << 27
 """What the importances of one chunk of queries may take."""

@@ -1,0 +1,263 @@
+"""dK and dV of attention over a band: a program owns a tile of keys, and walks the queries of
+every head of its group.
+
+Where keys are few and queries many, as in the compress branch, those of a key tile are split among
+programs whose sums are added up in a fixed order: gradients are the same in every run.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from nsa.kernels.band import Band
+from nsa.kernels.banded import UNSPECIALISED, Tile, interval
+from nsa.kernels.common import LOG2_E, Architecture
+from nsa.kernels.tiles import descriptor, head_descriptors, load_rows, store_rows
+
+PROGRAMS = 1024
+"""How many programs dK and dV are split into at least, where there are rows enough."""
+MIN_SPLIT_ROWS = 2048
+"""Rows of one split at least: below, adding up the splits costs more than they save."""
+
+
+def key_tile(arch: Architecture, head: int, *, window: bool) -> Tile:
+    """Tile of the dK, dV kernel, likewise."""
+    if arch == "sm_80":
+        if head <= 64:
+            return Tile(64, 64, 4, 2)
+        return Tile(32, 128, 8, 2) if head <= 128 else Tile(32, 64, 8, 2)
+    if head <= 64:
+        return Tile(64, 64, 4, 3)
+    if head <= 128 and window:
+        return Tile(64, 64, 4, 2)
+    return Tile(64, 128, 8, 3) if head <= 192 else Tile(64, 64, 8, 2)
+
+
+@triton.jit
+def _row_walk(
+    dk1,  # [BLOCK_N, D1]
+    dk2,  # [BLOCK_N, D2], or dk1 where D2 is 0
+    dv,  # [BLOCK_N, DV_BLOCK]
+    k1,
+    k2,
+    v,  # [BLOCK_N, DV_BLOCK]
+    key,  # [BLOCK_N]
+    do_tiles,
+    q1_tiles,
+    q2_tiles,
+    lse_rows,
+    delta_rows,
+    gate_rows,
+    low_ptr,
+    high_ptr,
+    b,
+    head,
+    row,
+    begin,
+    all_begin,
+    all_end,
+    end,
+    T,
+    S,
+    q_start,
+    k_start,
+    window,
+    scale,
+    G: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPAN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Take in the queries [begin, end) of every head of the group. Those of [all_begin, all_end)
+    see every key; a mask is drawn only for tiles that hold others."""
+    tiles = tl.cdiv(end - begin, BLOCK_M)
+    for i in tl.range(tiles * G):
+        g = i // tiles
+        first = begin + (i % tiles) * BLOCK_M
+        q1 = tl.reshape(q1_tiles.load([b, first, head + g, 0]), [BLOCK_M, D1])
+        st = tl.dot(k1, tl.trans(q1))  # [BLOCK_N, BLOCK_M]
+        if D2 > 0:
+            q2 = tl.reshape(q2_tiles.load([b, first, head + g, D1]), [BLOCK_M, D2])
+            st = tl.dot(k2, tl.trans(q2), st)
+        # Past the last query lse is inf, and exp2(x - inf) is 0.
+        lse = tl.reshape(lse_rows.load([row + g, first]), [BLOCK_M])
+        pt = tl.exp2(st * scale - lse[None, :])
+        if (first < all_begin) | (first + BLOCK_M > all_end):
+            token = first + tl.arange(0, BLOCK_M)
+            low, high = interval(
+                token, low_ptr, high_ptr, T, S, q_start, k_start, window,
+                STRIDE, SPAN, WINDOW, DOCUMENTS,
+            )  # fmt: skip
+            visible = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
+            pt = tl.where(visible, pt, 0.0)
+        if GATED:
+            pt *= tl.reshape(gate_rows.load([row + g, first]), [BLOCK_M])[None, :]
+        do = tl.reshape(do_tiles.load([b, first, head + g, 0]), [BLOCK_M, DV_BLOCK])
+        dv = tl.dot(pt.to(do.dtype), do, dv)
+        dpt = tl.dot(v, tl.trans(do))
+        delta = tl.reshape(delta_rows.load([row + g, first]), [BLOCK_M])
+        dst = (pt * (dpt - delta[None, :])).to(q1.dtype)
+        dk1 = tl.dot(dst, q1, dk1)
+        if D2 > 0:
+            dk2 = tl.dot(dst, q2, dk2)
+    return dk1, dk2, dv
+
+
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "splits"])
+def _key_kernel(
+    do_tiles,  # of [B, T, HKV * G, DV]: BLOCK_M tokens of a head
+    q1_tiles,  # of [B, T, HKV * G, D]: D1 channels
+    q2_tiles,  # D2 channels
+    k_ptr,  # [B, S, HKV, D]
+    v_ptr,  # [B, S, HKV, DV]
+    lse_rows,  # of [B * HKV * G, padded T]: BLOCK_M tokens
+    delta_rows,
+    gate_rows,
+    dk_ptr,  # [splits, B, S, HKV, D]
+    dv_ptr,  # [splits, B, S, HKV, DV]
+    low_ptr,
+    high_ptr,
+    first_ptr,  # [S] int32, with documents
+    stop_ptr,  # [S] int32, with documents
+    scale,
+    natural_scale,
+    B,
+    splits,
+    T,
+    S,
+    q_start,
+    k_start,
+    window,
+    k_batch: tl.int64,
+    k_token: tl.int64,
+    k_head: tl.int64,
+    v_batch: tl.int64,
+    v_token: tl.int64,
+    v_head: tl.int64,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    D1: tl.constexpr,
+    D2: tl.constexpr,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    GATED: tl.constexpr,
+    STRIDE: tl.constexpr,
+    SPAN: tl.constexpr,
+    WINDOW: tl.constexpr,
+    DOCUMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # The first keys are seen by the most rows, and program 0 starts first.
+    tile = tl.program_id(0) // splits
+    split = tl.program_id(0) % splits
+    b = tl.program_id(1) // HKV
+    h = tl.program_id(1) % HKV
+    key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    exists = key < S
+    first_key = tile * BLOCK_N
+    last_key = tl.minimum(first_key + BLOCK_N, S) - 1
+
+    # Queries [begin, end) see some key of the tile, [all_begin, all_end) see every one.
+    if DOCUMENTS:
+        begin = tl.load(first_ptr + first_key)
+        all_begin = tl.load(first_ptr + last_key)
+        all_end = tl.load(stop_ptr + first_key)
+        end = tl.load(stop_ptr + last_key)
+    else:
+        begin = tl.maximum((first_key + k_start) * STRIDE + SPAN - 1 - q_start, 0)
+        all_begin = tl.maximum((last_key + k_start) * STRIDE + SPAN - 1 - q_start, 0)
+        all_end = T
+        end = T
+        if WINDOW:
+            all_end = tl.minimum(T, first_key + k_start + window - q_start)
+            end = tl.minimum(T, last_key + k_start + window - q_start)
+    end = tl.maximum(end, begin)
+    all_begin = tl.minimum(all_begin, end)
+
+    # This split's share, in whole tiles. A bulk copy of floats begins at a multiple of 16 bytes.
+    begin = begin // 4 * 4
+    share = tl.cdiv(tl.cdiv(end - begin, splits), BLOCK_M) * BLOCK_M
+    begin = tl.minimum(begin + split * share, end)
+    end = tl.minimum(begin + share, end)
+
+    k_base = k_ptr + b * k_batch + h * k_head + first_key * k_token
+    k1 = load_rows(k_base, k_token, exists, 0, D1, D, BLOCK_N)
+    k2 = k1
+    if D2 > 0:
+        k2 = load_rows(k_base, k_token, exists, D1, D2, D, BLOCK_N)
+    v_base = v_ptr + b * v_batch + h * v_head + first_key * v_token
+    v = load_rows(v_base, v_token, exists, 0, DV_BLOCK, DV, BLOCK_N)
+    dk1 = tl.zeros([BLOCK_N, D1], tl.float32)
+    dk2 = dk1
+    if D2 > 0:
+        dk2 = tl.zeros([BLOCK_N, D2], tl.float32)
+    dv = tl.zeros([BLOCK_N, DV_BLOCK], tl.float32)
+
+    dk1, dk2, dv = _row_walk(
+        dk1, dk2, dv, k1, k2, v, key, do_tiles, q1_tiles, q2_tiles, lse_rows, delta_rows, gate_rows,
+        low_ptr, high_ptr, b, h * G, (b * HKV + h) * G, begin, all_begin, tl.minimum(all_end, end),
+        end, T, S, q_start, k_start, window, scale, G, D1, D2, DV_BLOCK, GATED, STRIDE, SPAN,
+        WINDOW, DOCUMENTS, BLOCK_M,
+    )  # fmt: skip
+
+    out_row = ((split.to(tl.int64) * B + b) * S + key) * HKV + h
+    store_rows(dv_ptr, dv, out_row, exists, 0, DV_BLOCK, DV)
+    store_rows(dk_ptr, dk1 * natural_scale, out_row, exists, 0, D1, D)
+    if D2 > 0:
+        store_rows(dk_ptr, dk2 * natural_scale, out_row, exists, D1, D2, D)
+
+
+def key_gradients(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    planes: Tensor,
+    band: Band,
+    *,
+    scale: float,
+    tile: Tile,
+    sizes: dict[str, Any],
+) -> tuple[Tensor, Tensor]:
+    """dK [B, S, HKV, D] and dV [B, S, HKV, DV]; arguments as of `banded_query.query_gradient`."""
+    B, T, HQ = q.shape[:3]
+    S, HKV = k.shape[1:3]
+    D1, D2, DV_BLOCK, G = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"], sizes["G"]
+    documents = band.documents
+    low, high, first, stop = (
+        (planes, planes, planes, planes)
+        if documents is None
+        else (documents.low, documents.high, documents.first, documents.stop)
+    )
+    tiles = triton.cdiv(S, tile.keys)
+    rows = G * (T if band.window == 0 else min(T, band.window + tile.keys))
+    splits = max(1, min(PROGRAMS // (tiles * B * HKV), rows // MIN_SPLIT_ROWS))
+    partial = torch.float32 if splits > 1 else q.dtype
+    dk = torch.empty(splits, B, S, HKV, sizes["D"], dtype=partial, device=q.device)
+    dv = torch.empty(splits, B, S, HKV, sizes["DV"], dtype=partial, device=q.device)
+    T_padded = planes.shape[-1]
+    by_head = [
+        TensorDescriptor(plane, [B * HQ, T_padded], [T_padded, 1], [1, tile.queries])
+        for plane in planes
+    ]
+    _key_kernel[(tiles * splits, B * HKV)](
+        descriptor(do, tile.queries, DV_BLOCK), *head_descriptors(q, tile.queries, D1, D2), k, v,
+        *by_head, dk, dv, low, high, first, stop, scale * LOG2_E, scale, B, splits, T, S,
+        band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3], **sizes,
+        BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    if splits == 1:
+        return dk[0], dv[0]
+    return dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)

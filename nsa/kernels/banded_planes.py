@@ -1,0 +1,73 @@
+"""One number a row of the scores, by head: what the backward kernels read beside q and dO."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.kernels.common import padded
+
+PAD_TOKENS = 128
+"""To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
+
+
+def planes_by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
+    """lse, delta and gate as [3, B, HQ, padded T] float32: a tile's queries lie side by side.
+
+    Past the last query lse is inf and the others 0. Without a gate the third is not written.
+    """
+    B, T, HQ = lse.shape
+    planes = torch.empty(
+        3, B, HQ, -(-T // PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
+    )
+    third = delta if gate is None else gate
+    BLOCK_T = 64
+    _transpose_kernel[(planes.shape[-1] // BLOCK_T, B)](
+        lse, delta, third, planes, B, T, planes.shape[-1], *lse.stride(), *delta.stride(),
+        *third.stride(), HQ=HQ, GATED=gate is not None, BLOCK_T=BLOCK_T,
+        BLOCK_H=min(64, padded(HQ)), num_warps=4,
+    )  # fmt: skip
+    return planes
+
+
+@triton.jit(do_not_specialize=["B", "T", "T_padded"])
+def _transpose_kernel(
+    lse_ptr,
+    delta_ptr,
+    gate_ptr,
+    planes_ptr,  # [3, B, HQ, T_padded], float32
+    B,
+    T,
+    T_padded,
+    lse_batch: tl.int64,
+    lse_token: tl.int64,
+    lse_head: tl.int64,
+    delta_batch: tl.int64,
+    delta_token: tl.int64,
+    delta_head: tl.int64,
+    gate_batch: tl.int64,
+    gate_token: tl.int64,
+    gate_head: tl.int64,
+    HQ: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    for first in tl.static_range(0, HQ, BLOCK_H):
+        head = first + tl.arange(0, BLOCK_H)
+        exists = (head < HQ)[None, :] & (token < T_padded)[:, None]
+        mask = exists & (token < T)[:, None]
+        out = planes_ptr + (b * HQ + head)[None, :] * T_padded + token[:, None]
+        plane = B.to(tl.int64) * HQ * T_padded
+        lse = lse_ptr + b * lse_batch + token[:, None] * lse_token + head[None, :] * lse_head
+        tl.store(out, tl.load(lse, mask=mask, other=float("inf")), mask=exists)
+        delta = delta_ptr + b * delta_batch
+        delta += token[:, None] * delta_token + head[None, :] * delta_head
+        tl.store(out + plane, tl.load(delta, mask=mask, other=0.0), mask=exists)
+        if GATED:
+            gate = gate_ptr + b * gate_batch
+            gate += token[:, None] * gate_token + head[None, :] * gate_head
+            factor = tl.load(gate, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out + 2 * plane, factor, mask=exists)
