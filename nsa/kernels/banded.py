@@ -17,10 +17,11 @@ from torch import Tensor
 
 from nsa.kernels.band import Band
 from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, padded
-from nsa.kernels.tiles import aligned, descriptor, head_descriptors
+from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 # Runtime values that must not become part of what is compiled.
 UNSPECIALISED = ["T", "S", "q_start", "k_start", "window"]
+UNITS = [f"{x}_{axis}" for x in ("do", "q", "k", "v") for axis in ("batch", "token", "head")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +84,30 @@ def _walk(
     k1_tiles,
     k2_tiles,
     v_tiles,
+    k_strides,
+    v_strides,
     b,
     h,
     begin,
     end,
+    S,
     scale,
+    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
+    DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     ONLY_LSE: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     """Take in the keys [begin, end); unmasked, every row sees all of them and tiles are whole."""
     for start in tl.range(begin, end, BLOCK_N):
-        k1 = tl.reshape(k1_tiles.load([b, start, h, 0]), [BLOCK_N, D1])
+        k1 = load_tile(k1_tiles, k_strides, b, start, h, S, 0, D1, D, BLOCK_N, MASKED, BULK)
         s = tl.dot(q1, tl.trans(k1))
         if D2 > 0:
-            k2 = tl.reshape(k2_tiles.load([b, start, h, D1]), [BLOCK_N, D2])
+            k2 = load_tile(k2_tiles, k_strides, b, start, h, S, D1, D2, D, BLOCK_N, MASKED, BULK)
             s = tl.dot(q2, tl.trans(k2), s)
         if MASKED:
             key = start + tl.arange(0, BLOCK_N)
@@ -114,14 +121,16 @@ def _walk(
         row_sum = row_sum * rescale + tl.sum(p, 1)
         row_max = new_max
         if not ONLY_LSE:
-            v = tl.reshape(v_tiles.load([b, start, h, 0]), [BLOCK_N, DV_BLOCK])
+            v = load_tile(
+                v_tiles, v_strides, b, start, h, S, 0, DV_BLOCK, DV, BLOCK_N, MASKED, BULK
+            )
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
     return acc, row_max, row_sum
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=[*UNSPECIALISED, *UNITS])
 def _forward_kernel(
-    q1_tiles,  # of [B, T, HKV * G, D]: BLOCK_M tokens of a head, D1 channels
+    q1_tiles,  # of [B, T, HKV * G, D]: BLOCK_M tokens of a head, D1 channels; see `tiles.sources`
     q2_tiles,  # D2 channels
     k1_tiles,  # of [B, S, HKV, D]: BLOCK_N tokens of a head
     k2_tiles,
@@ -136,8 +145,18 @@ def _forward_kernel(
     q_start,
     k_start,
     window,
+    q_batch,  # see `tiles.units`
+    q_token,
+    q_head,
+    k_batch,
+    k_token,
+    k_head,
+    v_batch,
+    v_token,
+    v_head,
     HKV: tl.constexpr,
     G: tl.constexpr,
+    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
     DV: tl.constexpr,
@@ -149,6 +168,7 @@ def _forward_kernel(
     ONLY_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     # The last queries see the most keys; they go first, so that no long program is left at the end.
     tile = tl.num_programs(0) // G - 1 - tl.program_id(0) // G
@@ -159,10 +179,13 @@ def _forward_kernel(
     first = tile * BLOCK_M
     token = first + tl.arange(0, BLOCK_M)
     valid = token < T
-    q1 = tl.reshape(q1_tiles.load([b, first, head, 0]), [BLOCK_M, D1])
+    q_strides = (q_batch, q_token, q_head)
+    k_strides = (k_batch, k_token, k_head)
+    v_strides = (v_batch, v_token, v_head)
+    q1 = load_tile(q1_tiles, q_strides, b, first, head, T, 0, D1, D, BLOCK_M, True, BULK)
     q2 = q1
     if D2 > 0:
-        q2 = tl.reshape(q2_tiles.load([b, first, head, D1]), [BLOCK_M, D2])
+        q2 = load_tile(q2_tiles, q_strides, b, first, head, T, D1, D2, D, BLOCK_M, True, BULK)
 
     low, high = interval(
         token, low_ptr, high_ptr, T, S, q_start, k_start, window, STRIDE, SPAN, WINDOW, DOCUMENTS
@@ -183,17 +206,20 @@ def _forward_kernel(
     if WINDOW or DOCUMENTS:
         middle = tl.minimum(begin + tl.cdiv(all_begin - begin, BLOCK_N) * BLOCK_N, end)
         acc, row_max, row_sum = _walk(
-            acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles, b, h,
-            begin, middle, scale, D1, D2, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
+            acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles,
+            k_strides, v_strides, b, h, begin, middle, S, scale,
+            D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, ONLY_LSE, BULK,
         )  # fmt: skip
     whole_end = middle + tl.maximum(all_end - middle, 0) // BLOCK_N * BLOCK_N
     acc, row_max, row_sum = _walk(
-        acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles, b, h,
-        middle, whole_end, scale, D1, D2, DV_BLOCK, BLOCK_N, False, ONLY_LSE,
+        acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles,
+        k_strides, v_strides, b, h, middle, whole_end, S, scale,
+        D, D1, D2, DV, DV_BLOCK, BLOCK_N, False, ONLY_LSE, BULK,
     )  # fmt: skip
     acc, row_max, row_sum = _walk(
-        acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles, b, h,
-        whole_end, end, scale, D1, D2, DV_BLOCK, BLOCK_N, True, ONLY_LSE,
+        acc, row_max, row_sum, q1, q2, low, high, k1_tiles, k2_tiles, v_tiles,
+        k_strides, v_strides, b, h, whole_end, end, S, scale,
+        D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, ONLY_LSE, BULK,
     )  # fmt: skip
 
     # A row that saw no key keeps row_sum == 0 and row_max == -inf: output 0, lse -inf.
@@ -235,14 +261,16 @@ def forward(
     if S == 0:
         return None if o is None else o.zero_(), lse.fill_(float("-inf")).transpose(1, 2)
     G = HQ // HKV
-    tile = forward_tile(architecture(q.device), max(D, DV)) if tile is None else tile
+    arch = architecture(q.device)
+    bulk = has_bulk_copies(arch)
+    tile = forward_tile(arch, max(D, DV)) if tile is None else tile
     D1, D2 = head_blocks(D)
     q, k, values = aligned(q), aligned(k), aligned(values)
     low, high = (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
     _forward_kernel[(triton.cdiv(T, tile.queries) * G, B * HKV)](
-        *head_descriptors(q, tile.queries, D1, D2),
-        *head_descriptors(k, tile.keys, D1, D2),
-        descriptor(values, tile.keys, padded(DV)),
+        *sources(q, tile.queries, D1, D2, bulk=bulk),
+        *sources(k, tile.keys, D1, D2, bulk=bulk),
+        *sources(values, tile.keys, padded(DV), bulk=bulk),
         lse if o is None else o,
         lse,
         low,
@@ -253,8 +281,12 @@ def forward(
         band.q_start,
         band.k_start,
         band.window,
+        *units(q, bulk=bulk),
+        *units(k, bulk=bulk),
+        *units(values, bulk=bulk),
         HKV=HKV,
         G=G,
+        D=D,
         D1=D1,
         D2=D2,
         DV=DV,
@@ -266,6 +298,7 @@ def forward(
         ONLY_LSE=v is None,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
+        BULK=bulk,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -19,7 +19,7 @@ from nsa.kernels.banded_key import key_gradients, key_tile
 from nsa.kernels.banded_planes import planes_by_head
 from nsa.kernels.banded_query import query_gradient, query_tile
 from nsa.kernels.common import architecture, head_blocks, padded
-from nsa.kernels.tiles import aligned
+from nsa.kernels.tiles import aligned, has_bulk_copies
 
 
 def backward(
@@ -69,6 +69,7 @@ def backward(
         "SPAN": band.span,
         "WINDOW": window,
         "DOCUMENTS": band.documents is not None,
+        "BULK": has_bulk_copies(arch),
     }
     do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
     planes = planes_by_head(lse, delta, gate)

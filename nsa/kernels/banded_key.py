@@ -5,6 +5,7 @@ Where keys are few and queries many, as in the compress branch, those of a key t
 programs whose sums are added up in a fixed order: gradients are the same in every run.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.band import Band
-from nsa.kernels.banded import UNSPECIALISED, Tile, interval
+from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
 from nsa.kernels.common import LOG2_E, Architecture
-from nsa.kernels.tiles import descriptor, head_descriptors, load_rows, store_rows
+from nsa.kernels.tiles import load_plane, load_rows, load_tile, sources, store_rows, units
 
 PROGRAMS = 1024
 """How many programs dK and dV are split into at least, where there are rows enough."""
@@ -52,6 +53,8 @@ def _row_walk(
     lse_rows,
     delta_rows,
     gate_rows,
+    do_strides,
+    q_strides,
     low_ptr,
     high_ptr,
     b,
@@ -62,14 +65,17 @@ def _row_walk(
     all_end,
     end,
     T,
+    T_padded,
     S,
     q_start,
     k_start,
     window,
     scale,
     G: tl.constexpr,
+    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
+    DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     GATED: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -77,6 +83,7 @@ def _row_walk(
     WINDOW: tl.constexpr,
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     """Take in the queries [begin, end) of every head of the group. Those of [all_begin, all_end)
     see every key; a mask is drawn only for tiles that hold others."""
@@ -84,13 +91,15 @@ def _row_walk(
     for i in tl.range(tiles * G):
         g = i // tiles
         first = begin + (i % tiles) * BLOCK_M
-        q1 = tl.reshape(q1_tiles.load([b, first, head + g, 0]), [BLOCK_M, D1])
+        q1 = load_tile(q1_tiles, q_strides, b, first, head + g, T, 0, D1, D, BLOCK_M, True, BULK)
         st = tl.dot(k1, tl.trans(q1))  # [BLOCK_N, BLOCK_M]
         if D2 > 0:
-            q2 = tl.reshape(q2_tiles.load([b, first, head + g, D1]), [BLOCK_M, D2])
+            q2 = load_tile(
+                q2_tiles, q_strides, b, first, head + g, T, D1, D2, D, BLOCK_M, True, BULK
+            )
             st = tl.dot(k2, tl.trans(q2), st)
         # Past the last query lse is inf, and exp2(x - inf) is 0.
-        lse = tl.reshape(lse_rows.load([row + g, first]), [BLOCK_M])
+        lse = load_plane(lse_rows, row + g, first, T, T_padded, BLOCK_M, float("inf"), BULK)
         pt = tl.exp2(st * scale - lse[None, :])
         if (first < all_begin) | (first + BLOCK_M > all_end):
             token = first + tl.arange(0, BLOCK_M)
@@ -101,11 +110,13 @@ def _row_walk(
             visible = (key[:, None] >= low[None, :]) & (key[:, None] < high[None, :])
             pt = tl.where(visible, pt, 0.0)
         if GATED:
-            pt *= tl.reshape(gate_rows.load([row + g, first]), [BLOCK_M])[None, :]
-        do = tl.reshape(do_tiles.load([b, first, head + g, 0]), [BLOCK_M, DV_BLOCK])
+            pt *= load_plane(gate_rows, row + g, first, T, T_padded, BLOCK_M, 0.0, BULK)[None, :]
+        do = load_tile(
+            do_tiles, do_strides, b, first, head + g, T, 0, DV_BLOCK, DV, BLOCK_M, True, BULK
+        )
         dv = tl.dot(pt.to(do.dtype), do, dv)
         dpt = tl.dot(v, tl.trans(do))
-        delta = tl.reshape(delta_rows.load([row + g, first]), [BLOCK_M])
+        delta = load_plane(delta_rows, row + g, first, T, T_padded, BLOCK_M, 0.0, BULK)
         dst = (pt * (dpt - delta[None, :])).to(q1.dtype)
         dk1 = tl.dot(dst, q1, dk1)
         if D2 > 0:
@@ -113,7 +124,7 @@ def _row_walk(
     return dk1, dk2, dv
 
 
-@triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "splits"])
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "splits", "T_padded", *UNITS[:6]])
 def _key_kernel(
     do_tiles,  # of [B, T, HKV * G, DV]: BLOCK_M tokens of a head
     q1_tiles,  # of [B, T, HKV * G, D]: D1 channels
@@ -144,6 +155,13 @@ def _key_kernel(
     v_batch: tl.int64,
     v_token: tl.int64,
     v_head: tl.int64,
+    do_batch,  # see `tiles.units`
+    do_token,
+    do_head,
+    q_batch,
+    q_token,
+    q_head,
+    T_padded,  # where there are no bulk copies
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -158,6 +176,7 @@ def _key_kernel(
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     # The first keys are seen by the most rows, and program 0 starts first.
     tile = tl.program_id(0) // splits
@@ -205,11 +224,13 @@ def _key_kernel(
         dk2 = tl.zeros([BLOCK_N, D2], tl.float32)
     dv = tl.zeros([BLOCK_N, DV_BLOCK], tl.float32)
 
+    do_strides = (do_batch, do_token, do_head)
+    q_strides = (q_batch, q_token, q_head)
     dk1, dk2, dv = _row_walk(
         dk1, dk2, dv, k1, k2, v, key, do_tiles, q1_tiles, q2_tiles, lse_rows, delta_rows, gate_rows,
-        low_ptr, high_ptr, b, h * G, (b * HKV + h) * G, begin, all_begin, tl.minimum(all_end, end),
-        end, T, S, q_start, k_start, window, scale, G, D1, D2, DV_BLOCK, GATED, STRIDE, SPAN,
-        WINDOW, DOCUMENTS, BLOCK_M,
+        do_strides, q_strides, low_ptr, high_ptr, b, h * G, (b * HKV + h) * G, begin, all_begin,
+        tl.minimum(all_end, end), end, T, T_padded, S, q_start, k_start, window, scale,
+        G, D, D1, D2, DV, DV_BLOCK, GATED, STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M, BULK,
     )  # fmt: skip
 
     out_row = ((split.to(tl.int64) * B + b) * S + key) * HKV + h
@@ -235,6 +256,7 @@ def key_gradients(
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
     D1, D2, DV_BLOCK, G = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"], sizes["G"]
+    bulk = sizes["BULK"]
     documents = band.documents
     low, high, first, stop = (
         (planes, planes, planes, planes)
@@ -248,14 +270,18 @@ def key_gradients(
     dk = torch.empty(splits, B, S, HKV, sizes["D"], dtype=partial, device=q.device)
     dv = torch.empty(splits, B, S, HKV, sizes["DV"], dtype=partial, device=q.device)
     T_padded = planes.shape[-1]
-    by_head = [
-        TensorDescriptor(plane, [B * HQ, T_padded], [T_padded, 1], [1, tile.queries])
-        for plane in planes
-    ]
+    by_head: Sequence[Tensor | TensorDescriptor] = planes.unbind()
+    if bulk:
+        by_head = [
+            TensorDescriptor(plane, [B * HQ, T_padded], [T_padded, 1], [1, tile.queries])
+            for plane in planes
+        ]
     _key_kernel[(tiles * splits, B * HKV)](
-        descriptor(do, tile.queries, DV_BLOCK), *head_descriptors(q, tile.queries, D1, D2), k, v,
+        *sources(do, tile.queries, DV_BLOCK, bulk=bulk),
+        *sources(q, tile.queries, D1, D2, bulk=bulk), k, v,
         *by_head, dk, dv, low, high, first, stop, scale * LOG2_E, scale, B, splits, T, S,
-        band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3], **sizes,
+        band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3],
+        *units(do, bulk=bulk), *units(q, bulk=bulk), None if bulk else T_padded, **sizes,
         BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if splits == 1:

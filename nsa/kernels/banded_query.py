@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.band import Band
-from nsa.kernels.banded import UNSPECIALISED, Tile, interval
+from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
 from nsa.kernels.common import LOG2_E, Architecture
-from nsa.kernels.tiles import descriptor, head_descriptors, load_rows, store_rows
+from nsa.kernels.tiles import load_rows, load_tile, sources, store_rows, units
 
 
 def query_tile(arch: Architecture, head: int, *, window: bool) -> Tile:
@@ -42,24 +42,30 @@ def _query_walk(
     k1_tiles,
     k2_tiles,
     v_tiles,
+    k_strides,
+    v_strides,
     b,
     h,
     begin,
     end,
+    S,
     scale,
+    D: tl.constexpr,
     D1: tl.constexpr,
     D2: tl.constexpr,
+    DV: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     for start in tl.range(begin, end, BLOCK_N):
-        k1 = tl.reshape(k1_tiles.load([b, start, h, 0]), [BLOCK_N, D1])
+        k1 = load_tile(k1_tiles, k_strides, b, start, h, S, 0, D1, D, BLOCK_N, MASKED, BULK)
         s = tl.dot(q1, tl.trans(k1))
         if D2 > 0:
-            k2 = tl.reshape(k2_tiles.load([b, start, h, D1]), [BLOCK_N, D2])
+            k2 = load_tile(k2_tiles, k_strides, b, start, h, S, D1, D2, D, BLOCK_N, MASKED, BULK)
             s = tl.dot(q2, tl.trans(k2), s)
-        v = tl.reshape(v_tiles.load([b, start, h, 0]), [BLOCK_N, DV_BLOCK])
+        v = load_tile(v_tiles, v_strides, b, start, h, S, 0, DV_BLOCK, DV, BLOCK_N, MASKED, BULK)
         dp = tl.dot(do, tl.trans(v))
         p = tl.exp2(s * scale - lse[:, None])
         if MASKED:
@@ -73,7 +79,7 @@ def _query_walk(
     return dq1, dq2
 
 
-@triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "T_padded"])
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "B", "T_padded", *UNITS[6:]])
 def _query_kernel(
     do_ptr,  # [B, T, HKV * G, DV]
     q_ptr,  # [B, T, HKV * G, D]
@@ -99,6 +105,12 @@ def _query_kernel(
     q_batch: tl.int64,
     q_token: tl.int64,
     q_head: tl.int64,
+    k_batch,  # see `tiles.units`
+    k_token,
+    k_head,
+    v_batch,
+    v_token,
+    v_head,
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -113,6 +125,7 @@ def _query_kernel(
     DOCUMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     tile = tl.num_programs(0) // G - 1 - tl.program_id(0) // G
     b = tl.program_id(1) // HKV
@@ -149,21 +162,26 @@ def _query_kernel(
     dq2 = dq1
     if D2 > 0:
         dq2 = tl.zeros([BLOCK_M, D2], tl.float32)
+    k_strides = (k_batch, k_token, k_head)
+    v_strides = (v_batch, v_token, v_head)
     middle = begin
     if WINDOW or DOCUMENTS:
         middle = tl.minimum(begin + tl.cdiv(all_begin - begin, BLOCK_N) * BLOCK_N, end)
         dq1, dq2 = _query_walk(
             dq1, dq2, q1, q2, do, lse, delta, low, high, k1_tiles, k2_tiles, v_tiles,
-            b, h, begin, middle, scale, D1, D2, DV_BLOCK, BLOCK_N, True,
+            k_strides, v_strides, b, h, begin, middle, S, scale,
+            D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, BULK,
         )  # fmt: skip
     whole_end = middle + tl.maximum(all_end - middle, 0) // BLOCK_N * BLOCK_N
     dq1, dq2 = _query_walk(
         dq1, dq2, q1, q2, do, lse, delta, low, high, k1_tiles, k2_tiles, v_tiles,
-        b, h, middle, whole_end, scale, D1, D2, DV_BLOCK, BLOCK_N, False,
+        k_strides, v_strides, b, h, middle, whole_end, S, scale,
+        D, D1, D2, DV, DV_BLOCK, BLOCK_N, False, BULK,
     )  # fmt: skip
     dq1, dq2 = _query_walk(
         dq1, dq2, q1, q2, do, lse, delta, low, high, k1_tiles, k2_tiles, v_tiles,
-        b, h, whole_end, end, scale, D1, D2, DV_BLOCK, BLOCK_N, True,
+        k_strides, v_strides, b, h, whole_end, end, S, scale,
+        D, D1, D2, DV, DV_BLOCK, BLOCK_N, True, BULK,
     )  # fmt: skip
 
     factor = tl.full([BLOCK_M], natural_scale, tl.float32)
@@ -197,14 +215,16 @@ def query_gradient(
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
     D1, D2, DV_BLOCK = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"]
+    bulk = sizes["BULK"]
     low, high = (
         (planes, planes) if band.documents is None else (band.documents.low, band.documents.high)
     )
     dq = torch.empty(B, T, HQ, sizes["D"], dtype=q.dtype, device=q.device)
     _query_kernel[(triton.cdiv(T, tile.queries) * sizes["G"], B * HKV)](
-        do, q, *head_descriptors(k, tile.keys, D1, D2), descriptor(v, tile.keys, DV_BLOCK),
-        planes, dq, low, high, scale * LOG2_E, scale, B, planes.shape[-1], T, S, band.q_start,
-        band.k_start, band.window, *do.stride()[:3], *q.stride()[:3], **sizes,
+        do, q, *sources(k, tile.keys, D1, D2, bulk=bulk),
+        *sources(v, tile.keys, DV_BLOCK, bulk=bulk), planes, dq, low, high, scale * LOG2_E, scale,
+        B, planes.shape[-1], T, S, band.q_start, band.k_start, band.window, *do.stride()[:3],
+        *q.stride()[:3], *units(k, bulk=bulk), *units(v, bulk=bulk), **sizes,
         BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return dq

@@ -18,7 +18,7 @@ from torch import Tensor
 from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
 from nsa.errors import Unsupported
 from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, last_contiguous
-from nsa.kernels.tiles import aligned, head_descriptors
+from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
 """What the importances of one chunk of queries may take."""
@@ -66,7 +66,12 @@ def _locate(tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documen
     return tile // tiles, tile * 0, tile * 0, tile % tiles, T, tile * 0
 
 
-@triton.jit(do_not_specialize=["first_tile", "T", "N", "q_start", "tiles", "documents", "columns"])
+@triton.jit(
+    do_not_specialize=[
+        *("first_tile", "T", "N", "q_start", "tiles", "documents", "columns"),
+        *("q_batch", "q_token", "q_head"),
+    ]
+)
 def _score_kernel(
     q1_tiles,  # of [B, T, HKV * G, D]: QUERIES tokens of a head, D1 channels
     q2_tiles,  # D2 channels
@@ -90,6 +95,9 @@ def _score_kernel(
     k_batch: tl.int64,
     k_token: tl.int64,
     k_head: tl.int64,
+    q_batch,  # see `tiles.units`
+    q_token,
+    q_head,
     HKV: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -102,6 +110,7 @@ def _score_kernel(
     DOCUMENTS: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCKS: tl.constexpr,
+    BULK: tl.constexpr,
 ):
     PER_SELECT: tl.constexpr = SELECT // STRIDE
     STRIDES: tl.constexpr = SPAN // STRIDE
@@ -144,12 +153,17 @@ def _score_kernel(
                 other=0.0,
             )
         token = start + tile * QUERIES
+        q_strides = (q_batch, q_token, q_head)
         lse_rows = lse_ptr + b.to(tl.int64) * lse_batch + (start + query).to(tl.int64) * lse_token
         for g in tl.range(G):
-            q1 = tl.reshape(q1_tiles.load([b, token, h * G + g, 0]), [QUERIES, D1])
+            q1 = load_tile(
+                q1_tiles, q_strides, b, token, h * G + g, T, 0, D1, D, QUERIES, True, BULK
+            )
             s = tl.dot(q1, tl.trans(k1))
             if D2 > 0:
-                q2 = tl.reshape(q2_tiles.load([b, token, h * G + g, D1]), [QUERIES, D2])
+                q2 = load_tile(
+                    q2_tiles, q_strides, b, token, h * G + g, T, D1, D2, D, QUERIES, True, BULK
+                )
                 s = tl.dot(q2, tl.trans(k2), s)
             lse = tl.load(lse_rows + (h * G + g) * lse_head, mask=valid, other=0.0)
             acc += tl.exp2(s * scale - lse[:, None])
@@ -326,7 +340,9 @@ def select_blocks(
             "route takes any"
         )
     q, k_cmp = aligned(q), last_contiguous(k_cmp)
-    tile = score_tile(architecture(q.device), D) if tile is None else tile
+    arch = architecture(q.device)
+    bulk = has_bulk_copies(arch)
+    tile = score_tile(arch, D) if tile is None else tile
     blocks = max(tile.blocks, per_select)  # both are powers of two
     columns = config.select_length(q_start + T)
     spill = (
@@ -346,7 +362,7 @@ def select_blocks(
         chunk, HKV, spill + 1, tile.queries, columns, dtype=torch.float32, device=q.device
     )
     D1, D2 = head_blocks(D)
-    queries = head_descriptors(q, tile.queries, D1, D2)
+    queries = sources(q, tile.queries, D1, D2, bulk=bulk)
     tables = (
         (indices, indices, indices) if cu_seqlens is None else (cu_seqlens, cu_tiles, cu_blocks)
     )
@@ -364,8 +380,9 @@ def select_blocks(
             seen = config.select_length(q_start + min(T, (first + count) * tile.queries))
         _score_kernel[(triton.cdiv(seen * per_select, blocks), count, HKV)](
             *queries, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles,
-            documents, columns, *lse.stride(), *k_cmp.stride()[:3], G=HQ // HKV, D=D, D1=D1, D2=D2,
-            STRIDE=config.compress_stride, SPAN=config.compress_block_size, BLOCKS=blocks, **sizes,
+            documents, columns, *lse.stride(), *k_cmp.stride()[:3], *units(q, bulk=bulk),
+            G=HQ // HKV, D=D, D1=D1, D2=D2, STRIDE=config.compress_stride,
+            SPAN=config.compress_block_size, BLOCKS=blocks, BULK=bulk, **sizes,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         _top_kernel[(triton.cdiv(tile.queries, TOP_ROWS), count, HKV)](

@@ -1,10 +1,26 @@
-"""Tiles of [B, T, H, D] tensors: how they come from memory, and go back."""
+"""Tiles of [B, T, H, D] tensors: how they come from memory, and go back.
+
+On sm_90 the bulk copy engine brings them, told by a descriptor. sm_80 has none, and Triton would
+compute a 64-bit address and its bounds for each element; there a kernel is given the tensor and its
+strides, and copies 16 bytes at a time (cp.async). One constant, BULK, tells a kernel which.
+"""
 
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from nsa.kernels.common import Architecture
+
+UNIT: tl.constexpr = tl.constexpr(8)
+"""Elements in 16 bytes of half precision: what strides are counted in, where there is no
+descriptor. So the compiler knows how rows are aligned, and 32 bits hold any stride."""
+
+
+def has_bulk_copies(arch: Architecture) -> bool:
+    """Whether tiles are described, or addressed by pointers."""
+    return arch != "sm_80"
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -30,10 +46,80 @@ def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, rows, 1, columns])
 
 
-def head_descriptors(x: Tensor, rows: int, first: int, second: int) -> list[TensorDescriptor]:
-    """Descriptors of both blocks of a head; the first stands in where there is no second."""
-    one = descriptor(x, rows, first)
-    return [one, descriptor(x, rows, second) if second else one]
+def sources(
+    x: Tensor, rows: int, *columns: int, bulk: bool
+) -> list[TensorDescriptor] | list[Tensor]:
+    """Where a kernel finds tiles of the blocks of x's heads; the first stands in for one of 0."""
+    if not bulk:
+        return [x for _ in columns]
+    first = descriptor(x, rows, columns[0])
+    return [first, *(descriptor(x, rows, size) if size else first for size in columns[1:])]
+
+
+def units(x: Tensor, *, bulk: bool) -> tuple[int | None, ...]:
+    """Strides of batch, token and head in units of 16 bytes; a descriptor knows them."""
+    if bulk:
+        return None, None, None
+    return tuple(
+        0 if size == 1 else stride // UNIT.value
+        for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    )
+
+
+@triton.jit
+def load_tile(
+    source,  # see `sources`
+    strides,  # see `units`
+    b,
+    token,  # the first
+    head,
+    count,  # tokens there are
+    COLUMN: tl.constexpr,  # first channel of the block
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,  # channels there are
+    ROWS: tl.constexpr,
+    CHECK: tl.constexpr,  # whether rows may be missing
+    BULK: tl.constexpr,
+):
+    """A block of channels of some tokens of a head, [ROWS, BLOCK]; 0 where there is none."""
+    if BULK:
+        x = tl.reshape(source.load([b, token, head, COLUMN]), [ROWS, BLOCK])
+    else:
+        rows = tl.arange(0, ROWS)
+        columns = COLUMN + tl.arange(0, BLOCK)
+        start = strides[0].to(tl.int64) * b + strides[1].to(tl.int64) * token
+        start += strides[2].to(tl.int64) * head
+        base = tl.multiple_of(source + start * UNIT, 16)
+        pointers = base + (rows[:, None] * (strides[1] * UNIT) + columns[None, :])
+        if COLUMN + BLOCK > SIZE:
+            mask = ((token + rows) < count)[:, None] & (columns < SIZE)[None, :]
+            x = tl.load(pointers, mask=mask, other=0.0)
+        elif CHECK:
+            x = tl.load(pointers, mask=((token + rows) < count)[:, None], other=0.0)
+        else:
+            x = tl.load(pointers)
+    return x
+
+
+@triton.jit
+def load_plane(
+    source,  # a descriptor, or a pointer to [*, length]
+    row,
+    token,  # the first, a multiple of 4
+    count,
+    length,
+    ROWS: tl.constexpr,
+    OTHER: tl.constexpr,
+    BULK: tl.constexpr,
+):
+    """One number each of some tokens, [ROWS]; without bulk copies OTHER where there is none."""
+    if BULK:
+        x = tl.reshape(source.load([row, token]), [ROWS])
+    else:
+        offsets = tl.arange(0, ROWS)
+        start = tl.multiple_of(length.to(tl.int64) * row + token, 4)
+        x = tl.load(source + start + offsets, mask=token + offsets < count, other=OTHER)
+    return x
 
 
 @triton.jit
