@@ -34,12 +34,15 @@ class Tile:
     stages: int
 
 
-def forward_tile(arch: Architecture, head: int) -> Tile:
-    """For heads of at most `head`; shared memory and registers without spills decide."""
+def forward_tile(arch: Architecture, D: int, DV: int) -> Tile:
+    """For keys of D and values of DV; shared memory and registers without spills decide."""
+    head = max(D, DV)
     if arch == "sm_80":
         if head <= 64:
-            return Tile(128, 64, 4, 3)
-        return Tile(128, 64, 8, 2) if head <= 128 else Tile(128, 32, 8, 2)
+            return Tile(128, 64, 8, 3)
+        if DV <= 128:
+            return Tile(128, 32, 8, 3 if head <= 128 else 2)
+        return Tile(64, 64, 8, 2)
     if head <= 128:
         return Tile(64, 64, 4, 3)
     return Tile(64, 64, 4, 2) if head <= 192 else Tile(128, 64, 8, 2)
@@ -263,7 +266,7 @@ def forward(
     G = HQ // HKV
     arch = architecture(q.device)
     bulk = has_bulk_copies(arch)
-    tile = forward_tile(arch, max(D, DV)) if tile is None else tile
+    tile = forward_tile(arch, D, DV) if tile is None else tile
     D1, D2 = head_blocks(D)
     q, k, values = aligned(q), aligned(k), aligned(values)
     low, high = (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)

@@ -51,10 +51,10 @@ def backward(
     HKV, DV = k.shape[2], v.shape[-1]
     if k.shape[1] == 0:
         return torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
-    arch, head = architecture(q.device), max(D, DV)
+    arch = architecture(q.device)
     window = band.window > 0
-    query = query_tile(arch, head, window=window) if query is None else query
-    key = key_tile(arch, head, window=window) if key is None else key
+    query = query_tile(arch, D, DV, window=window) if query is None else query
+    key = key_tile(arch, D, DV, window=window) if key is None else key
     D1, D2 = head_blocks(D)
     sizes = {
         "HKV": HKV,

@@ -25,12 +25,15 @@ MIN_SPLIT_ROWS = 2048
 """Rows of one split at least: below, adding up the splits costs more than they save."""
 
 
-def key_tile(arch: Architecture, head: int, *, window: bool) -> Tile:
-    """Tile of the dK, dV kernel, likewise."""
+def key_tile(arch: Architecture, D: int, DV: int, *, window: bool) -> Tile:
+    """Tile of the dK, dV kernel, which a window gives short walks."""
+    head = max(D, DV)
     if arch == "sm_80":
         if head <= 64:
-            return Tile(64, 64, 4, 2)
-        return Tile(32, 128, 8, 2) if head <= 128 else Tile(32, 64, 8, 2)
+            return Tile(32, 64, 4, 3)
+        # dK and dV of 64 keys are 80 registers of each thread at 192 + 128. Where the first block
+        # of dK is 64 wide or less, 32 keys: see the last product of `_row_walk`.
+        return Tile(64, 64 if D >= 128 and D + DV <= 320 else 32, 8, 2)
     if head <= 64:
         return Tile(64, 64, 4, 3)
     if head <= 128 and window:
@@ -118,8 +121,12 @@ def _row_walk(
         dpt = tl.dot(v, tl.trans(do))
         delta = load_plane(delta_rows, row + g, first, T, T_padded, BLOCK_M, 0.0, BULK)
         dst = (pt * (dpt - delta[None, :])).to(q1.dtype)
+        # With mma.sync Triton divides every product among the warps as suits the last one, and for
+        # the narrow one by rows, of which there are too few; so the wide one is the last.
+        if D2 > 0 and not BULK:
+            dk2 = tl.dot(dst, q2, dk2)
         dk1 = tl.dot(dst, q1, dk1)
-        if D2 > 0:
+        if D2 > 0 and BULK:
             dk2 = tl.dot(dst, q2, dk2)
     return dk1, dk2, dv
 

@@ -13,12 +13,13 @@ from nsa.kernels.common import LOG2_E, Architecture
 from nsa.kernels.tiles import load_rows, load_tile, sources, store_rows, units
 
 
-def query_tile(arch: Architecture, head: int, *, window: bool) -> Tile:
+def query_tile(arch: Architecture, D: int, DV: int, *, window: bool) -> Tile:
     """Tile of the dQ kernel, which a window gives short walks."""
+    head = max(D, DV)
     if arch == "sm_80":
         if head <= 64:
-            return Tile(128, 64, 8, 2)
-        return Tile(128, 32, 8, 2) if head <= 128 else Tile(64, 32, 8, 2)
+            return Tile(128, 64, 8, 3)
+        return Tile(128, 32, 8, 2) if head <= 128 else Tile(64, 64, 8, 2)
     if head <= 64:
         return Tile(64, 64, 4, 3)
     if head <= 128:
@@ -73,8 +74,11 @@ def _query_walk(
             visible = (key[None, :] >= low[:, None]) & (key[None, :] < high[:, None])
             p = tl.where(visible, p, 0.0)
         ds = (p * (dp - delta[:, None])).to(k1.dtype)
+        # The wide product last where it is mma.sync: see `banded_key`.
+        if D2 > 0 and not BULK:
+            dq2 = tl.dot(ds, k2, dq2)
         dq1 = tl.dot(ds, k1, dq1)
-        if D2 > 0:
+        if D2 > 0 and BULK:
             dq2 = tl.dot(ds, k2, dq2)
     return dq1, dq2
 

@@ -40,7 +40,7 @@ class ScoreTile:
 def score_tile(arch: Architecture, head: int) -> ScoreTile:
     """For keys of at most `head`."""
     if arch == "sm_80":
-        return ScoreTile(64, 128, 4, 2)
+        return ScoreTile(64, 128 if head <= 192 else 64, 4, 2)
     return ScoreTile(64, 128, 4, 3 if head <= 192 else 2)
 
 
