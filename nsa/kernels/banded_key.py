@@ -8,7 +8,6 @@ programs whose sums are added up in a fixed order: gradients are the same in eve
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -141,8 +140,10 @@ def _key_kernel(
     lse_rows,  # of [B * HKV * G, padded T]: BLOCK_M tokens
     delta_rows,
     gate_rows,
-    dk_ptr,  # [splits, B, S, HKV, D]
-    dv_ptr,  # [splits, B, S, HKV, DV]
+    dk_ptr,  # [B, S, HKV, D], written where there is one split
+    dv_ptr,  # [B, S, HKV, DV]
+    dk_parts_ptr,  # [splits, B, S, HKV, D], float32, where there are several
+    dv_parts_ptr,
     low_ptr,
     high_ptr,
     first_ptr,  # [S] int32, with documents
@@ -240,11 +241,19 @@ def _key_kernel(
         G, D, D1, D2, DV, DV_BLOCK, GATED, STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M, BULK,
     )  # fmt: skip
 
+    # One or the other at run time: lengths decide how many splits there are, and must not decide
+    # what is compiled.
     out_row = ((split.to(tl.int64) * B + b) * S + key) * HKV + h
-    store_rows(dv_ptr, dv, out_row, exists, 0, DV_BLOCK, DV)
-    store_rows(dk_ptr, dk1 * natural_scale, out_row, exists, 0, D1, D)
-    if D2 > 0:
-        store_rows(dk_ptr, dk2 * natural_scale, out_row, exists, D1, D2, D)
+    if splits == 1:
+        store_rows(dv_ptr, dv, out_row, exists, 0, DV_BLOCK, DV)
+        store_rows(dk_ptr, dk1 * natural_scale, out_row, exists, 0, D1, D)
+        if D2 > 0:
+            store_rows(dk_ptr, dk2 * natural_scale, out_row, exists, D1, D2, D)
+    else:
+        store_rows(dv_parts_ptr, dv, out_row, exists, 0, DV_BLOCK, DV)
+        store_rows(dk_parts_ptr, dk1 * natural_scale, out_row, exists, 0, D1, D)
+        if D2 > 0:
+            store_rows(dk_parts_ptr, dk2 * natural_scale, out_row, exists, D1, D2, D)
 
 
 def key_gradients(
@@ -273,9 +282,13 @@ def key_gradients(
     tiles = triton.cdiv(S, tile.keys)
     rows = G * (T if band.window == 0 else min(T, band.window + tile.keys))
     splits = max(1, min(PROGRAMS // (tiles * B * HKV), rows // MIN_SPLIT_ROWS))
-    partial = torch.float32 if splits > 1 else q.dtype
-    dk = torch.empty(splits, B, S, HKV, sizes["D"], dtype=partial, device=q.device)
-    dv = torch.empty(splits, B, S, HKV, sizes["DV"], dtype=partial, device=q.device)
+    dk, dv = k.new_empty(B, S, HKV, sizes["D"]), v.new_empty(B, S, HKV, sizes["DV"])
+    dk_parts = dv_parts = planes  # neither read nor written
+    if splits > 1:
+        dk_parts, dv_parts = (
+            planes.new_empty(splits, *dk.shape),
+            planes.new_empty(splits, *dv.shape),
+        )
     T_padded = planes.shape[-1]
     by_head: Sequence[Tensor | TensorDescriptor] = planes.unbind()
     if bulk:
@@ -286,11 +299,11 @@ def key_gradients(
     _key_kernel[(tiles * splits, B * HKV)](
         *sources(do, tile.queries, DV_BLOCK, bulk=bulk),
         *sources(q, tile.queries, D1, D2, bulk=bulk), k, v,
-        *by_head, dk, dv, low, high, first, stop, scale * LOG2_E, scale, B, splits, T, S,
-        band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3],
+        *by_head, dk, dv, dk_parts, dv_parts, low, high, first, stop, scale * LOG2_E, scale, B,
+        splits, T, S, band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3],
         *units(do, bulk=bulk), *units(q, bulk=bulk), None if bulk else T_padded, **sizes,
         BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if splits == 1:
-        return dk[0], dv[0]
-    return dk.sum(0).to(q.dtype), dv.sum(0).to(q.dtype)
+    if splits > 1:
+        return dk_parts.sum(0).to(q.dtype), dv_parts.sum(0).to(q.dtype)
+    return dk, dv

@@ -25,12 +25,18 @@ def planes_by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
     _transpose_kernel[(planes.shape[-1] // BLOCK_T, B)](
         lse, delta, third, planes, B, T, planes.shape[-1], *lse.stride(), *delta.stride(),
         *third.stride(), HQ=HQ, GATED=gate is not None, BLOCK_T=BLOCK_T,
-        BLOCK_H=min(64, padded(HQ)), num_warps=4,
+        BLOCK_H=min(64, padded(HQ)), num_warps=8 if HQ > 32 else 4,
     )  # fmt: skip
     return planes
 
 
-@triton.jit(do_not_specialize=["B", "T", "T_padded"])
+# Strides of one number a row are multiples of 16 at some lengths only.
+@triton.jit(
+    do_not_specialize=[
+        *("B", "T", "T_padded"),
+        *(f"{x}_{axis}" for x in ("lse", "delta", "gate") for axis in ("batch", "token", "head")),
+    ]
+)
 def _transpose_kernel(
     lse_ptr,
     delta_ptr,

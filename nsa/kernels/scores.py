@@ -69,6 +69,7 @@ def _locate(tile, cu_seqlens_ptr, cu_tiles_ptr, cu_blocks_ptr, T, tiles, documen
 @triton.jit(
     do_not_specialize=[
         *("first_tile", "T", "N", "q_start", "tiles", "documents", "columns"),
+        *("lse_batch", "lse_token", "lse_head"),  # multiples of 16 at some lengths only
         *("q_batch", "q_token", "q_head"),
     ]
 )

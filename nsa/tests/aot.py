@@ -86,6 +86,8 @@ class Compiled:
     """Of a thread, in memory: registers that were spilled."""
     wgmma: bool
     """Whether its products run on the tensor cores of sm_90 as such."""
+    wide_copies: bool
+    """Whether it copies into shared memory 16 bytes at a time, asynchronously (cp.async.cg)."""
 
 
 @dataclass(slots=True)
@@ -177,6 +179,7 @@ def _describe(
         registers=registers,
         local_bytes=local,
         wgmma="wgmma.mma_async" in compiled.asm["ptx"],
+        wide_copies="cp.async.cg.shared.global" in compiled.asm["ptx"],
     )
 
 

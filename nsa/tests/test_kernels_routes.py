@@ -5,9 +5,9 @@ Whatever a kernel must write is NaN before, in every test here. The selected bra
 own tests; the interpreter takes milliseconds a program, so here it runs that branch in the whole.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nsa import ops, reference
 from nsa.errors import Unsupported
-from nsa.kernels import inverse, scores, selected
+from nsa.kernels import banded_key, inverse, scores, selected
+from nsa.kernels.common import Architecture, as_architecture
 from nsa.tests.operator_inputs import (
     SMALL,
     Inputs,
@@ -78,13 +79,25 @@ def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
+@pytest.fixture(params=get_args(Architecture))
+def architecture(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiles by bulk copy, as on sm_90, and by pointers, as on sm_80: a GPU of 9.0 can do both."""
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    if request.param == "sm_90" and here < (9, 0):
+        pytest.skip("tiles of sm_90 may not fit the shared memory of this GPU")
+    with as_architecture(request.param):
+        yield
+
+
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries are taken in several chunks, and the queries of a block in several items."""
+    """Queries are taken in several chunks, those of a block in several items, and those that see a
+    tile of keys in several splits."""
     monkeypatch.setattr(scores, "SCRATCH_BYTES", 1)
     monkeypatch.setattr(selected, "SCRATCH_BYTES", 1)
     monkeypatch.setattr(inverse, "ITEM_ROWS", 32)
     monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 32)
+    monkeypatch.setattr(banded_key, "MIN_SPLIT_ROWS", 32)
 
 
 def assert_none_but_rounding(excess: dict[str, float]) -> None:
@@ -95,6 +108,7 @@ def assert_none_but_rounding(excess: dict[str, float]) -> None:
     assert {name: e for name, e in excess.items() if not e <= FLOAT32_ROUNDING} == {}
 
 
+@pytest.mark.usefixtures("architecture")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("part", "device", "dtype"), PARTS)
 def test_error_is_no_worse_than_that_of_the_definition(
@@ -111,6 +125,16 @@ def test_odd_lengths(part: str, T: int, device: str, dtype: torch.dtype) -> None
     assert_none_but_rounding(excess_error(part, "triton", x))
 
 
+@pytest.mark.parametrize("T", [1, 22])
+@pytest.mark.parametrize(("part", "device", "dtype"), PARTS)
+def test_odd_lengths_by_pointers(part: str, T: int, device: str, dtype: torch.dtype) -> None:
+    with as_architecture("sm_80"):
+        x = draw(part, T, dtype=dtype, device=device)
+
+        assert_none_but_rounding(excess_error(part, "triton", x))
+
+
+@pytest.mark.usefixtures("architecture")
 @pytest.mark.parametrize(("part", "device", "dtype"), PARTS)
 def test_gradients_of_packed_documents(part: str, device: str, dtype: torch.dtype) -> None:
     x = draw(part, 76, documents=[5, 30, 1, 40], dtype=dtype, device=device)
@@ -141,6 +165,7 @@ def test_packed_documents_equal_separate_ones(part: str, device: str, dtype: tor
     torch.testing.assert_close(packed, torch.cat(separate, 1), atol=rounding, rtol=rounding)
 
 
+@pytest.mark.usefixtures("architecture")
 @pytest.mark.parametrize("T", [1, 40])
 @pytest.mark.parametrize(("part", "device", "dtype"), PARTS)
 def test_last_queries_alone_equal_the_last_rows_of_prefill(
@@ -169,6 +194,7 @@ def test_invisible_keys_weigh_nothing(part: str, device: str, dtype: torch.dtype
     assert torch.equal(before[:, :33], after[:, :33])
 
 
+@pytest.mark.usefixtures("architecture")
 @pytest.mark.parametrize(("part", "device", "dtype"), PARTS)
 def test_strides_change_nothing(part: str, device: str, dtype: torch.dtype) -> None:
     """Heads cut from one projection, as the layer hands them over, and heads before tokens."""
@@ -292,6 +318,26 @@ def test_chunks_join_to_the_whole(device: str, dtype: torch.dtype) -> None:
     assert_whole_is_as_defined(x)
 
 
+@pytest.mark.usefixtures("architecture", "small_chunks")
+@pytest.mark.parametrize(("device", "dtype"), TRITON)
+def test_splits_of_the_queries_add_up(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = draw("compress", 61, HQ=3, HKV=1, B=1, dtype=dtype, device=device)
+    splits: list[int] = []
+    new_empty = Tensor.new_empty
+
+    def counted(self: Tensor, *size: int, **options: Any) -> Tensor:
+        if self.dtype == torch.float32 and len(size) == 5:  # [splits, B, S, HKV, D]
+            splits.append(size[0])
+        return new_empty(self, *size, **options)
+
+    monkeypatch.setattr(Tensor, "new_empty", counted)
+
+    assert_none(excess_error("compress", "triton", x))
+    assert splits == [5, 5]
+
+
 @pytest.mark.parametrize(("device", "dtype"), TRITON)
 @pytest.mark.parametrize("T", LENGTHS)
 def test_the_whole_at_odd_lengths(T: int, device: str, dtype: torch.dtype) -> None:
@@ -327,6 +373,7 @@ def assert_selected_the_best(
     assert (best - worth).max() <= 1e-5 * best.max()
 
 
+@pytest.mark.usefixtures("architecture")
 @pytest.mark.parametrize(("device", "dtype"), TRITON)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_selection_agrees_except_where_scores_tie(
