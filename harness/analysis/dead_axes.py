@@ -1,158 +1,240 @@
-"""Axes that change nothing, and speeds that a length does not change.
+"""Axes that change nothing, and speeds that do not change with the work.
 
-An axis is dead where two cases that differ in it alone ran the same operators and kernels, as
-often, and returned the same numbers. What is unknown is no evidence: a case without a census, or
-without an output, says nothing.
-
-The numbers are compared as the processes of a case agree among themselves: to the digit where
-each process returned exactly the same, else within TIMES their spread.
+Two cases did the same where their counters, the names of what ran, and their outputs agree. What
+is unknown is no evidence: without counters, or without outputs, nothing is said of a pair. Outputs
+agree where the digests of two cases lie no farther apart than those of one case's processes, which
+on a GPU need not add up in the same order: to the digit where the processes agree to the digit.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from harness.analysis.effects import NO_EFFECT
-from harness.records import Case, CaseSummary, Measurement, Outcome, Run, Scalar
+from harness.analysis.scaling import MIN_POINTS, group_of
+from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 from harness.what_ran import COUNTERS
 
 TIMES = 2.0
-MIN_VALUES = 3
-"""Values of an axis without which an unchanging speed is no pattern."""
-MIN_SPAN = 4.0
-"""Largest value over smallest likewise."""
+"""How much farther apart than one case's processes two cases may lie, and agree."""
+LARGE = 0.10
+"""A difference in time or work from which it is more than a detail."""
+MIN_SPAN = 2.0
+"""Largest value of an axis over its smallest from which an unchanging speed is odd."""
+
+Values = tuple[Scalar | None, ...]
+"""A value of each axis that is looked at together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadAxis:
-    """An axis without effect in every comparison that could be made."""
+    """Values of an axis that all do the same, in every pair of cases that could be compared."""
 
     workload: str
-    axis: str
-    values: tuple[Scalar, ...]
-    groups: int
-    """Sets of cases, equal in all else, that were compared."""
-    incomparable: int = 0
-    """Sets of which too little is known."""
+    provider: str
+    """Empty where the axis is the provider."""
+    axes: tuple[str, ...]
+    """The axis; or axes that the suite only ever changes together."""
+    values: tuple[Values, ...]
+    """Those that do the same, in the suite's order."""
+    all_values: bool
+    """Whether the axis has no others."""
+    pairs: int
+    """Pairs of cases that were compared, equal in all other axes."""
+    without_kernels: bool
+    """Whether kernels were not compared, for want of a GPU or of a census; operators may be."""
+    fastest: float
+    slowest: float
+    """Smallest and largest ratio of the step times of a pair: later value over earlier one."""
+    time_differs: bool
+    """Whether the step time of some pair differs by more than its noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invariance:
-    """tokens/s that is the same, within noise, over all values of a numeric axis."""
+    """A speed that is the same, within noise, over an axis along which the work grows."""
 
     group: str
+    """Workload, provider and the other swept axes."""
     axis: str
-    values: tuple[float, ...]
-    tokens_per_s: float
+    low: float
+    high: float
+    """Smallest and largest value of the axis."""
+    metric: str
+    """tokens_per_s, or step_s."""
+    value: float
     spread: float
-    """Largest over smallest, less one."""
-    same_work: bool
-    """A run counts as many tokens at every value: the axis did not reach the workload."""
+    """Of the metric: largest over smallest, less one."""
+    growth: float | None
+    """FLOPs from the smallest to the largest value: per token for tokens_per_s, of a run for
+    step_s. None where they are not counted."""
+    reached: bool
+    """Whether the workload observed the axis under its own name."""
 
 
 def dead_axes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[DeadAxis, ...]:
-    """Axes that no comparison shows to change anything, and at least one shows not to."""
+    """Every axis, the provider among them, of which some values do the same."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     found = []
-    for workload, axis in _axes(ok):
-        alike, unknown = 0, 0
-        values: dict[Scalar, None] = {}
-        for group in _groups([s for s in ok if s.case.workload == workload], axis):
-            same = _all_same([run.of(s.case.case_id) for s in group])
-            if same is False:
-                break
-            if same is None:
-                unknown += 1
-            else:
-                alike += 1
-                values |= {v: None for s in group if (v := s.case.get(axis)) is not None}
-        else:
-            if alike:
-                found.append(
-                    DeadAxis(
-                        workload=workload,
-                        axis=axis,
-                        values=tuple(values),
-                        groups=alike,
-                        incomparable=unknown,
-                    )
-                )
+    for workload in dict.fromkeys(s.case.workload for s in ok):
+        ours = [s for s in ok if s.case.workload == workload]
+        found += _dead(run, workload, "", ("provider",), ours)
+        for provider in dict.fromkeys(s.case.provider for s in ours):
+            members = [s for s in ours if s.case.provider == provider]
+            for axes in _sweeps(members):
+                found += _dead(run, workload, provider, axes, members)
     return tuple(found)
 
 
 def invariances(summaries: Sequence[CaseSummary]) -> tuple[Invariance, ...]:
-    """Sweeps of a number over which tokens/s does not change, though the number does."""
-    ok = [s for s in summaries if s.outcome is Outcome.OK and "tokens_per_s" in s.metrics]
+    """Every group of cases whose speed does not follow the work along a numeric axis.
+
+    A run's time that does not grow with its FLOPs; tokens/s that stay, though each token costs
+    more FLOPs. Where a token costs the same, constant tokens/s are as they should be, if the axis
+    was seen to reach the workload. A variable that is no size of anything is left out.
+    """
+    ok = [s for s in summaries if s.outcome is Outcome.OK]
     found = []
-    for workload, axis in _axes(ok):
-        for group in _groups([s for s in ok if s.case.workload == workload], axis):
-            values = [s.case.axes.get(axis) for s in group]
-            numbers = [
-                float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)
-            ]
-            if len(numbers) < max(MIN_VALUES, len(group)) or not _far_apart(numbers):
-                continue
-            speeds = [s.metrics["tokens_per_s"] for s in group]
-            spread = max(e.value for e in speeds) / min(e.value for e in speeds) - 1
-            noise = max((e.high / e.low - 1 for e in speeds if e.low and e.high), default=NO_EFFECT)
-            if spread <= max(NO_EFFECT, min(noise, 2 * NO_EFFECT)):
-                found.append(
-                    Invariance(
-                        group=_name(group[0].case, axis),
-                        axis=axis,
-                        values=tuple(sorted(numbers)),
-                        tokens_per_s=speeds[0].value,
-                        spread=spread,
-                        same_work=len({s.tokens for s in group}) == 1,
-                    )
-                )
+    for axis in dict.fromkeys(name for s in ok for name in s.case.swept):
+        for group in _groups([s for s in ok if _number(s, axis)], (axis,)):
+            ranked = sorted(group, key=lambda s: _number(s, axis))
+            first, last = _number(ranked[0], axis), _number(ranked[-1], axis)
+            if last >= MIN_SPAN * first:
+                found += _constant(axis, first, last, ranked)
     return tuple(found)
 
 
-def _axes(summaries: Sequence[CaseSummary]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((s.case.workload, a) for s in summaries for a in s.case.swept))
+# --- dead axes ---------------------------------------------------------------------------
 
 
-def _groups(summaries: Sequence[CaseSummary], axis: str) -> list[list[CaseSummary]]:
-    """Cases that differ in the axis alone, two at least."""
+def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
+    """Axes that change alone in some pair of cases, each; and those that never do, together."""
+    names = dict.fromkeys(name for s in members for name in s.case.swept)
+    moving = [n for n in names if len({s.case.get(n) for s in members}) > 1]
+    alone = [n for n in moving if _groups(members, (n,))]
+    together = tuple(n for n in moving if n not in alone)
+    return [*((n,) for n in alone), *([together] if len(together) > 1 else [])]
+
+
+def _groups(members: Iterable[CaseSummary], axes: tuple[str, ...]) -> list[list[CaseSummary]]:
+    """Cases that differ in these axes alone; two at least."""
     found: dict[object, list[CaseSummary]] = {}
-    for s in summaries:
-        rest = frozenset((k, v) for k, v in s.case.axes.items() if k != axis)
-        found.setdefault((s.case.provider, rest), []).append(s)
-    return [g for g in found.values() if len({s.case.get(axis) for s in g}) > 1]
+    for s in members:
+        bound = {"workload": s.case.workload, "provider": s.case.provider, **s.case.axes}
+        rest = frozenset((k, v) for k, v in bound.items() if k not in axes)
+        found.setdefault(rest, []).append(s)
+    return [g for g in found.values() if len({_at(s, axes) for s in g}) > 1]
 
 
-def _all_same(cases: Sequence[Sequence[Measurement]]) -> bool | None:
-    """Whether all of them ran the same and returned the same; None where that is not known."""
-    if any(m.outcome is not Outcome.OK for ms in cases for m in ms):
+def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
+    return tuple(summary.case.get(name) for name in axes)
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """What was found of two values of an axis, over all pairs of cases."""
+
+    ratios: list[float]
+    differs: bool = False
+    time_differs: bool = False
+    without_kernels: bool = False
+
+
+def _dead(
+    run: Run, workload: str, provider: str, axes: tuple[str, ...], members: Sequence[CaseSummary]
+) -> list[DeadAxis]:
+    seen: dict[tuple[Values, Values], _Pairs] = {}
+    order = list(dict.fromkeys(_at(s, axes) for s in members))
+    for group in _groups(members, axes):
+        by_value = {_at(s, axes): s for s in group}
+        for a, b in combinations([v for v in order if v in by_value], 2):
+            pairs = seen.setdefault((a, b), _Pairs(ratios=[]))
+            _compare(run, by_value[a], by_value[b], pairs)
+    found = []
+    for alike in _classes(order, {key for key, p in seen.items() if p.ratios and not p.differs}):
+        involved = [seen[key] for key in combinations(alike, 2)]
+        ratios = [ratio for pairs in involved for ratio in pairs.ratios]
+        found.append(
+            DeadAxis(
+                workload=workload,
+                provider=provider,
+                axes=axes,
+                values=alike,
+                all_values=len(alike) == len(order),
+                pairs=len(ratios),
+                without_kernels=any(p.without_kernels for p in involved),
+                fastest=min(ratios),
+                slowest=max(ratios),
+                time_differs=any(p.time_differs for p in involved),
+            )
+        )
+    return found
+
+
+def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[tuple[Values, ...]]:
+    """Values that do the same as every other of their class; classes of one left out."""
+    classes: list[list[Values]] = []
+    for value in order:
+        for members in classes:
+            if all((other, value) in same for other in members):
+                members.append(value)
+                break
+        else:
+            classes.append([value])
+    return [tuple(members) for members in classes if len(members) > 1]
+
+
+def _compare(run: Run, a: CaseSummary, b: CaseSummary, pairs: _Pairs) -> None:
+    """Add what one pair of cases shows."""
+    first, second = run.of(a.case.case_id), run.of(b.case.case_id)
+    counted, ran = _same_counters(first, second), _same_names(first, second)
+    outputs = _same_outputs(first, second)
+    if False in (counted, ran, outputs):
+        pairs.differs = True
+    elif counted and outputs:
+        times = [a.metrics["step_s"], b.metrics["step_s"]]
+        pairs.ratios.append(times[1].value / times[0].value)
+        pairs.time_differs |= not _within_noise(times, unknown=LARGE)
+        pairs.without_kernels |= ran is None or any(
+            m.census is None or bool(m.census.no_kernels) for m in (*first, *second)
+        )
+
+
+def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
+    """Whether all counters that are known of both are equal; None where there is none."""
+    a, b = _counted(first), _counted(second)
+    common = a.keys() & b.keys()
+    return all(a[name] == b[name] for name in common) if common else None
+
+
+def _counted(processes: Sequence[Measurement]) -> Mapping[str, int]:
+    """Exact counters of a case, those that all its processes agree on."""
+    found = {}
+    for name in COUNTERS:
+        values = {getattr(m.counters, name) for m in processes if m.counters and m.counters.exact}
+        if len(values) == 1 and None not in values:
+            found[name] = values.pop()
+    return found
+
+
+def _same_names(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
+    """Whether the same kernels and operators ran; None where a case's processes do not agree."""
+    cases = [{m.census.fingerprint if m.census else "" for m in case} for case in (first, second)]
+    if any(len(names) != 1 or "" in names for names in cases):
         return None
-    ran = {_ran(m) for ms in cases for m in ms}
-    if len(ran - {None}) > 1:
+    return cases[0] == cases[1]
+
+
+def _same_outputs(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
+    """Whether the first runs gave the same; None where a process gave nothing to compare."""
+    cases = [[_numbers(m) for m in processes] for processes in (first, second)]
+    processes = [numbers for case in cases for numbers in case]
+    if not all(processes):
+        return None
+    if len({frozenset(numbers) for numbers in processes}) > 1:  # names, dtypes, shapes
         return False
-    tensors = [[_tensors(m) for m in ms] for ms in cases]
-    shapes = {tuple(t) for ts in tensors for t in ts if t}
-    if len(shapes) > 1:
-        return False
-    if None in ran or any(not t for ts in tensors for t in ts):
-        return None
-    return all(_equal([[t[key] for t in ts] for ts in tensors]) for key in tensors[0][0])
-
-
-def _ran(m: Measurement) -> tuple[object, ...] | None:
-    """Counters and census of a process, as one value; None where either is unknown."""
-    if m.counters is None or m.census is None or not m.census.fingerprint:
-        return None
-    return (*(getattr(m.counters, name) for name in COUNTERS), m.census.fingerprint)
-
-
-def _tensors(m: Measurement) -> Mapping[tuple[object, ...], tuple[float, float]]:
-    return {(d.name, d.dtype, d.shape): (d.norm, d.projection) for d in m.output_digest}
-
-
-def _equal(cases: Sequence[Sequence[tuple[float, float]]]) -> bool:
-    """Whether the numbers of all cases agree as well as those of one case's processes do."""
-    for part in range(2):
-        columns = [[pair[part] for pair in case] for case in cases]
+    for key in processes[0]:
+        columns = [[numbers[key] for numbers in case] for case in cases]
         within = max(max(column) - min(column) for column in columns)
         everything = [x for column in columns for x in column]
         if max(everything) - min(everything) > TIMES * within:
@@ -160,11 +242,72 @@ def _equal(cases: Sequence[Sequence[tuple[float, float]]]) -> bool:
     return True
 
 
-def _far_apart(numbers: Sequence[float]) -> bool:
-    low, high = min(numbers), max(numbers)
-    return low > 0 and math.isfinite(high) and high / low >= MIN_SPAN
+def _numbers(m: Measurement) -> Mapping[tuple[object, ...], float]:
+    return {
+        (d.name, d.dtype, d.shape, part): getattr(d, part)
+        for d in m.output_digest
+        for part in ("norm", "projection")
+    }
 
 
-def _name(case: Case, axis: str) -> str:
-    parts = [f"{n}={case.axes[n]}" for n in case.swept if n != axis]
-    return "/".join([case.workload, case.provider, *parts])
+# --- speeds ------------------------------------------------------------------------------
+
+
+def _constant(
+    axis: str, first: float, last: float, ranked: Sequence[CaseSummary]
+) -> list[Invariance]:
+    """What is odd about one group, whose first case has the least work by its axis."""
+    found = []
+    reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked)
+    for metric in ("step_s", "tokens_per_s"):
+        if not all(metric in s.metrics for s in ranked):
+            continue
+        if metric == "step_s" and len({_number(s, axis) for s in ranked}) >= MIN_POINTS:
+            continue  # analysis.scaling says it
+        estimates = [s.metrics[metric] for s in ranked]
+        per = [(s.tokens or 1) if metric == "tokens_per_s" else 1 for s in (ranked[0], ranked[-1])]
+        flops = [s.flops for s in (ranked[0], ranked[-1])]
+        growth = None
+        if flops[0] and flops[1]:
+            growth = (flops[1] / per[1]) / (flops[0] / per[0])
+        grows = growth is not None and growth > 1 + LARGE
+        if _within_noise(estimates) and (grows or (not reached and not axis.isupper())):
+            values = [e.value for e in estimates]
+            found.append(
+                Invariance(
+                    group=group_of(ranked[0].case, axis),
+                    axis=axis,
+                    low=first,
+                    high=last,
+                    metric=metric,
+                    value=values[-1],
+                    spread=max(values) / min(values) - 1,
+                    growth=growth,
+                    reached=reached,
+                )
+            )
+    return found
+
+
+def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) -> bool:
+    """Whether they may all be one number: nearly equal, or with intervals that share one.
+
+    `unknown` is the spread that may be noise where some have no interval.
+    """
+    values = [e.value for e in estimates]
+    spread = max(values) / min(values) - 1
+    if spread <= NO_EFFECT:
+        return True
+    lows = [e.low for e in estimates if e.low is not None]
+    highs = [e.high for e in estimates if e.high is not None]
+    if len(lows) < len(estimates) or len(highs) < len(estimates):
+        return spread <= unknown
+    return spread <= LARGE and max(lows) <= min(highs)
+
+
+def _number(summary: CaseSummary, axis: str) -> float:
+    """The axis's value where it is a positive number, else 0."""
+    value = summary.case.axes.get(axis)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return 0.0
+    return float(value)

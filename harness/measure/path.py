@@ -63,4 +63,4 @@ def require(case: Case, seen: Mapping[str, Scalar], read: Mapping[str, bool]) ->
         if not read.get(name, True)
     ]
     if wrong:
-        raise PathMismatch("; ".join(wrong))
+        raise PathMismatch("; ".join(wrong), effective=dict(seen), flags_read=dict(read))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
-from harness import gate, phrases, units
+from harness import findings, gate, phrases, units
 from harness.analysis import scaling
+from harness.analysis.dead_axes import dead_axes, invariances
 from harness.analysis.effects import Effect, effects
 from harness.analysis.expectation import assess
 from harness.analysis.scaling import ScalingFit
@@ -63,6 +64,10 @@ class ReportContext:
     sections: tuple[Section, ...]
     expectations: Table | None
     target_warnings: tuple[str, ...]
+    dead_axes: tuple[str, ...]
+    """Values that do the same as others, and speeds that do not move."""
+    flags: tuple[str, ...]
+    """Variables, and whether anything asked for them."""
     scaling: Table | None
     scaling_pictures: tuple[str, ...]
     telemetry_picture: str
@@ -132,6 +137,7 @@ def build(
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
     axis_effects = effects(summaries)
+    dead, still = dead_axes(run, summaries), invariances(summaries)
     return ReportContext(
         title=f"{date:%Y-%m-%d} Test Engineer Report - {suite.subject} v{version}",
         date=f"{date:%Y-%m-%d}",
@@ -142,14 +148,19 @@ def build(
         branch=env.git.branch if env.git else "not available (not a git repository)",
         commit=env.git.commit if env.git else "not available (not a git repository)",
         verdict=content.verdict,
-        summary=sentences.executive_summary(
-            run, summaries, content.verdict, axis_effects, assessments, fits, targets
+        summary=(
+            *sentences.executive_summary(
+                run, summaries, content.verdict, axis_effects, assessments, fits, targets
+            ),
+            *findings.in_brief(dead, still),
         ),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
         sections=tuple(_sections(run, summaries, axis_effects, drawn)),
         expectations=tables.expectations(assessments) if assessments else None,
         target_warnings=tuple(f"{phrases.target(t)}." for t in targets),
+        dead_axes=(*map(findings.dead_axis, dead), *map(findings.invariance, still)),
+        flags=findings.flags(run),
         scaling=tables.scaling(fits) if fits else None,
         scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
         telemetry_picture="utilisation" if "utilisation" in drawn else "",

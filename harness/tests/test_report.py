@@ -48,6 +48,7 @@ def test_every_section_of_the_convention_is_there(full: tuple[str, Any]) -> None
         "Executive summary",
         "Verdict: NO-GO",
         "Results",
+        "What ran",
         "What went wrong",
         "How steady the numbers are",
         "Expected against actual",

@@ -184,7 +184,11 @@ def test_each_misbehaviour_earns_its_outcome_and_the_next_case_runs(
         ({"NSA_READ": "1"}, Outcome.OK, {"NSA_READ": True}),
         # It may be for torch or CUDA, and nobody can tell.
         ({"NSA_READ": "1", "NSA_OTHER": "1"}, Outcome.OK, {"NSA_READ": True}),
-        ({"NSA_READ": "1", "NSA_UNREAD": "3"}, Outcome.PATH_MISMATCH, {}),
+        (
+            {"NSA_READ": "1", "NSA_UNREAD": "3"},
+            Outcome.PATH_MISMATCH,
+            {"NSA_READ": True, "NSA_UNREAD": False},
+        ),
     ],
 )
 def test_a_flag_that_is_set_and_never_read_is_a_mismatch(
@@ -755,4 +759,5 @@ def test_an_axis_that_reaches_nothing_is_dead_and_one_that_adds_a_read_is_not(
     recorded = replace(recorded, measurements=tuple(run(warm, tmp_path, *cases)))
 
     (dead,) = dead_axes(recorded, summarise(recorded))
-    assert (dead.axis, dead.values, dead.groups) == ("ignored", ("a", "b"), 2)
+    assert (dead.axes, dead.values, dead.pairs) == (("ignored",), (("a",), ("b",)), 2)
+    assert dead.without_kernels is not GPU

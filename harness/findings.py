@@ -1,0 +1,104 @@
+"""What is odd about axes and flags, in sentences: for the report and for the command line."""
+
+from collections.abc import Iterable, Sequence
+
+from harness import units
+from harness.analysis.dead_axes import DeadAxis, Invariance, Values, dead_axes, invariances
+from harness.records import CaseSummary, Run
+
+
+def oddities(run: Run, summaries: Sequence[CaseSummary]) -> tuple[str, ...]:
+    """The same as of the two below, as plain text."""
+    said = (
+        *map(dead_axis, dead_axes(run, summaries)),
+        *map(invariance, invariances(summaries)),
+    )
+    return tuple(sentence.replace("`", "") for sentence in said)
+
+
+def dead_axis(d: DeadAxis) -> str:
+    """`train/nsa`: `NSA_FWE_Q` 1 and 4 do the same: ... over 6 pairs of cases."""
+    where = f"{d.workload}/{d.provider}" if d.provider else d.workload
+    names = ", ".join(f"`{name}`" for name in d.axes)
+    values = _list([_value(v) for v in d.values])
+    head = f"{names} has no effect ({values})" if d.all_values else f"{names}: {values} do the same"
+    if d.axes == ("provider",):
+        head = f"providers {values} do the same"
+    same = "operators, kernels, counters and outputs"
+    if d.without_kernels:
+        same = "operators, counters and outputs, kernels unknown without a GPU,"
+    pairs = f"{d.pairs} {'pair' if d.pairs == 1 else 'pairs'} of cases"
+    return f"`{where}`: {head}: the same {same} in {pairs}; {_time(d)}."
+
+
+def invariance(i: Invariance) -> str:
+    """`forward/nsa`: 10.2 tokens/s from `seq_len` 128 to 2048, though ...; ..."""
+    low, high = units.scalar(i.low), units.scalar(i.high)
+    over = f"from `{i.axis}` {low} to {high}, within {units.percent(i.spread)}"
+    value = units.quantity(i.metric, i.value)
+    grown = i.growth is not None and units.factor(i.growth)
+    if i.metric == "step_s":
+        text = f"`{i.group}`: the step takes {value} {over}"
+        cost, fixed = f"it needs {grown} the FLOPs", "a fixed cost decides"
+    else:
+        text = f"`{i.group}`: {value} {over}"
+        cost, fixed = f"a token costs {grown} the FLOPs", "a fixed cost per token decides"
+    if i.growth is not None and i.growth > 1:
+        text += f", though {cost}"
+    return f"{text}: {fixed if i.reached else 'nothing shows that the axis reached the workload'}."
+
+
+def flags(run: Run) -> tuple[str, ...]:
+    """Variables that cases set, and those around them: which were asked for, as far as is known."""
+    cases = {c.case_id: c for c in run.suite.cases}
+    asked: set[str] = set()
+    told: set[str] = set()
+    unknown: set[str] = set()
+    around: set[str] = set()
+    for m in run.measurements:
+        own = cases[m.case_id].env if m.case_id in cases else {}
+        asked |= {name for name, was_read in m.flags_read.items() if was_read}
+        told |= own.keys() & m.flags_read.keys()
+        if m.samples_s:
+            unknown |= own.keys() - m.flags_read.keys()
+            around |= m.flags_read.keys() - own.keys()
+    said = []
+    if told & asked:
+        said.append(f"Set by cases, and asked for by what ran: {_names(told & asked)}.")
+    if unknown:
+        said.append(f"Set by cases, and nobody can tell whether they were read: {_names(unknown)}.")
+    if ignored := around - asked:
+        said.append(f"Exported around the run, and asked for by no case: {_names(ignored)}.")
+    return tuple(said)
+
+
+def in_brief(dead: Sequence[DeadAxis], still: Sequence[Invariance]) -> Iterable[str]:
+    """One sentence for a summary; none where nothing was found."""
+    parts = []
+    if whole := [d for d in dead if d.all_values and not d.time_differs]:
+        names = dict.fromkeys(f"`{name}`" for d in whole for name in d.axes)
+        parts.append(f"no effect of {_list([*names])}")
+    if still:
+        names = dict.fromkeys(f"`{i.axis}`" for i in still)
+        parts.append(f"a speed that does not change with {_list([*names])}")
+    if parts:
+        yield f"Odd: {' and '.join(parts)}; see What ran."
+
+
+def _time(d: DeadAxis) -> str:
+    low, high = units.change(d.fastest), units.change(d.slowest)
+    between = low if low == high else f"{low} to {high}"
+    return f"only the step time differs ({between})" if d.time_differs else f"step time {between}"
+
+
+def _value(values: Values) -> str:
+    return ", ".join(units.scalar(v) for v in values)
+
+
+def _names(variables: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(variables))
+
+
+def _list(parts: Sequence[str]) -> str:
+    *rest, last = parts
+    return f"{', '.join(rest)} and {last}" if rest else last
