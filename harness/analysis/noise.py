@@ -64,12 +64,17 @@ class ModelledNoise:
     """Scatter of the mean SM clock as it is read."""
 
     def draw(self, rng: np.random.Generator, cases: int, pairs: int) -> Draw:
-        shape = (cases, 2 * pairs)
+        x = self.sequence(rng, cases, 2 * pairs)
+        return _paired(x, rng.normal(0.0, self.clock, size=(cases, 2 * pairs)))
+
+    def sequence(self, rng: np.random.Generator, cases: int, processes: int) -> Floats:
+        """Logarithms of so many processes one after the other, [cases, processes]."""
+        shape = (cases, processes)
         of_median = 1.2533 * (self.spread / 1.349) / math.sqrt(self.samples)
         x = rng.normal(0.0, math.hypot(self.process_cv, of_median), size=shape)
         x += _drift(rng, shape, self.drift, self.memory)
         x += (rng.random(shape) < self.disturbed) * rng.exponential(self.disturbance, shape)
-        return _paired(x, rng.normal(0.0, self.clock, size=shape))
+        return x
 
 
 QUIET = ModelledNoise(

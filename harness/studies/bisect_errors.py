@@ -1,0 +1,173 @@
+"""How often a bisection names the right commit, and what that costs: simulated whole.
+
+    python -m harness.studies.bisect_errors --histories 400 --seed 1
+
+Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
+search that carries a real bisection out asks for its processes, which a model of a node answers:
+anchors, probes, confirmation, all counted. harness/README.md keeps the table.
+"""
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.noise import NOISY, QUIET, TYPICAL, ModelledNoise
+from harness.analysis.search import Conclusion, ExactSearch, Look, NoisySearch, Search
+from harness.studies.gate_errors import clopper_pearson
+
+COMMITS = 64
+EFFECTS = (0.03, 0.05, 0.10)
+WANTED = {0.03: 0.90, 0.05: 0.95, 0.10: 0.95}
+"""Share of histories whose culprit must be named right on a typical node."""
+LONGEST = 4000
+"""Processes after which a search counts as endless; none has come near."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What became of one simulated bisection."""
+
+    right: bool
+    """The planted commit was named and confirmed."""
+    wrong: bool
+    """Another was."""
+    processes: int
+    commits: int
+    """Commits that were measured: each is built once."""
+
+
+def bisect(
+    search: Search, culprit: int, factor: float, noise: ModelledNoise, rng: np.random.Generator
+) -> Told:
+    """Carry one bisection out.
+
+    Args:
+        search: A fresh one.
+        culprit: Position of the first bad commit.
+        factor: Its time over that of the commit before it.
+        noise: The node's; without effect on an exact search.
+        rng: Draws it.
+    """
+    logs = noise.sequence(rng, 1, LONGEST)[0]
+    exact = isinstance(search, ExactSearch)
+    taken, seen = 0, set()
+    while not isinstance(asked := search.next(), Conclusion):
+        if taken + len(asked.positions) > LONGEST:
+            raise RuntimeError(f"no end after {taken} processes")
+        block = []
+        for position in asked.positions:
+            bad = position >= culprit
+            value = float(bad) if exact else math.exp(logs[taken]) * (factor if bad else 1.0)
+            block.append(Look(position=position, value=value))
+            taken += 1
+            seen.add(position)
+        search.add(asked.stage, block)
+    named = asked.culprits if asked.found else ()
+    return Told(
+        right=named == (culprit,),
+        wrong=bool(named) and named != (culprit,),
+        processes=taken,
+        commits=len(seen),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table."""
+
+    noise: str
+    effect: str
+    told: tuple[Told, ...]
+    wanted: float | None
+
+    @property
+    def right(self) -> int:
+        return sum(t.right for t in self.told)
+
+    @property
+    def wrong(self) -> int:
+        return sum(t.wrong for t in self.told)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the whole interval of what was named right lies above what is wanted."""
+        if self.wanted is None:
+            return None
+        return clopper_pearson(self.right, len(self.told))[0] >= self.wanted
+
+    def __str__(self) -> str:
+        processes = np.array([t.processes for t in self.told])
+        commits = np.mean([t.commits for t in self.told])
+        cells = [
+            self.noise,
+            self.effect,
+            _percent(self.right, len(self.told)),
+            _percent(self.wrong, len(self.told)),
+            f"{np.median(processes):.0f} ({np.quantile(processes, 0.9):.0f})",
+            f"{commits:.1f}",
+        ]
+        if self.met is False:
+            cells[2] = f"**{cells[2]}, not shown: ≥ {self.wanted:.0%}**"
+        return f"| {' | '.join(cells)} |"
+
+
+def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
+    """All rows: three nodes and three slowdowns, and a counter."""
+    rows = []
+    for n, noise in enumerate((QUIET, TYPICAL, NOISY)):
+        for e, effect in enumerate(EFFECTS):
+            rng = np.random.default_rng([seed, n, e])
+            told = tuple(
+                bisect(
+                    NoisySearch(commits, min(effect, 0.03)),
+                    int(rng.integers(1, commits + 1)),
+                    1 + effect,
+                    noise,
+                    rng,
+                )
+                for _ in range(histories)
+            )
+            wanted = WANTED[effect] if noise is not NOISY else None
+            rows.append(Row(noise=noise.name, effect=f"+{effect:.0%}", told=told, wanted=wanted))
+    rng = np.random.default_rng([seed, 9])
+    told = tuple(bisect(ExactSearch(commits), k, 1.0, TYPICAL, rng) for k in range(1, commits + 1))
+    rows.append(Row(noise="any", effect="a counter", told=told, wanted=None))
+    return tuple(rows)
+
+
+def _percent(hits: int, trials: int) -> str:
+    low, high = (100 * x for x in clopper_pearson(hits, trials))
+    return f"{100 * hits / trials:.1f} [{low:.1f}, {high:.1f}]"
+
+
+HEAD = (
+    "| noise | step | named right | named wrong | processes (nine in ten) | commits built |\n"
+    "|:--|:--|--:|--:|--:|--:|"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description="Simulate bisections and state how often they err."
+    )
+    parser.add_argument("--histories", type=int, default=400, help="simulated histories a row")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    rows = study(options.histories, options.seed)
+    missed = sum(row.met is False for row in rows)
+    sys.stdout.write("\n".join([HEAD, *map(str, rows)]) + "\n\n")
+    sys.stdout.write(
+        f"{COMMITS} commits, {options.histories} histories a row, seed {options.seed}; "
+        f"{missed} targets not shown to be met.\n"
+    )
+    sys.stderr.write(f"{time.monotonic() - began:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main()

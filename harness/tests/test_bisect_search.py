@@ -1,0 +1,217 @@
+"""A planted step is found in a history of readings, and nothing is named where there is none."""
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.analysis.noise import QUIET, TYPICAL
+from harness.analysis.posterior import (
+    Grid,
+    Posterior,
+    Reading,
+    cells,
+    information,
+    most_informative,
+)
+from harness.analysis.search import (
+    ANCHOR_PAIRS,
+    Ask,
+    Conclusion,
+    ExactSearch,
+    Look,
+    NoisySearch,
+    Search,
+    Stage,
+)
+from harness.studies.bisect_errors import bisect
+
+STEP = math.log(1.05)
+PAIRS = [STEP + e for e in (0.004, -0.006, 0.002, -0.001, 0.005, -0.004)]
+
+
+def carried_out(
+    search: Search, culprit: int, factor: float, seed: int, cannot: frozenset[int] = frozenset()
+) -> tuple[Conclusion, list[Ask]]:
+    """A search answered by a quiet node on which some commits do not build."""
+    logs = QUIET.sequence(np.random.default_rng(seed), 1, 2000)[0]
+    exact = isinstance(search, ExactSearch)
+    asked, taken = [], 0
+    while not isinstance(question := search.next(), Conclusion):
+        if broken := set(question.positions) & cannot:
+            search.skipped |= broken
+            continue
+        asked.append(question)
+        looks = []
+        for position in question.positions:
+            bad = position >= culprit
+            value = float(bad) if exact else math.exp(logs[taken]) * (factor if bad else 1)
+            looks.append(Look(position=position, value=value))
+            taken += 1
+        search.add(question.stage, looks)
+    return question, asked
+
+
+# --- the posterior -----------------------------------------------------------------------
+
+
+def test_a_block_moves_the_probability_to_the_side_it_speaks_for() -> None:
+    posterior = Posterior(8, Grid.around(PAIRS))
+
+    posterior.add([Reading(0, 0.0), Reading(4, STEP), Reading(8, STEP)])
+
+    chances = posterior.probabilities
+    assert chances[0] == 0
+    assert chances.sum() == pytest.approx(1)
+    assert chances[1:5].sum() > 0.98
+    assert chances[1:5] == pytest.approx(chances[1])
+
+
+def test_the_level_of_a_block_says_nothing() -> None:
+    """Drift falls on the whole block; an anchor alone would be mistaken for a slowdown."""
+    near, far = (Posterior(8, Grid.around(PAIRS)) for _ in range(2))
+
+    near.add([Reading(0, 0.0), Reading(4, 0.04), Reading(8, STEP)])
+    far.add([Reading(0, 3.0), Reading(4, 3.04), Reading(8, 3 + STEP)])
+
+    assert near.probabilities == pytest.approx(far.probabilities)
+
+
+def test_a_single_reading_says_nothing() -> None:
+    posterior = Posterior(4, Grid.around(PAIRS))
+
+    posterior.add([Reading(2, 1.0)])
+
+    assert posterior.probabilities[1:] == pytest.approx(0.25)
+
+
+def test_one_disturbed_process_does_not_outweigh_three_that_agree() -> None:
+    posterior = Posterior(8, Grid.around(PAIRS))
+
+    posterior.add([Reading(0, 0.0), Reading(4, 0.40), Reading(8, STEP)])  # something else ran
+    for _ in range(3):
+        posterior.add([Reading(0, 0.0), Reading(4, 0.001), Reading(8, STEP)])
+
+    assert posterior.probabilities[5:].sum() > 0.9
+
+
+def test_the_middle_of_what_is_left_is_the_most_informative() -> None:
+    chances = np.array([0, *[1 / 8] * 8])
+
+    assert most_informative(chances, (), 0.1) == (4, information(chances, 4, 0.1))
+    assert information(chances, 4, 0.0) == pytest.approx(1.0)
+    assert information(chances, 1, 0.0) < information(chances, 3, 0.0)
+
+
+def test_commits_that_cannot_be_measured_share_a_cell_with_the_next() -> None:
+    chances = np.array([0, 0.1, 0.2, 0.3, 0.4])
+
+    found = cells(chances, {2, 3})
+
+    assert [c.positions for c in found] == [(1,), (2, 3, 4)]
+    assert found[1].probability == pytest.approx(0.9)
+    assert (found[1].good, found[1].bad) == (1, 4)
+
+
+# --- the search --------------------------------------------------------------------------
+
+
+def test_a_planted_five_per_cent_is_named_and_confirmed() -> None:
+    found, asked = carried_out(NoisySearch(64, 0.03), 41, 1.05, seed=3)
+
+    assert found.found
+    assert found.culprits == (41,)
+    assert found.comparison is not None
+    assert found.comparison.ratio == pytest.approx(1.05, abs=0.01)
+    assert {a.stage for a in asked} == set(Stage)
+    assert sum(len(a.positions) for a in asked) < 80
+
+
+def test_a_commit_that_made_it_faster_is_found_too() -> None:
+    found, _ = carried_out(NoisySearch(16, 0.03), 5, 0.9, seed=4)
+
+    assert found.found
+    assert found.culprits == (5,)
+
+
+@pytest.mark.parametrize("culprit", [1, 64])
+def test_the_ends_of_the_history_are_found(culprit: int) -> None:
+    found, _ = carried_out(NoisySearch(64, 0.03), culprit, 1.1, seed=5)
+
+    assert found.culprits == (culprit,)
+
+
+def test_anchors_that_do_not_differ_name_nobody() -> None:
+    found, asked = carried_out(NoisySearch(64, 0.03), 10, 1.0, seed=6)
+
+    assert not found.found
+    assert found.culprits == ()
+    assert "do not differ" in found.reason
+    assert {a.stage for a in asked} == {Stage.ANCHORS}
+
+
+def test_commits_that_cannot_be_measured_are_named_together_and_not_alone() -> None:
+    found, asked = carried_out(
+        NoisySearch(32, 0.03), 12, 1.1, seed=7, cannot=frozenset({11, 12, 13})
+    )
+
+    assert found.culprits == (11, 12, 13, 14)
+    assert not found.found
+    assert not {p for a in asked for p in a.positions} & {11, 12, 13}
+
+
+def test_the_same_words_lead_to_the_same_question() -> None:
+    """Resuming relies on it."""
+    _, asked = carried_out(NoisySearch(32, 0.03), 20, 1.05, seed=8)
+    first, again = NoisySearch(32, 0.03), NoisySearch(32, 0.03)
+    for i, question in enumerate(asked):
+        block = [Look(position=p, value=1.05 if p >= 20 else 1.0) for p in question.positions]
+        first.add(question.stage, block)
+        first.next()  # asked after every block, as a search that is never interrupted is
+        again.add(question.stage, block)
+        if i + 1 >= ANCHOR_PAIRS:
+            assert first.probabilities() == pytest.approx(again.probabilities())
+
+
+def test_simulated_histories_on_a_typical_node() -> None:
+    """The study in small; harness.studies.bisect_errors is the whole."""
+    rng = np.random.default_rng(1)
+
+    told = [
+        bisect(NoisySearch(64, 0.03), int(rng.integers(1, 65)), 1.05, TYPICAL, rng)
+        for _ in range(8)
+    ]
+
+    assert all(t.right for t in told)
+    assert all(t.processes < 150 for t in told)
+
+
+# --- without noise -----------------------------------------------------------------------
+
+
+def test_a_counter_takes_about_log2_looks() -> None:
+    for culprit in range(1, 65):
+        found, asked = carried_out(ExactSearch(64), culprit, 1, seed=0)
+        assert found.found
+        assert found.culprits == (culprit,)
+        assert len(asked) <= 2 + 6
+
+
+def test_exact_looks_pass_over_what_cannot_be_measured() -> None:
+    found, asked = carried_out(ExactSearch(64), 33, 1, seed=0, cannot=frozenset({30, 31, 32}))
+
+    assert found.culprits == (30, 31, 32, 33)
+    assert not found.found
+    assert len(asked) <= 10
+
+
+@pytest.mark.parametrize(("good", "bad"), [(1.0, 1.0), (0.0, 0.0)])
+def test_anchors_that_are_not_what_they_are_said_to_be_end_it(good: float, bad: float) -> None:
+    search = ExactSearch(8)
+    search.add(Stage.ANCHORS, [Look(position=0, value=good)])
+    search.add(Stage.ANCHORS, [Look(position=8, value=bad)])
+
+    found = search.next()
+
+    assert isinstance(found, Conclusion)
+    assert "is not, by this criterion" in found.reason
