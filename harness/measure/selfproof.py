@@ -118,10 +118,10 @@ def _prove_cuda(phase: Say) -> Readings:
     began = time.process_time()
     bf16 = products.burn(BURN_S)
     burn_cpu_s = time.process_time() - began
+    phase("waits")  # first: meanwhile the clock, which the burn's power held down, comes back
+    waits_s, host_s = _read_waits()
     phase("spin")
     events, hosts = _read_spins()
-    phase("waits")
-    waits_s, host_s = _read_waits()
     phase("flush")
     resident_s, flushed_s = _read_copies()
     phase("peaks")

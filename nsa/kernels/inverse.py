@@ -44,6 +44,11 @@ _PLACES = (
 """Runtime values of both kernels below that must not become part of what is compiled."""
 _TOKENS = 64  # of one program that counts or writes pairs
 _SCAN = 4096  # bins of one step of the scan
+_LINE = 32
+"""Counters that share a cache line. Additions to one line wait for each other, whichever they go
+to, so few counters are given a line each."""
+_SPREAD_COUNTS = 1 << 16
+"""Counters, idle ones included, up to which they are spread."""
 
 
 class Chunk(NamedTuple):
@@ -144,11 +149,11 @@ def _bins(
     return valid, bin_ + block * PARTS + slot % PARTS, start, b, first_key, end_key
 
 
-@triton.jit(do_not_specialize=[*_PLACES, "bins"])
+@triton.jit(do_not_specialize=[*_PLACES, "spread", "bins"])
 def _count_kernel(
     blocks_ptr,  # [B * T, HKV, N / PARTS]
     cu_ptr,  # [documents + 1] int32, or None
-    counts_ptr,  # [bins] int32, zeroed
+    counts_ptr,  # [bins, spread] int32, zeroed; the first of each row counts
     rank_ptr,  # [B * T, HKV, N] int32: place in its list, -1 where a slot sees no key
     document_start_ptr,  # [T] int32, or None
     T,
@@ -159,6 +164,7 @@ def _count_kernel(
     M,  # bins of one sequence and KV head
     documents,
     search_steps,
+    spread,
     bins,
     HKV: tl.constexpr,
     N: tl.constexpr,
@@ -191,14 +197,7 @@ def _count_kernel(
         PARTS,
         VARLEN,
     )
-    # Every query selects the first block: one by one, they would queue at its counter.
-    shared = tl.min(tl.where(valid, bin_, bins))
-    same = valid & (bin_ == shared)
-    each = tl.sum(same.to(tl.int32), 1)
-    count = tl.sum(each)
-    base = tl.atomic_add(counts_ptr + shared, count, mask=count > 0, sem="relaxed")
-    rank = tl.atomic_add(counts_ptr + bin_, 1, mask=valid & ~same, sem="relaxed")
-    rank = tl.where(same, (base + tl.cumsum(each, 0) - each)[:, None], rank)
+    rank = tl.atomic_add(counts_ptr + bin_ * spread, 1, mask=valid, sem="relaxed")
     rank = tl.where(valid, bin_, bins) if WRITE_BINS else tl.where(valid, rank, -1)
     slot = tl.arange(0, N_PAD)[None, :]
     row = token.to(tl.int64) * HKV + h
@@ -207,11 +206,12 @@ def _count_kernel(
         tl.store(document_start_ptr + token, start, mask=(token < tokens) & (h == 0))
 
 
-@triton.jit(do_not_specialize=["bins", "item_pairs"])
+@triton.jit(do_not_specialize=["spread", "bins", "item_pairs"])
 def _scan_kernel(
-    counts_ptr,  # [bins] int32
+    counts_ptr,  # [bins, spread] int32
     first_pair_ptr,  # [bins] int32
     first_item_ptr,  # [bins + 1] int32
+    spread,
     bins,
     item_pairs,
     STEP: tl.constexpr,
@@ -222,7 +222,7 @@ def _scan_kernel(
     for start in range(0, bins, STEP):
         bin_ = start + tl.arange(0, STEP)
         inside = bin_ < bins
-        count = tl.load(counts_ptr + bin_, mask=inside, other=0)
+        count = tl.load(counts_ptr + bin_ * spread, mask=inside, other=0)
         item_count = (count + item_pairs - 1) // item_pairs
         tl.store(first_pair_ptr + bin_, pairs + tl.cumsum(count, 0) - count, mask=inside)
         tl.store(first_item_ptr + bin_, items + tl.cumsum(item_count, 0) - item_count, mask=inside)
@@ -231,11 +231,11 @@ def _scan_kernel(
     tl.store(first_item_ptr + bins, items)
 
 
-@triton.jit(do_not_specialize=[*_PLACES, "item_pairs"])
+@triton.jit(do_not_specialize=[*_PLACES, "spread", "item_pairs"])
 def _write_kernel(
     blocks_ptr,  # [B * T, HKV, N / PARTS]
     cu_ptr,  # [documents + 1] int32, or None
-    counts_ptr,  # [bins] int32
+    counts_ptr,  # [bins, spread] int32
     rank_ptr,  # [B * T, HKV, N] int32
     first_pair_ptr,  # [bins] int32
     first_item_ptr,  # [bins + 1] int32
@@ -249,6 +249,7 @@ def _write_kernel(
     M,
     documents,
     search_steps,
+    spread,
     item_pairs,
     HKV: tl.constexpr,
     N: tl.constexpr,
@@ -290,7 +291,7 @@ def _write_kernel(
     # The pair that opens an item writes the item.
     opens = valid & (rank % item_pairs == 0)
     item = tl.load(first_item_ptr + bin_, mask=opens, other=0) + rank // item_pairs
-    count = tl.load(counts_ptr + bin_, mask=opens, other=0)
+    count = tl.load(counts_ptr + bin_ * spread, mask=opens, other=0)
     field = items_ptr + item.to(tl.int64) * ITEM_FIELDS
     tl.store(field, pair, mask=opens)
     tl.store(field + 1, tl.minimum(pair + item_pairs, first + count), mask=opens)
@@ -356,7 +357,8 @@ def invert(
     def ints(*size: int) -> Tensor:
         return torch.empty(*size, dtype=torch.int32, device=blocks.device)
 
-    counts = torch.zeros(bins, dtype=torch.int32, device=blocks.device)
+    spread = max(1, min(_LINE, _SPREAD_COUNTS // bins))
+    counts = torch.zeros(bins, spread, dtype=torch.int32, device=blocks.device)
     ranks, first_pair, first_item, lists = ints(pairs), ints(bins), ints(bins + 1), ints(pairs)
     items = ints(max(1, pairs // item_pairs + min(pairs, bins)), ITEM_FIELDS.value)
     document_start = ints(T) if documents else None
@@ -378,11 +380,14 @@ def invert(
         ranks,
         document_start,
         *places,
+        spread,
         bins,
         **constants,
         WRITE_BINS=deterministic,
     )
-    _scan_kernel[(1,)](counts, first_pair, first_item, bins, item_pairs, STEP=_SCAN, num_warps=8)
+    _scan_kernel[(1,)](
+        counts, first_pair, first_item, spread, bins, item_pairs, STEP=_SCAN, num_warps=8
+    )
     if deterministic:
         ranks = _stable_ranks(ranks, first_pair)
     _write_kernel[grid](
@@ -395,6 +400,7 @@ def invert(
         lists,
         items,
         *places,
+        spread,
         item_pairs,
         **constants,
     )
