@@ -105,6 +105,22 @@ def test_the_summary_is_computed(full: tuple[str, Any]) -> None:
         assert re.search(claim, summary, re.MULTILINE), claim
 
 
+def test_a_case_that_reached_no_steady_state_is_named_in_the_summary() -> None:
+    cases = sweep(seq_len=[512, 1024])
+    unsteady = run(cases, lambda c: timed(c, 0.05, steady=c is cases[0]))
+    content = context.analyse(unsteady)
+    links = {p.name: "x.png" for p in content.pictures}
+    built = context.build(
+        content, date=DATE, author="x", version=1, directory=Path("reports"), links=links
+    )
+
+    said = [line for line in built.summary if "steady state" in line]
+
+    assert said == [
+        "No steady state was reached in `train/nsa/seq_len=1024`: those numbers may still move."
+    ]
+
+
 def test_the_summary_is_short_and_begins_with_the_verdict(full: tuple[str, Any]) -> None:
     bullets = section(full[0], "Executive summary").strip().splitlines()
 
