@@ -143,7 +143,7 @@ def _floor(
         proof.peaks,
         flops=first.flops,
         bytes_moved=first.bytes,
-        launches=counts.launches(first),
+        launches=None if case.settings.graph else counts.launches(first),
         precision=precision_of(case.axes, observed, environment),
     )
 
