@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pytest_benchmark.stats import Stats  # type: ignore[import-untyped]
+from pytest_benchmark.stats import Stats
 
 from harness import exchange, pytest_timer, store
 from harness.errors import HarnessError
-from harness.records import Clock, Decision, Outcome
+from harness.records import Clock, Decision, Outcome, Run
 from harness.tests import fake_runs
 from harness.tests.test_cli import harness, refused
 
@@ -154,7 +154,7 @@ def test_names_from_elsewhere_stay_in_the_runs_folder(tmp_path: Path) -> None:
 # --- out ---------------------------------------------------------------------------------
 
 
-def exported_run():
+def exported_run() -> Run:
     good, bad = fake_runs.sweep(seq_len=[512, 1024])
     return fake_runs.run(
         [good, bad],
@@ -191,7 +191,7 @@ def test_what_was_exported_can_be_imported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 20, 21])
 def test_statistics_are_those_of_pytest_benchmark(count: int) -> None:
     data = [0.1 + (i * 7919 % 31) / 100 for i in range(count)] + [5.0] * (count > 6)
-    theirs = Stats()
+    theirs: Any = Stats()  # type: ignore[no-untyped-call]
     for sample in data:
         theirs.update(sample)
 
