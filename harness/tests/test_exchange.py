@@ -325,6 +325,7 @@ def test_pytest_benchmark_takes_the_timer_as_option_and_as_mark(tmp_path: Path) 
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
 def test_the_timer_counts_the_gpus_work_and_not_the_launch() -> None:
     import torch
 
