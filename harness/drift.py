@@ -148,6 +148,7 @@ def _configuration(then: Suite, now: Suite) -> Iterator[Difference]:
 def _flat(case: Case) -> dict[str, Any]:
     return {
         "factory": case.factory,
+        **({"command": " ".join(case.program.argv)} if case.program else {}),
         **{f"axis {name}": value for name, value in case.axes.items()},
         **{f"variable {name}": value for name, value in case.env.items()},
         **{f"measure.{name}": value for name, value in asdict(case.settings).items()},

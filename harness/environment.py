@@ -119,6 +119,8 @@ def home_of(factory: str) -> Path:
     """
     name = factory.partition(":")[0].partition(".")[0]
     here = Path.cwd()
+    if not name:  # a program, which runs here
+        return here
     # As a worker looks for it: see execution.launcher.
     spec = find_spec(name) or PathFinder.find_spec(name, [str(here)])
     places = list(spec.submodule_search_locations or ()) if spec else []

@@ -15,7 +15,6 @@ from harness.analysis.expectation import upper_bound
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     FAILURES,
-    METRICS,
     CaseSummary,
     Decision,
     Environment,
@@ -92,7 +91,7 @@ def judge(
 
 def requirement(rule: Rule) -> str:
     """A rule as a sentence: `tokens/s ≥ 500 in every case with gc=off; NO-GO under 100`."""
-    metric = METRICS[rule.metric]
+    metric = rule.quantity
     sign = "≥" if metric.higher_is_better else "≤"
     whose = "every case" if rule.quantifier == "all" else "the best case"
     if chosen := _criteria(rule.match):
@@ -259,7 +258,7 @@ def _finding(rule: Rule, summary: CaseSummary) -> _Finding:
         return _Finding(case_id, Decision.INCONCLUSIVE, _ended(summary))
     estimate = summary.metrics.get(rule.metric)
     if estimate is None:
-        missing = f"{METRICS[rule.metric].title} not available"
+        missing = f"{rule.quantity.title} not available"
         return _Finding(case_id, Decision.INCONCLUSIVE, missing)
     return _by_interval(rule, case_id, estimate)
 
@@ -287,7 +286,7 @@ def _by_interval(rule: Rule, case_id: str, estimate: Estimate) -> _Finding:
     if not (math.isfinite(low) and math.isfinite(high) and low <= estimate.value <= high):
         return _Finding(case_id, Decision.INCONCLUSIVE, f"{text} is not a finite interval")
     go, abort = rule.go, rule.go if rule.abort is None else rule.abort
-    if not METRICS[rule.metric].higher_is_better:
+    if not rule.quantity.higher_is_better:
         low, high, go, abort = -high, -low, -go, -abort
     if high < abort:
         return _Finding(case_id, Decision.NO_GO, text)

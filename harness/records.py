@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from harness.program import Program
 from harness.what_ran import Census, Counters, PathRule
 
 SCHEMA_VERSION = 2
@@ -146,7 +147,7 @@ class Case:
     workload: str
     """Name of the suite's workload entry."""
     factory: str
-    """`package.module:function`, imported by the worker and by nothing else."""
+    """`package.module:function`, imported by the worker and by nothing else. A program has none."""
     provider: str
     axes: Mapping[str, Scalar]
     """Every axis, swept or fixed."""
@@ -162,6 +163,8 @@ class Case:
     """What must and must not run on the device; a breach is PATH_MISMATCH."""
     operators: PathRule = field(default_factory=PathRule)
     """The same of PyTorch's operators, on any device."""
+    program: Program | None = None
+    """Run instead of a factory's workload."""
 
     def get(self, name: str) -> Scalar | None:
         """An axis, or the pseudo-axes `workload` and `provider`."""
@@ -218,6 +221,13 @@ class Rule:
     axis: str | None = None
     """For `scaling_exponent`: the axis the exponent is fitted over."""
     gpu: str = "*"
+    free: Metric | None = None
+    """What `metric` is, where a program of the suite names it and the harness does not know it."""
+
+    @property
+    def quantity(self) -> Metric:
+        """The metric it speaks of."""
+        return self.free or METRICS[self.metric]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,6 +378,8 @@ class Evidence:
     """The silence that was allowed."""
     signal: str = ""
     """Name of the signal that ended it."""
+    stderr_tail: str = ""
+    """The end of what a program wrote to stderr."""
     frame: str = ""
     """The innermost Python frame: `function (file:line)`."""
     last_kernel: str = ""
@@ -410,7 +422,7 @@ class Measurement:
     """Reason (throttled, shared, clock_dropped) -> indices of the samples that were taken while
     the telemetry was so. They stay among the samples, and enter no estimate."""
     steady: bool | None = None
-    """Whether the rule found a steady state; None where nothing was timed."""
+    """Whether the rule found a steady state; None where nothing was timed, or all of a program."""
     tokens: int | None = None
     """Tokens one run processes; None where the workload has no notion of tokens."""
     flops: int | None = None
@@ -430,9 +442,12 @@ class Measurement:
     output_digest: tuple[TensorDigest, ...] = ()
     """Of what the first run returned; empty where it returned no finite numbers."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """Package -> file it was loaded from, where the run asked for a certain tree."""
+    """Package -> file it was loaded from, where the run asked for a certain tree. For a program:
+    `program` -> the folder it ran in."""
     counters: Counters | None = None
     census: Census | None = None
+    readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What a program told of itself by metric, but for step times, in the order told."""
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""

@@ -14,9 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from harness import suite_command
 from harness import suite_sweep as sweep
 from harness.errors import SuiteError
 from harness.records import (
+    METRICS,
     Case,
     CostPlan,
     Expectation,
@@ -123,6 +125,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
     problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
     if problems:
         raise document.error(problems)
+    free = suite_command.free_metrics(model)
     changes = _Overrides.parse(overrides, model)
     cases = [
         case
@@ -164,6 +167,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
                 quantifier=r.quantifier,
                 axis=r.axis,
                 gpu=r.gpu,
+                free=free.get(r.metric),
             )
             for r in model.verdict
         ),
@@ -190,6 +194,7 @@ def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
             yield Problem(("workloads", w, "name"), f"a second workload named {workload.name!r}")
         names.add(workload.name)
         yield from sweep.check(workload, ("workloads", w))
+    yield from suite_command.check_same(model)
 
 
 def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
@@ -205,6 +210,7 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield Problem((*loc, "exclude"), "every combination is excluded", at_key=True)
         cases += kept
         yield from _measure_problems(workload, loc, kept)
+        yield from suite_command.check_settings(kept, loc)
         yield from _allow_problems(workload, (*loc, "allow"), kept)
         for key, criteria in _matches(workload):
             yield from sweep.check_match(criteria, (*loc, *key, "match"), kept)
@@ -214,7 +220,13 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
     for e, expectation in enumerate(model.expectations):
         yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
     names: set[str] = set()
+    known = {**METRICS, **suite_command.free_metrics(model)}
     for r, rule in enumerate(model.verdict):
+        if rule.metric not in known:
+            text = f"metric must name a metric, not {rule.metric!r}"
+            yield Problem(("verdict", r, "metric"), text, nearest(rule.metric, [*known]))
+        elif contrary := rule.contrary(higher_is_better=known[rule.metric].higher_is_better):
+            yield Problem(("verdict", r, "abort"), f"abort {contrary}")
         if rule.name in names:
             yield Problem(("verdict", r, "name"), f"a second rule named {rule.name!r}")
         names.add(rule.name)

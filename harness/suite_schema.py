@@ -190,15 +190,131 @@ Paths = Annotated[
 ]
 
 
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise _wrong(f"is no regular expression: {error}") from None
+    return text
+
+
+def _with_value(text: str) -> str:
+    if VALUE not in re.compile(_pattern(text)).groupindex:
+        named = f"(?P<{VALUE}>...)"
+        raise _wrong(f"has no group named {VALUE!r}", remedy=f"Put {named} around the number.")
+    return text
+
+
+def _one_or_mapping(value: Any) -> str:
+    return "mapping" if isinstance(value, dict) else "one"
+
+
+VALUE = "value"
+"""Group of a metric's regular expression that is the number."""
+Pattern = Annotated[Text, AfterValidator(_pattern)]
+Product = Annotated[
+    Annotated[int, Field(ge=1), Tag("one")]
+    | Annotated[
+        list[Annotated[int, Field(ge=1)] | AxisName],
+        Field(min_length=1),
+        Tag("list"),
+    ],
+    Discriminator(_one_or_list),
+]
+
+
+class ProgressModel(_Model):
+    """By which lines of output a program tells that it goes on."""
+
+    step: Pattern
+    """Regular expression of a line that means: a step is finished. Where it has the groups:
+    `step` is how many are by now, `step_s` or `step_ms` what this one took. Without a time, the
+    time between two such lines is taken."""
+    alive: Pattern | None = None
+    """Lines that are a sign of life, though no step: an evaluation, a checkpoint."""
+    setup_steps: Annotated[int, Field(ge=0)] = 1
+    """Steps that compile or fill caches, and are neither warm-up nor samples. Default 1."""
+    until: Literal["exit", "sampled"] = "exit"
+    """`sampled`: end the program when there are enough samples. `exit`: it runs to its own end."""
+
+
+class ReadingModel(_Model):
+    """Where one metric of a program is read: `line`, `json`, or `file` with `json` or `csv`."""
+
+    line: Annotated[Text, AfterValidator(_with_value)] | None = None
+    """Regular expression with a group `value`, searched for in every line of output."""
+    json_: Text | None = Field(default=None, alias="json")
+    """Key of a JSON object that is a line of output, or stands in `file`: `train.loss`."""
+    prefix: Text | None = None
+    """What a JSON line begins with, before the object."""
+    file: Text | None = None
+    """Read when the program has ended, from its folder. One document, or one a line."""
+    csv: Text | None = None
+    """Column of `file`."""
+    scale: Positive = 1.0
+    """What is read times this is the value: 0.001 for milliseconds. Default 1."""
+    take: Literal["all", "last"] = "all"
+    """`last`: the last value counts; `all`: the median of them. Default all."""
+    unit: Text | None = None
+    """Of a metric that the harness does not know."""
+    better: Literal["higher", "lower"] | None = None
+    """Likewise: what is good."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "ReadingModel":
+        ways = [name for name, way in self._ways().items() if way]
+        if len(ways) != 1:
+            said = "needs" if not ways else f"says {' and '.join(ways)}; it needs"
+            raise _wrong(f"{said} one of line, json or csv")
+        if (self.csv and not self.file) or (self.line and self.file):
+            raise _wrong("reads a file by json or csv, and output by line or json")
+        if self.prefix and (self.file or not self.json_):
+            raise _wrong("goes with a JSON line of output, and with nothing else", key="prefix")
+        return self
+
+    def _ways(self) -> Mapping[str, str | None]:
+        return {"line": self.line, "json": self.json_, "csv": self.csv}
+
+
+_OF_PROGRAMS = ("cwd", "progress", "metrics", "tokens", "flops")
+
+
 class WorkloadModel(_Model):
     """One computation, swept over providers and axes."""
 
     name: Name
     """First part of the case ids."""
-    factory: Annotated[str, Field(pattern=FACTORY)]
+    factory: Annotated[str, Field(pattern=FACTORY)] | None = None
     """`package.module:function`; the worker calls it with provider and axes."""
-    providers: Annotated[list[Name], Field(min_length=1)]
-    """The implementations to measure."""
+    command: (
+        Annotated[
+            Annotated[Text, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
+            Discriminator(_one_or_list),
+        ]
+        | None
+    ) = None
+    """Instead of a factory: a program and its arguments, as a list or as text that is split like
+    a shell would, without one. `{axis}` is an axis, `{provider}` the provider, `{python}` in
+    front the harness's interpreter; `{axis:--flag}` is an argument where the axis is true."""
+    cwd: Text = "."
+    """Folder of the program, seen from where the harness was started. Default there."""
+    progress: (
+        Annotated[
+            Annotated[Pattern, Tag("one")] | Annotated[ProgressModel, Tag("mapping")],
+            Discriminator(_one_or_mapping),
+        ]
+        | None
+    ) = None
+    """Lines of a program's output that mean a step is finished: a regular expression, or more."""
+    metrics: dict[Name, ReadingModel] = {}
+    """What a program tells of itself: `step_s`, `tokens_per_s`, `mfu`, `peak_memory_bytes`, or
+    any other name with its unit and direction."""
+    tokens: Product | None = None
+    """Tokens of one step of a program: a number, or a list of numbers and axes to multiply."""
+    flops: Product | None = None
+    """Floating-point operations of one step of a program, likewise."""
+    providers: Annotated[list[Name], Field(min_length=1)] = ["program"]
+    """The implementations to measure. A program may do without."""
     axes: dict[AxisName, Values] = {}
     """A list is swept, a single value fixed. An UPPER_CASE axis is an environment variable of
     the worker as well."""
@@ -231,6 +347,17 @@ class WorkloadModel(_Model):
     ] = {}
     """Outcomes expected here, each with the reason: `{timeout: why}`, or a list of
     `{match, outcome, reason}`."""
+
+    @model_validator(mode="after")
+    def _factory_or_program(self) -> "WorkloadModel":
+        if (self.factory is None) == (self.command is None):
+            raise _wrong("needs a factory or a command, and not both")
+        if self.factory is not None:
+            if foreign := [key for key in _OF_PROGRAMS if key in self.model_fields_set]:
+                raise _wrong("goes with command, not with factory", key=foreign[0])
+            if "providers" not in self.model_fields_set:
+                raise _wrong("needs providers beside its factory")
+        return self
 
 
 class RangeModel(_Model):
@@ -301,7 +428,8 @@ class RuleModel(_Model):
     """One line of the verdict. GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
 
     name: Text
-    metric: Annotated[str, AfterValidator(_metric), Field(json_schema_extra={"enum": [*METRICS]})]
+    metric: Annotated[Text, Field(json_schema_extra={"examples": [*METRICS]})]
+    """One of the harness's metrics, or one that a program of the suite tells."""
     go: float
     abort: float | None = None
     """Without it, missing `go` is already NO-GO."""
@@ -320,12 +448,16 @@ class RuleModel(_Model):
             raise _wrong("needs an axis to be fitted over", key="metric", remedy="Add axis.")
         if self.metric != "scaling_exponent" and self.axis is not None:
             raise _wrong("goes with scaling_exponent and with nothing else", key="axis")
-        if self.abort is not None and self.abort != self.go:
-            good = "high" if METRICS[self.metric].higher_is_better else "low"
-            if (self.abort > self.go) == (good == "high"):
-                text = f"must be worse than go, and {self.metric} is good when {good}"
-                raise _wrong(text, key="abort")
         return self
+
+    def contrary(self, *, higher_is_better: bool) -> str:
+        """What is wrong with `abort`, if anything is."""
+        if self.abort is None or self.abort == self.go:
+            return ""
+        good = "high" if higher_is_better else "low"
+        if (self.abort > self.go) != higher_is_better:
+            return ""
+        return f"must be worse than go, and {self.metric} is good when {good}"
 
 
 class RequiresModel(_Model):

@@ -13,6 +13,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from harness import suite_command
 from harness.records import Case, Match, MeasureSettings, Outcome, Scalar
 from harness.suite_schema import (
     Matching,
@@ -47,6 +48,7 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
             repeats = any(name in group for group in workload.zip)
             problems += _check_values(values, (*loc, "axes", name), repeats=repeats)
     problems += _check_zip(workload, (*loc, "zip"))
+    problems += suite_command.check(workload, loc)
     if not problems:
         points = len(workload.providers) * prod(len(rows) for rows in _dimensions(workload))
         if points > MAX_CASES:
@@ -120,13 +122,14 @@ def cases(
         case = Case(
             case_id="/".join(parts),
             workload=workload.name,
-            factory=workload.factory,
+            factory=workload.factory or "",
             provider=provider,
             axes=axes,
             swept=swept,
             env={name: as_text(v) for name, v in axes.items() if name.isupper()},
         )
         case = replace(case, env={**_env(workload, case), **case.env})
+        case = replace(case, program=suite_command.bind(workload, case))
         if not any(m.accepts(case) for m in exclusions):
             settings = MeasureSettings(**{**measure, **_measured(workload, case), **overrides})
             found.append(

@@ -128,10 +128,19 @@ _SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores", "step_cyc
 """Units that a table names once, in its heading, and a sentence must add."""
 
 
+def _scale(metric: str) -> Scale:
+    """A metric that a program names is printed in the unit it was told in."""
+    return _SCALES.get(metric, lambda _: (1.0, ""))
+
+
+def _is_count(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].counted
+
+
 def plain(metric: str, value: float, digits: int | None = None) -> str:
     """A value of a metric, to stand beside the metric's name: `tokens/s ≥ 500`."""
-    one, unit = _SCALES[metric](value)
-    if METRICS[metric].counted:
+    one, unit = _scale(metric)(value)
+    if _is_count(metric):
         return _count(value)
     return number(value / one, digits) + unit
 
@@ -146,9 +155,9 @@ def cell(metric: str, estimate: Estimate) -> str:
 
     A count stands to the digit, and without an interval of no width.
     """
-    if METRICS[metric].counted and estimate.low == estimate.value == estimate.high:
+    if _is_count(metric) and estimate.low == estimate.value == estimate.high:
         return _count(estimate.value)
-    one, unit = _SCALES[metric](estimate.value)
+    one, unit = _scale(metric)(estimate.value)
     return _with_interval(
         estimate.value / one,
         None if estimate.low is None else estimate.low / one,

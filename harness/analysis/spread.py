@@ -58,6 +58,6 @@ def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurem
         between=between,
         within=float(np.median(within)),
         widest=float(within.max()),
-        unsteady=sum(not m.steady for m in evidence),
+        unsteady=sum(m.steady is False for m in evidence),
         discarded=sum(len(m.samples_s) - len(m.kept_s) for m in ok),
     )

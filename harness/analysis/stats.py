@@ -158,7 +158,7 @@ def weaknesses(
     ok = [m for m in ok if m.is_evidence(min_samples)]
     if not ok:
         return tuple(notes)
-    if unsteady := [m.process for m in ok if not m.steady]:
+    if unsteady := [m.process for m in ok if m.steady is False]:
         notes.append(f"no steady state found in {_processes(unsteady)}")
     notes += _spread(ok)
     notes += _telemetry(ok)

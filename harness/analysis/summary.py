@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis import counts, stats
+from harness.analysis import counts, stats, told
 from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.floor import Floor, floor
@@ -187,8 +187,7 @@ def _metrics(
             means = [float(np.mean(r)) for r in seen]
             estimate = stats.arithmetic(means, samples=sum(map(len, seen)))
             metrics[channel] = _bounded(estimate, most)
-    metrics.update(counts.estimates(ok))
-    return metrics
+    return {**metrics, **counts.estimates(ok), **told.estimates(case, ok)}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:

@@ -149,7 +149,7 @@ class Launcher:
         Raises:
             HarnessError: No interpreter with torch can be started here.
         """
-        env = {} if case is None else case.env
+        env = {} if case is None or case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         zygote = _Zygote(env, self._roots) if cold else self._warmed()
         launched_at = time.monotonic()
@@ -203,7 +203,8 @@ class Launcher:
             first, others = refusals[0], len(refusals) - 1
             more = f"\n  So {'are' if others > 1 else 'is'} {others} more." if others else ""
             raise SuiteError(suite.path, f"case {first.case_id}: {first.problem}{more}")
-        self._preload(dict.fromkeys(case.factory.partition(":")[0] for case in suite.cases))
+        modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
+        self._preload(dict.fromkeys(modules))
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 
     def _preload(self, modules: Iterable[str]) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from harness.environment import VARIABLE_PREFIXES
+from harness.program import INTERPRETER
 from harness.records import Case, Measurement
 
 NAME = "reproduce.py"
@@ -72,6 +73,32 @@ if __name__ == "__main__":
 '''
 
 
+_PROGRAM_SCRIPT = '''\
+"""{title}
+
+{outcome}: {detail}
+
+Starts the program as the harness did, with nothing watching: python {name}
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FOLDER = (HERE / {folder!r}).resolve()  # where the harness was started
+CWD = {cwd!r}  # from FOLDER
+VARIABLES = {variables}
+COMMAND = {argv}
+
+if __name__ == "__main__":
+    env = {{**os.environ, **VARIABLES}}
+    command = [sys.executable if word == "{python}" else word for word in COMMAND]
+    sys.exit(subprocess.run(command, cwd=FOLDER / CWD, env=env, check=False).returncode)
+'''
+
+
 def script(case: Case, measurement: Measurement, folder: Path) -> str:
     """The text of the script.
 
@@ -85,6 +112,18 @@ def script(case: Case, measurement: Measurement, folder: Path) -> str:
     done = evidence.runs if evidence and evidence.runs else 0
     limit_s = evidence.stall_limit_s if evidence and evidence.stall_limit_s else None
     inherited = {k: v for k, v in os.environ.items() if k.startswith(VARIABLE_PREFIXES)}
+    if case.program is not None:
+        return _PROGRAM_SCRIPT.format(
+            title=_in_docstring(f"Case {case.case_id}, process {measurement.process}."),
+            outcome=measurement.outcome,
+            detail=_in_docstring(measurement.detail),
+            name=NAME,
+            folder=_seen_from(here, folder.resolve(), within=here),
+            cwd=case.program.cwd,
+            variables=pprint.pformat({**inherited, **case.env}),
+            argv=pprint.pformat(list(case.program.argv)),
+            python=INTERPRETER,
+        )
     return _SCRIPT.format(
         title=_in_docstring(f"Case {case.case_id}, process {measurement.process}."),
         outcome=measurement.outcome,

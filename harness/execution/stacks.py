@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import psutil
 
 from harness.execution.launcher import Worker
 from harness.records import EvidenceFile
@@ -20,6 +23,8 @@ PYTHON_S = 2.0
 NATIVE_S = 2.0
 """Longest time for py-spy."""
 POLL_S = 0.05
+MAX_FAMILY = 8
+"""Processes of a program whose stacks are taken."""
 INTERPRETER = sys.executable
 """py-spy may lie beside it, in a virtual environment that is not active."""
 
@@ -59,6 +64,24 @@ def native_stacks(pid: int) -> tuple[str, EvidenceFile]:
     if text:
         return text, EvidenceFile(name=name, note=f"/proc ({', '.join(read)}); {why}")
     return "", EvidenceFile(name=name, note=f"not available: {why}, and /proc tells nothing")
+
+
+def native_stacks_of(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
+    """The native stacks of several processes, and by which means those of the first were had."""
+    if not pids:
+        return "", EvidenceFile(name="native stacks", note="not available: no process is left")
+    found = [native_stacks(pid) for pid in pids]
+    texts = [f"process {pid}\n{text}" for pid, (text, _) in zip(pids, found, strict=True) if text]
+    return found[0][0] if len(pids) == 1 else "\n".join(texts), found[0][1]
+
+
+def family(pid: int) -> list[int]:
+    """The processes under one, the first started first; not itself."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in children[:MAX_FAMILY]]
 
 
 def _py_spy(pid: int) -> tuple[str, str]:

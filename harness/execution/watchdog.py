@@ -148,7 +148,8 @@ def _see_through(
             return story.or_preliminary(late)
         limit_s = story.stall_limit_s
         if now - story.heard_at > limit_s:
-            seen = _stacks(worker, log, folder, story.evidence(now), recorder.telemetry())
+            pids = stacks.family(worker.pid) if case.program else [worker.pid]
+            seen = _stacks(worker, pids, log, folder, story.evidence(now), recorder.telemetry())
             stuck = f"stuck in {seen.frame}" if seen.frame else "it would not write its stacks"
             hung = replace(
                 story.counted(unanswered),
@@ -161,10 +162,16 @@ def _see_through(
 
 
 def _stacks(
-    worker: Worker, log: Path, folder: evidence.Folder, seen: Evidence, telemetry: Telemetry
+    worker: Worker,
+    pids: Sequence[int],
+    log: Path,
+    folder: evidence.Folder,
+    seen: Evidence,
+    telemetry: Telemetry,
 ) -> Evidence:
-    """With the stacks of a worker that hangs, while it can still be asked."""
-    native, native_file = stacks.native_stacks(worker.pid)
+    """With the stacks of a worker that hangs, while it can still be asked. The native ones are of
+    the processes `pids`, for a program runs under its worker."""
+    native, native_file = stacks.native_stacks_of(pids)
     python = stacks.python_stacks(worker, log)
     if python:
         kept = EvidenceFile(name="python stacks", note="faulthandler")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from harness.analysis.targets import Work
-from harness.execution import provenance
+from harness.execution import command, provenance
 from harness.execution.messages import (
     Answer,
     Built,
@@ -159,6 +159,8 @@ def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved
     if order.check:
         refusals = tuple(filter(None, map(_refusal, order.check)))
         return Checked(refusals=refusals, work={} if refusals else _work(order.check))
+    if order.case is not None and order.case.program is not None:
+        return Answer(measurement=command.measure(order.case, order, channel, _Reporter(channel)))
     if order.case is None:
         return Facts(facts=importlib.import_module("harness.measure.facts").describe())
     return Answer(measurement=_measure(order.case, order, channel))
@@ -166,6 +168,9 @@ def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved
 
 def _refusal(case: Case) -> Refusal | None:
     """Why a case cannot run, as far as its factory's module can tell without building it."""
+    if case.program is not None:
+        problem = command.refusal(case, case.program)
+        return Refusal(case_id=case.case_id, problem=problem) if problem else None
     module, _, function = case.factory.partition(":")
     try:
         load_factory(case.factory)
@@ -181,6 +186,9 @@ def _work(cases: Sequence[Case]) -> Mapping[str, Work]:
     """What one run of each case will do, of those whose module can tell without building it."""
     found = {}
     for case in cases:
+        if case.program is not None:
+            found[case.case_id] = Work(tokens=case.program.tokens, flops=case.program.flops)
+            continue
         module, _, function = case.factory.partition(":")
         counts = getattr(sys.modules[module], COUNTS, None)
         if counts is not None:

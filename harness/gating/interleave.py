@@ -160,7 +160,7 @@ class _Silent:
 def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:
     """The measurement, if its worker says where its code came from and that is the right tree;
     else a path mismatch, which has no samples."""
-    package = case.factory.partition(":")[0].partition(".")[0]
+    package = "program" if case.program else case.factory.partition(":")[0].partition(".")[0]
     if measurement.outcome is not Outcome.OK or not roots or package == OURS:
         return measurement
     file = measurement.code.get(package)
@@ -189,7 +189,7 @@ def pairs(
             continue
         if not (baseline.outcome is candidate.outcome is Outcome.OK):
             continue
-        if not (baseline.steady and candidate.steady):
+        if False in (baseline.steady, candidate.steady):
             unsteady += 1
             continue
         found.append(

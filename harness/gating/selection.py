@@ -88,6 +88,8 @@ def _reaches(
         return "" if path.endswith(".md") else f"{path}, which measures it"
     if path in reached:
         return path
+    if candidate.case.program is not None and not (_is_test(path) or _is_inert(path, policy)):
+        return f"{path}, of which nobody knows whether the program reads it"
     if any(graph.knows(path) for graph in graphs) or _is_test(path) or _is_inert(path, policy):
         return ""
     return f"{path}, of which nobody knows what it reaches"

@@ -65,7 +65,9 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         heads: tuple[str, ...] = ("case",)
     else:
         heads = axes or ("provider",)
-    metrics = [m for m in METRICS if any(m in s.metrics for s in summaries)]
+    free = {r.metric: r for c in cases if c.program for r in c.program.readings}
+    known = [*METRICS, *(name for name in free if name not in METRICS)]
+    metrics = [m for m in known if any(m in s.metrics for s in summaries)]
     if not intervals:
         metrics = [m for m in metrics if m not in _DETAILS]
     rows = []
@@ -79,7 +81,10 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     titles = {"cpu_utilisation": "CPU cores", "gpu_utilisation": "GPU busy"}
     columns = (
         *heads,
-        *(f">{titles.get(m, METRICS[m].title)}" for m in metrics),
+        *(
+            f">{titles.get(m, METRICS[m].title) if m in METRICS else f'{m} ({free[m].unit})'}"
+            for m in metrics
+        ),
         ">n",
     )
     remarks = () if intervals else _missing(summaries, run)  # said once, under the first
