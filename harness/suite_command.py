@@ -29,7 +29,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
         yield Problem((*loc, "command"), "command names no program")
         return
     used: set[str] = set()
-    problems = []
+    problems: list[Problem] = []
     for place, text, whole in _texts(workload, words):
         problems += _check_fields(workload, (*loc, *place), text, used, whole=whole)
     yield from problems

@@ -33,7 +33,8 @@ from harness.execution.told import Metrics, NotFinite, Step, StepReader, Untold
 from harness.program import INTERPRETER, Program
 from harness.records import Accuracy, Case, Clock, Evidence, Measurement, Outcome
 
-CHUNK_BYTES = 2**16
+CHUNK_BYTES = 2**18
+"""Size of the pipes, and the most that is read from one at once."""
 ALIVE_S = 0.1
 """Lines are a sign of life at most so often."""
 DRAIN_S = 0.5
@@ -144,6 +145,7 @@ def start(case: Case, program: Program, env: Mapping[str, str]) -> "subprocess.P
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        pipesize=CHUNK_BYTES,
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0),
     )
 
@@ -282,9 +284,9 @@ class _Session:
                 break
         self.ended_at = reader.ended_at or time.monotonic()
         if not self.ended and self.process.returncode == 0:
+            self._require_steps()
             self.metrics.read_files(self.ended_at)
             self.metrics.require_all()
-            self._require_steps()
 
     def _take(self, read: Read, finder: StepReader | None) -> None:
         steps: list[Step] = []

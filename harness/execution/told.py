@@ -164,7 +164,7 @@ def _number(reading: Reading, found: Any, where: str) -> float:
     try:
         value = float(found) * reading.scale
     except ValueError:
-        raise Untold(f"{reading.metric}: {found[:_SHOWN]!r} is no number, {where}") from None
+        raise Untold(f"{reading.metric}: {_short(str(found))} is no number, {where}") from None
     if not math.isfinite(value):
         raise NotFinite(f"{reading.metric} is {found}, {where}")
     return value
