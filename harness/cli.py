@@ -31,7 +31,7 @@ from harness import (
 from harness import suite as suites
 from harness.analysis import overhead as sampling
 from harness.analysis import scaling, spread, summary, targets, timeuse
-from harness.analysis.dead_axes import dead_axes, invariances
+from harness.analysis.dead_axes import oddities
 from harness.errors import HarnessError, StoreError, SuiteError
 from harness.execution import gpu_lock
 from harness.execution.launcher import Launcher
@@ -462,7 +462,7 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         out.print(console.summaries(cases))
         for note in recorded.notes:
             out.print(f"note: {note}", markup=False, highlight=False)
-        for oddity in findings.oddities(recorded, cases):
+        for oddity in findings.plain(oddities(recorded, cases)):
             out.print(f"odd: {oddity}", markup=False, highlight=False, soft_wrap=True)
         out.print(console.verdict(verdict))
         if used := timeuse.time_use(recorded):
@@ -486,8 +486,7 @@ def _conclusion(
         "time": asdict(used) if (used := timeuse.time_use(recorded)) else None,
         "spread": [asdict(s) for s in spread.spreads(recorded)],
         "verdict": asdict(verdict),
-        "dead_axes": [asdict(d) for d in dead_axes(recorded, cases)],
-        "invariances": [asdict(i) for i in invariances(cases)],
+        "oddities": asdict(oddities(recorded, cases)),
         "cases": [
             {
                 "case": c.case.case_id,

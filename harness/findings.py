@@ -1,24 +1,57 @@
 """What is odd about axes and flags, in sentences: for the report and for the command line."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from harness import units
-from harness.analysis.dead_axes import DeadAxis, Invariance, Values, dead_axes, invariances
-from harness.records import CaseSummary, Run
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
+from harness.records import Run
 
 
-def oddities(run: Run, summaries: Sequence[CaseSummary]) -> tuple[str, ...]:
-    """The same as of the two below, as plain text."""
-    said = (
-        *map(dead_axis, dead_axes(run, summaries)),
-        *map(invariance, invariances(summaries)),
+def sentences(found: Oddities) -> tuple[str, ...]:
+    """One sentence for each axis; alike ones of several providers or groups together."""
+    alike: dict[object, list[DeadAxis]] = {}
+    for d in found.dead:
+        alike.setdefault((d.workload, d.axes, d.values, d.all_values), []).append(d)
+    still: dict[object, list[Invariance]] = {}
+    for i in found.still:
+        workload = i.group.partition("/")[0]
+        still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
+    return (*map(_dead_axes, alike.values()), *map(_invariances, still.values()))
+
+
+def plain(found: Oddities) -> tuple[str, ...]:
+    """The same for the command line."""
+    return tuple(sentence.replace("`", "") for sentence in sentences(found))
+
+
+def coverage(found: Oddities) -> str:
+    """Of how many pairs of cases it is known whether they did the same; empty without pairs."""
+    if not found.pairs:
+        return ""
+    if not found.compared:
+        return (
+            "Whether an axis has no effect is not known: no two cases that differ in one axis have "
+            "both counters and outputs to compare."
+        )
+    missing = found.pairs - found.compared
+    rest = f"; too little is known of {missing} more" if missing else ""
+    none = "" if found.dead else ", and each axis changed something"
+    return f"{found.compared} pairs of cases that differ in one axis were compared{none}{rest}."
+
+
+def _dead_axes(alike: Sequence[DeadAxis]) -> str:
+    """`train/nsa`: `NSA_FWE_Q` 1 and 4 do the same: ... in 6 pairs of cases."""
+    d = replace(
+        alike[0],
+        pairs=sum(d.pairs for d in alike),
+        fastest=min(d.fastest for d in alike),
+        slowest=max(d.slowest for d in alike),
+        time_differs=any(d.time_differs for d in alike),
+        without_kernels=any(d.without_kernels for d in alike),
     )
-    return tuple(sentence.replace("`", "") for sentence in said)
-
-
-def dead_axis(d: DeadAxis) -> str:
-    """`train/nsa`: `NSA_FWE_Q` 1 and 4 do the same: ... over 6 pairs of cases."""
-    where = f"{d.workload}/{d.provider}" if d.provider else d.workload
+    places = [f"{d.workload}/{d.provider}" if d.provider else d.workload for d in alike]
+    where = ", ".join(f"`{place}`" for place in places)
     names = ", ".join(f"`{name}`" for name in d.axes)
     values = _list([_value(v) for v in d.values])
     head = f"{names} has no effect ({values})" if d.all_values else f"{names}: {values} do the same"
@@ -28,11 +61,15 @@ def dead_axis(d: DeadAxis) -> str:
     if d.without_kernels:
         same = "operators, counters and outputs, kernels unknown without a GPU,"
     pairs = f"{d.pairs} {'pair' if d.pairs == 1 else 'pairs'} of cases"
-    return f"`{where}`: {head}: the same {same} in {pairs}; {_time(d)}."
+    return f"{where}: {head}: the same {same} in {pairs}; {_time(d)}."
 
 
-def invariance(i: Invariance) -> str:
+def _invariances(alike: Sequence[Invariance]) -> str:
     """`forward/nsa`: 10.2 tokens/s from `seq_len` 128 to 2048, though ...; ..."""
+    i = alike[0]
+    more = f" So in {len(alike) - 1} more {'group' if len(alike) == 2 else 'groups'}." * (
+        len(alike) > 1
+    )
     low, high = units.scalar(i.low), units.scalar(i.high)
     over = f"from `{i.axis}` {low} to {high}, within {units.percent(i.spread)}"
     value = units.quantity(i.metric, i.value)
@@ -45,7 +82,8 @@ def invariance(i: Invariance) -> str:
         cost, fixed = f"a token costs {grown} the FLOPs", "a fixed cost per token decides"
     if i.growth is not None and i.growth > 1:
         text += f", though {cost}"
-    return f"{text}: {fixed if i.reached else 'nothing shows that the axis reached the workload'}."
+    why = fixed if i.reached else "nothing shows that the axis reached the workload"
+    return f"{text}: {why}.{more}"
 
 
 def flags(run: Run) -> tuple[str, ...]:
@@ -72,14 +110,14 @@ def flags(run: Run) -> tuple[str, ...]:
     return tuple(said)
 
 
-def in_brief(dead: Sequence[DeadAxis], still: Sequence[Invariance]) -> Iterable[str]:
+def in_brief(found: Oddities) -> Iterable[str]:
     """One sentence for a summary; none where nothing was found."""
     parts = []
-    if whole := [d for d in dead if d.all_values and not d.time_differs]:
+    if whole := [d for d in found.dead if d.all_values and not d.time_differs]:
         names = dict.fromkeys(f"`{name}`" for d in whole for name in d.axes)
         parts.append(f"no effect of {_list([*names])}")
-    if still:
-        names = dict.fromkeys(f"`{i.axis}`" for i in still)
+    if found.still:
+        names = dict.fromkeys(f"`{i.axis}`" for i in found.still)
         parts.append(f"a speed that does not change with {_list([*names])}")
     if parts:
         yield f"Odd: {' and '.join(parts)}; see What ran."

@@ -6,8 +6,8 @@ agree where the digests of two cases lie no farther apart than those of one case
 on a GPU need not add up in the same order: to the digit where the processes agree to the digit.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from harness.analysis.effects import NO_EFFECT
@@ -72,31 +72,58 @@ class Invariance:
     """Whether the workload observed the axis under its own name."""
 
 
-def dead_axes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[DeadAxis, ...]:
-    """Every axis, the provider among them, of which some values do the same."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oddities:
+    """What a run's axes do not do."""
+
+    dead: tuple[DeadAxis, ...] = ()
+    still: tuple[Invariance, ...] = ()
+    pairs: int = 0
+    """Pairs of cases that differ in one axis, or in axes that only change together."""
+    compared: int = 0
+    """Those of which enough is known to say whether they did the same."""
+
+
+def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
+    """Every axis, the provider among them, of which some values do the same; and every speed that
+    does not follow the work, but along axes that are dead."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
-    found = []
+    processes: dict[str, list[Measurement]] = {}
+    for m in run.measurements:
+        processes.setdefault(m.case_id, []).append(m)
+    dead: list[DeadAxis] = []
+    total = compared = 0
     for workload in dict.fromkeys(s.case.workload for s in ok):
         ours = [s for s in ok if s.case.workload == workload]
-        found += _dead(run, workload, "", ("provider",), ours)
+        sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
         for provider in dict.fromkeys(s.case.provider for s in ours):
             members = [s for s in ours if s.case.provider == provider]
-            for axes in _sweeps(members):
-                found += _dead(run, workload, provider, axes, members)
-    return tuple(found)
+            sweeps += [(provider, axes, members) for axes in _sweeps(members)]
+        for provider, axes, members in sweeps:
+            seen = _seen(processes, axes, members)
+            total += sum(p.total for p in seen.values())
+            compared += sum(p.compared for p in seen.values())
+            order = list(dict.fromkeys(_at(s, axes) for s in members))
+            dead += _dead(workload, provider, axes, order, seen)
+    known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
+    return Oddities(dead=tuple(dead), still=_still(ok, but=known), pairs=total, compared=compared)
 
 
-def invariances(summaries: Sequence[CaseSummary]) -> tuple[Invariance, ...]:
+def _still(
+    ok: Sequence[CaseSummary], *, but: Collection[tuple[str, str, str]]
+) -> tuple[Invariance, ...]:
     """Every group of cases whose speed does not follow the work along a numeric axis.
 
     A run's time that does not grow with its FLOPs; tokens/s that stay, though each token costs
     more FLOPs. Where a token costs the same, constant tokens/s are as they should be, if the axis
     was seen to reach the workload. A variable that is no size of anything is left out.
     """
-    ok = [s for s in summaries if s.outcome is Outcome.OK]
     found = []
     for axis in dict.fromkeys(name for s in ok for name in s.case.swept):
         for group in _groups([s for s in ok if _number(s, axis)], (axis,)):
+            case = group[0].case
+            if (case.workload, case.provider, axis) in but:
+                continue
             ranked = sorted(group, key=lambda s: _number(s, axis))
             first, last = _number(ranked[0], axis), _number(ranked[-1], axis)
             if last >= MIN_SPAN * first:
@@ -134,22 +161,38 @@ def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
 class _Pairs:
     """What was found of two values of an axis, over all pairs of cases."""
 
-    ratios: list[float]
+    ratios: list[float] = field(default_factory=list)
+    """Of step times, of the pairs that did the same."""
+    total: int = 0
+    compared: int = 0
     differs: bool = False
     time_differs: bool = False
     without_kernels: bool = False
 
 
-def _dead(
-    run: Run, workload: str, provider: str, axes: tuple[str, ...], members: Sequence[CaseSummary]
-) -> list[DeadAxis]:
+def _seen(
+    processes: Mapping[str, Sequence[Measurement]],
+    axes: tuple[str, ...],
+    members: Sequence[CaseSummary],
+) -> dict[tuple[Values, Values], _Pairs]:
+    """What every pair of cases shows of two values, the earlier one first."""
     seen: dict[tuple[Values, Values], _Pairs] = {}
     order = list(dict.fromkeys(_at(s, axes) for s in members))
     for group in _groups(members, axes):
         by_value = {_at(s, axes): s for s in group}
         for a, b in combinations([v for v in order if v in by_value], 2):
-            pairs = seen.setdefault((a, b), _Pairs(ratios=[]))
-            _compare(run, by_value[a], by_value[b], pairs)
+            pairs = seen.setdefault((a, b), _Pairs())
+            _compare(processes, by_value[a], by_value[b], pairs)
+    return seen
+
+
+def _dead(
+    workload: str,
+    provider: str,
+    axes: tuple[str, ...],
+    order: Sequence[Values],
+    seen: Mapping[tuple[Values, Values], _Pairs],
+) -> list[DeadAxis]:
     found = []
     for alike in _classes(order, {key for key, p in seen.items() if p.ratios and not p.differs}):
         involved = [seen[key] for key in combinations(alike, 2)]
@@ -184,14 +227,19 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
     return [tuple(members) for members in classes if len(members) > 1]
 
 
-def _compare(run: Run, a: CaseSummary, b: CaseSummary, pairs: _Pairs) -> None:
+def _compare(
+    processes: Mapping[str, Sequence[Measurement]], a: CaseSummary, b: CaseSummary, pairs: _Pairs
+) -> None:
     """Add what one pair of cases shows."""
-    first, second = run.of(a.case.case_id), run.of(b.case.case_id)
+    first, second = processes[a.case.case_id], processes[b.case.case_id]
     counted, ran = _same_counters(first, second), _same_names(first, second)
     outputs = _same_outputs(first, second)
+    pairs.total += 1
     if False in (counted, ran, outputs):
+        pairs.compared += 1
         pairs.differs = True
     elif counted and outputs:
+        pairs.compared += 1
         times = [a.metrics["step_s"], b.metrics["step_s"]]
         pairs.ratios.append(times[1].value / times[0].value)
         pairs.time_differs |= not _within_noise(times, unknown=LARGE)
@@ -257,10 +305,10 @@ def _constant(
     axis: str, first: float, last: float, ranked: Sequence[CaseSummary]
 ) -> list[Invariance]:
     """What is odd about one group, whose first case has the least work by its axis."""
-    found = []
+    found: list[Invariance] = []
     reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked)
-    for metric in ("step_s", "tokens_per_s"):
-        if not all(metric in s.metrics for s in ranked):
+    for metric in ("tokens_per_s", "step_s"):
+        if found or not all(metric in s.metrics for s in ranked):
             continue
         if metric == "step_s" and len({_number(s, axis) for s in ranked}) >= MIN_POINTS:
             continue  # analysis.scaling says it

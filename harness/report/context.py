@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from harness import findings, gate, phrases, units
 from harness.analysis import scaling
-from harness.analysis.dead_axes import dead_axes, invariances
+from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, effects
 from harness.analysis.expectation import assess
 from harness.analysis.scaling import ScalingFit
@@ -66,6 +66,8 @@ class ReportContext:
     target_warnings: tuple[str, ...]
     dead_axes: tuple[str, ...]
     """Values that do the same as others, and speeds that do not move."""
+    compared: str
+    """Of how many pairs of cases it is known whether they did the same."""
     flags: tuple[str, ...]
     """Variables, and whether anything asked for them."""
     scaling: Table | None
@@ -137,7 +139,7 @@ def build(
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
     axis_effects = effects(summaries)
-    dead, still = dead_axes(run, summaries), invariances(summaries)
+    odd = oddities(run, summaries)
     return ReportContext(
         title=f"{date:%Y-%m-%d} Test Engineer Report - {suite.subject} v{version}",
         date=f"{date:%Y-%m-%d}",
@@ -152,14 +154,15 @@ def build(
             *sentences.executive_summary(
                 run, summaries, content.verdict, axis_effects, assessments, fits, targets
             ),
-            *findings.in_brief(dead, still),
+            *findings.in_brief(odd),
         ),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
         sections=tuple(_sections(run, summaries, axis_effects, drawn)),
         expectations=tables.expectations(assessments) if assessments else None,
         target_warnings=tuple(f"{phrases.target(t)}." for t in targets),
-        dead_axes=(*map(findings.dead_axis, dead), *map(findings.invariance, still)),
+        dead_axes=findings.sentences(odd),
+        compared=findings.coverage(odd),
         flags=findings.flags(run),
         scaling=tables.scaling(fits) if fits else None,
         scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.dead_axes import DeadAxis, Invariance, dead_axes, invariances
+from harness.analysis.dead_axes import DeadAxis, Invariance, oddities
 from harness.analysis.summary import summarise
 from harness.records import Case, Measurement, Outcome, TensorDigest
 from harness.tests.fake_runs import case, ended, run, sweep, timed
@@ -15,19 +15,22 @@ from harness.what_ran import Census, Counters
 
 def did(
     c: Case,
+    step_s: float = 0.05,
     *,
     ops: int | None = 100,
     names: str = "abc",
     output: Sequence[float] | None = (1.0, 1.0, 1.0),
-    step_s: float = 0.05,
     dtype: str = "float32",
     gpu: bool = True,
+    **changes: Any,
 ) -> list[Measurement]:
     """Three processes that counted `ops`, ran `names`, and gave each its output."""
     counters = Counters(dispatched_ops=ops, host_syncs=3, steps=2)
     census = Census(fingerprint=names, no_kernels="" if gpu else "no GPU")
     outputs = [() if output is None else (_digest(x, dtype),) for x in output or (0, 0, 0)]
-    measured = timed(c, step_s, counters=None if ops is None else counters, census=census)
+    measured = timed(
+        c, step_s, counters=None if ops is None else counters, census=census, **changes
+    )
     return [replace(m, output_digest=o) for m, o in zip(measured, outputs, strict=True)]
 
 
@@ -37,11 +40,12 @@ def _digest(x: float, dtype: str) -> TensorDigest:
 
 def dead(cases: Sequence[Case], measure: Callable[[Case], list[Measurement]]) -> list[DeadAxis]:
     recorded = run(cases, measure)
-    return list(dead_axes(recorded, summarise(recorded)))
+    return list(oddities(recorded, summarise(recorded)).dead)
 
 
 def odd(cases: Sequence[Case], measure: Callable[[Case], list[Measurement]]) -> list[Invariance]:
-    return list(invariances(summarise(run(cases, measure))))
+    recorded = run(cases, measure)
+    return list(oddities(recorded, summarise(recorded)).still)
 
 
 SWEEP = sweep(seq_len=[512, 2048], flag=[0, 1, 2])
@@ -163,6 +167,24 @@ def test_a_case_that_failed_is_not_compared() -> None:
         return did(c) if c.axes["flag"] else ended(c, Outcome.CRASH)
 
     assert dead(sweep(flag=[0, 1]), measure) == []
+
+
+def test_it_is_known_how_many_pairs_could_be_compared() -> None:
+    recorded = run(SWEEP, lambda c: of_length(c, **({"ops": None} if c.axes["flag"] == 2 else {})))
+
+    found = oddities(recorded, summarise(recorded))
+
+    # 2 lengths of 3 pairs, of which one knows all; 3 pairs of lengths, told apart by their outputs.
+    assert (found.pairs, found.compared) == (9, 5)
+
+
+def test_a_speed_along_a_dead_axis_is_not_told_once_more() -> None:
+    recorded = run(sweep(seq_len=[512, 2048]), lambda c: did(c, effective={}, tokens=512, flops=10))
+
+    found = oddities(recorded, summarise(recorded))
+
+    assert [d.axes for d in found.dead] == [("seq_len",)]
+    assert found.still == ()
 
 
 # --- speeds ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness import findings, report
-from harness.analysis.dead_axes import DeadAxis, Invariance
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, oddities
 from harness.analysis.summary import summarise
 from harness.records import Case, Measurement, Outcome, Run, Scalar, TensorDigest
 from harness.tests.fake_runs import case, run, sweep, timed
@@ -63,7 +63,8 @@ STILL = Invariance(
     ],
 )
 def test_a_dead_axis_in_words(changes: dict[str, Any], said: str) -> None:
-    assert said in findings.dead_axis(replace(DEAD, **changes))
+    (sentence,) = findings.sentences(Oddities(dead=(replace(DEAD, **changes),)))
+    assert said in sentence
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,39 @@ def test_a_dead_axis_in_words(changes: dict[str, Any], said: str) -> None:
     ],
 )
 def test_a_speed_that_does_not_move_in_words(changes: dict[str, Any], said: str) -> None:
-    assert said in findings.invariance(replace(STILL, **changes))
+    (sentence,) = findings.sentences(Oddities(still=(replace(STILL, **changes),)))
+    assert said in sentence
+
+
+def test_alike_ones_of_several_providers_and_groups_are_one_sentence() -> None:
+    dead = (DEAD, replace(DEAD, provider="dense", pairs=2, slowest=1.3, time_differs=True))
+    still = (STILL, replace(STILL, group="forward/dense"), replace(STILL, group="forward/x"))
+
+    first, second = findings.sentences(Oddities(dead=dead, still=still))
+
+    assert first.startswith("`train/nsa`, `train/dense`: `NSA_FWE_Q` has no effect")
+    assert "in 8 pairs of cases; only the step time differs (-0.40 % to +30 %)." in first
+    assert second.endswith("decides. So in 2 more groups.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"pairs": 3}, "Whether an axis has no effect is not known:"),
+        (
+            {"pairs": 3, "compared": 3},
+            "3 pairs of cases that differ in one axis were compared, and each",
+        ),
+        (
+            {"pairs": 5, "compared": 3, "dead": (DEAD,)},
+            "were compared; too little is known of 2 more.",
+        ),
+    ],
+)
+def test_what_could_not_be_compared_is_told(changes: dict[str, Any], said: str) -> None:
+    assert said in findings.coverage(Oddities(**changes))
+    assert bool(said) == bool(findings.coverage(Oddities(**changes)))
 
 
 # --- of a run ----------------------------------------------------------------------------
@@ -113,16 +146,16 @@ def test_the_report_and_the_command_line_say_it(tmp_path: Path) -> None:
 
     assert "- `train/nsa`: `flag` has no effect (0 and 1): the same operators" in ran
     assert "- Odd: no effect of `flag`; see What ran." in text
-    (plain,) = findings.oddities(recorded, summarise(recorded))
+    (plain,) = findings.plain(oddities(recorded, summarise(recorded)))
     assert plain.startswith("train/nsa: flag has no effect (0 and 1)")
 
 
-def test_a_run_without_oddities_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_run_that_cannot_tell_says_so_in_one_line(tmp_path: Path) -> None:
     recorded = run(sweep(flag=[0, 1]), lambda c: timed(c, 0.05))
 
     text = report.write(recorded, tmp_path, date=datetime.date(2026, 11, 21)).markdown.read_text()
 
-    assert "No two values of an axis are known to do the same." in text
+    assert "Whether an axis has no effect is not known: no two cases" in text
     assert "Odd:" not in text
 
 

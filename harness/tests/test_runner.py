@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.analysis.dead_axes import dead_axes
+from harness.analysis.dead_axes import oddities
 from harness.analysis.summary import summarise
 from harness.errors import HarnessError, StoreError
 from harness.execution import stacks, watchdog
@@ -758,6 +758,6 @@ def test_an_axis_that_reaches_nothing_is_dead_and_one_that_adds_a_read_is_not(
     recorded = fake_runs.run(cases, lambda _: [])
     recorded = replace(recorded, measurements=tuple(run(warm, tmp_path, *cases)))
 
-    (dead,) = dead_axes(recorded, summarise(recorded))
+    (dead,) = oddities(recorded, summarise(recorded)).dead
     assert (dead.axes, dead.values, dead.pairs) == (("ignored",), (("a",), ("b",)), 2)
     assert dead.without_kernels is not GPU
