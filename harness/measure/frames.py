@@ -98,11 +98,17 @@ def _look(watched: int, looks: Looks, done: threading.Event, interval_s: float) 
 
 
 def _spot(frame: FrameType) -> Spot:
-    """The innermost frame of somebody's own code; the innermost of all where there is none."""
+    """The innermost frame of somebody's own code; the innermost of all where there is none.
+
+    Where it only waits for the backward pass, which has no frames, its name says so.
+    """
     at: FrameType | None = frame
+    backward = ""
     while at is not None:
+        if at.f_code.co_name == _ENGINE:
+            backward = ", backward pass"
         if _is_own(at.f_code.co_filename):
-            return at.f_code.co_filename, at.f_code.co_name, at.f_lineno
+            return at.f_code.co_filename, at.f_code.co_name + backward, at.f_lineno
         at = at.f_back
     return frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
 

@@ -22,6 +22,7 @@ from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
 from harness.report import figures, sentences, steadiness, tables
 from harness.report.failures import Failure, failures
 from harness.report.figures import Picture
+from harness.report.ran import Ran, in_brief, ran
 from harness.report.tables import Table
 
 
@@ -75,6 +76,7 @@ class ReportContext:
     telemetry_picture: str
     telemetry_missing: str
     """Why there is no figure of utilisation over time; empty where there is one."""
+    ran: Ran
     failures: tuple[Failure, ...]
     not_run: Table | None
     cost: Table | None
@@ -154,8 +156,10 @@ def build(
             *sentences.executive_summary(
                 run, summaries, content.verdict, axis_effects, assessments, fits, targets
             ),
+            *in_brief(run, summaries),
             *findings.in_brief(odd),
         ),
+        ran=ran(run, summaries),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
         sections=tuple(_sections(run, summaries, axis_effects, drawn)),

@@ -66,7 +66,8 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     else:
         heads = axes or ("provider",)
     free = {r.metric: r for c in cases if c.program for r in c.program.readings}
-    known = [*METRICS, *(name for name in free if name not in METRICS)]
+    timed = (name for name, metric in METRICS.items() if not metric.counted)  # see report.ran
+    known = [*timed, *(name for name in free if name not in METRICS)]
     metrics = [m for m in known if any(m in s.metrics for s in summaries)]
     if not intervals:
         metrics = [m for m in metrics if m not in _DETAILS]
