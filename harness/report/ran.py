@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from harness import units
 from harness.records import CaseSummary, Measurement, Outcome, Run
 from harness.report.tables import NONE, Table, labels
-from harness.what_ran import COUNTERS, Breakdown, Census, Frame, Use
+from harness.what_ran import COUNTERS, Breakdown, Census, Use
 
 TOP = 3
 """Kernels, or operators, that a row names."""
+LARGE = 0.1
+"""Share of the time from which a range is named."""
 MOST = 3
 """Cases that have a sentence."""
 GAPPY = 0.5
@@ -106,37 +108,43 @@ def _gap(b: Breakdown) -> str:
     """83 % of the step is launch gap (device busy 12 ms of 71 ms), 64 % of it before kernels of
     nsa.select; the host is then mostly in nsa/selected.py:120 gather (41 %)"""
     busy = b.device_busy_s or 0.0
+    named = _most(b.gap_by_range)
     text = (
         f"{units.percent(b.launch_gap or 0.0)} of the step is launch gap (device busy "
         f"{units.duration(busy)} of {units.duration(b.step_s)})"
     )
-    if named := _most(b.gap_by_range):
+    if named:
         name, share = named
         text += f", {units.percent(share)} of it before kernels of {name}"
-    if b.frames:
-        text += f"; the host is then most often in {_frame(b.frames[0])}"
+    if frame := _frame(b, named):
+        text += f"; the host is then most often in {frame}"
     return text
 
 
 def _host(b: Breakdown) -> str:
     """56 % of the host's time is in nsa.select; most often in nsa/selected.py:242 copy (41 %)"""
     parts = []
-    if named := _most(b.host_by_range):
+    named = _most(b.host_by_range)
+    if named:
         name, share = named
         parts.append(f"{units.percent(share)} of the host's time is in {name}")
-    if b.frames:
-        parts.append(f"the host is most often in {_frame(b.frames[0])}")
+    if frame := _frame(b, named):
+        parts.append(f"most often in {frame}")
     return "; ".join(parts)
 
 
 def _most(shares: Mapping[str, float]) -> tuple[str, float] | None:
-    """The range with the largest share; None where none has a name."""
-    named = [(name, share) for name, share in shares.items() if name]
+    """The range with the largest share; None where no range has a large one."""
+    named = [(name, share) for name, share in shares.items() if name and share >= LARGE]
     return max(named, key=lambda pair: pair[1], default=None)
 
 
-def _frame(frame: Frame) -> str:
-    return f"`{frame.function}` ({units.percent(frame.share)})"
+def _frame(b: Breakdown, named: tuple[str, float] | None) -> str:
+    """The function seen most often, in that range if in any; empty where none was seen."""
+    inside = [f for f in b.frames if named and f.where == named[0]]
+    for frame in inside or b.frames:
+        return f"`{frame.function}` ({units.percent(frame.share)})"
+    return ""
 
 
 # --- names -------------------------------------------------------------------------------
@@ -155,7 +163,7 @@ def _parts(typical: Sequence[tuple[CaseSummary, Breakdown, Census]]) -> Table | 
                 f"`{s.case.case_id}`",
                 *([gap] if on_device else []),
                 f"{named[0]} {units.percent(named[1])}" if named else NONE,
-                _frame(b.frames[0]) if b.frames else NONE,
+                _frame(b, named) or NONE,
                 ", ".join(_use(u, total) for u in uses[:TOP]) or NONE,
             )
         )

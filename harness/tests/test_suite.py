@@ -605,6 +605,42 @@ def test_variables_may_be_set_for_some_cases() -> None:
     assert env["dense", 128] == {"NSA_USE_FA2": "0"}
 
 
+# --- what must run -----------------------------------------------------------------------
+
+MUST = """\
+    kernels:
+      - {match: {provider: nsa}, must: [_forward_kernel]}
+      - {match: {provider: nsa, gc: "on"}, must: [_backward_kernel], must_not: ["*flash*"]}
+    operators: {must_not: ["aten::item"]}
+"""
+
+
+def test_each_case_has_what_is_stated_of_it() -> None:
+    loaded = suite.loads(GOOD.replace("    env:", MUST + "    env:"), "x.yaml")
+
+    stated = {
+        (c.provider, c.axes["gc"]): (c.kernels.must, c.kernels.must_not) for c in loaded.cases
+    }
+    assert stated["nsa", "off"] == (("_forward_kernel",), ())
+    assert stated["nsa", "on"] == (("_forward_kernel", "_backward_kernel"), ("*flash*",))
+    assert stated["dense", "off"] == ((), ())
+    assert {c.operators.must_not for c in loaded.cases} == {("aten::item",)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('{must_not: ["aten::item"]}', "{}", "operators needs must, must_not or both"),
+        ("provider: nsa, gc", "provider: nas, gc", "provider is never 'nas'"),
+        ("must: [_forward_kernel]", "mast: [_forward_kernel]", "unknown key 'mast'"),
+    ],
+)
+def test_a_statement_that_says_nothing_is_refused(old: str, new: str, said: str) -> None:
+    text = GOOD.replace("    env:", MUST.replace(old, new) + "    env:")
+
+    assert said in error_of(text)
+
+
 # --- the schema and the suites that ship -------------------------------------------------
 
 
