@@ -271,7 +271,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
         sampling=lambda at: reporter.phase("sampling", at),
         inspect=accuracy.require_finite_step,
     )
-    peak = memory.device_peak_bytes()
+    peak = stopwatch.device_peak_bytes()
     accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
     effective, flags_read = path.effective(workload), path.flags_read(workload)
     path.require(case, effective, flags_read)

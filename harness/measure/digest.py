@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.measure import memory
 from harness.measure.timing import Reading, Stopwatch
 from harness.records import Clock, TensorDigest
 
 CHUNK = 2**18
-"""Elements in float64 at a time: 2 MB, so that the digest is no peak of memory."""
+"""Elements in float64 at a time: 2 MB, so that a device that is nearly full has room for it."""
 MOST = 2**20
 """Elements looked at; of a larger tensor every n-th, n odd, so that no column is left out."""
 
@@ -26,6 +27,7 @@ class OfFirst:
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
         self._taken = False
+        self._peak_bytes = 0
         self.digest: tuple[TensorDigest, ...] = ()
         """Empty before the first reading, and where its output holds no finite numbers."""
 
@@ -41,8 +43,15 @@ class OfFirst:
         reading = self._watch.read(run)
         if not self._taken:
             self._taken = True
+            self._peak_bytes = memory.device_peak_bytes() or 0
             self.digest = of(reading.output)
+            memory.start_peak()
         return reading
+
+    def device_peak_bytes(self) -> int | None:
+        """The device's peak since it was last forgotten, that of the digest left out."""
+        peak = memory.device_peak_bytes()
+        return None if peak is None else max(peak, self._peak_bytes)
 
 
 def of(output: Any) -> tuple[TensorDigest, ...]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.measure import digest
+from harness.measure import digest, memory
 from harness.measure.timing import HostStopwatch
 
 
@@ -77,3 +77,41 @@ def test_the_first_run_counts_and_not_those_after_it() -> None:
         watch.read(lambda: next(outputs))
 
     assert [d.norm for d in watch.digest] == [1.0]
+
+
+def test_the_peak_of_the_digest_is_not_that_of_the_computation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run peaks at 100 bytes, its digest at 900, and the second run at 70."""
+    peaks = [100]
+    monkeypatch.setattr(memory, "device_peak_bytes", lambda: peaks[-1])
+    monkeypatch.setattr(memory, "start_peak", lambda: peaks.append(70))
+
+    def of(_: object) -> tuple[()]:
+        peaks.append(900)
+        return ()
+
+    monkeypatch.setattr(digest, "of", of)
+    watch = digest.OfFirst(HostStopwatch())
+
+    for _ in range(2):
+        watch.read(lambda: None)
+
+    assert watch.device_peak_bytes() == 100
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_digest_on_the_gpu_is_that_of_the_cpu_and_leaves_the_peak_alone() -> None:
+    x = draw(300, 64, 64)
+    on_gpu = x.cuda()
+    watch = digest.OfFirst(HostStopwatch())
+    memory.start_peak()
+    before = watch.device_peak_bytes()
+
+    watch.read(lambda: {"o": on_gpu})
+
+    (there,), (here,) = watch.digest, digest.of({"o": x})
+    assert there.norm == pytest.approx(here.norm, rel=1e-12)
+    assert there.projection == pytest.approx(here.projection, rel=1e-9)
+    assert watch.device_peak_bytes() == before
