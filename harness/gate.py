@@ -328,7 +328,17 @@ def _share(decisive: Sequence[_Finding], findings: Sequence[object]) -> str:
 
 
 def _join(findings: Sequence[_Finding], most: int = 2) -> str:
-    """The first few findings as a sentence."""
-    text = "; ".join(f"{f.subject}: {f.reason}" for f in findings[:most])
-    rest = len(findings) - most
-    return f"{text}; and {rest} more" if rest > 0 else text
+    """The first few findings as a sentence; those of one reason share it."""
+    by_reason: dict[str, list[str]] = {}
+    for f in findings:
+        by_reason.setdefault(f.reason, []).append(f.subject)
+    shown = list(by_reason.items())[:most]
+    text = "; ".join(f"{_names(names, most)}: {reason}" for reason, names in shown)
+    rest = len(findings) - sum(len(names) for _, names in shown)
+    return f"{text}; and {rest} more" if rest else text
+
+
+def _names(names: Sequence[str], most: int) -> str:
+    if len(names) <= most:
+        return " and ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

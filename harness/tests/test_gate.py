@@ -435,3 +435,19 @@ def test_a_fit_over_another_axis_does_not_count() -> None:
     fits = (curve(1.0, 1.1, axis="batch"),)
 
     assert stated(summary(), summary(name="b"), rule=SCALES, fits=fits).decision is INCONCLUSIVE
+
+
+def test_cases_that_ended_alike_are_told_once() -> None:
+    died = [
+        summary(name=f"d{i}", outcome=Outcome.CRASH, detail="illegal memory access")
+        for i in range(4)
+    ]
+    hung = summary(name="h", outcome=Outcome.HANG, detail="no progress for 60 s")
+
+    reason = verdict(*died, hung, rules=()).reason
+
+    ids = [s.case.case_id for s in died]
+    assert reason == (
+        f"5 of 5: {ids[0]}, {ids[1]} and 2 more: crash: illegal memory access; "
+        f"{hung.case.case_id}: hang: no progress for 60 s"
+    )
