@@ -1,9 +1,10 @@
 """From the events of a profile to what ran and where the time went. No torch in here.
 
 A profile holds operators, named ranges and memory requests of the host's threads, calls of the
-CUDA runtime, and what the device did. A kernel belongs to the innermost range around the
-operator that launched it. Where that lies in the backward pass it belongs to the range of the
-forward operator whose gradient it computes, which autograd numbers alike.
+CUDA runtime, and what the device did. A kernel belongs to the innermost range in which it was
+launched, by the thread of the operator that launched it: a fused operator opens ranges within
+itself. Where that lies in the backward pass it belongs to the range of the forward operator whose
+gradient it computes, which autograd numbers alike.
 
 Steps are windows: a range STEP around each run, and a range DRAIN around the wait for the device
 that follows it, so that what a step launched is done before the next begins.
@@ -52,7 +53,7 @@ class Event(NamedTuple):
     end_ns: int
     thread: int = 0
     id: int = 0
-    """Of an operator or range; of a runtime call what it shares with the kernel it launched."""
+    """Of an operator or range; of a runtime call and the kernel it launched what they share."""
     link: int = 0
     """Of a kernel, copy or runtime call: the id of the operator or range that made it; or 0."""
     sequence: int = -1
@@ -103,6 +104,7 @@ class Profile:
         self._owners = {
             e.id: e for e in [*self._by_kind[Kind.OPERATOR], *self._by_kind[Kind.RANGE]]
         }
+        self._launches = {e.id: e for e in self._by_kind[Kind.RUNTIME] if _LAUNCH.match(e.name)}
 
     def has(self, kind: Kind) -> bool:
         return bool(self._by_kind[kind])
@@ -237,14 +239,17 @@ class Profile:
         return sorted(found, key=lambda e: e.start_ns)
 
     def _range_of(self, event: Event) -> str:
-        owner = event
-        if event.kind in (Kind.KERNEL, Kind.COPY):
-            if event.link not in self._owners:
-                return ""
-            owner = self._owners[event.link]
-            if owner.kind is Kind.RANGE and owner.name not in (STEP, DRAIN):
-                return owner.name
-        return self._ranges.around(owner)
+        if event.kind not in (Kind.KERNEL, Kind.COPY):
+            return self._ranges.around(event)
+        if event.link not in self._owners:
+            return ""
+        owner = self._owners[event.link]
+        if owner.kind is Kind.RANGE and owner.name not in (STEP, DRAIN):
+            return owner.name
+        launch = self._launches.get(event.id)
+        if launch is None or not owner.start_ns <= launch.start_ns <= owner.end_ns:
+            return self._ranges.around(owner)
+        return self._ranges.around(owner._replace(start_ns=launch.start_ns))
 
     def _uses(self, timed: Iterable[tuple[Event, int]]) -> tuple[Use, ...]:
         calls: Counter[tuple[str, str]] = Counter()

@@ -32,8 +32,10 @@ def launch(at: int, number: int, name: str = "cudaLaunchKernel") -> Event:
     return Event(Kind.RUNTIME, name, at * US, (at + 2) * US, MAIN, number)
 
 
-def kernel(name: str, start: int, end: int, link: int, kind: Kind = Kind.KERNEL) -> Event:
-    return Event(kind, name, start * US, end * US, DEVICE, link=link)
+def kernel(
+    name: str, start: int, end: int, link: int, kind: Kind = Kind.KERNEL, launched_by: int = 0
+) -> Event:
+    return Event(kind, name, start * US, end * US, DEVICE, launched_by, link)
 
 
 def one_step(at: int = 0, first_id: int = 100) -> list[Event]:
@@ -100,6 +102,36 @@ def test_kernels_belong_to_ranges_those_of_gradients_too(profile: Profile) -> No
         ("_select_kernel", "select", 1),
     ]
     assert profile.kernels()[0].time_s == pytest.approx(15e-6)
+
+
+def test_kernels_of_a_fused_operator_belong_to_the_ranges_within_it() -> None:
+    """As an autograd.Function that launches Triton's kernels has them: all linked to itself."""
+    events = [
+        range_(STEP, 0, 80, 1),
+        op("Attention", 5, 60, 2),
+        range_("compress", 10, 20, 3),
+        launch(12, 1001, "cuLaunchKernelEx"),
+        kernel("_forward_kernel", 30, 40, 2, launched_by=1001),
+        range_("select", 20, 40, 4),
+        launch(22, 1002, "cuLaunchKernelEx"),
+        kernel("_forward_kernel", 45, 50, 2, launched_by=1002),
+        launch(50, 1003, "cuLaunchKernelEx"),
+        kernel("_join_kernel", 70, 75, 2, launched_by=1003),
+        range_(DRAIN, 80, 100, 5),
+    ]
+
+    profile = Profile(events)
+
+    assert {(u.name, u.where) for u in profile.kernels()} == {
+        ("_forward_kernel", "compress"),
+        ("_forward_kernel", "select"),
+        ("_join_kernel", ""),
+    }
+    assert profile.gap_by_range() == {
+        "": pytest.approx(45 / 80),
+        "compress": pytest.approx(30 / 80),
+        "select": pytest.approx(5 / 80),
+    }
 
 
 def test_an_operators_own_time_is_without_what_it_calls(profile: Profile) -> None:

@@ -1,0 +1,37 @@
+"""A profile of the operator, as the harness takes it, tells which branch each kernel is of."""
+
+import pytest
+import torch
+
+from harness.measure import census
+from suites import workloads
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_kernels_of_the_fused_operator_belong_to_their_branches() -> None:
+    workload = workloads.attention(
+        "triton",
+        {
+            "seq_len": 2048,
+            "batch": 1,
+            "q_heads": 12,
+            "kv_heads": 2,
+            "head_dim_qk": 64,
+            "head_dim_v": 64,
+            "dtype": "bf16",
+            "pass": "forward+backward",
+        },
+    )
+    workload.run()
+
+    ran = census.take(workload.run, step_s=3e-3, time_left_s=60)
+
+    branches: dict[str, set[str]] = {}
+    for use in ran.census.kernels:
+        branches.setdefault(use.name, set()).add(use.where)
+    both = {"nsa.compress", "nsa.window"}
+    assert branches["_forward_kernel"] == branches["_query_kernel"] == both
+    assert branches["_key_kernel"] == both
+    assert branches["_score_kernel"] == branches["_top_kernel"] == {"nsa.scores"}
+    assert branches["_partial_kernel"] == branches["_backward_kernel"] == {"nsa.select"}
