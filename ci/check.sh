@@ -12,3 +12,13 @@ mypy harness nsa suites
 # Kernels in the interpreter take half of the time: two processes, a file each. pytest-benchmark
 # does not run beside others, and no test here times anything.
 pytest -n 2 --dist loadfile -p no:benchmark -m "not gpu" "$@"
+
+# Counters per step against those on record, exactly. They are of the pinned torch on a CPU.
+torch=$(python -c 'from importlib.metadata import version; print(version("torch").partition("+")[0])')
+if grep -qx "torch==$torch" constraints.txt; then
+  runs=$(mktemp -d)
+  trap 'rm -rf "$runs"' EXIT
+  CUDA_VISIBLE_DEVICES="" python -m harness gate --counters --store "$runs"
+else
+  echo "counters not compared: those on record are of the pinned torch, and this is $torch"
+fi

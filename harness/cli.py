@@ -19,6 +19,7 @@ import typer.core
 
 from harness import (
     cli_exchange,
+    cli_gate,
     console,
     doctor,
     drift,
@@ -78,6 +79,7 @@ out = console.console()
 err = console.console(stderr=True)
 
 cli_exchange.register(app)
+cli_gate.register(app)
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")

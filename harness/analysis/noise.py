@@ -148,9 +148,9 @@ def recorded(runs: Iterable[Run]) -> RecordedNoise:
     for run in runs:
         for case in run.suite.cases:
             medians = [
-                float(np.median(m.samples_s))
+                float(np.median(m.kept_s))
                 for m in run.of(case.case_id)
-                if m.outcome is Outcome.OK and m.steady
+                if m.outcome is Outcome.OK and m.steady and m.is_evidence(case.settings.min_samples)
             ]
             if len(medians) > 1:
                 residuals.append(_residuals(medians))

@@ -8,13 +8,15 @@ the whole. What is missing or unknown is INCONCLUSIVE, never GO.
 import datetime
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from harness import gate, units
 from harness.analysis.compare import Change, Comparison
+from harness.gating import counting
 from harness.gating.policy import Exemption, Policy
 from harness.gating.records import (
     WORST_FIRST,
+    CounterChange,
     Finding,
     GateCase,
     Mode,
@@ -36,7 +38,7 @@ from harness.records import (
 AGAINST = {
     Mode.RELATIVE: "against the base",
     Mode.BASELINE: "against the baseline",
-    Mode.COUNTERS: "counters per step",
+    Mode.COUNTERS: counting.CHECK,
 }
 NOTHING_TO_COMPARE = frozenset({Outcome.UNSUPPORTED, Outcome.INCORRECT, Outcome.NON_FINITE})
 """Outcomes of the base after which a case is as good as new: a wrong kernel has no latency."""
@@ -56,7 +58,7 @@ class Evidence:
     suite: str
     case: Case
     head: CaseSummary | None
-    """None: the head has no such case."""
+    """None: nothing of it was measured."""
     measured: Sequence[Measurement] = ()
     """The head's processes."""
     base: Sequence[Measurement] = ()
@@ -67,10 +69,8 @@ class Evidence:
     """Why there is none, where the base, or a baseline, is there."""
     folder: str = ""
     """Of the head's run, for the log."""
-    counted: Sequence[Finding] = ()
+    counted: tuple[tuple[CounterChange, ...], Finding] | None = None
     """What the comparison of counters said, in that mode."""
-    extra: GateCase | None = field(default=None)
-    """Carries fields that only one mode fills."""
 
 
 def judge_case(
@@ -85,11 +85,9 @@ def judge_case(
     """The gate's answer for one case."""
     case_id = evidence.case.case_id
     if evidence.head is None:
-        state = State.MISSING
-        gone = "the base has this case, and the head has not"
-        found = [Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=gone)]
+        state, found = State.UNCOMPARED, [_not_measured(evidence.no_comparison)]
     else:
-        found = [_ran(evidence, evidence.head, suite, environment)]
+        found = _ran(evidence, evidence.head, suite, environment)
         state = State.FAILED
         if evidence.head.outcome is Outcome.OK:
             found += _absolute(evidence.head, mode, policy, suite, environment)
@@ -108,6 +106,26 @@ def judge_case(
     )
 
 
+def judge_gone(suite: str, case: Case, *, policy: Policy, today: datetime.date) -> GateCase:
+    """The answer for a case that the base has and the head has not."""
+    found = [_not_measured("the base has this case, and the head has not")]
+    found, excuse, _ = _excused(found, case.case_id, State.MISSING, policy, today)
+    decision, reason = settle(found)
+    return GateCase(
+        case_id=case.case_id,
+        suite=suite,
+        decision=decision,
+        reason=reason,
+        state=State.MISSING,
+        findings=tuple(found),
+        exemption=excuse,
+    )
+
+
+def _not_measured(reason: str) -> Finding:
+    return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
+
+
 def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
     """The worst finding that counts, and its reason."""
     counting = [f for f in found if f.counts]
@@ -122,21 +140,32 @@ def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
 # --- the checks --------------------------------------------------------------------------
 
 
-def _ran(evidence: Evidence, head: CaseSummary, suite: Suite, environment: Environment) -> Finding:
-    (result,) = gate.judge(
+def _ran(
+    evidence: Evidence, head: CaseSummary, suite: Suite, environment: Environment
+) -> list[Finding]:
+    """Whether it ran and is right, and whether what ran is what was asked for."""
+    prefix = f"{evidence.case.case_id}: "
+    ran, *others = gate.judge(
         replace(suite, cases=(evidence.case,), rules=()), environment, (head,), ()
     ).rules
-    decision, reason = result.decision, result.reason.removeprefix(f"{evidence.case.case_id}: ")
+    decision, reason = ran.decision, ran.reason.removeprefix(prefix)
     ended, base = head.outcome, {m.outcome for m in evidence.base}
     lost = ended not in (None, Outcome.OK, Outcome.INVALID_ENVIRONMENT)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
         decision, reason = Decision.NO_GO, f"{reason}; the base runs it"
     elif ended in FAILURES and ended in base:
         reason = f"{reason}; so does the base"
-    if decision is Decision.GO:
-        count = len([m for m in evidence.measured if m.outcome is Outcome.OK])
-        reason = f"{count} processes ended ok" if ended is Outcome.OK else reason
-    return Finding(check="ran", decision=decision, reason=reason)
+    if decision is Decision.GO and ended is Outcome.OK:
+        count = sum(m.outcome is Outcome.OK for m in evidence.measured)
+        reason = f"{_counted(count, 'process')} ended ok"
+    return [
+        Finding(check="ran", decision=decision, reason=reason),
+        *(
+            Finding(check=r.rule, decision=r.decision, reason=r.reason.removeprefix(prefix))
+            for r in others
+            if r.applies
+        ),
+    ]
 
 
 def _absolute(
@@ -157,11 +186,12 @@ def _absolute(
         return [Finding(check="absolute", decision=Decision.INCONCLUSIVE, reason=unknown)]
     judged = gate.judge(
         replace(suite, cases=(head.case,), rules=rules), environment, (head,), ()
-    ).rules[1:]
+    ).rules
     prefix = f"{head.case.case_id}: "
     return [
         Finding(check=r.rule, decision=r.decision, reason=r.reason.removeprefix(prefix))
         for r in judged
+        if r.rule in {rule.name for rule in rules}
     ]
 
 
@@ -169,8 +199,10 @@ def _compared(evidence: Evidence, mode: Mode, policy: Policy) -> tuple[State, li
     if mode is Mode.ABSOLUTE:
         return State.UNCOMPARED, []
     check = AGAINST[mode]
-    if mode is Mode.COUNTERS:
-        return State.COMPARED, [*evidence.counted]
+    if evidence.counted is not None:
+        finding = evidence.counted[1]
+        known = finding.decision is not Decision.INCONCLUSIVE
+        return State.COMPARED if known else State.UNCOMPARED, [finding]
     if evidence.comparison is not None:
         decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason
         if evidence.no_comparison:
@@ -251,9 +283,11 @@ def _numbers(evidence: Evidence) -> GateCase:
         state=State.UNCOMPARED,
     )
     case = replace(
-        evidence.extra or empty,
-        baseline_s=_median(evidence.base),
-        candidate_s=_median(evidence.measured),
+        empty,
+        counters=evidence.counted[0] if evidence.counted else (),
+        # A case that is only counted is timed once, which is no time.
+        baseline_s=None if evidence.counted else _median(evidence.base, evidence.case),
+        candidate_s=None if evidence.counted else _median(evidence.measured, evidence.case),
         gpu_s=sum(m.wall_s for m in (*evidence.base, *evidence.measured)),
         log=f"{evidence.folder}/{failed[0].log}" if failed and failed[0].log else "",
     )
@@ -273,8 +307,9 @@ def _numbers(evidence: Evidence) -> GateCase:
     )
 
 
-def _median(measured: Sequence[Measurement]) -> float | None:
-    medians = [statistics.median(m.samples_s) for m in measured if m.samples_s]
+def _median(measured: Sequence[Measurement], case: Case) -> float | None:
+    enough = case.settings.min_samples
+    medians = [statistics.median(m.kept_s) for m in measured if m.is_evidence(enough)]
     return statistics.median(medians) if medians else None
 
 
@@ -322,5 +357,23 @@ def blocks(decision: Decision, policy: Policy) -> bool:
     )
 
 
+def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]:
+    """What would settle what is open, in sentences with a command or a setting."""
+    said = []
+    asked = [c.pairs_needed for c in cases if c.pairs_needed and c.decision is not Decision.GO]
+    minutes = [c.minutes_needed for c in cases if c.minutes_needed and c.pairs_needed]
+    if asked:
+        cost = f"; about {sum(minutes):.1f} GPU minutes" if minutes else ""
+        said.append(f"{max(asked)} pairs would decide: confirm_pairs in {policy.path}{cost}")
+    if any(c.state is State.MISSING and c.decision is not Decision.GO for c in cases):
+        said.append(
+            f"if a case is meant to go, exempt it in {policy.path}: "
+            "{cases: [...], expect: missing, reason: ..., expires: ...}"
+        )
+    if mode is Mode.COUNTERS and any(c.counters for c in cases):
+        said.append(f"if the change is meant, accept it: {counting.RENEW}")
+    return said
+
+
 def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s'[: number != 1]}"
+    return f"{number} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"

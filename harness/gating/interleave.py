@@ -17,6 +17,7 @@ from harness.analysis import stats
 from harness.analysis.compare import Pair
 from harness.execution import vacancy
 from harness.execution.launcher import Launcher
+from harness.execution.proof import prove, unproved
 from harness.execution.provenance import OURS
 from harness.execution.runner import run_one
 from harness.execution.vacancy import Vacancy
@@ -39,11 +40,13 @@ class Observer(Protocol):
 class Side:
     """One tree, ready to be measured: a launcher for its code and a stored run per suite."""
 
-    def __init__(self, name: str, roots: Sequence[Path], environment: Environment) -> None:
+    def __init__(
+        self, name: str, roots: Sequence[Path], launcher: Launcher, environment: Environment
+    ) -> None:
         self.name = name
         self.roots = tuple(roots)
+        self.launcher = launcher
         self.environment = environment
-        self.launcher = Launcher(roots)
         self.writers: dict[str, store.RunWriter] = {}
         self.measured: dict[tuple[str, str], list[Measurement]] = {}
         """(suite, case id) -> its measurements, in order."""
@@ -65,6 +68,8 @@ class Task:
 
     suite: str
     case: Case
+    attest: bool = False
+    """Whether every process must say what it ran, and not the first alone."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -104,22 +109,33 @@ class Bench:
         self._stack.callback(writer.close)
         side.writers[key] = writer
 
+    def prove(self, *, ask: bool = True) -> tuple[str, ...]:
+        """Have the instrument prove itself on the head's side, or record that nobody asked; what
+        it was seen to get wrong."""
+        head, gpu = self._sides[-1], self._sides[-1].environment.gpu
+        shown = prove(head.launcher, self._probes, gpu) if ask else unproved(gpu, "not asked for")
+        for side in self._sides:
+            for writer in side.writers.values():
+                writer.append_proof(shown)
+        return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
+
     def finish(self) -> None:
         """Mark all stored runs complete."""
         for side in self._sides:
             for writer in side.writers.values():
                 writer.finish()
 
-    def rounds(self, tasks: Sequence[Task], indices: range, text: str) -> None:
-        """One process of every task on every side, for each index.
+    def rounds(self, plan: Sequence[tuple[Task, range]], text: str) -> None:
+        """Each task's processes of these indices, on every side, turn by turn.
 
         Raises:
             KeyboardInterrupt: At most the process in flight is lost.
             HarnessError: A measurement cannot be stored, or no worker can be started.
         """
-        self._observer.stage(text, len(tasks) * len(indices) * len(self._sides))
+        self._observer.stage(text, sum(len(r) for _, r in plan) * len(self._sides))
         head = self._sides[-1]
-        for index in indices:
+        for index in sorted({i for _, indices in plan for i in indices}):
+            tasks = [task for task, indices in plan if index in indices]
             for task in tasks if index % 2 == 0 else tasks[::-1]:
                 if head.broken(task):
                     continue  # what would the base's further times be compared with?
@@ -130,8 +146,13 @@ class Bench:
     def _process(self, task: Task, side: Side, index: int) -> None:
         writer = side.writers[task.suite]
         # Right once is right: later processes of the same code are there for their times.
-        checks = task.case.settings.accuracy and index == 0
-        case = replace(task.case, settings=replace(task.case.settings, accuracy=checks))
+        given = task.case.settings
+        settings = replace(
+            given,
+            accuracy=given.accuracy and index == 0,
+            census=given.census and (index == 0 or task.attest),
+        )
+        case = replace(task.case, settings=settings)
         why, holders = self._gpu.problem() if self._gpu else ("", ())
         if why:
             measurement = vacancy.refused(case, index, why, holders)
@@ -177,34 +198,38 @@ def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Mea
     )
 
 
-def pairs(
-    base: Sequence[Measurement], head: Sequence[Measurement], indices: range
-) -> tuple[tuple[Pair, ...], int]:
-    """The pairs of these indices, and how many were left out for want of a steady state."""
-    of_base: Mapping[int, Measurement] = {m.process: m for m in base}
+def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pair, ...], int]:
+    """A case's pairs of these indices, and how many were left out as not steady or disturbed."""
+    of_base: Mapping[int, Measurement] = {m.process: m for m in base.of(task)}
     found, unsteady = [], 0
-    for candidate in head:
+    for candidate in head.of(task):
         baseline = of_base.get(candidate.process)
         if candidate.process not in indices or baseline is None:
             continue
         if not (baseline.outcome is candidate.outcome is Outcome.OK):
             continue
-        if False in (baseline.steady, candidate.steady):
+        if not (usable(baseline, task.case) and usable(candidate, task.case)):
             unsteady += 1
             continue
         found.append(
             Pair(
-                baseline_s=statistics.median(baseline.samples_s),
-                candidate_s=statistics.median(candidate.samples_s),
-                baseline_hz=_clock(baseline),
-                candidate_hz=_clock(candidate),
+                baseline_s=statistics.median(baseline.kept_s),
+                candidate_s=statistics.median(candidate.kept_s),
+                baseline_hz=clock(baseline),
+                candidate_hz=clock(candidate),
                 wall_s=(baseline.wall_s + candidate.wall_s) or None,
             )
         )
     return tuple(found), unsteady
 
 
-def _clock(measurement: Measurement) -> float | None:
+def usable(measurement: Measurement, case: Case) -> bool:
+    """Whether a process says anything of the code: it was not seen to be unsteady, and enough of
+    its samples are undisturbed."""
+    return measurement.steady is not False and measurement.is_evidence(case.settings.min_samples)
+
+
+def clock(measurement: Measurement) -> float | None:
     """Mean SM clock while the samples were taken; None where it was not read."""
     readings = stats.readings(measurement, CLOCK, ("sampling",))
     return statistics.fmean(readings) or None if readings else None

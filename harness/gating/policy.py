@@ -194,12 +194,23 @@ class PolicyModel(Form):
     roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
     """Folders of the repository from which its packages are imported."""
     suites: Annotated[list[SuiteChoice], Field(min_length=1)]
+    """What is timed."""
+    counters: Annotated[list[SuiteChoice], Field(default_factory=list)]
+    """What is counted, by `harness gate --counters`: small cases that run anywhere."""
     absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
     compare: CompareModel = CompareModel()
     calibration: CalibrationModel = CalibrationModel()
     baseline: BaselineModel = BaselineModel()
     exemptions: Annotated[list[ExemptionModel], Field(default_factory=list)]
     reaches: Annotated[list[ReachModel], Field(default_factory=list)]
+
+    @model_validator(mode="after")
+    def _once(self) -> "PolicyModel":
+        for key in ("suites", "counters"):
+            names = [choice.suite for choice in getattr(self, key)]
+            if len(names) > len(set(names)):
+                raise wrong("names a suite twice", key=key, remedy="Put its cases in one entry.")
+        return self
 
 
 def json_schema() -> dict[str, Any]:
@@ -269,11 +280,12 @@ class Policy:
     new_cases_block: bool = False
     roots: tuple[str, ...] = (".",)
     choices: tuple[Choice, ...] = ()
+    counted: tuple[Choice, ...] = ()
     rules: tuple[Rule, ...] = ()
     """Floors and ceilings, as rules of which `abort` is the same as `go`."""
     kernels: tuple[Kernels, ...] = ()
     thresholds: Thresholds = field(default_factory=Thresholds)
-    given: Mapping[str, float] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
     """The thresholds that the file itself sets; a calibration changes the others only."""
     calibration_required: bool = False
     calibration_days: int = DEFAULT_MAX_AGE_DAYS
@@ -311,7 +323,8 @@ def load(path: Path) -> tuple[Policy, Document]:
         inconclusive_blocks=model.inconclusive == "block",
         new_cases_block=model.new_cases == "block",
         roots=tuple(model.roots),
-        choices=tuple(Choice(suite=c.suite, filters=tuple(c.cases)) for c in model.suites),
+        choices=_choices(model.suites),
+        counted=_choices(model.counters),
         rules=tuple(_rule(a) for a in model.absolute if a.metric),
         kernels=tuple(
             Kernels(
@@ -343,6 +356,10 @@ def load(path: Path) -> tuple[Policy, Document]:
         ),
     )
     return policy, document
+
+
+def _choices(models: Sequence[SuiteChoice]) -> tuple[Choice, ...]:
+    return tuple(Choice(suite=c.suite, filters=tuple(c.cases)) for c in models)
 
 
 def _rule(model: AbsoluteModel) -> Rule:

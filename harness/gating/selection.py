@@ -105,7 +105,7 @@ def _is_test(path: str) -> bool:
 
 def _is_inert(path: str, policy: Policy) -> bool:
     """Another suite's file reaches this case no more than a document does."""
-    if any(path == choice.suite for choice in policy.choices):
+    if any(path == choice.suite for choice in (*policy.choices, *policy.counted)):
         return True
     return any(fnmatchcase(path, pattern) for pattern in INERT)
 
@@ -159,12 +159,12 @@ class _Graph:
         return None
 
     def _imports(self, file: Path, name: str) -> Iterator[str]:
-        """Names that a module's text may import, wherever in it; everything beside it, where it
-        imports what only running it would tell."""
+        """Names that a module's text may import, wherever in it; where only running it would
+        tell, all that begin as far as is known."""
         try:
             tree = ast.parse(file.read_bytes())
         except (SyntaxError, ValueError):
-            yield from self._beside(name)  # it will crash; what it meant to import nobody knows
+            yield from self._beginning("")  # it will crash; what it meant to import nobody knows
             return
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         for node in ast.walk(tree):
@@ -173,19 +173,32 @@ class _Graph:
             elif isinstance(node, ast.ImportFrom):
                 yield from _imported_from(node, package)
             elif isinstance(node, ast.Call) and _is_import_call(node):
-                (first, *_) = [*node.args, None]
-                if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                    yield first.value.lstrip(".") and _absolute(first.value, package)
+                known, whole = _spelled(node.args[0] if node.args else None)
+                if whole:
+                    yield _absolute(known, package)
                 else:
-                    yield from self._beside(name)
+                    yield from self._beginning(_absolute(known, package) if known else "")
 
-    def _beside(self, name: str) -> Iterator[str]:
-        """Every module of the top-level package that a module belongs to."""
-        top = name.partition(".")[0]
+    def _beginning(self, prefix: str) -> Iterator[str]:
+        """Every module whose name begins so, tests and the harness aside."""
         for root in self._roots:
-            for file in (root / top).rglob("*.py"):
-                if (found := self._name(file)) and not _is_test(file.relative_to(root).as_posix()):
-                    yield found
+            for file in root.rglob("*.py"):
+                path = file.relative_to(self._tree).as_posix()
+                name = self._name(file)
+                if name and name.startswith(prefix) and not _is_test(path):
+                    yield name
+
+
+def _spelled(node: ast.expr | None) -> tuple[str, bool]:
+    """How far a computed text is known from its beginning, and whether that is all of it."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text, True
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return text, False
+        case ast.BinOp(left=left, op=ast.Add()):
+            return _spelled(left)[0], False
+    return "", False
 
 
 def _imported_from(node: ast.ImportFrom, package: str) -> Iterator[str]:

@@ -83,11 +83,11 @@ def git(folder: Path, *arguments: str) -> str:
     return answer.stdout.strip()
 
 
-def repository(folder: Path, **changes: str | None) -> Path:
-    """A repository whose branch `main` holds FILES."""
+def repository(folder: Path, changes: Mapping[str, str | None] | None = None) -> Path:
+    """A repository whose branch `main` holds FILES, and these."""
     folder.mkdir(parents=True, exist_ok=True)
     git(folder, "init", "--quiet", "--initial-branch=main")
-    commit(folder, {**FILES, **changes})
+    commit(folder, {**FILES, **(changes or {})})
     return folder
 
 

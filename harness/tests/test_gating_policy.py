@@ -88,6 +88,7 @@ def test_an_exemption_holds_to_the_end_of_its_day(tmp_path: Path) -> None:
         ("confirm_pairs: 30", "confirm_pairs: 3", "confirm_pairs=3"),
         ('must: ["_selected*"]', "", "needs must, must_not or both"),
         ("cases: [seq_len=2048], only: true", "cases: []", "this says nothing"),
+        ("\nabsolute:", "\n  - {suite: suites/gate.yaml}\nabsolute:", "names a suite twice"),
         (", reason: short", "", "reason is missing"),
         ("schema: 1", "schema: !!python/name:os.system 1", "tag"),
     ],

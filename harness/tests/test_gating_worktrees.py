@@ -110,7 +110,7 @@ def test_outside_a_repository_the_gate_says_so(tmp_path: Path) -> None:
 def test_under_a_hook_the_folder_decides_which_repository_is_meant(
     toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = repository(tmp_path / "other", **{"toy/kernel.py": "other"})
+    other = repository(tmp_path / "other", {"toy/kernel.py": "other"})
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
 

@@ -1,0 +1,104 @@
+"""Records that a gate keeps as JSON files: written whole, read strictly, one a GPU and suite.
+
+ci/baselines/GPU-5d1e.../gate.json              times of a run, to hold others against
+ci/baselines/GPU-5d1e.../gate.calibration.json  what the node makes of the same code twice
+ci/baselines/counters.json                      counters per step, of any CPU
+"""
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.errors import StoreError
+from harness.records import Environment
+
+FOLDER = Path("ci/baselines")
+SCHEMA_VERSION = 1
+DAY_S = 86_400.0
+
+Record = TypeVar("Record")
+
+
+def device_id(environment: Environment) -> str:
+    """What the numbers of one device go by: a GPU's UUID; a CPU's model, host and core count."""
+    if environment.gpu is not None:
+        return environment.gpu.uuid
+    words = f"{environment.hostname}|{environment.cpu}|{environment.cpu_count}"
+    return f"cpu-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+
+
+def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
+    """Where the record of a device and a suite lies; no name leads out of the folder."""
+    safe = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in (device, Path(suite).stem)]
+    return folder / safe[0] / f"{safe[1]}{kind}.json"
+
+
+def age_days(at: str) -> float:
+    """Days since a moment, ISO 8601 with its offset."""
+    return (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds() / DAY_S
+
+
+def write(path: Path, record: Any) -> None:
+    """Write a record whole, or leave what was there.
+
+    Raises:
+        StoreError: It cannot be written.
+    """
+    fields = {"schema": SCHEMA_VERSION, **asdict(record)}
+    text = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
+    # A line a list of numbers: a diff shows what changed, and no page of samples.
+    text = re.sub(r"\[\s+([-\d.e+,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
+    """The record in a file; None where there is no file.
+
+    Raises:
+        StoreError: The file is not such a record; with the remedy.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        return parse(data, kind)
+    except ValueError as error:
+        problem = str(error)
+    raise StoreError(f"{path} is no {kind.__name__}: {problem}", remedy)
+
+
+def parse(data: bytes | str, kind: type[Record]) -> Record:
+    """The record that `write` put down.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        fields = json.loads(data)
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
+        if (schema := fields.pop("schema", None)) != SCHEMA_VERSION:
+            raise ValueError(f"schema {schema!r}, and this reads {SCHEMA_VERSION}")
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

@@ -1,0 +1,109 @@
+"""A/A: the same code on both sides, run exactly as a gate runs base and head."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness import doctor, environment
+from harness.analysis.calibrate import MIN_PAIRS
+from harness.errors import HarnessError, SuiteError
+from harness.execution import gpu_lock
+from harness.execution.launcher import Launcher
+from harness.execution.vacancy import mismatch, watch_over
+from harness.gating import calibration
+from harness.gating.interleave import Bench, Observer, Side, Task, pairs
+from harness.gating.planning import Say
+from harness.probes.open import open_probes
+from harness.records import Environment, Outcome, Suite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asks of a calibration."""
+
+    suite: Suite
+    pairs: int
+    store: Path
+    baselines: Path
+    command: tuple[str, ...] = ()
+    wait_for_gpu_s: float = 0.0
+
+
+def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Stored:
+    """Measure a suite against itself, and keep what that says of this node.
+
+    Raises:
+        HarnessError: The machine is not fit, or a case did not end ok in every process.
+    """
+    if request.pairs < MIN_PAIRS:
+        raise HarnessError(
+            f"{request.pairs} pairs say too little of a node's noise", f"Take {MIN_PAIRS} or more."
+        )
+    suite = request.suite
+    with ExitStack() as held:
+        wait_s = request.wait_for_gpu_s
+        lock = gpu_lock.lock_first(held, wait_s=wait_s, say=say)
+        first, second = (held.enter_context(Launcher()) for _ in range(2))
+        here = environment.capture(
+            first.describe(),
+            command=request.command,
+            repository=environment.home_of(suite.cases[0].factory),
+            cases=suite.cases,
+        )
+        second.describe()
+        gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
+        _require_fit(suite, here, request)
+        first.preflight(suite)
+        sides = [Side("a", (), first, here), Side("b", (), second, here)]
+        probes = open_probes(here.gpu, why=here.gpu_unavailable)
+        for probe in probes:
+            held.callback(probe.close)
+        gpu = watch_over(held, here, wait_s=wait_s, say=say)
+        bench = held.enter_context(Bench(sides, probes, observer, gpu))
+        counted = tuple(
+            replace(c, settings=replace(c.settings, processes=request.pairs)) for c in suite.cases
+        )
+        for side in sides:
+            bench.record(request.store, side, replace(suite, cases=counted), suite.path)
+        if refuted := bench.prove():
+            raise HarnessError(f"the instrument is wrong: {'; '.join(refuted)}")
+        tasks = [Task(suite=suite.path, case=case) for case in suite.cases]
+        bench.rounds([(task, range(request.pairs)) for task in tasks], "A/A")
+        bench.finish()
+        found = {}
+        for task in tasks:
+            a, b = (side.of(task) for side in sides)
+            if bad := next((m for m in (*a, *b) if m.outcome is not Outcome.OK), None):
+                raise HarnessError(
+                    f"{task.case.case_id} ended {bad.outcome}: {bad.detail}",
+                    "A calibration takes cases that run: leave it out with --filter '!...'.",
+                )
+            found[task.case.case_id], unsteady = pairs(task, *sides, range(request.pairs))
+            if len(found[task.case.case_id]) < MIN_PAIRS:
+                raise HarnessError(
+                    f"{task.case.case_id} found no steady state in {unsteady} of {request.pairs} "
+                    f"pairs, and {MIN_PAIRS} steady ones are the least",
+                    "Take more --pairs, or give the suite a longer warmup_s.",
+                )
+        run_id = " ".join(side.writers[suite.path].run_id for side in sides)
+        return calibration.store(request.baselines, here, suite.path, run_id, found)
+
+
+def _require_fit(suite: Suite, here: Environment, request: Request) -> None:
+    if suite.device == "cuda" and here.gpu is None:
+        raise SuiteError(
+            suite.path,
+            f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
+        )
+    vitals = doctor.inspect(here, store=request.store, constraints=Path("constraints.txt"))
+    bad = [
+        f"{c.name}: {c.fact}"
+        for c in doctor.checks(here, vitals)
+        if c.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN)
+    ]
+    if unfit := mismatch(suite.requires, here):
+        bad.append(unfit)
+    if bad:
+        raise HarnessError(
+            f"this machine is not fit to be calibrated: {'; '.join(bad)}", "See `harness doctor`."
+        )
