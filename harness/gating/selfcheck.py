@@ -78,7 +78,9 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
                     f"{task.case.case_id} ended {bad.outcome}: {bad.detail}",
                     "A calibration takes cases that run: leave it out with --filter '!...'.",
                 )
-            found[task.case.case_id], unsteady = pairs(task, *sides, range(request.pairs))
+            found[task.case.case_id], unsteady = pairs(
+                task, sides[0], sides[1], range(request.pairs)
+            )
             if len(found[task.case.case_id]) < MIN_PAIRS:
                 raise HarnessError(
                     f"{task.case.case_id} found no steady state in {unsteady} of {request.pairs} "
