@@ -20,6 +20,7 @@ import typer.core
 from harness import (
     cli_exchange,
     cli_gate,
+    cli_index,
     console,
     doctor,
     drift,
@@ -80,6 +81,7 @@ err = console.console(stderr=True)
 
 cli_exchange.register(app)
 cli_gate.register(app)
+cli_index.register(app)
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")
@@ -327,27 +329,6 @@ def _driver(environment: Environment) -> str:
 
 def _say(text: str) -> None:
     err.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command("list")
-def list_(
-    what: Annotated[str, typer.Argument(help="suites, or runs; both when left out.")] = "",
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-) -> None:
-    """List the shipped suites and the recorded runs."""
-    if what not in ("", "suites", "runs"):
-        raise HarnessError(f"nothing is listed under {what!r}", "There are suites and runs.")
-    found = [suites.load(path) for path in suites.available()] if what != "runs" else []
-    headers = store.headers(store_root) if what != "suites" else ()
-    if as_json:
-        known = [{"name": s.name, "question": s.question, "cases": len(s.cases)} for s in found]
-        _document({"suites": known, "runs": [asdict(h) for h in headers]})
-        return
-    if what != "runs":
-        out.print(console.suites(found))
-    if what != "suites":
-        out.print(console.runs(headers) if headers else f"no runs in {store_root}")
 
 
 @app.command()

@@ -10,7 +10,8 @@
         logs/           output of the worker processes
 
 Every line is flushed and synced before `append` returns, and counts once its newline is on the
-disk: a crash at any byte loses at most the case in flight. `run.jsonl` alone is the truth.
+disk: a crash at any byte loses at most the case in flight. `run.jsonl` alone is the truth; what
+harness.index keeps beside the folders is made from it.
 """
 
 import difflib
@@ -21,8 +22,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -60,6 +61,8 @@ class RunHeader:
     """Empty while the run is unfinished."""
     problem: str = ""
     """Why the run cannot be read; the other fields are then empty."""
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    """How many cases ended how; only the index says."""
 
     @property
     def state(self) -> str:
@@ -120,6 +123,9 @@ class RunWriter:
             lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s, wall_s=wall_s)
         )
         self.close()
+        from harness import index  # which reads runs, and so imports this module
+
+        index.enter(self.folder)
 
     def close(self) -> None:
         """Release the run, complete or not."""
@@ -368,6 +374,23 @@ def headers(root: Path) -> tuple[RunHeader, ...]:
     A run that cannot be read is listed with its problem, not left out.
     """
     return tuple(_header(folder) for folder in _folders(root))
+
+
+def header_of(run: Run) -> RunHeader:
+    """What a list shows of a run that was read whole."""
+    git = run.environment.git
+    return RunHeader(
+        run_id=run.run_id,
+        folder=run.folder,
+        suite=run.suite.name,
+        title=run.suite.title,
+        device=run.environment.device_name,
+        commit=git.commit if git else "",
+        cases=len(run.suite.cases),
+        measurements=len(run.measurements) if run.ended_at else None,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+    )
 
 
 def _load(folder: Path) -> tuple[Run, int]:

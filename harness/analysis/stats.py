@@ -10,6 +10,7 @@ repetition at the highest level that varies, and a t-interval over its means.
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -47,6 +48,7 @@ THROTTLE = {
 }
 
 
+@lru_cache(maxsize=1024)
 def t_factor(degrees_of_freedom: float) -> float:
     """Half-width of a 95 % t-interval in standard errors."""
     return float(student_t.ppf(0.5 + CONFIDENCE / 2, degrees_of_freedom))
@@ -96,6 +98,8 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
 
     Empty where the measurement has no telemetry, no such channel or no such phase.
     """
+    if measurement.telemetry is None:
+        return []
     wanted = set(phases)
     cold_s = {"warmup": _cold_s(measurement)}
     spans = [
@@ -103,7 +107,7 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
         for p in measurement.phases
         if p.name in wanted
     ]
-    if measurement.telemetry is None or not spans:
+    if not spans:
         return []
     start = min(s for s, _ in spans) + LAG_S.get(channel, 0.0)
     end = max(e for _, e in spans)
