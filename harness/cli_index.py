@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from harness import console, index, store
+from harness import console, console_store, index, store
 from harness import suite as suites
 from harness.errors import HarnessError
 from harness.index_query import Choice, Index, Point
@@ -19,6 +19,9 @@ from harness.records import METRICS
 
 out = console.console()
 err = console.console(stderr=True)
+
+NAMED = 8
+"""Cases that a message names at most."""
 
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the recorded runs.")]
 JsonOption = Annotated[
@@ -98,7 +101,7 @@ def list_(
         out.print(console.suites(found))
     if what != "suites":
         none = "no such runs" if choice != Choice() else "no runs"
-        out.print(console.runs(headers) if headers else f"{none} in {store_root}")
+        out.print(console_store.runs(headers) if headers else f"{none} in {store_root}")
 
 
 def history(
@@ -146,7 +149,7 @@ def history(
     if as_json:
         _document({"case": case_id, "metric": metric, "points": [asdict(p) for p in points]})
     elif points:
-        out.print(console.history(case_id, metric, points))
+        out.print(console_store.history(case_id, metric, points))
     else:
         out.print(f"no such runs of {case_id} in {store_root}", markup=False, highlight=False)
 
@@ -171,14 +174,13 @@ def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:
         return fits[0]
     if not known:
         raise HarnessError(f"{root} holds no runs", "`harness run` makes one.")
-    near = fits[:8] or difflib.get_close_matches(wanted, known, 3, 0.3) or known[:3]
-    more = f" and {len(fits) - 8} more" if len(fits) > 8 else ""
-    raise HarnessError(
-        f"{wanted!r} fits {len(fits)} cases of {root}"
-        if fits
-        else f"{root} has no case {wanted!r}",
-        f"There {'is' if len(near) == 1 else 'are'} {', '.join(near)}{more}.",
-    )
+    if fits:
+        shown = [*fits[:NAMED], *([f"and {len(fits) - NAMED} more"] if len(fits) > NAMED else ())]
+        problem, lead = f"{wanted!r} fits {len(fits)} cases of {root}", "Name one of them:"
+    else:
+        shown = difflib.get_close_matches(wanted, known, 3, 0.3) or list(known[:3])
+        problem, lead = f"{root} has no case {wanted!r}", "Those most like it:"
+    raise HarnessError(problem, "\n    ".join((lead, *shown)))
 
 
 def _say(text: str) -> None:

@@ -13,20 +13,16 @@ from harness import units
 from harness.doctor import Check, Grade, worst
 from harness.doctor import verdict as verdict_of
 from harness.drift import Difference
-from harness.index_query import Point
 from harness.records import (
-    METRICS,
     Case,
     CaseSummary,
     Decision,
     Environment,
-    Estimate,
     Outcome,
     Proof,
     Suite,
     Verdict,
 )
-from harness.store import RunHeader
 
 LOG_WIDTH = 160
 """Columns where the output is no terminal: a table folded to 80 is hard to read in a CI log."""
@@ -140,60 +136,6 @@ def case_line(case: Case, process: int, what: str) -> str:
 def first_line(text: str) -> str:
     """The first line, safe to print in markup."""
     return escape(text.partition("\n")[0])
-
-
-def runs(headers: Sequence[RunHeader]) -> RenderableType:
-    """The recorded runs, newest last."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    table.add_column(
-        "run", no_wrap=True, min_width=max((len(h.run_id) for h in headers), default=0)
-    )
-    for column in ("suite", "device", "commit", "started", "state", "cases"):
-        table.add_column(column, overflow="fold")
-    for h in headers:
-        ended = ", ".join(f"{count} {name}" for name, count in sorted(h.outcomes.items()))
-        what = first_line(h.problem) if h.problem else escape(ended)
-        table.add_row(
-            *(h.run_id, escape(h.suite), escape(h.device), h.commit[:10]),
-            *(units.utc(h.started_at), h.state, what),
-        )
-    return table
-
-
-def _estimate(metric: str, estimate: Estimate) -> str:
-    """A metric with its interval; of one that a program names itself nobody knows the unit."""
-    known = metric in METRICS
-    return units.cell(metric, estimate) if known else units.number(estimate.value, 4)
-
-
-def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableType:
-    """One case over runs, oldest first, each beside the one before it on the same device."""
-    title = METRICS[metric].title if metric in METRICS else metric
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("started", "commit", "device", "outcome"):
-        table.add_column(column, overflow="fold")
-    table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("vs. before", justify="right", no_wrap=True)
-    table.add_column("run", overflow="fold")
-    before: dict[tuple[str, str], float] = {}
-    for p in points:
-        ok = p.outcome == Outcome.OK
-        estimate, where = p.metrics.get(metric), (p.device, p.device_id or p.host)
-        last = before.get(where)
-        change = units.change(estimate.value / last) if estimate and last else ""
-        if estimate and estimate.value > 0:
-            before[where] = estimate.value
-        table.add_row(
-            *(units.utc(p.started_at), p.commit[:10] + ("+" if p.dirty else ""), escape(p.device)),
-            Text(p.outcome, style="green" if ok else "red"),
-            _estimate(metric, estimate) if estimate else "",
-            *(change, escape(p.run_id)),
-        )
-    return Group(
-        Text(case_id, style="bold"),
-        table,
-        Text("+: with uncommitted changes. A change is no verdict: `harness compare RUN RUN` is."),
-    )
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:
