@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from harness import cli, index, index_schema, store
+from harness import cli, console_store, index, index_schema, store
 from harness.analysis import summary
 from harness.errors import HarnessError, StoreError
 from harness.index_query import Choice
@@ -480,6 +481,25 @@ def test_the_list_names_how_the_cases_ended(tmp_path: Path) -> None:
     assert len(document["runs"]) == 1
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_row_is_folded(tmp_path: Path, width: int) -> None:
+    made = [record(tmp_path), record(tmp_path, gpu=A100)]
+    console = Console(width=width)
+    found = index.ask(tmp_path, lambda known: (known.runs(), known.history(CASE)), silent)
+
+    with console.capture() as shown:
+        console.print(console_store.runs(found[0]))
+        console.print(console_store.history(CASE, "step_s", found[1]))
+
+    lines = shown.get().splitlines()
+    for run_id in made:
+        (listed, followed) = (line for line in lines if run_id in line)
+        assert "2 ok" in listed
+        assert "ms" in followed
+        assert ("NVIDIA" in listed, "NVIDIA" in followed) == (width == 160,) * 2
+    assert sum("other device" in line for line in lines) == 1
+
+
 def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
     for commit, step_s in (("a", 0.010), ("b", 0.020)):
         dated(
@@ -500,7 +520,7 @@ def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         pytest.param(["history", "seq_len"], "fits 2 cases", id="two"),
-        pytest.param(["history", "train/nsa/seq_len=513"], f"There are {CASE}", id="none"),
+        pytest.param(["history", "train/nsa/seq_len=513"], f"like it:\n    {CASE}", id="none"),
         pytest.param(["history", CASE, "-m", "step"], "There is step_s", id="metric"),
         pytest.param(["list", "suites", "--gpu", "A100"], "suites are all listed", id="suites"),
     ],
