@@ -18,6 +18,7 @@ import typer
 import typer.core
 
 from harness import (
+    cli_bisect,
     cli_exchange,
     cli_gate,
     cli_index,
@@ -82,6 +83,7 @@ err = console.console(stderr=True)
 cli_exchange.register(app)
 cli_gate.register(app)
 cli_index.register(app)
+cli_bisect.register(app)
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")

@@ -106,6 +106,7 @@ class Launcher:
         """With roots, workloads and all they import come from these folders, or it is a path
         mismatch; workers start in the first of them."""
         self._roots = tuple(str(root) for root in roots)
+        self._host: Launcher | None = None  # whose zygote this one uses, see `at`
         self._warm: _Zygote | None = None
         self._device = ""  # unknown until described
         self.not_preloaded = ""
@@ -127,6 +128,16 @@ class Launcher:
         if self._warm is not None:
             self._warm.close()
             self._warm = None
+
+    def at(self, roots: Sequence[Path]) -> "Launcher":
+        """One for the code in these folders that forks from this one's zygote.
+
+        For many trees in turn: none of them needs to wait for torch. This one must have no roots
+        and must not preload, so that its zygote holds none of the code; it is the one to close.
+        """
+        guest = Launcher(roots)
+        guest._host, guest._device = self, self._device
+        return guest
 
     def launch(
         self,
@@ -194,6 +205,13 @@ class Launcher:
                 that its workload refuses.
             HarnessError: No worker answers.
         """
+        work = self.check(suite)
+        modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
+        self._preload(dict.fromkeys(modules))
+        return work
+
+    def check(self, suite: Suite) -> Mapping[str, Work]:
+        """`preflight` without the import: the zygote stays free of the workloads' code."""
         answers = [
             self._ask(suite.cases[i : i + CASES_PER_CHECK], Checked)
             for i in range(0, len(suite.cases), CASES_PER_CHECK)
@@ -203,8 +221,6 @@ class Launcher:
             first, others = refusals[0], len(refusals) - 1
             more = f"\n  So {'are' if others > 1 else 'is'} {others} more." if others else ""
             raise SuiteError(suite.path, f"case {first.case_id}: {first.problem}{more}")
-        modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
-        self._preload(dict.fromkeys(modules))
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 
     def _preload(self, modules: Iterable[str]) -> None:
@@ -236,6 +252,8 @@ class Launcher:
         return answers[0]
 
     def _warmed(self) -> "_Zygote":
+        if self._host is not None:
+            return self._host._warmed()
         if self._warm is None or self._warm.closed:
             self._warm = _Zygote({}, self._roots)
         return self._warm

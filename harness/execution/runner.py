@@ -52,6 +52,20 @@ class Observer(Protocol):
         """One process has ended, and what it measured is stored."""
 
 
+class Silent:
+    """An observer for whom the end of a process is enough."""
+
+    def planned(self, total: int) -> None: ...
+
+    def started(self, case: Case, process: int) -> None: ...
+
+    def phase(self, case: Case, process: int, name: str) -> None: ...
+
+    def progressed(self, case: Case, process: int, steps: int) -> None: ...
+
+    def finished(self, measurement: Measurement) -> None: ...
+
+
 def run_suite(
     suite: Suite,
     *,

@@ -151,6 +151,7 @@ def _become_worker(
         faulthandler.enable(all_threads=True)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         os.environ.update(env)
+        _enter(order.roots)
         worker.work(order, messages.Channel(answers))
         status = 0
     except SystemExit as asked:
@@ -160,6 +161,15 @@ def _become_worker(
             sys.stdout.flush()
         finally:  # the log's disk may be full
             os._exit(status)
+
+
+def _enter(roots: tuple[str, ...]) -> None:
+    """Look into these folders first, and stand in the first of them; a zygote that was started
+    for them does already."""
+    new = [root for root in roots if root not in sys.path]
+    if new:
+        sys.path[:0] = new
+        os.chdir(roots[0])
 
 
 def _end_descendants(grace_s: float) -> int:

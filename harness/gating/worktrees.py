@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,14 @@ class Repository:
                 "A gate compares two commits; run it in a clone.",
             ) from None
         return cls(Path(top))
+
+    def ask(self, *arguments: str) -> str:
+        """What git answers here, less its last newline.
+
+        Raises:
+            HarnessError: With what git said.
+        """
+        return _git(self.root, *arguments)
 
     def commit(self, ref: str) -> str:
         """The commit that a ref names.
@@ -139,9 +147,24 @@ def checked_out(repository: Repository, *commits: str) -> Iterator[tuple[Path, .
     Raises:
         HarnessError: git cannot check one of them out.
     """
+    with workplace(repository, SIDES) as folder:
+        trees = [folder / side for side in SIDES[-len(commits) :]]
+        for tree, commit in zip(trees, commits, strict=True):
+            check_out(repository, tree, commit)
+        yield tuple(trees)
+
+
+@contextmanager
+def workplace(repository: Repository, names: Sequence[str]) -> Iterator[Path]:
+    """A temporary folder that may hold worktrees of these names; all of it is removed at the end,
+    however that comes.
+
+    Raises:
+        HarnessError: No process can be started that would see to it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
     guard = subprocess.Popen(
-        [sys.executable, "-I", keeper.__file__, str(repository.root), str(folder), *SIDES],
+        [sys.executable, "-I", keeper.__file__, str(repository.root), str(folder), *names],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -154,21 +177,33 @@ def checked_out(repository: Repository, *commits: str) -> Iterator[tuple[Path, .
         if guard.stdout.readline() != b"ready\n":
             folder.rmdir()
             raise HarnessError(f"no process can be started with {sys.executable} to clean up")
-        trees = []
-        for side, commit in zip(SIDES[-len(commits) :], commits, strict=True):
-            tree = folder / side
-            # A hook of the user's would run at checkout.
-            _git(
-                repository.root,
-                *("-c", "core.hooksPath=/dev/null"),
-                *("worktree", "add", "--quiet", "--detach", str(tree), commit),
-            )
-            trees.append(tree)
-        yield tuple(trees)
+        yield folder
     finally:
         guard.stdin.close()
         guard.stdout.close()
         guard.wait()
+
+
+def check_out(repository: Repository, tree: Path, commit: str) -> None:
+    """Make a worktree of a commit, on no branch.
+
+    Raises:
+        HarnessError: git cannot.
+    """
+    # A hook of the user's would run at checkout.
+    repository.ask(
+        *("-c", "core.hooksPath=/dev/null"),
+        *("worktree", "add", "--quiet", "--detach", str(tree), commit),
+    )
+
+
+def remove(repository: Repository, tree: Path) -> None:
+    """Remove a worktree of ours with all that was built in it.
+
+    Raises:
+        HarnessError: git cannot.
+    """
+    repository.ask("worktree", "remove", "--force", "--force", str(tree))
 
 
 def _git(

@@ -1,0 +1,1 @@
+"""Which commit, and which difference of configuration, moved a number."""

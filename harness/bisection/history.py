@@ -1,0 +1,81 @@
+"""The commits between good and bad, along first parents."""
+
+from dataclasses import dataclass
+
+from harness.errors import HarnessError
+from harness.gating.worktrees import Repository
+
+_FORMAT = "%H%x00%P%x00%an%x00%aI%x00%s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """One commit, as a report names it."""
+
+    sha: str
+    subject: str = ""
+    author: str = ""
+    date: str = ""
+    """ISO 8601, with its offset."""
+    parents: tuple[str, ...] = ()
+
+    @property
+    def short(self) -> str:
+        return self.sha[:10]
+
+    @property
+    def merge(self) -> bool:
+        return len(self.parents) > 1
+
+
+def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
+    """From the good commit to the bad one; of a merge only the side that was merged into.
+
+    Raises:
+        HarnessError: One of them is none, or the good one is no ancestor by first parents.
+    """
+    first, last = repository.commit(good), repository.commit(bad)
+    if first == last:
+        raise HarnessError(
+            f"good and bad are the same commit, {first[:10]}",
+            "Two runs of one commit that differ: harness bisect --runs A B.",
+        )
+    text = repository.ask(
+        "log", "--first-parent", "--reverse", f"--format={_FORMAT}", last, f"^{first}", "--"
+    )
+    listed = [_commit(line) for line in text.splitlines()]
+    if not listed:
+        raise HarnessError(
+            f"bad {last[:10]} comes before good {first[:10]}", "Exchange --good and --bad."
+        )
+    if listed[0].parents[:1] != (first,):
+        start = listed[0].parents[0][:10] if listed[0].parents else "nothing"
+        raise HarnessError(
+            f"good {first[:10]} is not on the line of first parents of bad {last[:10]}",
+            f"That line leaves the good commit's history at {start}: is that one good?",
+        )
+    return (_commit(repository.ask("log", "-1", f"--format={_FORMAT}", first, "--")), *listed)
+
+
+def merged_side(repository: Repository, merge: Commit) -> tuple[Commit, ...]:
+    """What a merge brought in, from where it parted; empty where that has no line of its own."""
+    into, merged = merge.parents[:2]
+    try:
+        parted = repository.merge_base(into, merged)
+        return between(repository, parted, merged)
+    except HarnessError:
+        return ()
+
+
+def summary(repository: Repository, commit: Commit) -> str:
+    """Which files a commit changed, and by how much; of a merge, against its first parent."""
+    return repository.ask(
+        "show", "--stat=100", "--format=", "--first-parent", "--no-ext-diff", commit.sha, "--"
+    )
+
+
+def _commit(line: str) -> Commit:
+    sha, parents, author, date, subject = line.split("\0")
+    return Commit(
+        sha=sha, parents=tuple(parents.split()), author=author, date=date, subject=subject
+    )

@@ -1,0 +1,267 @@
+"""A repository made for a bisection: a long history with two commits planted in it, and noise.
+
+    python -m harness.studies.planted_history FOLDER --step 0.05 --base-s 0.1
+
+makes it in FOLDER/repository and bisects it twice: by the time of a step that waits for BASE_S,
+for the commit that made it so much slower, and by a counter, for one that added a host
+synchronisation. Of the others some are merges, some do not build, and one lacks the case. The
+first bisection is killed once and resumed. What was found is held against what was planted, and
+the user's tree against what it was.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.bisection.journal import STATE
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL = """\
+import time
+
+REVISION = {revision!r}
+STEP_S = {step_s!r}
+SYNCS = {syncs!r}
+
+def run(x):
+    for _ in range(SYNCS):
+        x.sum().item()
+    time.sleep(STEP_S)
+    return x + 1
+"""
+WORKLOADS = """\
+import torch
+from harness.workload import Workload
+from toy import kernel
+
+def {factory}(provider, axes):
+    x = torch.ones(8, dtype=torch.float64)
+    return Workload(run=lambda: kernel.run(x))
+"""
+SUITE = """\
+schema: 1
+title: Toys
+subject: Toys
+question: Which commit was it?
+measure: {processes: 2, min_samples: 9, max_samples: 9, sample_s: 0.2, warmup_s: 3,
+          timeout_s: 60, stall_s: 60}
+workloads:
+  - name: sleep
+    factory: toysuites.workloads:sleeps
+    providers: [a]
+    axes: {size: 8}
+"""
+SUITE_PATH = "toysuites/toys.yaml"
+BUILD = "sh build.sh"
+CASE = "sleep/a"
+KILLED_AFTER = 20
+"""Processes that are on record when the first bisection is killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """What stands where, by position on the line of first parents; 0 is the good commit."""
+
+    commits: int = 64
+    slow_at: int = 41
+    sync_at: int = 23
+    base_s: float = 0.02
+    step: float = 0.05
+    merges: Collection[int] = (10, 23, 30, 50)
+    """Each brings a side of two commits; of a planted one, the first of them plants it."""
+    unbuildable: Collection[int] = (20, 21, 39, 44, 45)
+    caseless: Collection[int] = (33,)
+
+
+def make(folder: Path, planted: Planted) -> tuple[str, ...]:
+    """Make the repository; the hash of each commit on the line of first parents."""
+    folder.mkdir(parents=True)
+    _git(folder, "init", "--quiet", "--initial-branch=main")
+    script: list[str] = []
+    marks = iter(range(1, 10**6))
+    tips = [_commit(script, next(marks), "the beginning", _files(planted, 0, 0), ())]
+    for position in range(1, planted.commits + 1):
+        parents = [tips[-1]]
+        if position in planted.merges:
+            side = tips[-1]
+            for n in (1, 2):
+                files = _files(planted, position, n)
+                subject = f"side {n} of {position}"
+                side = _commit(script, next(marks), subject, files, (side,), branch="side")
+            parents.append(side)
+        subject = f"merge {position}" if len(parents) > 1 else f"change {position}"
+        files = _files(planted, position, 0)
+        tips.append(_commit(script, next(marks), subject, files, tuple(parents)))
+    _git(folder, "fast-import", "--quiet", stdin="".join(script))
+    _git(folder, "update-ref", "-d", "refs/heads/side")
+    _git(folder, "reset", "--quiet", "--hard", "main")
+    line = _git(folder, "rev-list", "--first-parent", "--reverse", "main")
+    return tuple(line.split())
+
+
+def _files(planted: Planted, position: int, side: int) -> Mapping[str, str]:
+    """The tree of a commit; `side` counts the commits of the side that a merge brings."""
+    slow, synced = position >= planted.slow_at, position >= planted.sync_at
+    whole = side == 0
+    factory = "sleeps" if position not in planted.caseless or not whole else "renamed"
+    broken = position in planted.unbuildable and whole
+    return {
+        "toy/__init__.py": "",
+        "toy/kernel.py": KERNEL.format(
+            revision=f"{position}.{side}",
+            step_s=planted.base_s * (1 + planted.step if slow else 1),
+            syncs=2 if synced else 1,
+        ),
+        "toysuites/__init__.py": "",
+        "toysuites/workloads.py": WORKLOADS.format(factory=factory),
+        "toysuites/toys.yaml": SUITE,
+        "build.sh": "echo it does not compile; exit 1\n" if broken else "touch built\n",
+        ".gitignore": "__pycache__/\nbuilt\nreports/\n",
+    }
+
+
+def _commit(
+    script: list[str],
+    mark: int,
+    subject: str,
+    files: Mapping[str, str],
+    parents: Sequence[int],
+    branch: str = "main",
+) -> int:
+    """One commit in the words of git fast-import; its mark."""
+    when = f"{1_700_000_000 + mark} +0000"
+    script.append(f"commit refs/heads/{branch}\nmark :{mark}\n")
+    script.append(f"author A. Uthor <a@localhost> {when}\n")
+    script.append(f"committer A. Uthor <a@localhost> {when}\n")
+    script.append(f"data {len(subject.encode())}\n{subject}\n")
+    for name, parent in zip(("from", "merge"), parents, strict=False):
+        script.append(f"{name} :{parent}\n")
+    script.append("deleteall\n")
+    for path, text in files.items():
+        script.append(f"M 100644 inline {path}\ndata {len(text.encode())}\n{text}\n")
+    script.append("\n")
+    return mark
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash of all that a bisection must leave as it was: every file of the working tree, the
+    index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if ".git" not in path.relative_to(folder).parts:
+            digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
+            digest.update(path.read_bytes())
+    for name in ("index", "HEAD", "config"):
+        digest.update((folder / ".git" / name).read_bytes())
+    for words in (("for-each-ref",), ("stash", "list"), ("worktree", "list")):
+        digest.update(_git(folder, *words).encode())
+    return digest.hexdigest()
+
+
+def _git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
+    answer = subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
+        input=stdin,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return answer.stdout.strip()
+
+
+def bisecting(repository: Path, *words: str) -> "subprocess.Popen[str]":
+    """A bisection of a repository, begun; its answer comes on stdout."""
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "bisect", *words],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def killed(running: "subprocess.Popen[str]", state: Path, lines: int) -> Path:
+    """Kill a bisection once its journal has so many lines.
+
+    Args:
+        running: What `bisecting` began.
+        state: Where it keeps its journal.
+        lines: The first of them is the request.
+
+    Returns:
+        The journal.
+
+    Raises:
+        RuntimeError: It came to an end before.
+    """
+    while True:
+        journal = next(state.glob(f"*/{STATE}"), None)
+        if journal is not None and journal.read_bytes().count(b"\n") >= lines:
+            break
+        if running.poll() is not None:
+            raise RuntimeError(f"the bisection has ended: {running.communicate()[1]}")
+        time.sleep(0.01)
+    running.kill()
+    running.communicate()
+    return journal
+
+
+def wait_for_clean_up(repository: Path, seconds: float = 60.0) -> bool:
+    """Wait until a bisection that was killed has left no worktree; whether that came."""
+    deadline = time.monotonic() + seconds
+    while len(_git(repository, "worktree", "list").splitlines()) > 1:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Bisect a history with two planted commits.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--step", type=float, default=0.05)
+    parser.add_argument("--base-s", type=float, default=0.1)
+    parser.add_argument("--commits", type=int, default=64)
+    options = parser.parse_args(arguments)
+    planted = Planted(commits=options.commits, step=options.step, base_s=options.base_s)
+    repository = options.folder / "repository"
+    line = make(repository, planted)
+    before = fingerprint(repository)
+    state = (options.folder / "state").absolute()
+    places = ("--state", str(state), "--reports", str((options.folder / "reports").absolute()))
+    asked = (SUITE_PATH, "--case", CASE, "--good", line[0], "--bad", "main", "--build", BUILD)
+    for what, position, words, kill_at in (
+        ("step time", planted.slow_at, (), KILLED_AFTER),
+        ("host syncs", planted.sync_at, ("--counter", "host_syncs"), 0),
+    ):
+        began, sha = time.monotonic(), line[position][:10]
+        running = bisecting(repository, *asked, *words, *places)
+        if kill_at:
+            killed(running, state, 1 + kill_at)
+            wait_for_clean_up(repository)
+            running = bisecting(repository, "--resume", "latest", *places)
+        answer, said = running.communicate()
+        right = running.returncode == 0 and answer.startswith(sha)
+        sys.stdout.write(
+            f"{what}: {'right' if right else 'WRONG'}, planted {sha}, exit {running.returncode}, "
+            f"{time.monotonic() - began:.0f} s: {answer}"
+        )
+        if running.returncode not in (0, 3):
+            sys.stdout.write(said)
+        sys.stdout.flush()
+    kept = fingerprint(repository) == before
+    sys.stdout.write(f"working tree, index, refs: {'as they were' if kept else 'CHANGED'}\n")
+
+
+if __name__ == "__main__":
+    main()

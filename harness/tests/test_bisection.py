@@ -1,0 +1,147 @@
+"""A whole bisection of a generated repository, with real workers: killed, resumed, and looked at.
+
+One history of 64 commits serves all tests of this module, and one bisection by a counter, which is
+killed half way, most of them.
+"""
+
+import json
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness.studies.planted_history import (
+    BUILD,
+    CASE,
+    SUITE_PATH,
+    Planted,
+    bisecting,
+    fingerprint,
+    killed,
+    make,
+    wait_for_clean_up,
+)
+from harness.tests.gate_repositories import git
+
+PLANTED = Planted(base_s=0.001)
+KILLED_AFTER = 4
+"""Lines of the journal that are on the disk when the search is killed; the first is the request."""
+
+
+@dataclass(frozen=True)
+class Hunted:
+    """What a bisection left behind."""
+
+    line: Sequence[str]
+    repository: Path
+    before: str
+    fingerprints: Sequence[str]
+    """After the kill, and after the end."""
+    left_by_kill: bytes
+    state: Path
+    status: int
+    answer: dict[str, object]
+    page: str
+
+
+def worktrees(repository: Path) -> int:
+    return len(git(repository, "worktree", "list").splitlines())
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+    folder = tmp_path_factory.mktemp("planted") / "repository"
+    line = make(folder, PLANTED)
+    (folder / "toy/kernel.py").write_text("half done")  # the user is at work
+    (folder / "notes.txt").write_text("untracked")
+    git(folder, "add", "toy/kernel.py")
+    return folder, line
+
+
+@pytest.fixture(scope="module")
+def hunted(
+    history: tuple[Path, tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> Hunted:
+    repository, line = history
+    places = tmp_path_factory.mktemp("places")
+    where = ["--state", str(places / "state"), "--reports", str(places / "reports")]
+    before = fingerprint(repository)
+    asked = [
+        SUITE_PATH,
+        "--case",
+        CASE,
+        "--good",
+        line[0],
+        "--bad",
+        "main",
+        "--counter",
+        "host_syncs",
+    ]
+    first = bisecting(repository, *asked, "--build", BUILD, *where)
+    journal = killed(first, places / "state", KILLED_AFTER)
+    assert first.returncode == -signal.SIGKILL
+    assert wait_for_clean_up(repository)
+    left, after_kill = journal.read_bytes(), fingerprint(repository)
+    with journal.open("ab") as file:
+        file.write(b'{"kind": "taken", "level": 0, "blo')  # as if killed in the middle of a line
+
+    again = bisecting(repository, "--resume", "latest", "--json", *where)
+    out, err = again.communicate(timeout=120)
+    assert out, err
+    answer = json.loads(out)
+    return Hunted(
+        line=line,
+        repository=repository,
+        before=before,
+        fingerprints=(after_kill, fingerprint(repository)),
+        left_by_kill=left,
+        state=journal,
+        status=again.returncode,
+        answer=answer,
+        page=Path(answer["report"]).read_text(),
+    )
+
+
+def test_a_planted_host_synchronisation_is_found_in_about_log2_processes(hunted: Hunted) -> None:
+    assert hunted.status == 0
+    assert hunted.answer["found"] is True
+    culprit = hunted.answer["culprit"]
+    assert isinstance(culprit, dict)
+    assert culprit["sha"] == hunted.line[PLANTED.sync_at]
+    assert 6 <= int(str(hunted.answer["processes"])) <= 2 + 7
+
+
+def test_a_killed_search_goes_on_and_measures_nothing_twice(hunted: Hunted) -> None:
+    whole = hunted.state.read_bytes()
+    assert whole.startswith(hunted.left_by_kill)
+    lines = [json.loads(text) for text in whole.splitlines()]
+    taken = [x["position"] for x in lines if x["kind"] == "taken"]
+    assert len(taken) == len(set(taken)) == hunted.answer["processes"]
+
+
+def test_the_users_tree_index_and_refs_are_as_they_were(hunted: Hunted) -> None:
+    assert hunted.fingerprints == (hunted.before, hunted.before)
+    assert worktrees(hunted.repository) == 1
+    assert (hunted.repository / "toy/kernel.py").read_text() == "half done"
+
+
+def test_commits_that_do_not_build_are_left_out_with_the_reason(hunted: Hunted) -> None:
+    histories = hunted.answer["histories"]
+    assert isinstance(histories, list)
+    left_out = {x["commit"]: x["reason"] for x in histories[0]["left_out"]}
+    assert left_out
+    assert left_out.keys() <= {hunted.line[p] for p in PLANTED.unbuildable}
+    assert all("it does not compile" in reason for reason in left_out.values())
+
+
+def test_the_page_names_the_culprit_what_it_changed_and_what_was_left_out(hunted: Hunted) -> None:
+    culprit = hunted.line[PLANTED.sync_at]
+    before = hunted.line[PLANTED.sync_at - 1]
+    assert f"{culprit[:10]} is the first bad commit" in hunted.page
+    assert f"is 2, and 1 in {before[:10]} before it" in hunted.page
+    assert f"`{culprit}` by A. Uthor" in hunted.page
+    assert "toy/kernel.py | 4 ++--" in hunted.page
+    assert "Left out:" in hunted.page
+    assert "(merge)" in hunted.page

@@ -1,0 +1,356 @@
+"""The driver of a bisection on a modelled machine: real commits and trees, and processes that
+answer at once with what the code in their tree says."""
+
+import datetime
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import suite as suites
+from harness.analysis.noise import QUIET
+from harness.analysis.search import ANCHOR_PAIRS, Stage
+from harness.bisection import criteria, history, report, session
+from harness.bisection.criteria import Criterion, Kind
+from harness.bisection.history import Commit
+from harness.bisection.journal import STATE, Begun, Build, Journal, Taken
+from harness.errors import HarnessError, SuiteError
+from harness.gating.worktrees import Repository
+from harness.records import Case, Clock, Measurement, Outcome, Suite
+from harness.studies.planted_history import BUILD, CASE, Planted, fingerprint, make
+from harness.tests.fake_runs import environment
+from harness.tests.gate_repositories import git
+from harness.what_ran import Counters
+
+PLANTED = Planted(step=0.10)
+STEP = re.compile(r"STEP_S = (\S+)")
+SYNCS = re.compile(r"SYNCS = (\d+)")
+
+
+@dataclass
+class Machine:
+    """Answers for workers: a quiet node, on which each process takes what its tree's code says."""
+
+    repository: Path
+    line: Sequence[str]
+    noise: Sequence[float] = field(
+        default_factory=lambda: QUIET.sequence(np.random.default_rng(5), 1, 2000)[0]
+    )
+    breaks: Callable[[int], Mapping[str, Any] | None] = lambda process: None
+    """Process -> what is different about its measurement."""
+    processes: int = 0
+
+    def __enter__(self) -> "Machine":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def at(self, roots: Sequence[Path]) -> "Tree":
+        return Tree(self, tuple(roots))
+
+
+@dataclass
+class Tree:
+    machine: Machine
+    roots: tuple[Path, ...]
+
+    def check(self, suite: Suite) -> None:
+        module, _, function = suite.cases[0].factory.partition(":")
+        file = self.roots[0] / f"{module.replace('.', '/')}.py"
+        if f"def {function}(" not in file.read_text():
+            raise SuiteError(suite.path, f"case {CASE}: {module} has no function {function!r}")
+
+    def run(self, case: Case, process: int) -> Measurement:
+        text = (self.roots[0] / "toy/kernel.py").read_text()
+        step, syncs = STEP.search(text), SYNCS.search(text)
+        assert step is not None
+        assert syncs is not None
+        seconds = float(step[1]) * float(np.exp(self.machine.noise[self.machine.processes]))
+        self.machine.processes += 1
+        measured = Measurement(
+            case_id=case.case_id,
+            process=process,
+            outcome=Outcome.OK,
+            clock=Clock.HOST,
+            samples_s=(seconds,) * case.settings.min_samples,
+            steady=True,
+            code={"toysuites": str(self.roots[0] / "toysuites/__init__.py")},
+            counters=Counters(host_syncs=int(syncs[1])),
+        )
+        changes = self.machine.breaks(process)
+        return replace(measured, **changes) if changes else measured
+
+
+def failing(outcome: Outcome) -> Mapping[str, Any]:
+    return {"outcome": outcome, "detail": "as planted", "samples_s": ()}
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+    folder = tmp_path_factory.mktemp("planted") / "repository"
+    return folder, make(folder, PLANTED)
+
+
+@pytest.fixture
+def machine(past: tuple[Path, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(*past)
+    here = environment(gpu=None)
+    monkeypatch.setattr(session, "Launcher", lambda: made)
+    monkeypatch.setattr("harness.environment.capture", lambda *a, **k: here)
+    monkeypatch.setattr(
+        session, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
+    )
+    return made
+
+
+def hunt(
+    machine: Machine,
+    folder: Path,
+    criterion: Criterion,
+    *,
+    good: int = 0,
+    bad: int | None = None,
+    resume: bool = False,
+    budget_s: float | None = None,
+    **changes: Any,
+) -> session.Result:
+    repository = Repository.around(machine.repository)
+    suite = suites.load(str(machine.repository / "toysuites/toys.yaml"))
+    begun = Begun(
+        started_at="2026-11-21T12:00:00+00:00",
+        repository=str(machine.repository),
+        history=history.between(
+            repository, machine.line[good], machine.line[-1 if bad is None else bad]
+        ),
+        suite=suite,
+        case=criteria.prepared(suite.cases[0], criterion),
+        criterion=criterion,
+        effect=0.03,
+        **{"build": Build(command=BUILD), **changes},
+    )
+    journal = Journal.resume(folder, "latest") if resume else None
+    means = session.Means(state=folder, budget_s=budget_s, say=lambda text: None)
+    return session.carry_out(begun, journal, repository, means)
+
+
+STEP_TIME = Criterion(kind=Kind.METRIC, name="step_s")
+HOST_SYNCS = Criterion(kind=Kind.COUNTER, name="host_syncs")
+CRASH = Criterion(kind=Kind.OUTCOME, name="crash")
+
+
+def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_path: Path) -> None:
+    before = fingerprint(machine.repository)
+
+    result = hunt(machine, tmp_path / "state", STEP_TIME)
+
+    assert result.found
+    assert result.culprit is not None
+    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    assert result.levels[0].step == pytest.approx(1.10, abs=0.02)
+    assert fingerprint(machine.repository) == before
+    assert len(git(machine.repository, "worktree", "list").splitlines()) == 1
+    page = report.markdown(result, datetime.date(2026, 11, 21))
+    assert "Bad over good is +" in page
+    assert re.search(r"in \d+ new pairs with the commit before it", page)
+    text = json.dumps(report.document(result))
+    assert machine.line[PLANTED.slow_at] in text
+
+
+def test_a_search_that_is_stopped_goes_on_where_it_stood(machine: Machine, tmp_path: Path) -> None:
+    def interrupt(process: int) -> Mapping[str, Any] | None:
+        if process == 20:
+            raise KeyboardInterrupt
+        return None
+
+    machine.breaks = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        hunt(machine, tmp_path, STEP_TIME)
+    machine.breaks = lambda process: None
+
+    result = hunt(machine, tmp_path, STEP_TIME, resume=True)
+
+    assert result.culprit is not None
+    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    assert machine.processes == result.processes + 1  # the one in flight was lost
+    with Journal.resume(tmp_path, "latest") as journal:
+        taken = [x for x in journal.lines if isinstance(x, Taken)]
+    assert [x.measurement.process for x in taken] == list(range(result.processes))
+    assert sum(x.stage is Stage.ANCHORS for x in taken) == 2 * ANCHOR_PAIRS  # and not once more
+
+
+def test_a_spent_budget_names_nobody_and_can_be_resumed(machine: Machine, tmp_path: Path) -> None:
+    result = hunt(machine, tmp_path, STEP_TIME, budget_s=0.0)
+
+    assert not result.found
+    assert result.resumable
+    assert "budget is spent" in report.sentence(result)
+    page = report.markdown(result, datetime.date(2026, 11, 21))
+    assert f"harness bisect --resume {result.folder.name}" in page
+
+
+def test_commits_without_the_case_or_the_build_are_named_with_the_culprit_they_may_be(
+    machine: Machine, tmp_path: Path
+) -> None:
+    planted = Planted(step=0.10, sync_at=33, merges=(), commits=34)  # 33 lacks the case
+    folder = tmp_path / "repository"
+    machine.repository, machine.line = folder, make(folder, planted)
+
+    result = hunt(machine, tmp_path / "state", HOST_SYNCS)
+
+    assert not result.found
+    named = {result.levels[0].history[p].sha for p in result.levels[0].conclusion.culprits}
+    assert named == {machine.line[33], machine.line[34]}
+    assert "one of" in report.sentence(result)
+    reasons = {x.commit: x.reason for x in result.levels[0].left_out}
+    assert "it does not have the case" in reasons[machine.line[33]]
+
+
+def test_the_side_that_a_culprit_merged_is_searched_where_asked(
+    machine: Machine, tmp_path: Path
+) -> None:
+    result = hunt(machine, tmp_path, HOST_SYNCS, enter_merges=True)
+
+    assert result.culprit is not None
+    assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
+    assert "on the side that" in report.sentence(result)
+    assert len(result.summaries) == len(result.levels) == 2
+
+
+def test_an_outcome_is_a_criterion_and_an_invalid_environment_is_no_outcome(
+    machine: Machine, tmp_path: Path
+) -> None:
+    slow = f"STEP_S = {PLANTED.base_s * 1.10!r}"
+    whole = Tree.run
+
+    def crashing(tree: Tree, case: Case, process: int) -> Measurement:
+        measured = whole(tree, case, process)
+        crashed = slow in (tree.roots[0] / "toy/kernel.py").read_text()
+        return replace(measured, **failing(Outcome.CRASH)) if crashed else measured
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tree, "run", crashing)
+        result = hunt(machine, tmp_path / "one", CRASH)
+    assert result.culprit is not None
+    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    assert "it ends crash" in report.sentence(result)
+
+    machine.breaks = lambda process: failing(Outcome.INVALID_ENVIRONMENT) if process else None
+    result = hunt(machine, tmp_path / "two", CRASH)
+    assert not result.found
+    assert result.resumable
+    assert "not fit" in report.sentence(result)
+
+
+def test_a_commit_whose_processes_say_nothing_is_left_out_after_three(
+    machine: Machine, tmp_path: Path
+) -> None:
+    unsteady = machine.line[32]
+    whole = Tree.run
+
+    def run(tree: Tree, case: Case, process: int) -> Measurement:
+        measured = whole(tree, case, process)
+        revision = (tree.roots[0] / "toy/kernel.py").read_text()
+        return replace(measured, steady=False) if "REVISION = '32.0'" in revision else measured
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tree, "run", run)
+        result = hunt(machine, tmp_path, STEP_TIME)
+
+    assert result.culprit is not None
+    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    reasons = {x.commit: x.reason for x in result.levels[0].left_out}
+    assert "steady" in reasons[unsteady]
+    with Journal.resume(tmp_path, "latest") as journal:
+        taken = [x for x in journal.lines if isinstance(x, Taken) and x.commit == unsteady]
+    assert len(taken) == session.TRIES
+
+
+def test_code_from_another_tree_is_no_reading_of_a_commit(machine: Machine, tmp_path: Path) -> None:
+    machine.breaks = lambda process: {"code": {"toysuites": "/elsewhere/toysuites/__init__.py"}}
+
+    result = hunt(machine, tmp_path, HOST_SYNCS)
+
+    assert not result.found
+    assert "good commit cannot be measured: path mismatch" in report.sentence(result)
+
+
+def test_anchors_in_the_wrong_order_are_refused(machine: Machine) -> None:
+    repository = Repository.around(machine.repository)
+
+    with pytest.raises(HarnessError, match="Exchange --good and --bad"):
+        history.between(repository, "main", machine.line[0])
+    with pytest.raises(HarnessError, match="same commit"):
+        history.between(repository, "main", "main")
+    side = git(machine.repository, "rev-parse", f"{machine.line[30]}^2")
+    with pytest.raises(HarnessError, match="not on the line of first parents"):
+        history.between(repository, side, "main")
+
+
+def test_the_history_goes_along_first_parents(machine: Machine) -> None:
+    found = history.between(Repository.around(machine.repository), machine.line[0], "main")
+
+    assert [c.sha for c in found] == list(machine.line)
+    assert [i for i, c in enumerate(found) if c.merge] == sorted(PLANTED.merges)
+    assert found[10] == replace(found[10], subject="merge 10", author="A. Uthor")
+
+
+def test_what_a_build_made_is_shared_where_its_files_agree(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    counted = tmp_path / "builds"
+    build = Build(command=f"echo . >> {counted}; date +%N > built", key=("toysuites/*",))
+
+    result = hunt(machine, tmp_path / "state", HOST_SYNCS, build=build)
+
+    assert result.culprit is not None
+    assert result.processes > 7
+    assert len(counted.read_text().split()) == 1  # all measured commits have the same suite
+
+
+# --- the journal -------------------------------------------------------------------------
+
+
+def begun_in(folder: Path) -> Journal:
+    suite = suites.load("smoke")
+    commits = tuple(Commit(sha=f"{n:040x}") for n in range(3))
+    begun = Begun(
+        started_at="2026-11-21T12:00:00+00:00",
+        repository="/somewhere",
+        history=commits,
+        suite=suite,
+        case=suite.cases[0],
+        criterion=STEP_TIME,
+        effect=0.03,
+    )
+    return Journal.create(folder, begun)
+
+
+def test_a_journal_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
+    with begun_in(tmp_path), pytest.raises(HarnessError, match="carried on by another process"):
+        Journal.resume(tmp_path, "latest")
+
+
+def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
+    with begun_in(tmp_path) as journal:
+        state = journal.folder / STATE
+    with state.open("a") as file:
+        file.write('{"kind": "left_out", "level": 0}\n')
+
+    with pytest.raises(HarnessError, match=f"{STATE}:2"):
+        Journal.resume(tmp_path, "latest")
+
+
+def test_a_name_that_fits_none_says_what_there_is(tmp_path: Path) -> None:
+    with begun_in(tmp_path) as journal:
+        name = journal.folder.name
+    with pytest.raises(HarnessError, match=name):
+        Journal.resume(tmp_path, "2019")
