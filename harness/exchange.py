@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ class Imported:
     suite: Suite
     environment: Environment
     measurements: tuple[Measurement, ...]
+    started_at: datetime | None = None
+    """When it was measured; None where nobody says."""
 
 
 # --- in ----------------------------------------------------------------------------------
@@ -115,6 +118,10 @@ def read_benchmarks(path: Path) -> Imported:
         raise _foreign(path, f"{where}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise _foreign(path, f"not JSON: {error}") from None
+    try:
+        measured_at = datetime.fromisoformat(document.datetime)
+    except ValueError:
+        raise _foreign(path, f"datetime is {document.datetime!r}") from None
     if not document.benchmarks:
         raise HarnessError(f"{path}: there is no benchmark in it", "Did its session fail?")
     if len(document.benchmarks) > MAX_BENCHMARKS:
@@ -137,6 +144,7 @@ def read_benchmarks(path: Path) -> Imported:
         ),
         environment=_environment(document),
         measurements=tuple(_measurement(path, b, document) for b in document.benchmarks),
+        started_at=measured_at.replace(tzinfo=measured_at.tzinfo or UTC).astimezone(UTC),
     )
 
 

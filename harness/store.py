@@ -172,13 +172,19 @@ class RunWriter:
         )
 
 
-def create(root: Path, suite: Suite, environment: Environment) -> RunWriter:
+def create(
+    root: Path, suite: Suite, environment: Environment, *, started_at: datetime | None = None
+) -> RunWriter:
     """Begin a run in a new folder under `root`, with the suite and the environment recorded.
+
+    Args:
+        started_at: When it was measured, if that was not now: of a run from elsewhere.
 
     Raises:
         StoreError: The folder cannot be made or written, or exists already.
     """
-    now, began_at = datetime.now(UTC), time.monotonic()
+    now = started_at or datetime.now(UTC)
+    began_at = time.monotonic() if started_at is None else None
     run_id, folder = _new_folder(root, now, suite.name, environment.device_name)
     try:
         first_line = lines.encode(
