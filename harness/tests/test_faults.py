@@ -776,7 +776,7 @@ def test_a_run_knows_its_length_by_a_clock_that_nobody_sets(
 def test_no_module_measures_by_the_wall_clock() -> None:
     readers = {f for f, p in sources("harness").items() if uses(p, "time.time", "time.time_ns")}
 
-    assert readers == set()
+    assert readers == {"harness/measure/frames.py"}  # to find its looks among a profile's events
 
 
 # --- on a GPU ----------------------------------------------------------------------------

@@ -47,19 +47,32 @@ def test_suites_templates_and_workloads_are_inside(installed: Path) -> None:
 def test_a_shipped_suite_is_found_and_checked_from_any_folder(
     installed: Path, tmp_path: Path
 ) -> None:
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    elsewhere = [folder for folder in given if folder and Path(folder).resolve() != ROOT]
-    command = [sys.executable, "-P", "-m", "harness", "run", "smoke", "--dry-run"]
+    planned = run(installed, tmp_path, "-m", "harness", "run", "smoke", "--dry-run")
 
-    planned = subprocess.run(
-        command,
-        cwd=tmp_path,
+    assert planned.returncode == 0, planned.stderr
+    assert "cases" in planned.stdout
+
+
+def test_pytest_finds_the_plugin_by_itself(installed: Path, tmp_path: Path) -> None:
+    suite = installed / "suites/gate.yaml"
+    shutil.copy(suite, tmp_path)
+
+    collected = run(installed, tmp_path, "-m", "pytest", "--collect-only", "-q", "gate.yaml")
+
+    assert collected.returncode == 0, collected.stdout + collected.stderr
+    assert "gate.yaml::attention/gather" in collected.stdout
+
+
+def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, with the wheel's modules and none of the checkout's."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    elsewhere = [p for p in given if p and Path(p).resolve() != ROOT]
+    return subprocess.run(
+        [sys.executable, "-P", *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *elsewhere])},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-
-    assert planned.returncode == 0, planned.stderr
-    assert "cases" in planned.stdout

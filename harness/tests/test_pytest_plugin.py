@@ -216,13 +216,15 @@ def test_a_failure_shows_outcome_detail_evidence_and_the_end_of_the_log(inner: P
 
 
 def test_a_case_that_breaks_a_rule_of_its_suite_fails(inner: Pytest) -> None:
-    rule = "verdict:\n  - {name: quick, metric: step_s, go: 0.0001, match: {provider: two}}\n"
-    inner.suite(SUITE + rule)
+    rule = "verdict:\n  - {name: idle, metric: dispatched_ops, go: 0, match: {provider: two}}\n"
+    inner.suite(SUITE.replace(":good", ":multiplies") + rule)
 
     result = inner.run("fakes.yaml")
 
     result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(["NO-GO by quick: fake/two/seq_len=1*", "*asked for: step time ≤*"])
+    result.stdout.fnmatch_lines(
+        ["NO-GO by idle: fake/two/seq_len=1*", "*asked for: * ≤ 0 in every*"]
+    )
 
 
 def test_an_unknown_answer_is_not_a_pass(inner: Pytest) -> None:
@@ -237,14 +239,14 @@ def test_an_unknown_answer_is_not_a_pass(inner: Pytest) -> None:
 
 
 def test_a_rule_that_no_case_decides_alone_fails_the_session(inner: Pytest) -> None:
-    rule = "verdict:\n  - {name: one is quick, metric: step_s, go: 0.0001, quantifier: any}\n"
-    inner.suite(SUITE + rule)
+    rule = "verdict:\n  - {name: one is idle, metric: dispatched_ops, go: 0, quantifier: any}\n"
+    inner.suite(SUITE.replace(":good", ":multiplies") + rule)
 
     result = inner.run("fakes.yaml")
 
     result.assert_outcomes(passed=4)
     assert result.ret is pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["verdict: NO-GO, decided by one is quick*"])
+    result.stdout.fnmatch_lines(["verdict: NO-GO, decided by one is idle*"])
 
 
 def test_an_outcome_that_the_suite_allows_is_expected(inner: Pytest) -> None:
