@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from harness.analysis.pairs import (
     ByCase,
@@ -52,7 +52,7 @@ _quantile = NormalDist().inv_cdf  # scipy's norm.ppf, a hundred times sooner
 
 @lru_cache(maxsize=1024)
 def _t_quantile(probability: float, freedom: float) -> float:
-    return float(student_t.ppf(probability, freedom))
+    return float(stdtrit(freedom, probability))
 
 
 POWER = 0.9
@@ -92,7 +92,7 @@ def student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
     normal noise; a disturbed process widens it, which sends the case to its confirmation.
     """
     n = logs.shape[-1]
-    half = student_t.ppf(1 - error, n - 1) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
+    half = stdtrit(n - 1, 1 - error) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
     mean = logs.mean(axis=-1)
     return mean - half, mean + half
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 Floats = NDArray[np.float64]
 
@@ -56,6 +55,8 @@ def signed_rank_p(differences: Floats) -> Floats:
     Ties get their mean rank and the distribution over these very ranks; a zero takes its rank and
     speaks for neither side. With nothing but zeros the p-value is 1.
     """
+    from scipy.stats import rankdata  # takes longer to import than the rest of the command line
+
     flat = differences.reshape(-1, differences.shape[-1])
     magnitudes = np.abs(flat)
     doubled = np.rint(2 * rankdata(magnitudes, axis=-1)).astype(np.int64)  # midranks are whole

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from harness.records import Estimate, Measurement, Outcome
 
@@ -51,7 +51,7 @@ THROTTLE = {
 @lru_cache(maxsize=1024)
 def t_factor(degrees_of_freedom: float) -> float:
     """Half-width of a 95 % t-interval in standard errors."""
-    return float(student_t.ppf(0.5 + CONFIDENCE / 2, degrees_of_freedom))
+    return float(stdtrit(degrees_of_freedom, 0.5 + CONFIDENCE / 2))
 
 
 def geometric(values: Sequence[float], *, samples: int) -> Estimate:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.stats import t as student_t
+from scipy.special import stdtr, stdtrit
 
 from harness.analysis.compare import Statistics, judge, pairs_needed
 from harness.analysis.pairs import ByCase, Change, Comparison, Thresholds, thresholds_of
@@ -88,13 +88,13 @@ def _statistics(
     freedom = (of_processes + of_days) ** 2 / unsure if unsure else math.inf
     se = math.sqrt(of_processes + of_days)
     centre = float(sides[1].mean() - sides[0].mean())
-    half = float(student_t.ppf(1 - thresholds.alpha, freedom)) * se
+    half = float(stdtrit(freedom, 1 - thresholds.alpha)) * se
     return Statistics(
         centre=centre,
         low=centre - half,
         high=centre + half,
-        p_slower=float(student_t.sf(centre / se, freedom)),
-        p_faster=float(student_t.cdf(centre / se, freedom)),
+        p_slower=float(stdtr(freedom, -centre / se)),
+        p_faster=float(stdtr(freedom, centre / se)),
         cycles=_cycles(baseline, candidate),
         pairs=min(len(baseline), len(candidate)),
         freedom=freedom,
