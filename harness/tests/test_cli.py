@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,29 +84,37 @@ def test_a_run_ends_in_a_dated_report_and_a_second_one_in_version_2(tmp_path: Pa
     ]
 
 
-def test_a_recorded_run_can_be_listed_shown_and_reported_again(tmp_path: Path) -> None:
-    write_suite(tmp_path)
-    harness("run", "fakes.yaml", "--no-report", "--no-proof", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a suite, its factory and a recorded run of it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "own.py").write_text("from harness.tests.fake_workloads import good\n")
+    write_suite(folder)
+    suite = folder / "fakes.yaml"
+    suite.write_text(suite.read_text().replace("harness.tests.fake_workloads", "own"))
+    result = harness("run", "fakes.yaml", "--no-report", "--no-proof", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    return folder
 
-    listed = json.loads(harness("list", "runs", "--json", cwd=tmp_path).stdout)
-    shown = json.loads(harness("show", "--json", cwd=tmp_path).stdout)
-    reported = harness("report", "latest", cwd=tmp_path)
 
-    assert [run["run_id"] for run in listed["runs"]] == [shown["run"]]
+@pytest.fixture
+def recorded(once: Path, tmp_path: Path) -> Path:
+    """A copy of it to oneself."""
+    return shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+
+
+def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -> None:
+    listed = json.loads(harness("list", "runs", "--json", cwd=recorded).stdout)
+    narrow = harness("list", "runs", cwd=recorded, env={"COLUMNS": "50"})
+    shown = json.loads(harness("show", "--json", cwd=recorded).stdout)
+    reported = harness("report", "latest", cwd=recorded)
+
+    (folder,) = (recorded / "reports/runs").glob("*-fakes-*")
+    assert folder.name in narrow.stdout, "ids are there to be copied, and are never cut"
+    assert [run["run_id"] for run in listed["runs"]] == [shown["run"]] == [folder.name]
     assert [case["outcome"] for case in shown["cases"]] == ["ok", "ok"]
     assert reported.returncode == 0
-    assert len(list((tmp_path / "reports").glob("*.md"))) == 1
-
-
-def test_run_ids_are_whole_in_a_narrow_list(tmp_path: Path) -> None:
-    """They are there to be copied."""
-    write_suite(tmp_path)
-    harness("run", "fakes.yaml", "--no-report", "--no-proof", cwd=tmp_path)
-    (folder,) = (tmp_path / "reports/runs").iterdir()
-
-    listed = harness("list", "runs", cwd=tmp_path, env={"COLUMNS": "50"})
-
-    assert folder.name in listed.stdout
+    assert len(list((recorded / "reports").glob("*.md"))) == 1
 
 
 def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -186,8 +195,8 @@ def test_an_interrupt_before_anything_runs_is_undecided_and_leaves_nothing(
     assert not (tmp_path / "reports/runs").exists()
 
 
-def test_a_run_is_not_resumed_on_another_device(tmp_path: Path) -> None:
-    record = unfinished(tmp_path)
+def test_a_run_is_not_resumed_on_another_device(recorded: Path) -> None:
+    record = unfinished(recorded)
     first, newline, rest = record.read_text().partition("\n")
     line = json.loads(first)
     line["environment"]["gpu"] = {
@@ -202,31 +211,26 @@ def test_a_run_is_not_resumed_on_another_device(tmp_path: Path) -> None:
     record.write_text(json.dumps(line) + newline + rest)
     before = record.read_bytes()
 
-    message = refused(harness("run", "--resume", "latest", cwd=tmp_path))
+    message = refused(harness("run", "--resume", "latest", cwd=recorded))
 
     assert "is of NVIDIA A100, and this machine would go on with" in message
     assert record.read_bytes() == before
 
 
-def test_a_resumed_run_is_checked_before_it_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
     """Or a variable misspelt today would record the remaining cases as crashed for good."""
-    record = unfinished(tmp_path)
-    (tmp_path / "own.py").unlink()
+    record = unfinished(recorded)
+    (recorded / "own.py").unlink()
     before = record.read_bytes()
 
-    message = refused(harness("run", "--resume", "latest", cwd=tmp_path))
+    message = refused(harness("run", "--resume", "latest", cwd=recorded))
 
     assert "no module 'own' is installed, or in the current folder\n  So is 1 more." in message
     assert record.read_bytes() == before
 
 
 def unfinished(folder: Path) -> Path:
-    """The record of a run that was killed just before its end; its factory is in `folder`."""
-    (folder / "own.py").write_text("from harness.tests.fake_workloads import good\n")
-    (folder / "own.yaml").write_text(
-        (SUITE % "good").replace("harness.tests.fake_workloads", "own")
-    )
-    assert harness("run", "own.yaml", "--no-report", "--no-proof", cwd=folder).returncode == 0
+    """The record of the folder's run as if it was killed just before its end."""
     (record,) = (folder / "reports/runs").glob("*/run.jsonl")
     *kept, _, _ = record.read_text().splitlines(keepends=True)
     record.write_text("".join(kept))
@@ -309,15 +313,12 @@ def test_the_doctor_describes_the_machine_and_the_code_that_is_measured(tmp_path
     assert answer["environment"]["git"] == (asdict(git) if git else None)
 
 
-def test_the_doctor_names_what_differs_from_a_run(tmp_path: Path) -> None:
-    write_suite(tmp_path)
-    harness("run", "fakes.yaml", "--no-report", cwd=tmp_path)
-
-    same = harness("doctor", "--against", "latest", cwd=tmp_path)
-    text = (tmp_path / "fakes.yaml").read_text()
-    (tmp_path / "fakes.yaml").write_text(text.replace("sample_s: 0.01", "sample_s: 0.02"))
+def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:
+    same = harness("doctor", "--against", "latest", cwd=recorded)
+    text = (recorded / "fakes.yaml").read_text()
+    (recorded / "fakes.yaml").write_text(text.replace("sample_s: 0.01", "sample_s: 0.02"))
     other = harness(
-        *("doctor", "--against", "latest", "--json"), cwd=tmp_path, env={"NSA_TEST_FLAG": "1"}
+        *("doctor", "--against", "latest", "--json"), cwd=recorded, env={"NSA_TEST_FLAG": "1"}
     )
 
     assert (same.returncode, same.stderr) == (0, "")
