@@ -133,6 +133,9 @@ def kill(process: "subprocess.Popen[bytes] | None") -> None:
             one.kill()
         except psutil.NoSuchProcess:
             continue
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def start(program: Program, where: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":

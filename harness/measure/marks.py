@@ -4,7 +4,7 @@ A mark is a line of progress that the program writes, or the end of a step of it
 Nothing of the program is changed for it: its standard streams are listened to, and PyTorch tells
 of optimizers. After a few steps the pass of harness.measure.census begins at a mark, is resumed at
 each, and its answer is written where the harness looks for it. Of all processes that load this
-one counts: the first to make a mark.
+one counts at a time: the first to make a mark, and another only once that one has ended.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from harness.what_ran import LINES, OPTIMIZER
 
 ANSWER = "answer.json"
 CLAIM = "claim"
-"""Exists while a process counts, or has."""
+"""Holds the id of the process that counts."""
 UNHEARD = "unheard"
 """Exists once the harness has read lines of progress that no mark was made of."""
 SKIPPED_STEPS = 3
@@ -78,6 +78,7 @@ class Marks:
         self._note = note
         self._step = re.compile(asked.step)
         self._told: str | None = None
+        self._lines = 0
         self._optimizer: Optimizer | None = None
         self._optimizer_steps = 0
         self._by = ""
@@ -108,7 +109,8 @@ class Marks:
         if told is not None and told == self._told:
             return  # a second line of the same step
         self._told = told
-        self._mark(LINES, self._steps + 1)
+        self._lines += 1
+        self._mark(LINES, self._lines)
 
     def forked(self) -> None:
         """In a child: the parent counts, if it has begun to."""
@@ -144,11 +146,17 @@ class Marks:
             self._note(failed=f"{type(error).__name__}: {error}")
 
     def _claim(self) -> bool:
+        """Whether this is now the process that counts."""
+        claim = self._folder / CLAIM
         try:
-            os.close(os.open(self._folder / CLAIM, os.O_CREAT | os.O_EXCL))
+            fd = os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
-            self._over = True
-            return False
+            if _lives(claim):
+                return False
+            claim.unlink(missing_ok=True)
+            return self._claim()
+        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123  a descriptor
+            file.write(str(os.getpid()))
         return True
 
     def _answer(self, ran: WhatRan) -> None:
@@ -186,6 +194,16 @@ def _listen(stream: Any, heard: Callable[[str], None]) -> None:
             stream.write = listening
         except AttributeError:
             return
+
+
+def _lives(claim: Path) -> bool:
+    """Whether the process that wrote this has not ended."""
+    try:
+        pid = claim.read_text(encoding="utf-8")
+        state = Path("/proc", pid or "self", "stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def _places(packages: tuple[str, ...]) -> dict[str, str]:
