@@ -94,8 +94,7 @@ for i in range(1, 13):
     assert (m.outcome, m.detail, m.clock) == (Outcome.OK, "", Clock.HOST)
     readings = (*m.warmup_s, *m.samples_s)
     assert len(readings) == 11, "the first line ends the setup"
-    assert sum(readings) >= 10 * 0.02, "a line may be read late, and the next one is then early"
-    assert np.median(m.samples_s) < 0.1
+    assert 0.01 < np.median(readings) < 0.1  # a line that is read late makes the next one early
     assert m.tokens == 32
     assert m.effective["timed_by"] == "progress lines"
     assert [p.name for p in m.phases] == ["start", "setup", "warmup", "sampling"]

@@ -40,13 +40,14 @@ import os, subprocess, sys
 import usual_start                                   # set up by the sitecustomize that was there
 assert usual_start.ran == 1, "it was run as Python would have"
 assert "harness" not in sys.modules and not any("harness" in p for p in sys.path), sys.path
-if len(sys.argv) == 1:                               # a child of its own, which trains too
+with_child = len(sys.argv) == 1 and "ALONE" not in os.environ
+if with_child:                                       # of its own, and trains too
     child = subprocess.Popen([sys.executable, __file__, "child"], stdout=subprocess.DEVNULL)
 import torch
 own = torch.nn.Linear(4, 4)
 other = torch.nn.Linear(4, 4)
 optimisers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (own, other)]
-if len(sys.argv) == 1:
+if with_child:
     assert child.wait() == 0
 for step in range(1, 100 if len(sys.argv) == 1 else 3):
     for optimiser in optimisers:
@@ -101,7 +102,8 @@ def counters_of(m: Measurement) -> Counters:
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Measurement]:
-    """A program with children of both kinds and a sitecustomize of its own, counted twice."""
+    """A program with children of both kinds and a sitecustomize of its own; and once more without
+    the child that it started."""
     folder = tmp_path_factory.mktemp("training")
     (folder / "train.py").write_text(TRAINING)
     there = folder / "site"
@@ -113,7 +115,8 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Measur
         "operators: {must: ['aten::addmm']}",
     )  # fmt: skip
     before = signal.getsignal(signal.SIGUSR1)
-    found = attested(case), attested(case)
+    alone = replace(case, env={**case.env, "ALONE": "1"})
+    found = attested(case), attested(alone)
     signal.signal(signal.SIGUSR1, before)
     return found
 
