@@ -67,7 +67,8 @@ def measure(case: Case, order: Order, channel: Channel, reporter: Reporter) -> M
     measured = session.answer()
     if measured.outcome is not Outcome.OK:
         return measured
-    reporter.phase("census")
+    if case.settings.census:
+        reporter.phase("census")
     return program_census.attested(
         measured,
         case,
