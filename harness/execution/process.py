@@ -35,11 +35,11 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 def folder(program: Program, roots: Sequence[str]) -> Path:
     """Where a program is started: `cwd`, seen from the top of the working tree under test. Where
     no tree was asked for, from the present folder."""
-    return _top(roots) / program.cwd
+    return top(roots) / program.cwd
 
 
-def _top(roots: Sequence[str]) -> Path:
-    """The root of the repository that the first root lies in."""
+def top(roots: Sequence[str | Path]) -> Path:
+    """The root of the working tree that the first root lies in; the present folder without any."""
     if not roots:
         return Path()
     first = Path(roots[0]).resolve()
@@ -49,17 +49,17 @@ def _top(roots: Sequence[str]) -> Path:
 def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
     """Why a program cannot be started, seen before anything is; empty where it can."""
     where = folder(program, roots)
-    top = _top(roots).resolve()
-    if roots and not where.resolve().is_relative_to(top):
+    tree = top(roots).resolve()
+    if roots and not where.resolve().is_relative_to(tree):
         return (
-            f"cwd {program.cwd!r} is not in the tree under test, {top}; "
+            f"cwd {program.cwd!r} is not in the tree under test, {tree}; "
             "write it as seen from the repository's root"
         )
     if not where.is_dir():
-        return f"cwd {program.cwd!r} is no folder in {top}; correct it or change there"
-    if stranger := _stranger(program, roots, top):
+        return f"cwd {program.cwd!r} is no folder in {tree}; correct it or change there"
+    if stranger := _stranger(program, roots, tree):
         return (
-            f"command names {stranger}, which is not in the tree under test, {top}; "
+            f"command names {stranger}, which is not in the tree under test, {tree}; "
             "write it as seen from cwd"
         )
     name = program.argv[0]
@@ -70,23 +70,28 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
     return f"command {name!r} is no program on PATH; install it, or write the way to it"
 
 
-def _stranger(program: Program, roots: Sequence[str], top: Path) -> str:
-    """A word of the command that names a file of another working tree of the repository: that of
-    the user, as it is now, where a commit is to be measured."""
-    home = _home(top) if roots else None
+def _stranger(program: Program, roots: Sequence[str], tree: Path) -> str:
+    """A word of the command that names a file which is under version control in the user's working
+    tree: as it is now, where a commit is to be measured. Data and environments may lie there."""
+    home = _home(tree) if roots else None
     for word in program.argv if home else ():
         place = Path(word.rpartition("=")[2])  # --config=/home/me/repo/a.yaml
-        if place.is_absolute() and place.exists():
-            place = place.resolve()
-            if place.is_relative_to(home or "") and not place.is_relative_to(top):
-                return str(place)
+        if not place.is_absolute() or place.resolve().is_relative_to(tree):
+            continue
+        if place.resolve().is_relative_to(home or "") and _is_tracked(place, home or tree):
+            return str(place)
     return ""
 
 
-def _home(top: Path) -> Path | None:
-    """The main working tree of the repository of which `top` is another; None where it is none."""
+def _is_tracked(place: Path, home: Path) -> bool:
+    asking = ["git", "ls-files", "--error-unmatch", "--", str(place.resolve())]
+    return subprocess.run(asking, cwd=home, capture_output=True, check=False).returncode == 0
+
+
+def _home(tree: Path) -> Path | None:
+    """The main working tree of the repository of which `tree` is another; None where it is none."""
     try:
-        pointer = (top / ".git").read_text(encoding="utf-8")
+        pointer = (tree / ".git").read_text(encoding="utf-8")
     except OSError:
         return None
     # gitdir: /home/me/repo/.git/worktrees/name
