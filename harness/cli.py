@@ -179,8 +179,8 @@ def run(
 
         render.check_writable(reports)
     with ExitStack() as held:
-        lock = gpu_lock.lock_first(held, wait_s=wait_for_gpu, say=_say)
-        launcher = held.enter_context(Launcher())
+        lock = gpu_lock.lock_first(held, chosen.device, wait_s=wait_for_gpu, say=_say)
+        launcher = held.enter_context(Launcher(device=chosen.device))
         here = environment.capture(
             launcher.describe(),
             command=("harness", *sys.argv[1:]),
@@ -301,8 +301,8 @@ def overhead(
     chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
     chosen = sampling.arranged(chosen, processes=processes)
     with ExitStack() as held:
-        lock = gpu_lock.lock_first(held, wait_s=0.0, say=_say)
-        launcher = held.enter_context(Launcher())
+        lock = gpu_lock.lock_first(held, chosen.device, wait_s=0.0, say=_say)
+        launcher = held.enter_context(Launcher(device=chosen.device))
         here = environment.capture(
             launcher.describe(),
             command=("harness", *sys.argv[1:]),

@@ -87,12 +87,17 @@ class Session:
         self._shared = shared
         self._wait_for_gpu_s = wait_for_gpu_s
         self._command = tuple(command)
-        self._launcher = Launcher()
+        self._launchers: dict[str, Launcher] = {}  # by the device of suites
         self._places: dict[str, _Place] = {}
 
     def close(self) -> None:
         """End the processes that wait for work."""
-        self._launcher.close()
+        for launcher in self._launchers.values():
+            launcher.close()
+
+    def _launcher(self, suite: Suite) -> Launcher:
+        device = "cpu" if suite.device == "cpu" else "any"
+        return self._launchers.setdefault(device, Launcher(device=device))
 
     def measure(self, suite: Suite, case: Case, asked: Sequence[Case]) -> Judged:
         """Run all processes of one case, store what they measured, and judge it.
@@ -109,7 +114,7 @@ class Session:
         with _turn(self._shared), ExitStack() as held:
             place = self._place(suite, replace(suite, cases=tuple(asked)), held)
             here = place.environment
-            self._launcher.preflight(alone)
+            self._launcher(suite).preflight(alone)
             gpu = watch_over(held, here, wait_s=self._wait_for_gpu_s, say=warnings.warn)
             for probe in (probes := open_probes(here.gpu, why=here.gpu_unavailable)):
                 held.callback(probe.close)
@@ -118,7 +123,7 @@ class Session:
                 writer=held.enter_context(store.join(place.folder)),
                 probes=probes,
                 observer=heard,
-                launcher=self._launcher,
+                launcher=self._launcher(suite),
                 gpu=gpu,
                 unfit=mismatch(suite.requires, here),
             )
@@ -134,7 +139,7 @@ class Session:
     def _place(self, suite: Suite, asked: Suite, held: ExitStack) -> _Place:
         """Where the suite is measured, its GPU locked; its run is begun if no process has yet."""
         wait_s = self._wait_for_gpu_s
-        lock = gpu_lock.lock_first(held, wait_s=wait_s, say=warnings.warn)
+        lock = gpu_lock.lock_first(held, suite.device, wait_s=wait_s, say=warnings.warn)
         if (known := self._places.get(suite.path)) is not None:
             gpu = known.environment.gpu
             lock = gpu_lock.lock_only(held, lock, gpu, wait_s=wait_s, say=warnings.warn)
@@ -142,7 +147,7 @@ class Session:
                 lock.describe(known.folder.name)
             return known
         here = environment.capture(
-            self._launcher.describe(),
+            self._launcher(suite).describe(),
             command=self._command,
             repository=environment.home_of(suite.cases[0].factory),
             cases=asked.cases,

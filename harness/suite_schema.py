@@ -488,8 +488,8 @@ class SuiteModel(_Model):
     """Goes into the report's file name."""
     question: Text
     """What the suite is there to answer."""
-    device: Literal["any", "cuda"] = "any"
-    """`cuda` refuses to run without an NVIDIA GPU."""
+    device: Literal["any", "cuda", "cpu"] = "any"
+    """`cuda` refuses to run without an NVIDIA GPU; `cpu` uses none where there is one."""
     requires: RequiresModel = RequiresModel()
     """Where the machine is another, every case ends as invalid_environment."""
     measure: MeasureModel = MeasureModel()

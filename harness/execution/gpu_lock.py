@@ -127,11 +127,16 @@ class GpuLock:
             return "a process that has not said who it is"
 
 
-def lock_first(held: ExitStack, *, wait_s: float, say: Callable[[str], None]) -> GpuLock | None:
+def lock_first(
+    held: ExitStack, device: str = "any", *, wait_s: float, say: Callable[[str], None]
+) -> GpuLock | None:
     """Lock the GPU that the workers will see, before any of them touches it.
 
-    None where NVML cannot name it; then a worker must, see `lock_only`.
+    None where NVML cannot name it; then a worker must, see `lock_only`. None too where `device`,
+    a suite's, is `cpu`.
     """
+    if device == "cpu":
+        return None
     try:
         first = nvml.gpus()[0]
     except ProbeError:

@@ -102,11 +102,25 @@ class Worker:
 class Launcher:
     """Starts workers, one at a time. A context: leaving it leaves no process behind."""
 
-    def __init__(self, roots: Sequence[Path] = ()) -> None:
-        """With roots, workloads and all they import come from these folders, or it is a path
-        mismatch; workers start in the first of them."""
+    def __init__(
+        self,
+        roots: Sequence[Path] = (),
+        *,
+        device: str = "any",
+        around: Mapping[str, str] | None = None,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            roots: Workloads and all they import come from these folders, or it is a path mismatch;
+                workers start in the first of them.
+            device: As of a suite; workers of `cpu` see no GPU.
+            around: Variables of the environment that all workers start in; a case's own win.
+        """
         self._roots = tuple(str(root) for root in roots)
         self._host: Launcher | None = None  # whose zygote this one uses, see `at`
+        self._around = dict(around or {})
+        self._hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         self._warm: _Zygote | None = None
         self._device = ""  # unknown until described
         self.not_preloaded = ""
@@ -137,6 +151,7 @@ class Launcher:
         """
         guest = Launcher(roots)
         guest._host, guest._device = self, self._device
+        guest._around, guest._hidden = self._around, self._hidden
         return guest
 
     def launch(
@@ -162,7 +177,11 @@ class Launcher:
         """
         env = {} if case is None or case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
-        zygote = _Zygote(env, self._roots) if cold else self._warmed()
+        zygote = (
+            _Zygote({**self._around, **env, **self._hidden}, self._roots)
+            if cold
+            else self._warmed()
+        )
         launched_at = time.monotonic()
         order = Order(
             case=case,
@@ -255,7 +274,7 @@ class Launcher:
         if self._host is not None:
             return self._host._warmed()
         if self._warm is None or self._warm.closed:
-            self._warm = _Zygote({}, self._roots)
+            self._warm = _Zygote({**self._around, **self._hidden}, self._roots)
         return self._warm
 
 

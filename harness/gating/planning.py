@@ -297,13 +297,15 @@ def _sides(
 ) -> tuple[Side, ...]:
     """A side per tree, each with its warm launcher and its environment."""
     wait_s = request.wait_for_gpu_s
-    lock = None
+    device = _device(plan)
+    lock, around = None, counting.AROUND
     if request.mode is not Mode.COUNTERS:
-        lock = gpu_lock.lock_first(held, wait_s=wait_s, say=say)
+        around = {}
+        lock = gpu_lock.lock_first(held, device, wait_s=wait_s, say=say)
     sides = []
     for name, tree in zip(("base", "head")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
-        launcher = held.enter_context(Launcher(roots))
+        launcher = held.enter_context(Launcher(roots, device=device, around=around))
         here = environment.capture(
             launcher.describe(),
             command=request.command,
@@ -314,6 +316,19 @@ def _sides(
             lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
         sides.append(Side(name, roots, launcher, here))
     return tuple(sides)
+
+
+def _device(plan: Plan) -> str:
+    """What the suites run on, all of them."""
+    devices = {suite.device: path for path, suite in plan.suites.items()}
+    if "cpu" in devices and len(devices) > 1:
+        other = next(path for device, path in devices.items() if device != "cpu")
+        raise SuiteError(
+            plan.policy.path,
+            f"{devices['cpu']} runs on the CPU, and {other} on the GPU where there is one",
+            "One gate judges one device: split them into two policies.",
+        )
+    return next(iter(devices), "any")
 
 
 def _leave_out(plan: Plan, changed: Sequence[str], trees: Sequence[Path]) -> None:

@@ -42,8 +42,8 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
     suite = request.suite
     with ExitStack() as held:
         wait_s = request.wait_for_gpu_s
-        lock = gpu_lock.lock_first(held, wait_s=wait_s, say=say)
-        first, second = (held.enter_context(Launcher()) for _ in range(2))
+        lock = gpu_lock.lock_first(held, suite.device, wait_s=wait_s, say=say)
+        first, second = (held.enter_context(Launcher(device=suite.device)) for _ in range(2))
         here = environment.capture(
             first.describe(),
             command=request.command,
