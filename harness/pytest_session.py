@@ -97,7 +97,9 @@ class Session:
 
     def _launcher(self, suite: Suite) -> Launcher:
         device = "cpu" if suite.device == "cpu" else "any"
-        return self._launchers.setdefault(device, Launcher(device=device))
+        if device not in self._launchers:
+            self._launchers[device] = Launcher(device=device)
+        return self._launchers[device]
 
     def measure(self, suite: Suite, case: Case, asked: Sequence[Case]) -> Judged:
         """Run all processes of one case, store what they measured, and judge it.

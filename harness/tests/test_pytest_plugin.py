@@ -69,7 +69,7 @@ def inner(pytester: pytest.Pytester, warm: Launcher, monkeypatch: pytest.MonkeyP
     class Borrowed(Launcher):
         """The warm one, which outlives the sessions that use it."""
 
-        def __new__(cls) -> "Borrowed":
+        def __new__(cls, device: str) -> "Borrowed":
             return warm  # type: ignore[return-value]
 
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
