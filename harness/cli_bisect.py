@@ -1,18 +1,26 @@
-"""The command `bisect`: which commit moved a number."""
+"""The command `bisect`: which commit moved a number, or which difference of two runs."""
 
 import datetime
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from harness import store
 from harness import suite as suites
-from harness.bisection import criteria, history, report, session
-from harness.bisection.journal import DEFAULT_ROOT, Begun, Build, Journal
+from harness.bisection import (
+    bench,
+    cause_report,
+    cause_session,
+    criteria,
+    history,
+    report,
+    session,
+)
+from harness.bisection.journal import DEFAULT_ROOT, Begun, Build, CausesBegun, Journal
 from harness.errors import HarnessError, SuiteError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Suite
@@ -75,6 +83,10 @@ def bisect(
     budget: Annotated[
         float | None, typer.Option(metavar="MIN", min=0, help="Stop after so many minutes.")
     ] = None,
+    runs: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--runs", metavar="A B", help="Two stored runs of one commit that differ."),
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(metavar="ID", help="Go on with a bisection, or latest.")
     ] = None,
@@ -82,6 +94,9 @@ def bisect(
     state: Annotated[
         Path, typer.Option("--state", help="Folder of the bisections.")
     ] = DEFAULT_ROOT,
+    stored: Annotated[
+        Path, typer.Option("--store", help="Folder of the recorded runs.")
+    ] = store.DEFAULT_ROOT,
     reports: Annotated[
         Path, typer.Option("--reports", help="Folder of the dated reports.")
     ] = store.DEFAULT_ROOT.parent,
@@ -89,62 +104,111 @@ def bisect(
         float, typer.Option("--wait-for-gpu", metavar="SECONDS", min=0, help="Wait for the GPU.")
     ] = 0.0,
 ) -> None:
-    """Find the commit that made a case slow, or wrong, or changed what it counts.
+    """Find the commit, or the difference of two runs, that made a case slow, or wrong, or changed
+    what it counts.
 
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
 
     harness bisect counters --case selected --good v1.2 --counter host_syncs
 
+    harness bisect --runs 20261119-0712 20261121-0730 --case train
+
     harness bisect --resume latest --budget 30
 
-    Exit status: 0 the first bad commit is named, 3 undecided or out of budget.
+    Exit status: 0 the first bad commit, or the cause, is named; 3 undecided or out of budget.
     """
-    repository = Repository.around(Path.cwd())
-    journal = None
-    if resume is not None:
-        if suite or case or good:
-            raise HarnessError(
-                "--resume goes on with the recorded request", "Leave suite, case and commits out."
-            )
-        journal = Journal.resume(state, resume)
-        begun = journal.begun
-        repository = Repository.around(Path(begun.repository))
-    else:
-        if not (suite and good):
-            raise HarnessError(
-                "a bisection needs a suite, a --case and a --good commit",
-                "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
-            )
-        loaded, one = _one(suites.load(suite), case)
-        criterion = criteria.chosen(
-            one, metric=metric, counter=counter, outcome=outcome, kernel=kernel
-        )
-        begun = Begun(
-            started_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            repository=str(repository.root),
-            history=history.between(repository, good, bad),
-            suite=loaded,
-            case=criteria.prepared(one, criterion),
-            criterion=criterion,
-            effect=effect,
-            build=Build(command=build, key=tuple(build_key or ())),
-            roots=tuple(roots or (".",)),
-            enter_merges=enter_merges,
-            command=("harness", *sys.argv[1:]),
-        )
-    means = session.Means(
+    criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
+    built = Build(command=build, key=tuple(build_key or ()))
+    command = ("harness", *sys.argv[1:])
+    means = bench.Means(
         state=state,
         budget_s=None if budget is None else 60 * budget,
         wait_s=wait_for_gpu,
         say=_say,
     )
-    result = session.carry_out(begun, journal, repository, means)
+    given = {"a suite": suite, "--case": case, "--good": good, "--runs": runs}
+    if resume is not None:
+        if also := [name for name, value in given.items() if value]:
+            raise HarnessError(
+                f"--resume goes on with the recorded request, and {also[0]} would change it",
+                "Leave it out.",
+            )
+        journal = Journal.resume(state, resume)
+        begun = journal.request
+        if isinstance(begun, CausesBegun):
+            at = Repository.around(Path(begun.repository)) if begun.repository else None
+            _conclude_causes(cause_session.carry_out(begun, journal, at, means), reports, as_json)
+        repository = Repository.around(Path(begun.repository))
+        _conclude(session.carry_out(begun, journal, repository, means), reports, as_json)
+    if runs is not None:
+        if suite or good:
+            raise HarnessError(
+                "--runs takes suite and code from the two runs", "Leave suite and --good out."
+            )
+        where = _repository_here()
+        asked = cause_session.Asked(
+            pattern=case,
+            **criterion,
+            effect=effect,
+            build=built,
+            roots=tuple(roots or (".",)),
+            command=command,
+        )
+        wanted = cause_session.request(stored, runs, where, asked)
+        _conclude_causes(cause_session.carry_out(wanted, None, where, means), reports, as_json)
+    if not (suite and good):
+        raise HarnessError(
+            "a bisection needs a suite, a --case and a --good commit, or two --runs",
+            "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
+        )
+    repository = Repository.around(Path.cwd())
+    loaded, one = _one(suites.load(suite), case)
+    chosen = criteria.chosen(one, **criterion)
+    begun = Begun(
+        started_at=bench.now(),
+        repository=str(repository.root),
+        history=history.between(repository, good, bad),
+        suite=loaded,
+        case=criteria.prepared(one, chosen),
+        criterion=chosen,
+        effect=effect,
+        build=built,
+        roots=tuple(roots or (".",)),
+        enter_merges=enter_merges,
+        command=command,
+    )
+    _conclude(session.carry_out(begun, None, repository, means), reports, as_json)
+
+
+def _repository_here() -> Repository | None:
+    try:
+        return Repository.around(Path.cwd())
+    except HarnessError:
+        return None
+
+
+def _conclude(result: session.Result, reports: Path, as_json: bool) -> NoReturn:
     page = report.write(result, reports, datetime.date.today())
-    if as_json:
-        text = json.dumps({**report.document(result), "report": str(page)}, indent=2)
-        sys.stdout.write(text + "\n")
+    document = report.document(result) if as_json else None
+    _say_result(result, report.sentence(result), document, page)
+
+
+def _conclude_causes(result: cause_session.CausesResult, reports: Path, as_json: bool) -> NoReturn:
+    page = cause_report.write(result, reports, datetime.date.today())
+    document = cause_report.document(result) if as_json else None
+    _say_result(result, cause_report.sentence(result), document, page)
+
+
+def _say_result(
+    result: session.Result | cause_session.CausesResult,
+    sentence: str,
+    document: dict[str, Any] | None,
+    page: Path,
+) -> NoReturn:
+    if document is not None:
+        sys.stdout.write(json.dumps({**document, "report": str(page)}, indent=2) + "\n")
     else:
-        sys.stdout.write(f"{report.sentence(result)}\nReport: {page}\n")
+        sys.stdout.write(f"{sentence}\nReport: {page}\n")
         if result.resumable:
             sys.stdout.write(f"Go on: harness bisect --resume {result.folder.name}\n")
     raise typer.Exit(0 if result.found else 3)

@@ -356,8 +356,8 @@ def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -
     kept = tuple(
         case
         for case in cases
-        if (not wanted or any(_fits(case.case_id, f) for f in wanted))
-        and not any(_fits(case.case_id, f) for f in unwanted)
+        if (not wanted or any(fits(case.case_id, f) for f in wanted))
+        and not any(fits(case.case_id, f) for f in unwanted)
     )
     if not kept and not filters:
         raise SuiteError(path, "every case is excluded with these overrides")
@@ -370,7 +370,7 @@ def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -
     return kept
 
 
-def _fits(case_id: str, pattern: str) -> bool:
+def fits(case_id: str, pattern: str) -> bool:
     """As a pattern of the whole id where it holds one of `*?[`, else as a part of it."""
     if any(c in pattern for c in "*?["):
         return fnmatchcase(case_id, pattern)

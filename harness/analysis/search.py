@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -54,6 +54,9 @@ class Look:
     hz: float | None = None
     """Mean SM clock meanwhile."""
     wall_s: float | None = None
+
+
+Block = tuple[Stage, tuple[Look, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +114,8 @@ class NoisySearch:
         """`effect` is the smallest change worth finding, as a fraction."""
         self.last = last
         self.skipped: set[int] = set()
-        self.thresholds = Thresholds(
-            practical=effect / 2,
-            tolerance=effect,
-            stored_tolerance=max(effect, Thresholds().stored_tolerance),
-            screen_ratio=1 + 0.4 * effect,
-        )
-        self._blocks: list[tuple[Stage, tuple[Look, ...]]] = []
+        self.thresholds = thresholds_for(effect)
+        self._blocks: list[Block] = []
         self._posterior: Posterior | None = None
         self._taken = 0
 
@@ -169,27 +167,20 @@ class NoisySearch:
 
     def _differences(self) -> list[float]:
         """Log of bad over good of the first pairs; empty until there are ANCHOR_PAIRS."""
-        found = [math.log(p.candidate_s / p.baseline_s) for p in self._pairs(0, self.last)]
-        return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+        pairs = pairs_of(self._blocks, 0, self.last, Stage.ANCHORS)
+        return first_logs(pairs)
 
     def _anchors(self) -> Ask | Conclusion | None:
         """What is still to be known of the anchors; None where they differ."""
-        pairs = self._pairs(0, self.last)
-        if len(pairs) >= ANCHOR_PAIRS:
-            first = compare.time_logs(pairs[:ANCHOR_PAIRS])
-            low, high = compare.student_bounds(first, self.thresholds.alpha)
-            apart = low > 0 or high < 0
-            if apart and abs(float(hodges_lehmann(first))) > math.log1p(self.thresholds.practical):
-                return None
-            rest = pairs[ANCHOR_PAIRS:]
-            if len(rest) >= MORE_PAIRS:
-                found = self._judge(rest, sign=float(hodges_lehmann(compare.time_logs(rest))))
-                if found.change is Change.SLOWER:
-                    return None
-                said = f"good and bad do not differ as stated: {found.reason}"
-                if found.smallest_effect is not None:
-                    said += f"; a change of {found.smallest_effect:.1%} would have been seen"
-                return Conclusion(reason=said, comparison=found)
+        pairs = pairs_of(self._blocks, 0, self.last, Stage.ANCHORS)
+        found = differ(pairs, self.thresholds)
+        if found is True:
+            return None
+        if found is not None:
+            said = f"good and bad do not differ as stated: {found.reason}"
+            if found.smallest_effect is not None:
+                said += f"; a change of {found.smallest_effect:.1%} would have been seen"
+            return Conclusion(reason=said, comparison=found)
         order = (0, self.last) if len(pairs) % 2 == 0 else (self.last, 0)
         return Ask(stage=Stage.ANCHORS, positions=order, why="do good and bad differ here?")
 
@@ -204,20 +195,16 @@ class NoisySearch:
     # --- the confirmation ---
 
     def _confirm(self, cell: Cell) -> Ask | Conclusion:
-        pairs = self._pairs(cell.good, cell.bad, Stage.CONFIRM)
-        enough = self._pairs_to_confirm()
-        sign = self.step or 0.0
-        for count in dict.fromkeys((enough, enough + MORE_PAIRS)):
-            if len(pairs) < count:
-                order = (cell.good, cell.bad)
-                return Ask(
-                    stage=Stage.CONFIRM,
-                    positions=order if len(pairs) % 2 == 0 else order[::-1],
-                    why=f"{cell.probability:.1%} sure: against its parent, {count} pairs",
-                )
-            found = self._judge(pairs[0 if count == enough else enough : count], sign=sign)
-            if found.change is Change.SLOWER:
-                break
+        pairs = pairs_of(self._blocks, cell.good, cell.bad, Stage.CONFIRM)
+        enough = pairs_to_confirm(self._differences(), self.thresholds)
+        found = confirmation(pairs, enough, self.thresholds, sign=self.step or 0.0)
+        if isinstance(found, int):
+            order = (cell.good, cell.bad)
+            return Ask(
+                stage=Stage.CONFIRM,
+                positions=order if len(pairs) % 2 == 0 else order[::-1],
+                why=f"{cell.probability:.1%} sure: against its parent, {found} pairs",
+            )
         confirmed = found.change is Change.SLOWER
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
@@ -231,52 +218,104 @@ class NoisySearch:
             confirmed=confirmed,
         )
 
-    def _pairs_to_confirm(self) -> int:
-        """So many that a step as the anchors show it fails the test once in a hundred."""
-        logs = np.array(self._differences())
-        centre = abs(float(hodges_lehmann(logs)))
-        needed = compare.pairs_needed(centre, float(logs.std(ddof=1)), 1, self.thresholds)
-        return min(max(LEAST_PAIRS, math.ceil(1.6 * needed)), MORE_PAIRS)
 
-    def _pairs(
-        self, baseline: int, candidate: int, stage: Stage = Stage.ANCHORS
-    ) -> tuple[Pair, ...]:
-        """The whole pairs of two commits, in the order taken."""
-        found = []
-        for at, block in self._blocks:
-            by = {k.position: k for k in block}
-            if at is not stage or by.keys() != {baseline, candidate}:
-                continue
-            a, b = by[baseline], by[candidate]
-            wall = a.wall_s + b.wall_s if a.wall_s and b.wall_s else None
-            found.append(
-                Pair(
-                    baseline_s=a.value,
-                    candidate_s=b.value,
-                    baseline_hz=a.hz,
-                    candidate_hz=b.hz,
-                    wall_s=wall,
-                )
+# --- two sides ---------------------------------------------------------------------------
+
+
+def thresholds_for(effect: float) -> Thresholds:
+    """The gate's, for a change of this size."""
+    return Thresholds(
+        practical=effect / 2,
+        tolerance=effect,
+        stored_tolerance=max(effect, Thresholds().stored_tolerance),
+        screen_ratio=1 + 0.4 * effect,
+    )
+
+
+def pairs_of(
+    blocks: Sequence[Block], baseline: int, candidate: int, stage: Stage
+) -> tuple[Pair, ...]:
+    """The whole pairs of two positions that were taken in a stage, in the order taken."""
+    found = []
+    for at, block in blocks:
+        by = {k.position: k for k in block}
+        if at is not stage or by.keys() != {baseline, candidate}:
+            continue
+        a, b = by[baseline], by[candidate]
+        wall = a.wall_s + b.wall_s if a.wall_s and b.wall_s else None
+        found.append(
+            Pair(
+                baseline_s=a.value,
+                candidate_s=b.value,
+                baseline_hz=a.hz,
+                candidate_hz=b.hz,
+                wall_s=wall,
             )
-        return tuple(found)
+        )
+    return tuple(found)
 
-    def _judge(self, pairs: Sequence[Pair], *, sign: float) -> Comparison:
-        """The gate's test; where the step goes down, of the sides in exchange."""
-        if sign < 0:
-            pairs = [
-                Pair(
-                    baseline_s=p.candidate_s,
-                    candidate_s=p.baseline_s,
-                    baseline_hz=p.candidate_hz,
-                    candidate_hz=p.baseline_hz,
-                    wall_s=p.wall_s,
-                )
-                for p in pairs
-            ]
-        name = "good over bad" if sign < 0 else "bad over good"
-        return compare.judge({name: compare.statistics(pairs, self.thresholds)}, self.thresholds)[
-            name
+
+def first_logs(pairs: Sequence[Pair]) -> list[float]:
+    """Log ratios of the first ANCHOR_PAIRS; empty until there are so many."""
+    found = [math.log(p.candidate_s / p.baseline_s) for p in pairs]
+    return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+
+
+def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Comparison | None:
+    """Whether two sides differ: True, or the comparison that says they do not; None asks for
+    another pair."""
+    if len(pairs) < ANCHOR_PAIRS:
+        return None
+    first = compare.time_logs(pairs[:ANCHOR_PAIRS])
+    low, high = compare.student_bounds(first, thresholds.alpha)
+    apart = low > 0 or high < 0
+    if apart and abs(float(hodges_lehmann(first))) > math.log1p(thresholds.practical):
+        return True
+    rest = pairs[ANCHOR_PAIRS:]
+    if len(rest) < MORE_PAIRS:
+        return None
+    found = judged(rest, thresholds, sign=float(hodges_lehmann(compare.time_logs(rest))))
+    return True if found.change is Change.SLOWER else found
+
+
+def pairs_to_confirm(logs: Sequence[float], thresholds: Thresholds) -> int:
+    """So many that a step as the anchors show it fails the test once in a hundred."""
+    values = np.array(logs)
+    centre = abs(float(hodges_lehmann(values)))
+    needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, thresholds)
+    return min(max(LEAST_PAIRS, math.ceil(1.6 * needed)), MORE_PAIRS)
+
+
+def confirmation(
+    pairs: Sequence[Pair], enough: int, thresholds: Thresholds, *, sign: float
+) -> Comparison | int:
+    """The gate's test of new pairs, once more where the first does not confirm; or how many pairs
+    it wants."""
+    for count in (enough, enough + MORE_PAIRS):
+        if len(pairs) < count:
+            return count
+        tested = pairs[0 if count == enough else enough : count]
+        found = judged(tested, thresholds, sign=sign)
+        if found.change is Change.SLOWER:
+            break
+    return found
+
+
+def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Comparison:
+    """The gate's test; where the step goes down, of the sides in exchange."""
+    if sign < 0:
+        pairs = [
+            Pair(
+                baseline_s=p.candidate_s,
+                candidate_s=p.baseline_s,
+                baseline_hz=p.candidate_hz,
+                candidate_hz=p.baseline_hz,
+                wall_s=p.wall_s,
+            )
+            for p in pairs
         ]
+    name = "good over bad" if sign < 0 else "bad over good"
+    return compare.judge({name: compare.statistics(pairs, thresholds)}, thresholds)[name]
 
 
 # --- without -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from harness.analysis.search import Stage
+from harness.bisection.causes import Cause
 from harness.bisection.criteria import Criterion
 from harness.bisection.history import Commit
 from harness.errors import StoreError
@@ -47,14 +48,11 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Request:
     """The first line: all that a resumed search must know."""
 
     schema: int = SCHEMA_VERSION
     started_at: str
-    repository: str
-    history: tuple[Commit, ...]
-    """First the good commit, last the bad one."""
     suite: Suite
     """With the one case."""
     case: Case
@@ -64,10 +62,38 @@ class Begun:
     build: Build = field(default_factory=Build)
     roots: tuple[str, ...] = (".",)
     """Folders of a tree that its code is imported from."""
-    enter_merges: bool = False
     environment: Environment | None = None
     """Where it was begun."""
     command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun(Request):
+    """Which commit was it?"""
+
+    repository: str
+    history: tuple[Commit, ...]
+    """First the good commit, last the bad one."""
+    enter_merges: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CausesBegun(Request):
+    """Which difference of two runs was it? The case is the first run's."""
+
+    runs: tuple[str, str]
+    """Their ids, the first one's first."""
+    other: Case
+    """The second run's case, as it is measured."""
+    causes: tuple[Cause, ...]
+    """What is varied, the most suspect first."""
+    environments: tuple[Environment, Environment]
+    """In which they were made."""
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """Variables that both runs and this machine have alike."""
+    commit: str = ""
+    """Of both runs; empty where the code is measured as it lies in the working tree."""
+    repository: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +135,10 @@ class Noted:
     text: str
 
 
-Line = Begun | Taken | LeftOut | Entered | Noted
+Line = Begun | CausesBegun | Taken | LeftOut | Entered | Noted
 KINDS: dict[str, type[Any]] = {
     "begun": Begun,
+    "causes_begun": CausesBegun,
     "taken": Taken,
     "left_out": LeftOut,
     "entered": Entered,
@@ -129,7 +156,7 @@ class Journal:
         self._fd = fd
 
     @classmethod
-    def create(cls, root: Path, begun: Begun) -> "Journal":
+    def create(cls, root: Path, begun: Begun | CausesBegun) -> "Journal":
         """Begin a bisection in a new folder.
 
         Raises:
@@ -190,9 +217,9 @@ class Journal:
         os.close(self._fd)
 
     @property
-    def begun(self) -> Begun:
+    def request(self) -> Begun | CausesBegun:
         first = self.lines[0]
-        assert isinstance(first, Begun)
+        assert isinstance(first, Begun | CausesBegun)
         return first
 
     def write(self, line: Line) -> None:
@@ -264,11 +291,11 @@ def _decoded(data: bytes, path: Path) -> Iterator[Line]:
         try:
             fields = json.loads(text)
             kind = fields.pop("kind")
-            if kind == "begun" and fields["schema"] != SCHEMA_VERSION:
+            if kind.endswith("begun") and fields["schema"] != SCHEMA_VERSION:
                 remedy = f"This harness reads schema {SCHEMA_VERSION}."
                 raise ValueError(f"schema {fields['schema']}")
             line: Line = _ADAPTERS[kind].validate_python(fields)
-            if (number == 1) != isinstance(line, Begun):
+            if (number == 1) != isinstance(line, Begun | CausesBegun):
                 raise ValueError("the request stands on the first line, and there alone")
         except (ValueError, KeyError, AttributeError, ValidationError) as error:
             problem = str(error).partition("\n")[0]

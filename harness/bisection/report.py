@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness import units
 from harness.bisection.criteria import Criterion, Kind
 from harness.bisection.session import Level, Result
 from harness.ci.text import cell, clipped, code, plain
@@ -40,7 +41,15 @@ def sentence(result: Result) -> str:
 
 def _why(level: Level, criterion: Criterion) -> str:
     """What the conclusion rests on."""
-    conclusion = level.conclusion
+    conclusion, found = level.conclusion, level.conclusion.comparison
+    if conclusion.confirmed and found is not None and conclusion.good is not None:
+        # Where the step went down, the sides were exchanged for the test.
+        down = found.case_id.startswith("good")
+        ratio = 1 / found.ratio if down else found.ratio
+        return (
+            f"{criterion} {ratio - 1:+.1%} against {level.history[conclusion.good].short} before "
+            f"it, in {found.pairs} new pairs (p = {found.p_value:.2g})"
+        )
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
         return conclusion.reason
     before, after = level.values[conclusion.good], level.values[_at(level)]
@@ -98,19 +107,39 @@ def write(result: Result, reports: Path, date: datetime.date) -> Path:
     Raises:
         ReportError: It cannot be written.
     """
-    subject = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", f"Bisect of {result.begun.case.case_id}")
+    return dated(reports, date, f"Bisect of {result.begun.case.case_id}", markdown(result, date))
+
+
+def dated(reports: Path, date: datetime.date, subject: str, text: str) -> Path:
+    """Write a page under a name that says when and of what, and which version it is.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    subject = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject)
     version = 1
     while True:
         path = reports / f"{date:%Y-%m-%d} Test Engineer Report - {subject} v{version}.md"
         try:
             reports.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as file:
-                file.write(markdown(result, date))
+                file.write(text)
             return path
         except FileExistsError:
             version += 1
         except OSError as error:
             raise ReportError(f"{path}: the report cannot be written: {error.strerror}") from error
+
+
+def reading(criterion: Criterion, value: float) -> str:
+    """A reading of the criterion, for a person."""
+    if criterion.kind is Kind.METRIC and criterion.name == "step_s":
+        return units.duration(value)
+    if criterion.kind is Kind.METRIC and criterion.name == "peak_memory_bytes":
+        return units.size(value)
+    if criterion.kind in (Kind.OUTCOME, Kind.KERNEL):
+        return "yes" if value else "no"
+    return f"{value:.6g}"
 
 
 def markdown(result: Result, date: datetime.date) -> str:
@@ -172,13 +201,13 @@ def _level(level: Level, number: int, result: Result) -> Iterator[str]:
         values, chance = level.values[position], level.probabilities[position]
         if not values and chance < SHOWN and position not in left_out:
             continue
-        reading = f"{statistics.median(values):.6g}" if values else ""
+        shown = reading(result.begun.criterion, statistics.median(values)) if values else ""
         if position in left_out:
-            reading = "left out"
+            shown = "left out"
         mark = " (merge)" if commit.merge else ""
         yield (
             f"| {code(commit.short)} | {cell(commit.subject, 80)}{mark} | {len(values) or ''} "
-            f"| {reading} | {chance:.1%} |"
+            f"| {shown} | {chance:.1%} |"
         )
     if left_out:
         yield ""

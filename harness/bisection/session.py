@@ -7,40 +7,28 @@ each commit's worktree is the code that the suite's factory names, and all that 
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import drift, environment
 from harness.analysis.search import (
     Ask,
     Conclusion,
     ExactSearch,
-    Look,
     NoisySearch,
     Search,
 )
 from harness.bisection import criteria, history
+from harness.bisection.bench import Bench, Means, Stopped, opened
 from harness.bisection.criteria import Unreadable
 from harness.bisection.history import Commit
 from harness.bisection.journal import Begun, Entered, Journal, LeftOut, Noted, Taken
+from harness.bisection.readings import Readings
 from harness.bisection.trees import NotBuilt, Trees, standing
 from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock, vacancy
-from harness.execution.launcher import Launcher
-from harness.execution.runner import Silent, run_one
-from harness.execution.vacancy import Vacancy, watch_over
-from harness.gating.interleave import clock, verified
 from harness.gating.worktrees import Repository
-from harness.probes import Probe
-from harness.probes.open import open_probes
-from harness.records import Environment, Measurement, Outcome, Suite
-
-Say = Callable[[str], None]
-TRIES = 3
-"""Processes of one commit that may say nothing, before it counts as one that cannot be measured."""
+from harness.records import Outcome, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,22 +76,6 @@ class Result:
         return found[-1].history[found[-1].conclusion.culprits[0]]
 
 
-class Stopped(Exception):
-    """The search cannot go on now, and may later."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a search has at its disposal."""
-
-    state: Path
-    """Folder of the journals."""
-    budget_s: float | None = None
-    wait_s: float = 0.0
-    """How long to wait for a GPU that is in use."""
-    say: Say
-
-
 def carry_out(
     begun: Begun, journal: Journal | None, repository: Repository, means: Means
 ) -> Result:
@@ -120,40 +92,16 @@ def carry_out(
         KeyboardInterrupt: Ctrl-C, or SIGTERM; what was measured is kept, trees are gone.
     """
     began = time.monotonic()
-    wait_s, say = means.wait_s, means.say
     with ExitStack() as held:
-        lock = gpu_lock.lock_first(held, wait_s=wait_s, say=say)
-        launcher = held.enter_context(Launcher())
-        here = environment.capture(
-            launcher.describe(), command=begun.command, repository=None, cases=[begun.case]
-        )
-        lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
-        _require_fit(begun, here, resumed=journal is not None)
-        if journal is None:
-            begun = replace(begun, environment=here)
-            journal = held.enter_context(Journal.create(means.state, begun))
-        else:
-            held.enter_context(journal)
-            for difference in (
-                drift.differences(begun.environment, here) if begun.environment else ()
-            ):
-                journal.write(Noted(at=_now(), text=f"resumed with {difference}"))
-        if lock is not None:
-            lock.describe(journal.folder.name)
-        say(f"{journal.folder.name}: {len(begun.history) - 1} commits, by {begun.criterion}")
-        probes = open_probes(here.gpu, why=here.gpu_unavailable)
-        for probe in probes:
-            held.callback(probe.close)
-        bench = _Bench(
-            journal=journal,
-            launcher=launcher,
-            trees=held.enter_context(standing(repository, begun.build, journal.folder / "logs")),
-            probes=probes,
-            gpu=watch_over(held, here, wait_s=wait_s, say=say),
-            ends=None if means.budget_s is None else began + means.budget_s,
-            tell=_Teller(journal, say),
-        )
-        levels, resumable = _levels(bench, repository)
+        bench = opened(held, begun, journal, means)
+        journal = bench.journal
+        request = journal.request
+        if not isinstance(request, Begun):
+            raise HarnessError(f"{journal.folder.name} looks for no commit")
+        begun = request
+        means.say(f"{journal.folder.name}: {len(begun.history) - 1} commits, by {begun.criterion}")
+        trees = held.enter_context(standing(repository, begun.build, journal.folder / "logs"))
+        levels, resumable = _levels(_Ground(begun, bench, trees), repository)
     return Result(
         begun=begun,
         folder=journal.folder,
@@ -169,47 +117,18 @@ def carry_out(
     )
 
 
-def _require_fit(begun: Begun, here: Environment, *, resumed: bool) -> None:
-    then = begun.environment
-    if resumed and then is not None and here.device_name != then.device_name:
-        raise HarnessError(
-            f"this search began on {then.device_name}, and here is {here.device_name}",
-            "Resume it there, or begin anew.",
-        )
-    if begun.suite.device == "cuda" and here.gpu is None:
-        raise SuiteError(
-            begun.suite.path,
-            f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-        )
-    if unfit := vacancy.mismatch(begun.suite.requires, here):
-        raise HarnessError(f"this machine is not the one the suite requires: {unfit}")
-
-
-class _Teller:
-    """Says a thing to the person, and to the log."""
-
-    def __init__(self, journal: Journal, say: Say) -> None:
-        self._journal = journal
-        self._say = say
-
-    def __call__(self, text: str) -> None:
-        self._journal.log(text)
-        self._say(text)
-
-
-def _levels(bench: "_Bench", repository: Repository) -> tuple[tuple[Level, ...], bool]:
+def _levels(ground: "_Ground", repository: Repository) -> tuple[tuple[Level, ...], bool]:
     """Search the history and, where asked, the merged side of its culprit, and so on."""
-    begun = bench.journal.begun
-    commits = begun.history
+    bench, commits = ground.bench, ground.begun.history
     levels: list[Level] = []
     while True:
-        hunt = Hunt(bench, len(levels), commits)
+        hunt = Hunt(ground, len(levels), commits)
         try:
             conclusion = hunt.conclude()
         except Stopped as stop:
             return (*levels, hunt.level(Conclusion(reason=str(stop)))), True
         levels.append(hunt.level(conclusion))
-        if not (conclusion.found and begun.enter_merges):
+        if not (conclusion.found and ground.begun.enter_merges):
             return tuple(levels), False
         culprit = commits[conclusion.culprits[0]]
         entered = [x for x in bench.journal.lines if isinstance(x, Entered)]
@@ -223,23 +142,15 @@ def _levels(bench: "_Bench", repository: Repository) -> tuple[tuple[Level, ...],
         bench.tell(f"{culprit.short} is a merge: its other side, {len(commits) - 1} commits")
 
 
-@dataclass(slots=True, kw_only=True)
-class _Bench:
-    """All that a process is measured with."""
+@dataclass(slots=True)
+class _Ground:
+    """The bench, and the trees of the commits that are measured on it."""
 
-    journal: Journal
-    launcher: Launcher
+    begun: Begun
+    bench: Bench
     trees: Trees
-    probes: Sequence[Probe]
-    gpu: Vacancy | None
-    ends: float | None
-    tell: Say
     checked: set[str] = field(default_factory=set)
     """Commits that have answered that they know the case."""
-
-    @property
-    def blocks(self) -> int:
-        return max((x.block for x in self.journal.lines if isinstance(x, Taken)), default=-1) + 1
 
     def ready(self, commit: Commit, keep: Sequence[str]) -> tuple[Path, ...]:
         """The roots of a commit's worktree, which is built and has the case.
@@ -248,13 +159,13 @@ class _Bench:
             NotBuilt: It cannot be built.
             Unreadable: It does not have the case.
         """
-        begun = self.journal.begun
+        begun = self.begun
         tree = self.trees.of(commit.sha, keep)
         roots = tuple((tree / root).resolve() for root in begun.roots)
         if commit.sha not in self.checked:
             suite: Suite = replace(begun.suite, cases=(begun.case,))
             try:
-                self.launcher.at(roots).check(suite)
+                self.bench.launcher.at(roots).check(suite)
             except SuiteError as error:
                 said = str(error).partition(f"case {begun.case.case_id}: ")[2] or str(error)
                 raise Unreadable(
@@ -266,47 +177,25 @@ class _Bench:
             self.checked.add(commit.sha)
         return roots
 
-    def measure(self, commit: Commit, roots: Sequence[Path], first: bool) -> Measurement:
-        """One fresh process of a commit.
-
-        Raises:
-            Stopped: The budget is spent, or the machine is not fit.
-        """
-        if self.ends is not None and time.monotonic() >= self.ends:
-            raise Stopped("the budget is spent")
-        case = self.journal.begun.case
-        if not first:  # right once is right
-            case = replace(case, settings=replace(case.settings, accuracy=False))
-        why, _ = self.gpu.problem() if self.gpu else ("", ())
-        if why:
-            raise Stopped(f"the machine is not fit: {why}")
-        process = sum(isinstance(x, Taken) for x in self.journal.lines)
-        launcher = self.launcher.at(roots)
-        measured = run_one(case, process, launcher, self.journal, self.probes, Silent())
-        measured = verified(measured, case, roots)
-        if measured.outcome is Outcome.INVALID_ENVIRONMENT:
-            raise Stopped(f"the machine is not fit: {measured.detail}")
-        return measured
-
 
 class Hunt:
     """One history being searched: what the journal holds of it, and what is asked next."""
 
-    def __init__(self, bench: _Bench, number: int, commits: tuple[Commit, ...]) -> None:
-        begun = bench.journal.begun
-        self._bench = bench
+    def __init__(self, ground: _Ground, number: int, commits: tuple[Commit, ...]) -> None:
+        begun = ground.begun
+        self._ground = ground
+        self._bench = ground.bench
         self._number = number
         self._commits = commits
         self._criterion = begun.criterion
         self._last = len(commits) - 1
-        self._values: dict[int, list[float]] = {}
-        self._mute: dict[int, int] = {}  # processes of a commit that said nothing
+        self._readings = Readings(ground.bench.journal, number, self._judged)
         self._search: Search = (
             ExactSearch(self._last)
             if begun.criterion.exact
             else NoisySearch(self._last, begun.effect)
         )
-        self._told()
+        self._readings.retell(self._search)
 
     def conclude(self) -> Conclusion:
         """Measure until the search concludes.
@@ -316,7 +205,7 @@ class Hunt:
         """
         while True:
             for anchor, name in ((0, "good"), (self._last, "bad")):
-                for left in (x for x in self._left_out() if x.position == anchor):
+                for left in (x for x in self._readings.left_out if x.position == anchor):
                     why = f"the {name} commit cannot be measured: {left.reason}"
                     return Conclusion(reason=why)
             asked = self._search.next()
@@ -331,51 +220,25 @@ class Hunt:
             history=self._commits,
             conclusion=conclusion,
             probabilities=tuple(map(float, self._search.probabilities())),
-            left_out=tuple(self._left_out()),
-            values=tuple(tuple(self._values.get(p, ())) for p in range(len(self._commits))),
+            left_out=tuple(self._readings.left_out),
+            values=tuple(
+                tuple(self._readings.values.get(p, ())) for p in range(len(self._commits))
+            ),
             step=None if step is None else math.exp(step),
             noise=noisy.scale if noisy else None,
         )
 
     # --- what the journal holds ---
 
-    def _left_out(self) -> list[LeftOut]:
-        lines = self._bench.journal.lines
-        return [x for x in lines if isinstance(x, LeftOut) and x.level == self._number]
-
-    def _told(self) -> None:
-        """Tell the search what the journal holds of this history."""
-        self._search.skipped |= {x.position for x in self._left_out()}
-        blocks: dict[int, list[Taken]] = {}
-        for line in self._bench.journal.lines:
-            if isinstance(line, Taken) and line.level == self._number:
-                blocks.setdefault(line.block, []).append(line)
-        for block in blocks.values():
-            looks = [k for line in block if (k := self._look(line)) is not None]
-            self._search.add(block[0].stage, looks)
-
-    def _look(self, taken: Taken) -> Look | None:
-        """What a process says; None, and counted, where it says nothing."""
-        least = self._bench.journal.begun.case.settings.min_samples
-        try:
-            value = criteria.read(self._criterion, taken.measurement, least)
-        except Unreadable:
-            self._mute[taken.position] = self._mute.get(taken.position, 0) + 1
-            return None
-        self._values.setdefault(taken.position, []).append(value)
-        return Look(
-            position=taken.position,
-            value=self._judged(taken.position, value) if self._criterion.exact else value,
-            hz=clock(taken.measurement),
-            wall_s=taken.measurement.wall_s or None,
-        )
-
     def _judged(self, position: int, value: float) -> float:
         """1 where an exact value is nearer to the bad anchor's than to the good one's."""
-        good = self._values[0][0] if 0 in self._values else value
+        if not self._criterion.exact:
+            return value
+        values = self._readings.values
+        good = values[0][0] if 0 in values else value
         if position == self._last:
             return float(value != good)
-        bad = self._values[self._last][0] if self._last in self._values else good
+        bad = values[self._last][0] if self._last in values else good
         return float(abs(value - bad) < abs(value - good))
 
     # --- one block ---
@@ -385,15 +248,14 @@ class Hunt:
         for position in asked.positions:
             keep = [self._commits[p].sha for p in {0, self._last, *asked.positions}]
             try:
-                roots[position] = self._bench.ready(self._commits[position], keep)
+                roots[position] = self._ground.ready(self._commits[position], keep)
             except (NotBuilt, Unreadable) as error:
                 self._leave_out(position, str(error))
                 return
         block, looks = self._bench.blocks, []
         for position in asked.positions:
-            commit = self._commits[position]
-            first = not self._values.get(position) and self._mute.get(position, 0) == 0
-            measured = self._bench.measure(commit, roots[position], first)
+            commit, first = self._commits[position], self._readings.first(position)
+            measured = self._bench.measure(self._ground.begun.case, roots[position], first=first)
             taken = Taken(
                 level=self._number,
                 block=block,
@@ -403,26 +265,14 @@ class Hunt:
                 measurement=measured,
             )
             self._bench.journal.write(taken)
-            look = self._look(taken)
+            look = self._readings.look(taken)
             self._say(asked, taken)
-            if look is None:
-                if self._hopeless(taken):
-                    return
-                continue
-            looks.append(look)
+            if look is not None:
+                looks.append(look)
+            elif reason := self._readings.hopeless(taken):
+                self._leave_out(position, reason)
+                return
         self._search.add(asked.stage, looks)
-
-    def _hopeless(self, taken: Taken) -> bool:
-        """Leave a commit out whose processes say nothing, once another one would not either."""
-        least = self._bench.journal.begun.case.settings.min_samples
-        try:
-            criteria.read(self._criterion, taken.measurement, least)
-        except Unreadable as error:
-            mute = self._mute[taken.position]
-            if error.again and mute < TRIES * max(1, len(self._values.get(taken.position, ()))):
-                return False
-            self._leave_out(taken.position, str(error))
-        return True
 
     def _leave_out(self, position: int, reason: str) -> None:
         commit = self._commits[position]
@@ -432,7 +282,7 @@ class Hunt:
         self._bench.tell(f"{commit.short} left out: {reason}")
 
     def _say(self, asked: Ask, taken: Taken) -> None:
-        values = self._values.get(taken.position)
+        values = self._readings.values.get(taken.position)
         m = taken.measurement
         read = f"{values[-1]:.6g}" if values and m.outcome is Outcome.OK else str(m.outcome)
         chances = self._search.probabilities()
@@ -441,7 +291,3 @@ class Hunt:
             f"{asked.stage} {taken.block}: {self._commits[taken.position].short} {read}"
             f" ({asked.why}; {self._commits[best].short} {chances[best]:.0%} likely)"
         )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

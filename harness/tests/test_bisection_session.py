@@ -15,10 +15,11 @@ import pytest
 from harness import suite as suites
 from harness.analysis.noise import QUIET
 from harness.analysis.search import ANCHOR_PAIRS, Stage
-from harness.bisection import criteria, history, report, session
+from harness.bisection import bench, criteria, history, report, session
 from harness.bisection.criteria import Criterion, Kind
 from harness.bisection.history import Commit
 from harness.bisection.journal import STATE, Begun, Build, Journal, Taken
+from harness.bisection.readings import TRIES
 from harness.errors import HarnessError, SuiteError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Clock, Measurement, Outcome, Suite
@@ -103,10 +104,10 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...
 def machine(past: tuple[Path, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(*past)
     here = environment(gpu=None)
-    monkeypatch.setattr(session, "Launcher", lambda: made)
+    monkeypatch.setattr(bench, "Launcher", lambda: made)
     monkeypatch.setattr("harness.environment.capture", lambda *a, **k: here)
     monkeypatch.setattr(
-        session, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
+        bench, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
     )
     return made
 
@@ -137,7 +138,7 @@ def hunt(
         **{"build": Build(command=BUILD), **changes},
     )
     journal = Journal.resume(folder, "latest") if resume else None
-    means = session.Means(state=folder, budget_s=budget_s, say=lambda text: None)
+    means = bench.Means(state=folder, budget_s=budget_s, say=lambda text: None)
     return session.carry_out(begun, journal, repository, means)
 
 
@@ -159,7 +160,7 @@ def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_pa
     assert len(git(machine.repository, "worktree", "list").splitlines()) == 1
     page = report.markdown(result, datetime.date(2026, 11, 21))
     assert "Bad over good is +" in page
-    assert re.search(r"in \d+ new pairs with the commit before it", page)
+    assert re.search(r"before it, in \d+ new pairs", page)
     text = json.dumps(report.document(result))
     assert machine.line[PLANTED.slow_at] in text
 
@@ -270,7 +271,7 @@ def test_a_commit_whose_processes_say_nothing_is_left_out_after_three(
     assert "steady" in reasons[unsteady]
     with Journal.resume(tmp_path, "latest") as journal:
         taken = [x for x in journal.lines if isinstance(x, Taken) and x.commit == unsteady]
-    assert len(taken) == session.TRIES
+    assert len(taken) == TRIES
 
 
 def test_code_from_another_tree_is_no_reading_of_a_commit(machine: Machine, tmp_path: Path) -> None:

@@ -1,0 +1,327 @@
+"""Two runs of one commit that differ: what is varied and what is not, also with real workers."""
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import store
+from harness import suite as suites
+from harness.analysis.noise import QUIET
+from harness.bisection import bench, cause_report, cause_session, causes
+from harness.bisection.causes import Kind
+from harness.bisection.journal import Build, Journal, Taken
+from harness.errors import HarnessError
+from harness.gating.worktrees import Repository
+from harness.program import Program
+from harness.records import Case, Clock, Environment, Git, Measurement, Outcome
+from harness.tests.fake_runs import case, environment
+from harness.tests.gate_repositories import git, repository
+from harness.what_ran import Counters
+
+KERNEL = """\
+import os
+
+def run(x, depth):
+    for _ in range(int(os.environ.get("NSA_SYNCS", "1"))):
+        x.sum().item()
+    return x + depth
+"""
+WORKLOADS = """\
+import torch
+from harness.workload import Workload
+from toy import kernel
+
+def sleeps(provider, axes):
+    x = torch.ones(8, dtype=torch.float64)
+    return Workload(run=lambda: kernel.run(x, axes["step_s"]))
+"""
+FIRST = {"NSA_SYNCS": "1", "NSA_KEEP": "x", "NSA_BOTH": "b"}
+SECOND = {"NSA_SYNCS": "3", "NSA_OTHER": "7", "NSA_BOTH": "b"}
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    files = {"toy/kernel.py": KERNEL, "toysuites/workloads.py": WORKLOADS}
+    return repository(tmp_path_factory.mktemp("causes") / "toys", files)
+
+
+def stored(toys: Path, root: Path, variables: Mapping[str, str], **changes: Any) -> str:
+    """A run of the repository's suite, begun and ended with nothing measured; its id."""
+    suite = suites.load(str(toys / "toysuites/toys.yaml"))
+    commit = git(toys, "rev-parse", "HEAD")
+    here = environment(
+        gpu=None,
+        **{"variables": variables, "git": Git(commit=commit, branch="main"), **changes},
+    )
+    with store.create(root, suite, here) as writer:
+        writer.finish()
+        return writer.run_id
+
+
+def asked(**changes: Any) -> cause_session.Asked:
+    fields = {"pattern": "sleep", "effect": 0.03, "build": Build(), **changes}
+    return cause_session.Asked(**fields)
+
+
+def searched(
+    toys: Path, folder: Path, names: tuple[str, str], *, resume: bool = False, **changes: Any
+) -> cause_session.CausesResult:
+    repo = Repository.around(toys)
+    wanted = cause_session.request(folder / "runs", names, repo, asked(**changes))
+    journal = Journal.resume(folder / "state", "latest") if resume else None
+    means = bench.Means(state=folder / "state", say=lambda text: None)
+    return cause_session.carry_out(wanted, journal, repo, means)
+
+
+# --- with real workers -------------------------------------------------------------------
+
+
+def test_the_variable_that_adds_synchronisations_is_found_among_others(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = tmp_path / "runs"
+    names = (stored(toys, runs, FIRST), stored(toys, runs, SECOND, hostname="node-8"))
+    monkeypatch.setenv("NSA_SYNCS", "5")  # set where the search runs, and in neither run
+    before = dict(os.environ), git(toys, "status", "--porcelain"), git(toys, "worktree", "list")
+
+    result = searched(toys, tmp_path, names, counter="host_syncs")
+
+    assert result.found
+    (part,) = result.causes.parts
+    (cause,) = result.named(part.mask)
+    assert (cause.kind, cause.name, cause.then, cause.now) == (Kind.VARIABLE, "NSA_SYNCS", "1", "3")
+    assert {c.name for c in result.begun.causes} == {"NSA_SYNCS", "NSA_KEEP", "NSA_OTHER"}
+    assert result.values[0] == (1.0,)
+    assert result.processes <= 2 + 3
+    assert [f.name for f in result.fixed if f.name == "host"] == ["host"]
+    after = dict(os.environ), git(toys, "status", "--porcelain"), git(toys, "worktree", "list")
+    assert after == before
+    page = cause_report.markdown(result, datetime.date(2026, 11, 21))
+    assert "1 becomes 3" in page
+    assert "| host | node-7 | node-8 |" in page
+    assert "another machine is needed" in page
+
+
+# --- on a modelled machine ---------------------------------------------------------------
+
+
+@dataclass
+class Machine:
+    """Answers for workers at once: a quiet node, and a step that NSA_SLOW makes longer."""
+
+    processes: int = 0
+    stop_at: int | None = None
+
+    def __enter__(self) -> "Machine":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def at(self, roots: Sequence[Path]) -> "Machine":
+        return self
+
+    def check(self, suite: object) -> None: ...
+
+    def run(self, case: Case, process: int) -> Measurement:
+        if process == self.stop_at:
+            raise KeyboardInterrupt
+        noise = QUIET.sequence(np.random.default_rng(7), 1, 2000)[0]
+        slow = 1.1 if case.env.get("NSA_SLOW") == "1" else 1.0
+        crashed = case.env.get("NSA_KEEP") is None and case.env.get("NSA_SLOW") is None
+        self.processes += 1
+        ended = Outcome.CRASH if crashed else Outcome.OK
+        return Measurement(
+            case_id=case.case_id,
+            process=process,
+            outcome=ended,
+            detail="as planted" if crashed else "",
+            clock=Clock.HOST,
+            samples_s=() if crashed else (0.01 * slow * float(np.exp(noise[process])),) * 12,
+            steady=True,
+            counters=Counters(host_syncs=1),
+        )
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(bench, "Launcher", lambda: made)
+    monkeypatch.setattr(bench, "verified", lambda measured, case, roots: measured)
+    monkeypatch.setattr(bench, "run_one", lambda case, process, at, *rest: at.run(case, process))
+    here = environment(gpu=None)
+    monkeypatch.setattr("harness.environment.capture", lambda *a, **k: here)
+    return made
+
+
+def test_a_slow_variable_is_named_although_some_configurations_crash(
+    toys: Path, tmp_path: Path, machine: Machine
+) -> None:
+    runs = tmp_path / "runs"
+    names = (
+        stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "1"}),
+        stored(toys, runs, {"NSA_SLOW": "1", "NSA_A": "2"}),
+    )
+    machine.stop_at = 15
+    with pytest.raises(KeyboardInterrupt):
+        searched(toys, tmp_path, names)
+    machine.stop_at = None
+
+    result = searched(toys, tmp_path, names, resume=True)
+
+    assert result.found
+    assert [c.name for p in result.causes.parts for c in result.named(p.mask)] == ["NSA_SLOW"]
+    with Journal.resume(tmp_path / "state", "latest") as journal:
+        taken = [x.measurement.process for x in journal.lines if isinstance(x, Taken)]
+    assert taken == list(range(result.processes))
+    assert result.left_out
+    assert all("crash" in x.reason for x in result.left_out)
+    page = cause_report.markdown(result, datetime.date(2026, 11, 21))
+    assert "step\\_s is moved by variable NSA\\_SLOW" in page
+    assert "+10." in cause_report.sentence(result) or "+9." in cause_report.sentence(result)
+
+
+def test_runs_whose_variables_move_nothing_blame_what_was_not_varied(
+    toys: Path, tmp_path: Path, machine: Machine
+) -> None:
+    runs = tmp_path / "runs"
+    versions = {"python": "3.12.7", "torch": "2.12.0"}
+    names = (
+        stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "1"}),
+        stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "2"}, versions=versions),
+    )
+
+    result = searched(toys, tmp_path, names)
+
+    assert not result.found
+    said = cause_report.sentence(result)
+    assert "no cause is named" in said
+    assert "could not be varied here: torch" in said
+    (torch,) = (f for f in result.fixed if f.name == "torch")
+    assert (torch.now, torch.here) == ("2.12.0", "as in the first run")
+    assert torch.why == "another installation is needed"
+
+
+# --- what is asked wrongly ---------------------------------------------------------------
+
+
+def refused(toys: Path, tmp_path: Path, second: Mapping[str, Any], **changes: Any) -> str:
+    runs = tmp_path / "runs"
+    fields = {"variables": {"NSA_A": "1"}, **second}
+    names = (stored(toys, runs, {}), stored(toys, runs, **fields))
+    with pytest.raises(HarnessError) as error:
+        cause_session.request(runs, names, Repository.around(toys), asked(**changes))
+    return str(error.value)
+
+
+def test_runs_of_two_commits_are_for_the_other_search(toys: Path, tmp_path: Path) -> None:
+    said = refused(toys, tmp_path, {"git": Git(commit="f" * 40, branch="main")})
+    assert "two commits" in said
+    assert "--good" in said
+
+
+def test_code_that_was_never_committed_is_refused(toys: Path, tmp_path: Path) -> None:
+    commit = git(toys, "rev-parse", "HEAD")
+    said = refused(
+        toys, tmp_path, {"git": Git(commit=commit, branch="main", dirty_sha256="d" * 64)}
+    )
+    assert "cannot be had again" in said
+
+
+def test_a_pattern_that_fits_no_case_of_a_run_is_refused(toys: Path, tmp_path: Path) -> None:
+    assert "fits 0 cases" in refused(toys, tmp_path, {}, pattern="nothing")
+
+
+def test_runs_that_differ_in_nothing_to_vary_say_in_what_they_do(
+    toys: Path, tmp_path: Path
+) -> None:
+    said = refused(toys, tmp_path, {"variables": {}, "hostname": "node-8"})
+    assert "nothing that can be varied" in said
+    assert "host: node-7 then, node-8 now" in said
+
+
+# --- the differences ---------------------------------------------------------------------
+
+
+def names_of(found: Sequence[causes.Cause]) -> list[str]:
+    return [str(c) for c in found]
+
+
+def test_each_difference_of_two_cases_is_a_cause_and_is_taken_over_alone() -> None:
+    first = case({"seq_len": 512, "NSA_X": "a"}, env={"NSA_X": "a", "NSA_Y": "1"})
+    second = replace(
+        first,
+        provider="dense",
+        axes={"seq_len": 1024, "NSA_X": "b", "precision": "bf16"},
+        env={"NSA_X": "b", "NSA_Z": "2"},
+        settings=replace(first.settings, graph=True, processes=9),
+    )
+
+    found = causes.of_cases(first, second)
+
+    assert names_of(found) == [
+        "workload",
+        "axis seq_len",
+        "axis NSA_X",
+        "variable NSA_Y",
+        "variable NSA_Z",
+        "setting graph",
+    ]
+    alone = [causes.applied(first, second, [c]) for c in found]
+    assert alone[0] == replace(first, provider="dense")
+    assert alone[1].axes["seq_len"] == 1024
+    assert (alone[2].axes["NSA_X"], alone[2].env["NSA_X"]) == ("b", "b")
+    assert "NSA_Y" not in alone[3].env
+    assert alone[4].env == {**first.env, "NSA_Z": "2"}
+    assert alone[5].settings == replace(first.settings, graph=True)
+    both = causes.applied(first, second, found)
+    assert (both.axes, both.env, both.provider) == (second.axes, second.env, "dense")
+    assert causes.applied(first, second, []) == first
+
+
+def test_a_program_differs_by_its_whole_command() -> None:
+    first = replace(case({"lr": 1}), factory="", program=Program(argv=("train", "--lr", "1")))
+    second = replace(first, axes={"lr": 2}, program=Program(argv=("train", "--lr", "2")))
+
+    found = causes.of_cases(first, second)
+
+    assert names_of(found) == ["command"]
+    assert causes.applied(first, second, found).program == second.program
+
+
+def test_variables_of_the_runs_reach_workers_and_those_of_here_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("NSA_HERE", "1"), ("NSA_ALIKE", "2"), ("CUDA_VISIBLE_DEVICES", "3")):
+        monkeypatch.setenv(name, value)
+    first = {"NSA_ALIKE": "2", "NSA_FIRST": "4", "CUDA_VISIBLE_DEVICES": "0"}
+    inherited = causes.alike(first, {"NSA_ALIKE": "2"})
+    assert inherited == {"NSA_ALIKE": "2"}
+
+    complete = causes.complete(case({}, env={"NSA_FIRST": "of the case"}), first, inherited)
+    assert complete.env == {"NSA_FIRST": "of the case"}
+    with causes.around(inherited):
+        assert "NSA_HERE" not in os.environ
+        assert os.environ["NSA_ALIKE"] == "2"
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+    assert os.environ["NSA_HERE"] == "1"
+
+
+def test_a_number_of_threads_is_varied_by_its_variable() -> None:
+    def seen(threads: int, **variables: str) -> Environment:
+        return environment(torch_settings={"num_threads": threads}, variables=variables)
+
+    assert causes.threads(seen(4), seen(8)) == (
+        {"OMP_NUM_THREADS": "4"},
+        {"OMP_NUM_THREADS": "8"},
+    )
+    assert causes.threads(seen(4), seen(4)) == ({}, {})
+    assert causes.threads(seen(4), seen(8, OMP_NUM_THREADS="8")) == ({}, {})
