@@ -131,7 +131,7 @@ def gate(
     )
     for file in (verdict_file, summary_file):
         _require_writable(file)
-    with _Progress() as progress:
+    with GateProgress() as progress:
         verdict = carry_out(request, progress, _say)
     if verdict_file is not None:
         verdict_file.write_text(records.encode(verdict), encoding="utf-8")
@@ -165,7 +165,7 @@ def calibrate(
         command=("harness", *sys.argv[1:]),
         wait_for_gpu_s=wait_for_gpu,
     )
-    with _Progress() as progress:
+    with GateProgress() as progress:
         stored = selfcheck.calibrate(request, progress, _say)
     if as_json:
         _document(asdict(stored))
@@ -263,7 +263,7 @@ def counters_(
         baselines=baseline_folder,
         command=("harness", *sys.argv[1:]),
     )
-    with _Progress() as progress:
+    with GateProgress() as progress:
         made = count(request, progress, _say)
     cases = sum(map(len, made.cases.values()))
     out.print(
@@ -351,7 +351,7 @@ def _provenance(record: baselines.Baseline | calibration.Stored) -> dict[str, ob
     }
 
 
-class _Progress:
+class GateProgress:
     """A bar, and a line for each process that did not end ok."""
 
     def __init__(self) -> None:
@@ -364,7 +364,7 @@ class _Progress:
         )
         self._task = self._bar.add_task("starting", total=None)
 
-    def __enter__(self) -> "_Progress":
+    def __enter__(self) -> "GateProgress":
         self._bar.start()
         return self
 

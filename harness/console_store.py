@@ -34,7 +34,12 @@ class _Fitting:
         yield next(fits, self._tables[-1])
 
 
-def _table(
+def fitting(*tables: Table) -> RenderableType:
+    """Of tables of the same rows, the widest first, the first that the terminal has room for."""
+    return _Fitting(*tables)
+
+
+def plain_table(
     columns: Mapping[str, Sequence[RenderableType]], *, right: Collection[str] = ()
 ) -> Table:
     """A plain table of whole columns; those named in `right` hold numbers."""
@@ -54,7 +59,7 @@ def _table(
 
 
 def _without(columns: Mapping[str, Sequence[RenderableType]], *names: str) -> Table:
-    return _table({name: cells for name, cells in columns.items() if name not in names})
+    return plain_table({name: cells for name, cells in columns.items() if name not in names})
 
 
 def runs(headers: Sequence[RunHeader]) -> RenderableType:
@@ -68,7 +73,7 @@ def runs(headers: Sequence[RunHeader]) -> RenderableType:
         "started": [units.utc(h.started_at) if h.started_at else "" for h in headers],
         "cases": [_ended(h) for h in headers],
     }
-    return _Fitting(_table(columns), _without(columns, "started", "device", "suite"))
+    return fitting(plain_table(columns), _without(columns, "started", "device", "suite"))
 
 
 def _ended(header: RunHeader) -> Text:
@@ -122,7 +127,7 @@ def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableTyp
     }
     return Group(
         Text(case_id, style="bold"),
-        _Fitting(*(_table(c, right=(title, "change")) for c in (columns, shorter, shortest))),
+        fitting(*(plain_table(c, right=(title, "change")) for c in (columns, shorter, shortest))),
         Text(
             "Each change is to the row before it on the same device, and no verdict:"
             " `harness compare RUN RUN` is. +: with uncommitted changes."

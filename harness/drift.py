@@ -75,6 +75,11 @@ def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
     return tuple(_configuration(then, now))
 
 
+def changed(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
+    """All that differs between two cases, by name: an axis, a variable, a setting, the code."""
+    return _changed(_flat(then), _flat(now))
+
+
 def _environment(then: Environment, now: Environment) -> Iterator[Difference]:
     yield from _one(
         "GPU",

@@ -300,17 +300,17 @@ def _stamps(root: Path) -> dict[str, tuple[int, int]]:
     found = {}
     if root.is_dir():
         with os.scandir(root) as entries:
-            names = [entry.name for entry in entries]
-        for name in names:
+            folders = [(entry.name, entry.path) for entry in entries]
+        for name, path in folders:
             try:
-                found[name] = _stamp(root / name)
+                found[name] = _stamp(path)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # no run, or one that was just removed
     return dict(sorted(found.items()))
 
 
-def _stamp(folder: Path) -> tuple[int, int]:
-    stat = os.stat(folder / store.RUN_FILE)  # noqa: PTH116 - ten thousand of them, before an answer
+def _stamp(folder: Path | str) -> tuple[int, int]:
+    stat = os.stat(f"{folder}/{store.RUN_FILE}")  # noqa: PTH116 - before an answer, ten thousand
     return stat.st_size, stat.st_mtime_ns
 
 

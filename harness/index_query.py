@@ -73,7 +73,9 @@ class Index:
 
     def __init__(self, connection: sqlite3.Connection, root: Path) -> None:
         self._connection = connection
-        self._root = root
+        self._prefix = str(root / "_").removesuffix(
+            "_"
+        )  # a Path a row would cost as much as SQLite
         connection.create_function("gpu_matches", 2, gpu_matches, deterministic=True)
 
     def runs(self, choice: Choice | None = None) -> tuple[RunHeader, ...]:
@@ -92,7 +94,7 @@ class Index:
         return tuple(
             RunHeader(
                 run_id=run_id,
-                folder=str(self._root / folder),
+                folder=self._prefix + folder,
                 suite=suite,
                 title=title,
                 device=device,
@@ -140,7 +142,7 @@ class Index:
         return tuple(
             Point(
                 run_id=run_id,
-                folder=str(self._root / folder),
+                folder=self._prefix + folder,
                 suite=suite,
                 started_at=started_at,
                 commit=commit,

@@ -40,8 +40,12 @@ class Request:
 
     mode: Mode
     policy: Path = policy.DEFAULT
+    given: Policy | None = None
+    """In place of that file: what a comparison without a policy of its own goes by."""
     base: str = ""
     """The ref to compare with, in relative mode."""
+    exact: bool = False
+    """Compare with the base itself, and not with where the head left it."""
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     every_case: bool = False
@@ -102,10 +106,12 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         HarnessError: The request cannot be carried out.
     """
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    loaded, document = policy.load(request.policy)
     repository = _repository(request)
     root = repository.root if repository else Path.cwd()
-    loaded = replace(loaded, path=_from_root(request.policy, root))
+    loaded, document = request.given, None
+    if loaded is None:
+        loaded, document = policy.load(request.policy)
+        loaded = replace(loaded, path=_from_root(request.policy, root))
     trees = _trees(request, repository, root, loaded, held)
     asked = loaded.counted if request.mode is Mode.COUNTERS else loaded.choices
     if not asked:
@@ -117,7 +123,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     gone = _gone(trees.folders[0], asked, chosen) if trees.base else []
     ids = [t.case.case_id for t in gone]
     known = [case for suite in (*chosen.values(), *others) for case in suite.cases]
-    policy.check(document, known, ids)
+    if document is not None:
+        policy.check(document, known, ids)
     plan = Plan(
         policy=loaded,
         head=trees.head_side,
@@ -198,11 +205,13 @@ def _trees(
     if not request.base:
         folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
         return _Trees(head_side=head, folders=folders, findings=findings)
-    base = repository.merge_base(repository.commit(request.base), commit)
+    base = repository.commit(request.base)
+    if not request.exact:
+        base = repository.merge_base(base, commit)
     judged = repository.snapshot() if mine and repository.dirty() else commit
     folders = held.enter_context(checked_out(repository, base, judged))
     before, after = (repository.text(side, loaded.path) for side in (base, judged))
-    if before is not None and before != after:
+    if request.given is None and before is not None and before != after:
         reason = f"this change alters {loaded.path}, by which it is judged"
         findings.append(_noted("policy", reason))
     kept = counting.path_of(request.baselines)
@@ -246,7 +255,7 @@ def _suite(tree: Path, choice: Choice) -> Suite | None:
         and not policy.fits_any(case.case_id, unwanted)
     )
     if not kept:
-        raise SuiteError(choice.suite, f"no case fits the policy's {list(choice.filters)}")
+        raise SuiteError(choice.suite, f"no case fits {list(choice.filters)}")
     return replace(suite, cases=kept)
 
 

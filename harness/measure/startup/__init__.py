@@ -1,1 +1,0 @@
-"""Put first on the PYTHONPATH of a program that is counted: `sitecustomize`, and nothing else."""
