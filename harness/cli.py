@@ -447,6 +447,8 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         _document(_conclusion(recorded, cases, verdict, markdown))
     else:
         out.print(console.summaries(cases))
+        for program in phrases.programs(recorded.suite.cases, recorded.measurements):
+            out.print(program, markup=False, highlight=False, soft_wrap=True)
         for note in recorded.notes:
             out.print(f"note: {note}", markup=False, highlight=False)
         for oddity in findings.plain(oddities(recorded, cases)):
@@ -477,6 +479,7 @@ def _conclusion(
         "cases": [
             {
                 "case": c.case.case_id,
+                "program": asdict(c.case.program) if c.case.program else None,
                 "outcome": c.outcome,
                 "detail": c.detail,
                 "metrics": {name: asdict(e) for name, e in c.metrics.items()},

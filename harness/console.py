@@ -9,11 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from harness import units
+from harness import phrases, units
 from harness.doctor import Check, Grade, worst
 from harness.doctor import verdict as verdict_of
 from harness.drift import Difference
 from harness.records import (
+    METRICS,
     Case,
     CaseSummary,
     Decision,
@@ -91,6 +92,10 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
     table.add_column("outcome", no_wrap=True)
     table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
+    free = {r.metric: r.unit for c in cases if c.case.program for r in c.case.program.readings}
+    free = {name: unit for name, unit in free.items() if name not in METRICS}
+    for name, unit in free.items():
+        table.add_column(escape(f"{name} ({unit})"), justify="right", no_wrap=True)
     remarks = []
     for c in cases:
         ok = c.outcome is Outcome.OK
@@ -99,6 +104,7 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
             Text(c.outcome or "not run", style="green" if ok else "red"),
             _cell(c, "tokens_per_s"),
             _cell(c, "step_s"),
+            *(_cell(c, name) for name in free),
         )
         if said := "; ".join(c.notes) if ok else c.detail:
             remarks.append(f"{escape(c.case.case_id)}: [dim]{first_line(said)}[/]")
@@ -112,12 +118,15 @@ def plan(suite: Suite) -> RenderableType:
     table.add_column("processes", justify="right")
     table.add_column("limit each", justify="right")
     table.add_column("environment", overflow="fold")
+    if runs_programs := any(c.program for c in suite.cases):
+        table.add_column("command", overflow="fold")
     for c in suite.cases:
         table.add_row(
             escape(c.case_id),
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
             escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
+            *([escape(phrases.command(c))] if runs_programs else []),
         )
     processes = sum(c.settings.processes for c in suite.cases)
     return Group(

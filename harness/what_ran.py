@@ -155,3 +155,8 @@ class Census:
     """Why there is no census; empty when there is one."""
     no_kernels: str = ""
     """Why nothing can be said of kernels; empty when `kernels` is all that ran."""
+
+
+LINES = "progress lines"
+OPTIMIZER = "steps of its optimizer"
+"""What a step of a program is counted by: `counted_by` of its effective configuration."""

@@ -6,42 +6,29 @@ ended, or, where the suite says so, when there are enough samples. Whatever the 
 behind is ended with the worker.
 """
 
-import ctypes
-import faulthandler
-import os
 import re
 import resource
-import selectors
-import shutil
 import signal
-import socket
+import statistics
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
-from harness.execution import evidence
+from harness.execution import evidence, process, program_census
 from harness.execution.messages import Built, Channel, Order
-from harness.execution.output import Lines, Log
+from harness.execution.output import Log
+from harness.execution.process import Read, Tail
 from harness.execution.series import Series
 from harness.execution.told import Metrics, NotFinite, Step, StepReader, Untold
-from harness.program import INTERPRETER, Program
+from harness.program import Program
 from harness.records import Accuracy, Case, Clock, Evidence, Measurement, Outcome
 
-CHUNK_BYTES = 2**18
-"""Size of the pipes, and the most that is read from one at once."""
 ALIVE_S = 0.1
 """Lines are a sign of life at most so often."""
-DRAIN_S = 0.5
-"""How long to read on after the program's end, if a process it left behind holds the pipe."""
 CUT_S = 1.0
 """So long before the worker's timeout a program that may be ended is ended."""
-STDERR_BYTES = 4096
 LAST_BYTES = 200
 
 _OUT_OF_MEMORY = re.compile(
@@ -49,7 +36,6 @@ _OUT_OF_MEMORY = re.compile(
     r"|std::bad_alloc|can't allocate memory|Cannot allocate memory"
 )
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class Reporter(Protocol):
@@ -60,41 +46,6 @@ class Reporter(Protocol):
     def ran(self, seconds: float) -> None: ...
 
     def alive(self) -> None: ...
-
-
-def refusal(case: Case, program: Program) -> str:
-    """Why a program cannot be started, seen before anything is; empty where it can."""
-    folder = Path(program.cwd)
-    if not folder.is_dir():
-        return f"cwd {program.cwd!r} is no folder in {Path.cwd()}; correct it or change there"
-    name = program.argv[0]
-    if name == INTERPRETER or find(case, program) is not None:
-        return ""
-    if "/" in name:
-        return f"command {name!r} is no program in {folder.resolve()}; correct it, or make it so"
-    return f"command {name!r} is no program on PATH; install it, or write the way to it"
-
-
-def find(case: Case, program: Program) -> str | None:
-    """The program's file, as it will be started."""
-    name = program.argv[0]
-    if name == INTERPRETER:
-        return sys.executable
-    if "/" in name:
-        file = Path(program.cwd, name)
-        return str(file.resolve()) if file.is_file() and os.access(file, os.X_OK) else None
-    return shutil.which(name, path=case.env.get("PATH", os.environ.get("PATH")))
-
-
-def environment(case: Case, roots: tuple[str, ...]) -> dict[str, str]:
-    """The program's variables. Python's output comes line by line, and its stacks if it aborts;
-    what it imports by name comes from the trees under test before all else."""
-    python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    env = {**os.environ, **python, **case.env}
-    if roots:
-        path = (*roots, env.get("PYTHONPATH", ""))
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-    return env
 
 
 def measure(case: Case, order: Order, channel: Channel, reporter: Reporter) -> Measurement:
@@ -112,126 +63,20 @@ def measure(case: Case, order: Order, channel: Channel, reporter: Reporter) -> M
     except Untold as error:
         return session.failed(Outcome.CRASH, f"{error}{session.at_step()}")
     finally:
-        kill(session.process)
-    return session.answer()
-
-
-def kill(process: "subprocess.Popen[bytes] | None") -> None:
-    """End a program and what is under it, now."""
-    if process is None:
-        return
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
-    if process.returncode is None:
-        process.kill()
-        process.wait()
-    for one in family:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
-
-
-def start(case: Case, program: Program, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the program with its output in two pipes; it dies with this process."""
-    libc = ctypes.CDLL(None)
-    first = sys.executable if program.argv[0] == INTERPRETER else program.argv[0]
-    return subprocess.Popen(
-        [first, *program.argv[1:]],
-        cwd=program.cwd,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pipesize=CHUNK_BYTES,
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0),
+        process.kill(session.process)
+    measured = session.answer()
+    if measured.outcome is not Outcome.OK:
+        return measured
+    if case.settings.census:
+        reporter.phase("census")
+    return program_census.attested(
+        measured,
+        case,
+        timed=session.timed(),
+        ends_at=order.launched_at + case.settings.timeout_s - CUT_S,
+        roots=order.roots,
+        alive=session.alive,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """What one read of a pipe brought."""
-
-    at: float
-    lines: tuple[str, ...]
-    from_stderr: bool
-    data: bytes
-
-
-class Reader:
-    """Reads both pipes of a program until it has ended; wakes up for its death too."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.ended_at: float | None = None
-        """time.monotonic at the end of the program."""
-
-    def reads(self, poll_s: float = 0.5) -> Iterator[Read]:
-        """All output in order; a read without lines at least every `poll_s`."""
-        woken, wake = socket.socketpair()
-        woken.setblocking(False)
-        wake.setblocking(False)
-        before = signal.signal(signal.SIGCHLD, lambda *_: None)  # without one nothing wakes
-        old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        try:
-            with selectors.DefaultSelector() as waiting:
-                waiting.register(woken, selectors.EVENT_READ)
-                for stream in (self._process.stdout, self._process.stderr):
-                    if stream is not None:
-                        waiting.register(stream, selectors.EVENT_READ, Lines())
-                yield from self._until_end(waiting, woken, poll_s)
-        finally:
-            signal.set_wakeup_fd(old)
-            signal.signal(signal.SIGCHLD, before)
-            woken.close()
-            wake.close()
-
-    def _until_end(
-        self, waiting: selectors.BaseSelector, woken: socket.socket, poll_s: float
-    ) -> Iterator[Read]:
-        while len(waiting.get_map()) > 1 or self.ended_at is None:
-            if self.ended_at is None and self._process.poll() is not None:
-                self.ended_at = time.monotonic()
-            if self.ended_at is not None and time.monotonic() - self.ended_at > DRAIN_S:
-                break
-            ready = waiting.select(poll_s if self.ended_at is None else DRAIN_S / 10)
-            at = time.monotonic()
-            for key, _ in ready:
-                if key.fileobj is woken:
-                    woken.recv(2**12)
-                else:
-                    yield self._read(waiting, key, at)
-            if not ready:
-                yield Read(at, (), False, b"")
-        for key in [*waiting.get_map().values()]:
-            if key.fileobj is not woken:
-                yield Read(time.monotonic(), tuple(key.data.rest()), self._is_err(key), b"")
-
-    def _read(self, waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float) -> Read:
-        data = os.read(key.fd, CHUNK_BYTES)
-        lines: Lines = key.data
-        if not data:
-            waiting.unregister(key.fileobj)
-        found = tuple(lines.feed(data) if data else lines.rest())
-        return Read(at, found, self._is_err(key), data)
-
-    def _is_err(self, key: selectors.SelectorKey) -> bool:
-        return key.fileobj is self._process.stderr
-
-
-@dataclass(slots=True)
-class _Tail:
-    """The end of what a stream said."""
-
-    text: bytes = b""
-    last: str = ""
-
-    def add(self, read: Read) -> None:
-        self.text = (self.text + read.data)[-STDERR_BYTES:]
-        for line in read.lines:
-            self.last = line if line.strip() else self.last
 
 
 @dataclass(slots=True)
@@ -243,8 +88,8 @@ class _Session:
     order: Order
     reporter: Reporter
     process: "subprocess.Popen[bytes] | None" = None
-    stdout: _Tail = field(default_factory=_Tail)
-    stderr: _Tail = field(default_factory=_Tail)
+    stdout: Tail = field(default_factory=Tail)
+    stderr: Tail = field(default_factory=Tail)
     ended: str = ""
     """Why the program was ended from here; empty where it ended by itself."""
     began_at: float = 0.0
@@ -253,11 +98,13 @@ class _Session:
     alive_at: float = 0.0
     warm: bool = False
     sampling_at: float | None = None
+    folder: Path = field(init=False)
     metrics: Metrics = field(init=False)
     series: Series = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.program, Path(self.program.cwd))
+        self.folder = process.folder(self.program, self.order.roots)
+        self.metrics = Metrics(self.program, self.folder)
         setup_steps = self.program.steps.setup_steps if self.program.steps else 0
         self.series = Series(self.case.settings, setup_steps=setup_steps)
 
@@ -268,14 +115,15 @@ class _Session:
             Untold: It did not tell what it should.
             NotFinite: It told NaN or infinity.
         """
-        self.process = start(self.case, self.program, environment(self.case, self.order.roots))
+        env = process.environment(self.case, self.order.roots)
+        self.process = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
-        _abort_when_asked(self.process)
+        process.abort_when_asked(self.process)
         finder = StepReader(self.program.steps) if self.program.steps else None
         if finder is None:
             self.reporter.phase("sampling", self.began_at)
         log = Log(1)
-        reader = Reader(self.process)
+        reader = process.Reader(self.process)
         for read in reader.reads():
             log.write(read.data)
             (self.stderr if read.from_stderr else self.stdout).add(read)
@@ -301,14 +149,34 @@ class _Session:
                 alive = finder.is_alive(line)
         for took_s in self.series.add(steps, read.at):
             self.reporter.ran(took_s)
-        if read.lines and (alive or steps) and read.at - self.alive_at > ALIVE_S:
-            self.alive_at = read.at
-            self.reporter.alive()
+        if read.lines and (alive or steps):
+            self.alive()
         if self.series.warm_at is not None and not self.warm:
             self.warm = True
             self.reporter.phase("warmup", self.series.warm_at)
         if steps:
             self._announce(self.series.look().start)
+
+    def alive(self) -> None:
+        """Give a sign of life, if the last one is some time ago."""
+        now = time.monotonic()
+        if now - self.alive_at > ALIVE_S:
+            self.alive_at = now
+            self.reporter.alive()
+
+    def timed(self) -> program_census.Timed | str:
+        """What is known of its steps; or that nothing is."""
+        steps, series = self.program.steps, self.series
+        told = self._told_steps()
+        times = told or list(series.time_s)
+        if not times or (steps is None and not told):
+            return "the suite names neither progress nor step_s, so that nobody knows of steps"
+        return program_census.Timed(
+            setup_s=(series.warm_at or self.ended_at) - self.began_at,
+            step_s=statistics.median(times),
+            setup_steps=steps.setup_steps if steps else 0,
+            by_lines=series.by_the_step if steps else None,
+        )
 
     def _announce(self, start: int) -> None:
         """Tell from when on there are samples, when that is first known or moves."""
@@ -442,7 +310,7 @@ class _Session:
             peak_memory_bytes=int(max(memory)) if memory else None,
             accuracy=Accuracy(skipped="a program is not compared with a reference"),
             effective=effective,
-            code={"program": str(Path(self.program.cwd).resolve())},
+            code={"program": str(self.folder.resolve())},
             readings=readings,
         )
 
@@ -456,25 +324,5 @@ class _Session:
         return found
 
     def _effective(self) -> dict[str, bool | int | float | str]:
-        return {"program": find(self.case, self.program) or self.program.argv[0]}
-
-
-def _abort_when_asked(process: "subprocess.Popen[bytes]") -> None:
-    """Let the signal that asks a worker for its stacks abort the program, whose Python then writes
-    them. It is only asked of one that hangs and is about to be killed."""
-    faulthandler.unregister(signal.SIGUSR1)
-
-    def abort(*_: object) -> None:
-        try:
-            me = psutil.Process(process.pid)
-            family = [me, *me.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        for one in family:
-            try:
-                one.rlimit(psutil.RLIMIT_CORE, (0, 0))
-                one.send_signal(signal.SIGABRT)
-            except psutil.Error:
-                continue  # it is gone, or another user's
-
-    signal.signal(signal.SIGUSR1, abort)
+        found = process.find(self.case, self.program, self.folder)
+        return {"program": found or self.program.argv[0]}

@@ -6,7 +6,7 @@ is found nowhere but in the modules themselves.
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 OURS = "harness"
@@ -27,25 +27,29 @@ def loaded(factory_module: str, roots: Sequence[str]) -> tuple[Mapping[str, str]
     """
     if not roots:
         return {}, ()
-    inside = tuple(os.path.join(os.path.realpath(root), "") for root in roots)  # noqa: PTH118
-    tested = {_top(factory_module)} | _held(roots)
-    tested -= {OURS, *sys.stdlib_module_names}
-    code, strangers = {}, []
+    tested = ({_top(factory_module)} | held(roots)) - {OURS, *sys.stdlib_module_names}
+    code, found = {}, []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
             continue
         places = _places(module)
         if name == _top(name) and places:
             code[name] = places[0]
-        strangers += [
-            f"{name} is {place}"
-            for place in places
-            if not os.path.realpath(place).startswith(inside)
-        ]
-    return code, tuple(strangers)
+        found += [(name, place) for place in places]
+    return code, strangers(found, roots)
 
 
-def _held(roots: Sequence[str]) -> set[str]:
+def strangers(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[str, ...]:
+    """One sentence per module whose file does not lie in the roots."""
+    inside = tuple(os.path.join(os.path.realpath(root), "") for root in roots)  # noqa: PTH118
+    return tuple(
+        f"{name} is {place}"
+        for name, place in places
+        if not os.path.realpath(place).startswith(inside)
+    )
+
+
+def held(roots: Sequence[str]) -> set[str]:
     """Top-level packages and modules that lie in the roots."""
     return {
         path.stem

@@ -40,6 +40,8 @@ class Series:
         """Steps, setup included."""
         self.together = 0
         """Readings of lines that arrived at once: each is the mean of them."""
+        self.by_the_step = True
+        """Whether each line speaks of one step."""
         self.warm_at: float | None = None
         """time.monotonic at the end of setup."""
         self.began_at = array("d")
@@ -80,7 +82,9 @@ class Series:
         if step.count is None:
             return 1
         before, self._told = self._told, step.count
-        return 1 if before is None else max(0, step.count - before)
+        advance = 1 if before is None else max(0, step.count - before)
+        self.by_the_step &= advance <= 1
+        return advance
 
     def _keep(self, time_s: float, began_at: float) -> None:
         if time_s > 0:

@@ -36,6 +36,7 @@ from harness.execution.messages import (
     Refusal,
 )
 from harness.execution.pace import EXACT_RUNS
+from harness.execution.process import refusal
 from harness.measure import (
     accuracy,
     arrange,
@@ -157,7 +158,7 @@ def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved
     if order.prove:
         return Proved(readings=selfproof.prove(_Reporter(channel).phase))
     if order.check:
-        refusals = tuple(filter(None, map(_refusal, order.check)))
+        refusals = tuple(filter(None, (_refusal(case, order.roots) for case in order.check)))
         return Checked(refusals=refusals, work={} if refusals else _work(order.check))
     if order.case is not None and order.case.program is not None:
         return Answer(measurement=command.measure(order.case, order, channel, _Reporter(channel)))
@@ -166,10 +167,10 @@ def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved
     return Answer(measurement=_measure(order.case, order, channel))
 
 
-def _refusal(case: Case) -> Refusal | None:
+def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
     """Why a case cannot run, as far as its factory's module can tell without building it."""
     if case.program is not None:
-        problem = command.refusal(case, case.program)
+        problem = refusal(case, case.program, roots)
         return Refusal(case_id=case.case_id, problem=problem) if problem else None
     module, _, function = case.factory.partition(":")
     try:

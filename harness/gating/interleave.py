@@ -15,7 +15,7 @@ from typing import Protocol
 from harness import store
 from harness.analysis import stats
 from harness.analysis.compare import Pair
-from harness.execution import vacancy
+from harness.execution import process, vacancy
 from harness.execution.launcher import Launcher
 from harness.execution.proof import prove, unproved
 from harness.execution.provenance import OURS
@@ -184,6 +184,8 @@ def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Mea
     package = "program" if case.program else case.factory.partition(":")[0].partition(".")[0]
     if measurement.outcome is not Outcome.OK or not roots or package == OURS:
         return measurement
+    if case.program:  # it runs in the tree, and imports from the roots
+        roots = [process.top(roots)]
     file = measurement.code.get(package)
     if file is not None and any(
         Path(file).resolve().is_relative_to(root.resolve()) for root in roots

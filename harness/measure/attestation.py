@@ -43,12 +43,15 @@ def attest(
         profiling=case.settings.census,
         progress=progress,
     )
-    if not ran.census.skipped and (breach := _breach(case, ran)):
-        raise PathMismatch(breach, counters=ran.counters, census=ran.census, **seen)
+    if found := breach(case, ran):
+        raise PathMismatch(found, counters=ran.counters, census=ran.census, **seen)
     return ran
 
 
-def _breach(case: Case, ran: WhatRan) -> str:
+def breach(case: Case, ran: WhatRan) -> str:
+    """What is wrong with what ran; empty where nothing is, or where nothing is known of it."""
+    if ran.census.skipped:
+        return ""
     found = [_broken(case.operators, ran.operators, "operators")]
     if not ran.census.no_kernels:
         found.append(_broken(case.kernels, ran.kernels, "kernels"))

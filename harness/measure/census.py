@@ -10,7 +10,7 @@ import gc
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -20,7 +20,7 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
 from harness.measure import frames
-from harness.measure.counters import Counted, count
+from harness.measure.counters import Counted, counting
 from harness.measure.events import DRAIN, STEP, Event, Kind, Profile
 from harness.what_ran import COUNTERS, MAX_USES, Breakdown, Census, Counters, Frame, Use
 
@@ -88,13 +88,36 @@ def take(
         profiling: Whether to profile at all, or only to count operators.
         progress: Called after every run.
     """
+    asking = asked(step_s=step_s, time_left_s=time_left_s, profiling=profiling, progress=progress)
+    output = None
+    while True:
+        try:
+            next(asking)
+        except StopIteration as done:
+            ran: WhatRan = done.value
+            return ran
+        del output  # before the next one is there
+        output = run()
+
+
+def asked(
+    *,
+    step_s: float,
+    time_left_s: float,
+    profiling: bool = True,
+    progress: Callable[[], None] = lambda: None,
+) -> Generator[None, None, WhatRan]:
+    """The pass of `take`, for whoever makes the runs: each yield asks for one, and is to be
+    resumed by the thread that made it."""
     began = time.monotonic()
     if why := _too_long(step_s, time_left_s):
         return WhatRan(counters=_uncounted(why), census=Census(skipped=why))
     gc.collect()
     counted = []
     for _ in range(1 if step_s > LONG_STEP_S else 2):
-        counted.append(count(run))
+        with counting() as step:
+            yield
+        counted.append(step.counted)
         progress()
     if not profiling:
         why = "switched off by the suite"
@@ -109,7 +132,7 @@ def take(
             counters=_counters(counted, None, why),
             census=Census(skipped=why, wall_s=time.monotonic() - began),
         )
-    seen, looks = _profiled(run, _steps(step_s, dispatched), step_s, progress)
+    seen, looks = yield from _profiled(_steps(step_s, dispatched), step_s, progress)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
@@ -168,8 +191,8 @@ def _steps(step_s: float, operators: int) -> int:
 
 
 def _profiled(
-    run: Callable[[], Any], steps: int, step_s: float, progress: Callable[[], None]
-) -> tuple[Profile, frames.Looks]:
+    steps: int, step_s: float, progress: Callable[[], None]
+) -> Generator[None, None, tuple[Profile, frames.Looks]]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
@@ -181,11 +204,10 @@ def _profiled(
         ):
             for _ in range(steps):
                 with record_function(STEP):
-                    output = run()
+                    yield
                 with record_function(DRAIN):
                     if on_gpu:
                         torch.cuda.synchronize()
-                del output
                 progress()
     finally:
         if was_enabled:

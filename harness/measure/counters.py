@@ -57,14 +57,30 @@ class Counted:
     """None without a GPU."""
 
 
+class Counting:
+    """One step that is being counted."""
+
+    counted: Counted
+    """Once it is over."""
+
+
 def count(run: Callable[[], Any]) -> Counted:
     """Run once, and count."""
+    with counting() as step:
+        output = run()
+    del output
+    return step.counted
+
+
+@contextmanager
+def counting() -> Iterator[Counting]:
+    """Count what this thread does until the block ends, autograd's threads on its behalf too."""
+    step = Counting()
     allocated = _device_allocations()
     with _Operators() as operators, _watching_methods(operators):
-        output = run()
+        yield step
     after = _device_allocations()
-    del output
-    return Counted(
+    step.counted = Counted(
         dispatched_ops=operators.seen,
         host_syncs=operators.reads,
         device_allocations=None if allocated is None or after is None else after - allocated,

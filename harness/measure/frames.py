@@ -76,7 +76,8 @@ def summarise(spots: Sequence[tuple[Spot, str]], most: int) -> list[tuple[str, s
         file, function, where = key
         line = lines[key].most_common(1)[0][0]
         short = "/".join(PurePath(file).parts[-2:])
-        found.append((f"{short}:{line} {function}", where, count / len(spots)))
+        plain = function.replace("<", "").replace(">", "")  # <module>
+        found.append((f"{short}:{line} {plain}", where, count / len(spots)))
     return found
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import units
+from harness import phrases, units
 from harness.records import CaseSummary, Measurement, Outcome, Run
 from harness.report.tables import NONE, Table, labels
 from harness.what_ran import COUNTERS, Breakdown, Census, Use
@@ -32,6 +32,8 @@ _HEADS = {
 class Ran:
     """What the section shows."""
 
+    programs: Table | None
+    """What command each case of a program is; None where none is."""
     asked: str
     """What the suite states of kernels and operators, and what became of it; empty for nothing."""
     where: tuple[str, ...]
@@ -48,6 +50,7 @@ def ran(run: Run, summaries: Sequence[CaseSummary]) -> Ran:
     first = {s.case.case_id: _first(run, s) for s in summaries}
     typical = _typical(summaries, first)
     return Ran(
+        programs=_programs(run, summaries),
         asked=_asked(summaries),
         where=tuple(_where(typical)),
         parts=_parts(typical),
@@ -92,6 +95,22 @@ def _typical(
         if b is not None and (key not in longest or b.step_s > longest[key][1].step_s):
             longest[key] = s, b, m.census
     return list(longest.values())
+
+
+def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
+    cases = [s.case for s in summaries if s.case.program]
+    rows = [
+        (
+            f"`{case.case_id}`",
+            f"`{phrases.command(case)}`",
+            f"`{phrases.folder(case, run.of(case.case_id))}`",
+            phrases.variables(case) or NONE,
+        )
+        for case in cases
+    ]
+    if not rows:
+        return None
+    return Table(columns=("case", "command", "in", "sets"), rows=tuple(rows))
 
 
 # --- where the step goes -----------------------------------------------------------------
