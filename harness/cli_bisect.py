@@ -3,6 +3,7 @@
 import datetime
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -40,6 +41,10 @@ def bisect(
     case: Annotated[
         str, typer.Option("--case", help="The case: its id, or a pattern that fits only it.")
     ] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="axis=value or measure.sample_s=1. Repeatable."),
+    ] = None,
     good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit that is good.")] = "",
     bad: Annotated[
         str, typer.Option("--bad", metavar="REV", help="A later one that is bad.")
@@ -126,7 +131,13 @@ def bisect(
         wait_s=wait_for_gpu,
         say=_say,
     )
-    given = {"a suite": suite, "--case": case, "--good": good, "--runs": runs}
+    given: dict[str, object] = {
+        "a suite": suite,
+        "--set": overrides,
+        "--case": case,
+        "--good": good,
+        "--runs": runs,
+    }
     if resume is not None:
         if also := [name for name, value in given.items() if value]:
             raise HarnessError(
@@ -141,9 +152,10 @@ def bisect(
         repository = Repository.around(Path(begun.repository))
         _conclude(session.carry_out(begun, journal, repository, means), reports, as_json)
     if runs is not None:
-        if suite or good:
+        if suite or good or overrides:
             raise HarnessError(
-                "--runs takes suite and code from the two runs", "Leave suite and --good out."
+                "--runs takes suite and code from the two runs",
+                "Leave suite, --set and --good out.",
             )
         where = _repository_here()
         asked = cause_session.Asked(
@@ -162,7 +174,7 @@ def bisect(
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     repository = Repository.around(Path.cwd())
-    loaded, one = _one(suites.load(suite), case)
+    loaded, one = _one(suite, case, overrides or ())
     chosen = criteria.chosen(one, **criterion)
     begun = Begun(
         started_at=bench.now(),
@@ -219,17 +231,16 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _one(suite: Suite, pattern: str) -> tuple[Suite, Case]:
-    """The suite with nothing but the one case that a pattern fits."""
+def _one(ref: str, pattern: str, overrides: Sequence[str]) -> tuple[Suite, Case]:
+    """A suite with nothing but the one case that a pattern fits."""
+    suite = suites.load(ref, overrides=overrides)
     found = [c for c in suite.cases if c.case_id == pattern]
-    if not found:
-        filters = [pattern] if pattern else []
-        found = [*suites.load(suite.path, filters=filters).cases]
+    found = found or [c for c in suite.cases if suites.fits(c.case_id, pattern)]
     if len(found) != 1:
-        ids = "\n  ".join(c.case_id for c in found[:SHOWN_CASES])
+        ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
         raise SuiteError(
             suite.path,
             f"--case {pattern or '(none)'} fits {len(found)} cases, and a bisection takes one",
-            f"Some of them:\n  {ids}",
+            f"Some of {'them' if found else 'the suite'}:\n  {ids}",
         )
     return replace(suite, cases=(found[0],)), found[0]

@@ -1,0 +1,150 @@
+"""A slowdown planted in a repository's own history, on a scratch branch of a clone, and bisected.
+
+    python -m harness.studies.planted_branch FOLDER --file nsa/ops.py \\
+        --after 'need\\(window_size >= 1' --insert 'q[:, : q.shape[1] // 4].clone()' \\
+        -- attention --case window/triton --effect 0.03
+
+clones the repository into FOLDER/repository, puts a commit that adds a line into the last COMMITS
+of its first parents, at place AT, and carries every later commit over, with that line in it. Then
+it bisects from before all of them to the branch's end. What is found is held against the planted
+commit. Nothing is written to the repository that was cloned.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.studies.planted_history import bisecting, fingerprint
+
+BRANCH = "planted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plant:
+    """One line more in one file."""
+
+    file: str
+    after: str
+    """Regular expression of the one line that it comes after; it takes over its indentation."""
+    insert: str
+
+    def into(self, text: str) -> str:
+        """The file's text with the line in it.
+
+        Raises:
+            ValueError: There is no such line, or more than one.
+        """
+        lines = text.splitlines(keepends=True)
+        fits = [n for n, line in enumerate(lines) if re.search(self.after, line)]
+        if len(fits) != 1:
+            raise ValueError(f"{self.after!r} fits {len(fits)} lines of {self.file}, not one")
+        line = lines[fits[0]]
+        indent = line[: len(line) - len(line.lstrip())]
+        return "".join((*lines[: fits[0] + 1], f"{indent}{self.insert}\n", *lines[fits[0] + 1 :]))
+
+
+def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tuple[str, str]:
+    """Make the clone and its branch.
+
+    Args:
+        source: The repository, a bare one, or a bundle of it.
+        folder: Where the clone comes to lie; it must not exist.
+        plant: The line.
+        commits: So many of the last first parents are between good and bad.
+        at: Before which of them the planted commit comes, from 1.
+
+    Returns:
+        The good commit and the planted one.
+
+    Raises:
+        ValueError: The history is too short, or the line has no place in one of its commits.
+    """
+    subprocess.run(["git", "clone", "--quiet", str(source), str(folder)], check=True)
+    line = _git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[-commits - 1 :]
+    if not 1 <= at <= len(line) - 1 == commits:
+        raise ValueError(f"{len(line) - 1} commits, of which the planted one cannot be {at}")
+    planted = _with(folder, plant, line[at - 1], line[at - 1], f"Planted: {plant.insert}")
+    tip = planted
+    for sha in line[at:]:
+        tip = _with(folder, plant, sha, tip, "")
+    _git(folder, "checkout", "--quiet", "-b", BRANCH, tip)
+    return line[0], planted
+
+
+def _with(folder: Path, plant: Plant, commit: str, parent: str, subject: str) -> str:
+    """A commit with another one's tree and the line in it, and its words unless some are given."""
+    text = _git(folder, "show", f"{commit}:{plant.file}", strip=False)
+    blob = _git(folder, "hash-object", "-w", "--stdin", stdin=plant.into(text))
+    mode = _git(folder, "ls-tree", commit, "--", plant.file).split()[0]
+    with tempfile.TemporaryDirectory() as place:
+        index = {"GIT_INDEX_FILE": str(Path(place, "index"))}
+        _git(folder, "read-tree", commit, variables=index)
+        entry = f"{mode},{blob},{plant.file}"
+        _git(folder, "update-index", "--cacheinfo", entry, variables=index)
+        tree = _git(folder, "write-tree", variables=index)
+    name, email, date = _git(folder, "log", "-1", "--format=%an%n%ae%n%aI", commit).split("\n")
+    who = {
+        f"GIT_{role}_{key}": value
+        for role in ("AUTHOR", "COMMITTER")
+        for key, value in (("NAME", name), ("EMAIL", email), ("DATE", date))
+    }
+    message = subject or _git(folder, "log", "-1", "--format=%B", commit)
+    return _git(folder, "commit-tree", tree, "-p", parent, stdin=message, variables=who)
+
+
+def _git(
+    folder: Path,
+    *arguments: str,
+    stdin: str = "",
+    variables: Mapping[str, str] | None = None,
+    strip: bool = True,
+) -> str:
+    answer = subprocess.run(
+        ["git", *arguments],
+        cwd=folder,
+        env={**os.environ, **(variables or {})},
+        input=stdin,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return answer.stdout.strip() if strip else answer.stdout
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Bisect a slowdown planted in a real history.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--repository", type=Path, default=Path(), help="or a bundle of it")
+    parser.add_argument("--file", required=True)
+    parser.add_argument("--after", required=True, metavar="REGEX")
+    parser.add_argument("--insert", required=True, metavar="LINE")
+    parser.add_argument("--commits", type=int, default=64)
+    parser.add_argument("--at", type=int, default=41)
+    parser.add_argument("bisect", nargs="+", help="what harness bisect is asked, after --")
+    options = parser.parse_args(arguments)
+    plant = Plant(file=options.file, after=options.after, insert=options.insert)
+    clone = options.folder / "repository"
+    good, planted = make(options.repository.absolute(), clone, plant, options.commits, options.at)
+    before, began = fingerprint(clone), time.monotonic()
+    places = [f"--{name}={(options.folder / name).absolute()}" for name in ("state", "reports")]
+    running = bisecting(clone, *options.bisect, "--good", good, "--bad", BRANCH, *places)
+    answer, said = running.communicate()
+    right = running.returncode == 0 and answer.startswith(planted[:10])
+    sys.stdout.write(
+        f"{said}{'right' if right else 'WRONG'}, planted {planted[:10]}, exit "
+        f"{running.returncode}, {time.monotonic() - began:.0f} s: {answer}"
+    )
+    kept = fingerprint(clone) == before
+    sys.stdout.write(f"working tree, index, refs: {'as they were' if kept else 'CHANGED'}\n")
+    raise SystemExit(0 if right and kept else 1)
+
+
+if __name__ == "__main__":
+    main()
