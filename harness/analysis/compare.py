@@ -55,6 +55,8 @@ def _t_quantile(probability: float, freedom: float) -> float:
     return float(stdtrit(freedom, probability))
 
 
+BOUNDLESS = math.log(1_000)
+"""A bound beyond this factor is none: two processes on a side may give one of any size."""
 POWER = 0.9
 """How often a change of the smallest effect stated would be found."""
 
@@ -223,6 +225,8 @@ def _judge(
 ) -> Comparison:
     floor, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
     gap = _percent(s.centre)
+    se = _standard_error(s, thresholds)
+    s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained = False
     if p_slower <= thresholds.alpha and s.centre > floor:
         clock_explained = s.cycles is not None and s.cycles <= floor
@@ -243,7 +247,6 @@ def _judge(
         change = Change.UNDECIDED
         most = "unbounded" if s.high is None else f"up to {_percent(s.high)}"
         reason = f"{gap}, {most}: neither shown slower nor under {_percent(tolerance)}"
-    se = _standard_error(s, thresholds)
     needed = None
     if change is Change.UNDECIDED and not clock_explained and se is not None:
         needed = pairs_needed(s.centre, se * math.sqrt(s.pairs), cases, thresholds)
@@ -271,11 +274,15 @@ def _standard_error(s: Statistics, thresholds: Thresholds) -> float | None:
     return (s.high - s.low) / 2 / _quantile(1 - thresholds.alpha)
 
 
-def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float:
+def _bound(log: float | None) -> float | None:
+    return None if log is None or abs(log) > BOUNDLESS else log
+
+
+def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float | None:
     """The test must reject at the strictest of Holm's levels and the estimate pass the floor."""
     found, strict = _quantile(POWER), _t_quantile(1 - thresholds.alpha / cases, freedom)
     log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
-    return math.expm1(log)
+    return math.expm1(log) if log <= BOUNDLESS else None
 
 
 def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int:
@@ -305,11 +312,11 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
     logs = time_logs(pairs)
     centre = float(hodges_lehmann(logs))
     gap = _percent(centre)
-    low = high = smallest = None
+    low = high = smallest = None  # of logarithms
     if len(pairs) > 1:
-        low, high = (float(b) for b in student_bounds(logs, thresholds.alpha))
+        low, high = (_bound(float(b)) for b in student_bounds(logs, thresholds.alpha))
         se = float(logs.std(ddof=1)) / math.sqrt(len(pairs))
-        smallest = math.expm1(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
+        smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
     needed = None
     if not screen(pairs, thresholds):
         change = Change.UNDECIDED
@@ -330,7 +337,7 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
         p_value=None,
         pairs=len(pairs),
         clock_explained=False,
-        smallest_effect=smallest,
+        smallest_effect=None if smallest is None else math.expm1(smallest),
         pairs_needed=needed,
         minutes_needed=_minutes(needed, _pair_s(pairs)),
         reason=reason,

@@ -206,6 +206,20 @@ def test_another_days_baseline_decides_what_days_allow(
         assert "interleaved" in answer.reason
 
 
+def test_two_processes_that_scatter_wildly_bound_nothing() -> None:
+    """Student's quantile of one degree of freedom takes the bound out of all sense."""
+    wild = {"a": [Process(step_s=0.010), Process(step_s=0.030)]}
+    many = {f"b{i}": [Process(step_s=0.010), Process(step_s=0.011)] for i in range(5)}
+
+    (answer, *_) = compare_stored(
+        wild | many, wild | many, day_cv=0.01, thresholds=Thresholds(alpha=1e-4)
+    )
+
+    assert answer.change is Change.UNDECIDED
+    assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
+    assert "unbounded" in answer.reason
+
+
 def test_more_processes_do_not_average_a_day_away() -> None:
     few, many = stored(1.0, n=10, day_cv=0.02), stored(1.0, n=1000, day_cv=0.02)
 
