@@ -66,7 +66,7 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     base: Annotated[
-        str, typer.Option(metavar="REF", help="Compare with this commit's merge base.")
+        str, typer.Option(metavar="REF", help="Compare with where the head left this branch.")
     ] = "",
     head: Annotated[
         str, typer.Option(metavar="REF", help="What is judged; . is the working tree.")
@@ -110,6 +110,8 @@ def gate(
     harness gate                             by the policy's floors and ceilings alone
 
     harness gate --counters                  counters per step, exactly, on any machine
+
+    Exit status: 0 GO, 1 NO-GO, 2 it could not be carried out, 3 INCONCLUSIVE.
     """
     if against_baseline and (counters or base):
         raise HarnessError(
@@ -147,7 +149,9 @@ def gate(
 def calibrate(
     suite: Annotated[str, typer.Argument(help="Suite file, or the name of a shipped one.")],
     only: FilterOption = None,
-    pairs: Annotated[int, typer.Option(min=2, help="A/A pairs of processes per case.")] = 12,
+    pairs: Annotated[
+        int, typer.Option(min=noise.MIN_PAIRS, help="A/A pairs of processes per case.")
+    ] = 12,
     as_json: JsonOption = False,
     store_root: StoreOption = store.DEFAULT_ROOT,
     baseline_folder: BaselinesOption = files.FOLDER,
@@ -196,7 +200,7 @@ def show(as_json: JsonOption = False, baseline_folder: BaselinesOption = files.F
     """List the stored baselines and calibrations, with where they came from."""
     found = [
         (path, read)
-        for path in sorted(baseline_folder.glob("*/*.json"))
+        for path in (*sorted(baseline_folder.glob("*/*.json")), counting.path_of(baseline_folder))
         if (read := _read(path)) is not None
     ]
     if as_json:
@@ -227,7 +231,7 @@ def diff(
     if stored is None:
         raise StoreError(
             f"no baseline of {run.suite.path} on {device} in {baseline_folder}",
-            "`harness baseline set RUN` makes one.",
+            f"Make it one: harness baseline set {run.run_id}",
         )
     rows = baselines.compared(stored, run)
     if as_json:
@@ -298,11 +302,12 @@ def shown(verdict: GateVerdict) -> RenderableType:
         )
     lines.append(head)
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
-    spent = units.duration(verdict.gpu_s) if verdict.gpu_s else "no time"
     effect = "blocks" if verdict.blocks else "does not block"
     if verdict.decision is not Decision.GO:
         lines.append(Text(f"  It {effect}: the policy's stage is {verdict.stage}"))
-    lines.append(Text(f"Processes took {spent} of {verdict.device or 'nothing'}"))
+    if verdict.gpu_s:
+        spent = units.duration(verdict.gpu_s)
+        lines.append(Text(f"Processes took {spent} of {verdict.device}"))
     return Group(*lines)
 
 
@@ -328,13 +333,28 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
     return Group(table, *map(Text, said))
 
 
-def _read(path: Path) -> baselines.Baseline | calibration.Stored | None:
+Kept = baselines.Baseline | calibration.Stored | counting.CounterBaseline
+
+
+def _read(path: Path) -> Kept | None:
+    if path.name == counting.FILE:
+        return counting.load(path.parent)
     if path.name.endswith(f"{calibration.KIND}.json"):
         return files.read(path, calibration.Stored, "Remove it, and calibrate anew.")
     return files.read(path, baselines.Baseline, "Remove it, and set it anew.")
 
 
-def _provenance(record: baselines.Baseline | calibration.Stored) -> dict[str, object]:
+def _provenance(record: Kept) -> dict[str, object]:
+    if isinstance(record, counting.CounterBaseline):
+        return {
+            "suite": " ".join(record.cases),
+            "device": record.device,
+            "device_name": f"{record.device}, torch {record.torch}",
+            "commit": record.commit,
+            "run_id": "",
+            "at": record.set_at,
+            "cases": sum(map(len, record.cases.values())),
+        }
     if isinstance(record, calibration.Stored):
         at, name, cases = record.at, record.device_name, len(record.answer.cases)
     else:

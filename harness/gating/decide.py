@@ -372,7 +372,18 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
         )
     if mode is Mode.COUNTERS and any(c.counters for c in cases):
         said.append(f"if the change is meant, accept it: {counting.RENEW}")
+    if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
+        said.append("a base needs no counters on record: harness gate --counters --base REF")
+    if mode is Mode.ABSOLUTE and any(_lacks_rules(c) for c in cases):
+        said.append(
+            f"state floors and ceilings under `absolute` in {policy.path}, or compare with a "
+            "base: harness gate --base REF"
+        )
     return said
+
+
+def _lacks_rules(case: GateCase) -> bool:
+    return any(f.check == "absolute" for f in case.findings)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -2,9 +2,11 @@
 
 Run as a file of its own, in a session of its own: `keeper.py REPOSITORY FOLDER NAME...`. It says
 `ready`, then waits for the end of its standard input, which comes when the gate closes it, or
-dies of anything at all, SIGKILL included. The user's own worktrees are not touched.
+dies of anything at all, SIGKILL included. The user's own worktrees are not touched. All the while
+it holds FOLDER/.held, so that others can tell whether it lives: see harness.gating.leftovers.
 """
 
+import fcntl
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,8 @@ LIMIT_S = 60.0
 def main(repository: Path, folder: Path, names: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    held = (folder / ".held").open("w")  # closed by the end of this process
+    fcntl.flock(held, fcntl.LOCK_EX)
     sys.stdout.write("ready\n")
     sys.stdout.close()
     sys.stdin.buffer.read()

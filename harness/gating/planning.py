@@ -345,6 +345,8 @@ def _leave_out(plan: Plan, changed: Sequence[str], trees: Sequence[Path]) -> Non
     candidates = [selection.Candidate(t.suite, t.case) for t in plan.tasks]
     chosen = selection.select(candidates, changed, trees, plan.policy)
     reason = f"none of {len(changed)} changed files reaches it"
+    if not changed:
+        reason = "nothing differs from the base"
     plan.left_out += [
         LeftOut(case_id=t.case.case_id, suite=t.suite, reason=reason)
         for t in plan.tasks

@@ -5,6 +5,7 @@ both when the gate ends, in whatever way. Index, branches and working tree stay 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
-from harness.gating import keeper
+from harness.gating import keeper, leftovers
 
 WORKING_TREE = "."
 """Stands for a head that is not committed yet."""
@@ -162,7 +163,8 @@ def workplace(repository: Repository, names: Sequence[str]) -> Iterator[Path]:
     Raises:
         HarnessError: No process can be started that would see to it.
     """
-    folder = Path(tempfile.mkdtemp(prefix="harness-gate-"))
+    leftovers.sweep(repository.root, _environment())
+    folder = Path(tempfile.mkdtemp(prefix=leftovers.PREFIX))
     guard = subprocess.Popen(
         [sys.executable, "-I", keeper.__file__, str(repository.root), str(folder), *names],
         stdin=subprocess.PIPE,
@@ -175,7 +177,7 @@ def workplace(repository: Repository, names: Sequence[str]) -> Iterator[Path]:
     assert guard.stdout is not None
     try:
         if guard.stdout.readline() != b"ready\n":
-            folder.rmdir()
+            shutil.rmtree(folder, ignore_errors=True)
             raise HarnessError(f"no process can be started with {sys.executable} to clean up")
         yield folder
     finally:

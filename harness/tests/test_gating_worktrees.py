@@ -1,17 +1,20 @@
 """Two trees stand side by side, code comes from the right one, and nothing is left behind."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.errors import HarnessError
 from harness.execution.launcher import Launcher
 from harness.execution.runner import run_one
+from harness.gating import leftovers
 from harness.gating.interleave import _Silent, verified
 from harness.gating.worktrees import Repository, checked_out
 from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome
@@ -166,6 +169,49 @@ def test_worktrees_are_removed_however_the_gate_ends(number: signal.Signals, toy
         time.sleep(0.02)
     assert not folder.exists()
     assert state(toys) == before
+
+
+def test_what_is_left_of_a_gate_and_its_keeper_the_next_gate_removes(toys: Path) -> None:
+    before, repo = state(toys), Repository.around(toys)
+    holding = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(toys)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert holding.stdout is not None
+    folder = Path(holding.stdout.readline().strip())
+
+    with checked_out(repo, repo.commit("main")) as (mine,):
+        assert (folder / "base").is_dir(), "another gate's trees, while it lives"
+        for process in (*psutil.Process(holding.pid).children(), psutil.Process(holding.pid)):
+            process.kill()
+        holding.communicate(timeout=30)
+        time.sleep(0.2)
+        assert (folder / "base").is_dir(), "nobody was left to remove it"
+        with checked_out(repo, repo.commit("main")):
+            assert not folder.exists()
+            assert mine.is_dir()
+
+    assert state(toys) == before
+
+
+@pytest.mark.parametrize(("age_s", "left"), [(60.0, True), (2 * 86_400.0, False)])
+def test_trees_that_may_be_another_machines_are_left_alone_for_a_day(
+    age_s: float, left: bool, toys: Path, tmp_path: Path
+) -> None:
+    """A folder under /tmp is not on every machine that shares the repository."""
+    tree = tmp_path / f"{leftovers.PREFIX}x/base"
+    git(toys, "worktree", "add", "--quiet", "--detach", str(tree), "main")
+    shutil.rmtree(tree.parent)
+    (entry,) = (toys / ".git/worktrees").glob("*/gitdir")
+    os.utime(entry, (time.time() - age_s,) * 2)
+
+    leftovers.sweep(toys, os.environ)
+
+    assert (str(tree) in git(toys, "worktree", "list")) is left
 
 
 class Folder:
