@@ -364,7 +364,10 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
     minutes = [c.minutes_needed for c in cases if c.minutes_needed and c.pairs_needed]
     if asked:
         cost = f"; about {sum(minutes):.1f} GPU minutes" if minutes else ""
-        said.append(f"{max(asked)} pairs would decide: confirm_pairs in {policy.path}{cost}")
+        how = f"confirm_pairs in {policy.path}"
+        if mode is Mode.BASELINE:
+            how = "harness gate --base REF, here and now"
+        said.append(f"{max(asked)} pairs would decide: {how}{cost}")
     if any(c.state is State.MISSING and c.decision is not Decision.GO for c in cases):
         said.append(
             f"if a case is meant to go, exempt it in {policy.path}: "

@@ -75,7 +75,7 @@ absolute:
 compare: {screen_pairs: 2, screen_ratio: 1.4, confirm_pairs: 5, alpha: 0.1, practical: 0.2,
           tolerance: 0.6, stored_tolerance: 0.7}
 """
-ALL = ("same", "slow", "fast", "wrong", "nan", "crash", "gone")
+ALL = ("same", "slow", "fast", "wrong", "nan", "crash", "unread", "gone")
 
 
 def kernel(s: float = 0.004, more: str = "pass") -> str:
@@ -139,6 +139,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate
             wrong=kernel(more="out[0] = 2.0"),
             nan=kernel(more="out[0] = float('nan')"),
             crash=kernel(more="raise ValueError('planted')"),
+            unread=kernel(more="return out("),
         )
         commit(folder, {**broken, "toy/gone.py": None}, branch="change")
         yield judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD"), folder
@@ -152,6 +153,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate
         ("wrong", NO_GO, State.FAILED, "incorrect"),
         ("nan", NO_GO, State.FAILED, "non finite"),
         ("crash", NO_GO, State.FAILED, "planted"),
+        ("unread", NO_GO, State.FAILED, "SyntaxError"),
         ("gone", OPEN, State.MISSING, "the head has not"),
         ("new", GO, State.NEW, "no provider new"),
     ],

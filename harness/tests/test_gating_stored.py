@@ -1,0 +1,184 @@
+"""Baselines and calibrations on disk: what is refused, what is old, and what another GPU says."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.pairs import Pair, Thresholds
+from harness.errors import HarnessError, StoreError
+from harness.gating import baselines, calibration, files
+from harness.records import Environment, Git, Measurement, Outcome, Run
+from harness.tests import fake_runs
+
+SUITE = "suites/gate.yaml"
+CASE = fake_runs.case({"seq_len": 512})
+HERE = fake_runs.environment()
+OTHER = fake_runs.environment(gpu=replace(fake_runs.H200, uuid="GPU-other"))
+A_A = [Pair(baseline_s=0.1, candidate_s=0.1 * (1 + 0.002 * (-1) ** i)) for i in range(12)]
+
+
+def days_ago(days: float) -> str:
+    return (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+
+
+# --- calibrations ------------------------------------------------------------------------
+
+
+def kept(folder: Path, pairs: Sequence[Pair] = A_A, **changes: Any) -> calibration.Stored:
+    """A calibration of HERE, written as it is or changed."""
+    stored = calibration.store(folder, HERE, SUITE, "a b", {CASE.case_id: pairs})
+    changed = replace(stored, **changes)
+    files.write(files.path_of(folder, files.device_id(HERE), SUITE, calibration.KIND), changed)
+    return changed
+
+
+def loaded(folder: Path, here: Environment = HERE, *, required: bool = True) -> Any:
+    return calibration.load(folder, here, SUITE, max_age_days=30, required=required)
+
+
+def test_a_calibration_of_this_gpu_sets_the_thresholds(tmp_path: Path) -> None:
+    stored = kept(tmp_path)
+
+    assert loaded(tmp_path) == stored
+    assert (stored.device, stored.answer.noise) == (fake_runs.H200.uuid, "quiet")
+    found = calibration.thresholds(stored, CASE.case_id, Thresholds(), {"tolerance": 0.04})
+    assert found.tolerance == 0.04, "what the policy sets stays"
+    assert found == replace(stored.answer.thresholds(CASE.case_id), tolerance=0.04)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"at": days_ago(31)}, "is 31 days old, and the policy allows 30"),
+        ({"device": "GPU-other"}, "is a calibration of NVIDIA H200 \\(GPU-other\\), and this is"),
+    ],
+)
+def test_a_stale_or_foreign_calibration_is_refused_with_the_remedy(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    kept(tmp_path, **changes)
+
+    with pytest.raises(HarnessError, match=said) as raised:
+        loaded(tmp_path)
+    assert f"harness calibrate {SUITE}" in str(raised.value)
+
+
+def test_a_node_on_which_a_case_differs_from_itself_is_refused(tmp_path: Path) -> None:
+    kept(tmp_path, [replace(p, candidate_s=0.12) for p in A_A])
+
+    with pytest.raises(HarnessError, match="differs from itself"):
+        loaded(tmp_path)
+
+
+def test_a_gpu_that_was_never_calibrated_is_refused_where_the_policy_requires_it(
+    tmp_path: Path,
+) -> None:
+    kept(tmp_path)
+
+    with pytest.raises(HarnessError, match=r"GPU-other.* was never calibrated"):
+        loaded(tmp_path, OTHER)
+    assert loaded(tmp_path, OTHER, required=False) is None
+
+
+# --- baselines ---------------------------------------------------------------------------
+
+
+def recorded(measured: list[Measurement] | None = None, **changes: Any) -> Run:
+    measured = fake_runs.timed(CASE, 0.1) if measured is None else measured
+    run = fake_runs.run([CASE], lambda _: measured, env=HERE)
+    suite = replace(run.suite, path=SUITE)
+    return replace(run, suite=suite, started_at=days_ago(1), **changes)
+
+
+def test_a_baseline_keeps_what_it_rests_on(tmp_path: Path) -> None:
+    run = recorded()
+    made = baselines.of_run(run)
+    files.write(files.path_of(tmp_path, made.device, made.suite), made)
+
+    found = baselines.load(tmp_path, fake_runs.H200.uuid, SUITE)
+
+    assert found == made
+    assert (made.commit, made.run_id, made.device) == (
+        "406312f8" + "0" * 32,
+        run.run_id,
+        fake_runs.H200.uuid,
+    )
+    assert [p.samples_s for p in made.cases[CASE.case_id]] == [
+        m.kept_s for m in run.of(CASE.case_id)
+    ]
+    assert baselines.unfit(found, SUITE, HERE, 30) == ""
+
+
+def test_discarded_samples_enter_no_baseline_and_too_few_make_none() -> None:
+    measured = [replace(m, discarded={"throttled": (0, 1)}) for m in fake_runs.timed(CASE, 0.1)]
+    made = baselines.of_run(recorded(measured))
+    assert [len(p.samples_s) for p in made.cases[CASE.case_id]] == [18, 18, 18]
+
+    spoilt = [replace(m, discarded={"throttled": tuple(range(19))}) for m in measured]
+    with pytest.raises(StoreError, match="not steady, or was disturbed, in process 0"):
+        baselines.of_run(recorded(spoilt))
+
+
+DIRTY = Git(commit="c" * 40, branch="main", dirty_sha256="d" * 64)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (recorded(fake_runs.ended(CASE, Outcome.INCORRECT)), "ended incorrect"),
+        (recorded([]), "has 0 processes"),
+        (recorded(fake_runs.timed(CASE, 0.1, processes=1)), "has 1 processes; two are the least"),
+        (recorded(fake_runs.timed(CASE, 0.1, steady=False)), "is not steady"),
+        (recorded(ended_at=""), "it is unfinished"),
+        (recorded(environment=replace(HERE, git=None)), "in no git repository"),
+        (recorded(environment=replace(HERE, git=DIRTY)), "uncommitted changes"),
+    ],
+)
+def test_a_run_that_is_not_ok_makes_no_baseline(run: Run, said: str) -> None:
+    with pytest.raises(StoreError, match=said) as raised:
+        baselines.of_run(run)
+    assert f"harness run {SUITE}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "here", "said"),
+    [
+        (None, HERE, "no baseline of suites/gate.yaml on NVIDIA H200"),
+        ({}, OTHER, "the baseline is of another device"),
+        ({"measured_at": days_ago(40)}, HERE, "is 40 days old, and the policy allows 30"),
+        (
+            {},
+            replace(HERE, versions={**HERE.versions, "torch": "2.12.0"}),
+            "of another environment \\(.*torch.*2.12.0",
+        ),
+    ],
+)
+def test_a_missing_old_or_foreign_baseline_says_nothing(
+    changes: dict[str, Any] | None, here: Environment, said: str
+) -> None:
+    stored = None if changes is None else replace(baselines.of_run(recorded()), **changes)
+
+    why = baselines.unfit(stored, SUITE, here, 30)
+
+    assert re.search(said, why), why
+    assert "harness baseline set latest" in why
+
+
+def test_a_damaged_file_is_told_with_its_place(tmp_path: Path) -> None:
+    path = files.path_of(tmp_path, "GPU-1", SUITE)
+    path.parent.mkdir()
+    path.write_text('{"schema": 1, "suite": 3}')
+
+    with pytest.raises(StoreError, match=r"gate\.json is no Baseline: suite: "):
+        baselines.load(tmp_path, "GPU-1", SUITE)
+
+
+def test_no_name_leads_out_of_the_folder() -> None:
+    path = files.path_of(Path("ci/baselines"), "../../etc", "suites/../../passwd.yaml")
+
+    assert path == Path("ci/baselines/______etc/passwd.json")
