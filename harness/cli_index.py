@@ -139,7 +139,10 @@ def history(
 
     def question(known: Index) -> tuple[str, tuple[Point, ...]]:
         case_id = _one_case(known.case_ids(), case, store_root)
-        return case_id, known.history(case_id, choice)
+        points = known.history(case_id, choice, metric=None if as_json else metric)
+        if metric not in METRICS and not any(metric in point.metrics for point in points):
+            points = known.history(case_id, choice)  # to name what there is instead
+        return case_id, points
 
     case_id, points = index.ask(store_root, question, _say)
     measured = {name for point in points for name in point.metrics}

@@ -397,7 +397,7 @@ def _case(rows: Sequence[tuple[str, Row]]) -> Case:
     return Case(
         case_id=case_id,
         workload=_text(row, "workload") or case_id.partition("/")[0],
-        factory=f"imported:{case_id}",
+        factory="imported:table",
         provider=_text(row, "provider") or "imported",
         axes=axes,
         swept=tuple(axes),

@@ -122,8 +122,14 @@ class Index:
         )
         return tuple(case_id for (case_id,) in found)
 
-    def history(self, case_id: str, choice: Choice | None = None) -> tuple[Point, ...]:
-        """One case over the chosen runs, oldest first."""
+    def history(
+        self, case_id: str, choice: Choice | None = None, *, metric: str | None = None
+    ) -> tuple[Point, ...]:
+        """One case over the chosen runs, oldest first.
+
+        Args:
+            metric: The only one that is wanted; None for all.
+        """
         choice = choice or Choice()
         where, values = _conditions(choice)
         where.append("name = (SELECT name FROM names WHERE case_id = ?)")
@@ -153,7 +159,7 @@ class Index:
                 host=host,
                 outcome=outcome or NOT_RUN,
                 detail=detail,
-                metrics=_metrics(metrics),
+                metrics=_metrics(metrics, metric),
             )
             for run_id, folder, suite, started_at, commit, branch, dirty, device, device_id, host,
             outcome, detail, metrics in rows
@@ -172,11 +178,16 @@ class Index:
         return found
 
 
-def _metrics(text: str) -> dict[str, Estimate]:
-    return {
-        name: Estimate(value=value, low=low, high=high, processes=processes, samples=samples)
-        for name, (value, low, high, processes, samples) in json.loads(text).items()
-    }
+def _metrics(text: str, only: str | None) -> dict[str, Estimate]:
+    told = json.loads(text)
+    names = told if only is None else (only,) if only in told else ()
+    return {name: _estimate(*told[name]) for name in names}
+
+
+def _estimate(
+    value: float, low: float | None, high: float | None, processes: int, samples: int
+) -> Estimate:
+    return Estimate(value=value, low=low, high=high, processes=processes, samples=samples)
 
 
 def _where(conditions: list[str]) -> str:

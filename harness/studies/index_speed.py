@@ -49,9 +49,13 @@ QUESTIONS = {
     "by commit": lambda known: known.runs(Choice(commit=commit_of(500))),
     "by date": lambda known: known.runs(Choice(since="2024-03-01", until="2024-03-31")),
     "by outcome": lambda known: known.runs(Choice(outcome="crash")),
-    "history of a case": lambda known: known.history(case_id(7)),
-    "history on one GPU": lambda known: known.history(case_id(7), Choice(gpu="H200")),
-    "history, latest 20": lambda known: known.history(case_id(7), Choice(limit=20)),
+    "history of a case": lambda known: known.history(case_id(7), metric="step_s"),
+    "history on one GPU": lambda known: known.history(
+        case_id(7), Choice(gpu="H200"), metric="step_s"
+    ),
+    "history, latest 20": lambda known: known.history(
+        case_id(7), Choice(limit=20), metric="step_s"
+    ),
     "ids of all cases": Index.case_ids,
 }
 """What is asked; each answer is a sequence or one run."""
@@ -160,12 +164,13 @@ def _environment(gpu: str, commit: str) -> Environment:
     )
 
 
-def ask(root: Path, name: str) -> tuple[float, int]:
-    """Seconds that a question takes, the check of all folders included, and its answers."""
-    began = time.perf_counter()
+def ask(root: Path, name: str) -> tuple[float, float, int]:
+    """Seconds that a question takes, the check of all folders included, and how many of them were
+    spent on a CPU; and how many answers it has."""
+    began, idle = time.perf_counter(), time.process_time()
     answer = index.ask(root, QUESTIONS[name], _complain)
-    took_s = time.perf_counter() - began
-    return took_s, len(answer) if isinstance(answer, tuple) else int(answer is not None)
+    took_s, cpu_s = time.perf_counter() - began, time.process_time() - idle
+    return took_s, cpu_s, len(answer) if isinstance(answer, tuple) else int(answer is not None)
 
 
 def _complain(text: str) -> None:
@@ -174,7 +179,7 @@ def _complain(text: str) -> None:
 
 def table(root: Path, repeats: int) -> str:
     """The slowest of some new processes' answers to every question, as Markdown."""
-    rows = ["| question | answers | slowest |", "|:--|--:|--:|"]
+    rows = ["| question | answers | slowest | of it CPU |", "|:--|--:|--:|--:|"]
     for name in QUESTIONS:
         command = [sys.executable, "-m", "harness.studies.index_speed", "--ask", name]
         command += ["--folder", str(root)]
@@ -182,8 +187,9 @@ def table(root: Path, repeats: int) -> str:
             subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
             for _ in range(repeats)
         ]
-        slowest = max(float(seconds) for seconds, _ in told)
-        rows.append(f"| {name} | {int(told[0][1]):,} | {units.duration(slowest)} |")
+        slowest, cpu = max((float(took_s), float(cpu_s)) for took_s, cpu_s, _ in told)
+        times = f"{units.duration(slowest)} | {units.duration(cpu)}"
+        rows.append(f"| {name} | {int(told[0][2]):,} | {times} |")
     return "\n".join(rows)
 
 
@@ -196,8 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ask", choices=QUESTIONS, help="only this question, of a store as it is")
     options = parser.parse_args(arguments)
     if options.ask:
-        took_s, count = ask(options.folder, options.ask)
-        sys.stdout.write(f"{took_s} {count}\n")
+        sys.stdout.write(" ".join(map(str, ask(options.folder, options.ask))) + "\n")
         return
     began = time.perf_counter()
     make(options.folder, options.runs, options.cases)

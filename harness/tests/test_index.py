@@ -109,6 +109,8 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         assert p.metrics == expected.metrics
         assert p.outcome == "ok"
         assert p.device_id == H200.uuid
+    one = index.ask(tmp_path, lambda known: known.history(CASE, metric="step_s"), silent)
+    assert [p.metrics for p in one] == [{"step_s": p.metrics["step_s"]} for p in points]
 
 
 @pytest.mark.parametrize(
@@ -566,5 +568,5 @@ def test_the_study_asks_what_its_store_can_answer(
         "ids of all cases": 8,
     }
 
-    assert {name: index_speed.ask(tmp_path, name)[1] for name in index_speed.QUESTIONS} == expected
+    assert {name: index_speed.ask(tmp_path, name)[2] for name in index_speed.QUESTIONS} == expected
     assert capsys.readouterr().err == ""
