@@ -57,7 +57,7 @@ class Program:
 
     argv: tuple[str, ...]
     cwd: str = "."
-    """Seen from the folder the harness was started in, or from the tree under test."""
+    """Seen from the folder the harness was started in, or from the root of the tree under test."""
     steps: Steps | None = None
     """None: one run of the whole program is one sample, unless it tells `step_s`."""
     readings: tuple[Reading, ...] = ()

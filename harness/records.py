@@ -134,7 +134,8 @@ class MeasureSettings:
     telemetry: bool = True
     """Read the probes while the worker works. Off only to learn what reading them costs."""
     census: bool = True
-    """Profile a few steps after the last sample: what ran, and where the time goes."""
+    """Profile a few steps after the last sample: what ran, and where the time goes. Of a program:
+    also whether to count, which takes one more process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,8 @@ class MeasureModel(_Model):
     telemetry: bool | None = None
     """Read NVML and CPU while the worker works. Default true."""
     census: bool | None = None
-    """Profile a few steps after the last sample: what ran, and where time goes. Default true."""
+    """Profile a few steps after the last sample: what ran, and where time goes. Of a program they
+    are counted too, in one more process. Default true."""
 
     def given(self) -> dict[str, Any]:
         """The settings that are set, as fields of MeasureSettings."""
@@ -297,7 +298,8 @@ class WorkloadModel(_Model):
     a shell would, without one. `{axis}` is an axis, `{provider}` the provider, `{python}` in
     front the harness's interpreter; `{axis:--flag}` is an argument where the axis is true."""
     cwd: Text = "."
-    """Folder of the program, seen from where the harness was started. Default there."""
+    """Folder of the program, seen from where the harness was started; where a gate or a bisection
+    measures commits, from the root of each one's tree. Default there."""
     progress: (
         Annotated[
             Annotated[Pattern, Tag("one")] | Annotated[ProgressModel, Tag("mapping")],

@@ -102,7 +102,9 @@ def prepared(case: Case, criterion: Criterion) -> Case:
         case Kind.METRIC:
             settings = replace(settings, census=False)
         case Kind.COUNTER:
-            settings = _quick(settings, census=criterion.name not in UNPROFILED)
+            # A program counts in its census or not at all.
+            census = case.program is not None or criterion.name not in UNPROFILED
+            settings = _quick(settings, census=census)
         case Kind.KERNEL:
             settings = _quick(settings, census=True)
         case Kind.OUTCOME:

@@ -126,6 +126,9 @@ def test_a_case_is_prepared_for_what_is_asked_of_it() -> None:
     assert prepared(Kind.COUNTER, "kernel_launches").census  # the profiler counts them
     assert prepared(Kind.KERNEL, "x").census
     assert prepared(Kind.COUNTER, "host_syncs").max_samples == 1
+    program = replace(CASE, program=Program(argv=("train",)))
+    syncs = Criterion(kind=Kind.COUNTER, name="host_syncs")
+    assert criteria.prepared(program, syncs).settings.census  # where alone it is counted
     assert prepared(Kind.OUTCOME, "path_mismatch").census
 
 
