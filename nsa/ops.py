@@ -468,7 +468,7 @@ def attention_and_blocks(
     expected = [*q.shape[:3], len(BRANCHES)]
     need(list(gates.shape) == expected, "gates", shape(gates), expected)
     at: dict[str, Any] = {"q_start": q_start, "cu_seqlens": cu_seqlens, "scale": _scale(q, scale)}
-    if routes == Routes.triton():
+    if routes == _ALL_TRITON:
         check_keys(q, k_cmp, v_cmp, names=("k_cmp", "v_cmp"))
         check_keys(q, k_sel, v_sel, names=("k_sel", "v_sel"))
         check_keys(q, k_win, v_win, names=("k_win", "v_win"))
@@ -514,6 +514,9 @@ def _implementation(part: str, route: str) -> _Route:
             f"{part}={route!r} is not a route; did you mean {near!r}? There are {', '.join(routes)}"
         )
     return routes[route]
+
+
+_ALL_TRITON = Routes.triton()
 
 
 def _scale(q: Tensor, scale: float | None) -> float:

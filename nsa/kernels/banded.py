@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.band import Band
-from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, padded
+from nsa.kernels.common import LOG2_E, Architecture, architecture, ceil_div, head_blocks, padded
 from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 # Runtime values that must not become part of what is compiled.
@@ -270,7 +270,7 @@ def forward(
     D1, D2 = head_blocks(D)
     q, k, values = aligned(q), aligned(k), aligned(values)
     low, high = (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
-    _forward_kernel[(triton.cdiv(T, tile.queries) * G, B * HKV)](
+    _forward_kernel[(ceil_div(T, tile.queries) * G, B * HKV)](
         *sources(q, tile.queries, D1, D2, bulk=bulk),
         *sources(k, tile.keys, D1, D2, bulk=bulk),
         *sources(values, tile.keys, padded(DV), bulk=bulk),

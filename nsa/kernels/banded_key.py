@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.band import Band
 from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
-from nsa.kernels.common import LOG2_E, Architecture
+from nsa.kernels.common import LOG2_E, Architecture, ceil_div
 from nsa.kernels.tiles import load_plane, load_rows, load_tile, sources, store_rows, units
 
 PROGRAMS = 1024
@@ -279,7 +279,7 @@ def key_gradients(
         if documents is None
         else (documents.low, documents.high, documents.first, documents.stop)
     )
-    tiles = triton.cdiv(S, tile.keys)
+    tiles = ceil_div(S, tile.keys)
     rows = G * (T if band.window == 0 else min(T, band.window + tile.keys))
     splits = max(1, min(PROGRAMS // (tiles * B * HKV), rows // MIN_SPLIT_ROWS))
     dk, dv = k.new_empty(B, S, HKV, sizes["D"]), v.new_empty(B, S, HKV, sizes["DV"])

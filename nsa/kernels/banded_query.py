@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsa.kernels.band import Band
 from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
-from nsa.kernels.common import LOG2_E, Architecture
+from nsa.kernels.common import LOG2_E, Architecture, ceil_div
 from nsa.kernels.tiles import load_rows, load_tile, sources, store_rows, units
 
 
@@ -224,7 +224,7 @@ def query_gradient(
         (planes, planes) if band.documents is None else (band.documents.low, band.documents.high)
     )
     dq = torch.empty(B, T, HQ, sizes["D"], dtype=q.dtype, device=q.device)
-    _query_kernel[(triton.cdiv(T, tile.queries) * sizes["G"], B * HKV)](
+    _query_kernel[(ceil_div(T, tile.queries) * sizes["G"], B * HKV)](
         do, q, *sources(k, tile.keys, D1, D2, bulk=bulk),
         *sources(v, tile.keys, DV_BLOCK, bulk=bulk), planes, dq, low, high, scale * LOG2_E, scale,
         B, planes.shape[-1], T, S, band.q_start, band.k_start, band.window, *do.stride()[:3],

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.kernels.common import power_of_2
 from nsa.kernels.inverse import Chunk, Selected
 from nsa.kernels.keymajor import seen_slots, strides
 
@@ -144,12 +145,12 @@ def combine(
     """
     HKV, N, G, DV = partial.shape[1:]
     gates, o_cmp, o_win = (None, None, None) if gated is None else gated
-    N_BLOCK = triton.next_power_of_2(N)
+    N_BLOCK = power_of_2(N)
     _combine_kernel[(chunk.tokens * HKV * G,)](
         partial, partial_lse, index.blocks, index.document_start, o, lse, gates, o_cmp, o_win, out,
         *strides(gates, 4), *strides(o_cmp, 3), *strides(o_win, 3),
         chunk.first_token, o.shape[1], q_start, HKV=HKV, G=G, N=N,
-        N_BLOCK=N_BLOCK, DV=DV, DV_BLOCK=triton.next_power_of_2(DV), BLOCK_SIZE=index.block_size,
+        N_BLOCK=N_BLOCK, DV=DV, DV_BLOCK=power_of_2(DV), BLOCK_SIZE=index.block_size,
         PARTS=index.parts, VARLEN=index.document_start is not None, GATED=gated is not None,
         SLOTS=min(SLOTS, N_BLOCK), num_warps=1,
     )  # fmt: skip

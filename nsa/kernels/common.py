@@ -25,6 +25,16 @@ MIN_DOT = 16
 _forced: list[Architecture] = []
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own, called from the host, takes as long as half a launch."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is no less than n >= 1."""
+    return 1 << (n - 1).bit_length()
+
+
 def head_blocks(size: int) -> tuple[int, int]:
     """Cut a head into powers of two: 192 -> (128, 64), 64 -> (64, 0), 80 -> (64, 16).
 
@@ -34,12 +44,12 @@ def head_blocks(size: int) -> tuple[int, int]:
         return MIN_DOT, 0
     first = 1 << (size.bit_length() - 1)
     rest = size - first
-    return first, max(MIN_DOT, triton.next_power_of_2(rest)) if rest else 0
+    return first, max(MIN_DOT, power_of_2(rest)) if rest else 0
 
 
 def padded(size: int) -> int:
     """The power of two that holds `size`, at least one tensor-core side."""
-    return max(MIN_DOT, int(triton.next_power_of_2(size)))
+    return max(MIN_DOT, power_of_2(size))
 
 
 def architecture(device: torch.device) -> Architecture:

@@ -27,13 +27,13 @@ long-context inference" (splitting one query's keys and merging by log-sum-exp).
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from nsa.config import NSAConfig
 from nsa.kernels.common import (
     LOG2_E,
     architecture,
+    ceil_div,
     head_blocks,
     interpreted,
     last_contiguous,
@@ -116,19 +116,19 @@ def decode(
     groups, blocks, ring = B * HKV, k_cmp.shape[1], k_win.shape[1]
     crowded = groups >= CROWDED
     compress, attend = compress_tile(Dk, Dv, crowded), attend_tile(Dk, Dv, crowded)
-    compress_tiles = triton.cdiv(blocks, compress.keys)
-    select_tiles = triton.cdiv(config.num_blocks * config.select_block_size, attend.keys)
-    window_tiles = triton.cdiv(min(config.window_size, ring), attend.keys)
+    compress_tiles = ceil_div(blocks, compress.keys)
+    select_tiles = ceil_div(config.num_blocks * config.select_block_size, attend.keys)
+    window_tiles = ceil_div(min(config.window_size, ring), attend.keys)
     compress_programs = max(1, COMPRESS_WARPS // compress.warps)
-    per_piece = max(1, triton.cdiv(groups * compress_tiles, compress_programs))
+    per_piece = max(1, ceil_div(groups * compress_tiles, compress_programs))
     attend_tiles = groups * (select_tiles + window_tiles)
-    attend_per_piece = triton.cdiv(attend_tiles, ATTEND_PROGRAMS)
-    compress_pieces = max(1, triton.cdiv(compress_tiles, per_piece))
-    select_pieces = triton.cdiv(select_tiles, attend_per_piece)
-    window_pieces = triton.cdiv(window_tiles, attend_per_piece)
+    attend_per_piece = ceil_div(attend_tiles, ATTEND_PROGRAMS)
+    compress_pieces = max(1, ceil_div(compress_tiles, per_piece))
+    select_pieces = ceil_div(select_tiles, attend_per_piece)
+    window_pieces = ceil_div(window_tiles, attend_per_piece)
     pieces = compress_pieces + window_pieces + select_pieces
     how = Shares.of(config)
-    units = max(1, triton.cdiv(blocks, how.unit))
+    units = max(1, ceil_div(blocks, how.unit))
     overlap = architecture(q.device) == "sm_90" and not interpreted()
 
     def scratch(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:

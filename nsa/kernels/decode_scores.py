@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
-from nsa.kernels.common import padded
+from nsa.kernels.common import ceil_div, padded, power_of_2
 
 CHUNK = 128
 """Select blocks of a program, and candidates that are merged at once: a power of two."""
@@ -213,9 +213,9 @@ def choose_blocks(
     """
     groups, G, span, units = shares.shape
     how = Shares.of(config)
-    n_block = int(triton.next_power_of_2(config.num_blocks))
+    n_block = power_of_2(config.num_blocks)
     chunk = max(CHUNK, 2 * n_block)
-    chunks = triton.cdiv(config.select_length(capacity), chunk)
+    chunks = ceil_div(config.select_length(capacity), chunk)
     candidates = torch.empty(groups, chunks, n_block, dtype=torch.int64, device=shares.device)
     chosen = torch.empty(groups, config.num_blocks, dtype=torch.int32, device=shares.device)
     _choose_kernel[(chunks, groups)](

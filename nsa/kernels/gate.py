@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import last_contiguous
+from nsa.kernels.common import ceil_div, last_contiguous, power_of_2
 
 TILE = 4096
 """Elements of one branch that a program reads: with 128 threads, four loads of 16 bytes each."""
@@ -126,7 +126,7 @@ def gate_forward(gates: Tensor, o_cmp: Tensor, o_sel: Tensor, o_win: Tensor) -> 
     rows = B * T * HQ
     block_d, tile_rows = _blocks(D)
     if rows:
-        _gate_fwd_kernel[(triton.cdiv(rows, tile_rows),)](
+        _gate_fwd_kernel[(ceil_div(rows, tile_rows),)](
             gates,
             *branches,
             out,
@@ -170,7 +170,7 @@ def _row_dots(do: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
     rows = B * T * HQ
     block_d, tile_rows = _blocks(D)
     if rows:
-        _gate_bwd_kernel[(triton.cdiv(rows, tile_rows),)](
+        _gate_bwd_kernel[(ceil_div(rows, tile_rows),)](
             *tiles,
             delta,
             *(stride for tile in tiles for stride in tile.stride()[:2]),
@@ -192,5 +192,5 @@ def _rows(x: Tensor) -> Tensor:
 
 def _blocks(D: int) -> tuple[int, int]:
     """Channels, padded to a power of two, and rows of a tile."""
-    block_d = int(triton.next_power_of_2(D))
+    block_d = power_of_2(D)
     return block_d, max(1, TILE // block_d)

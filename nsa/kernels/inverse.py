@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.errors import Unsupported
+from nsa.kernels.common import ceil_div, power_of_2
 
 MAX_PART = 64
 """Keys of a block that one program holds; larger blocks are walked in parts."""
@@ -362,12 +363,12 @@ def invert(
     ranks, first_pair, first_item, lists = ints(pairs), ints(bins), ints(bins + 1), ints(pairs)
     items = ints(max(1, pairs // item_pairs + min(pairs, bins)), ITEM_FIELDS.value)
     document_start = ints(T) if documents else None
-    grid = (triton.cdiv(tokens, _TOKENS), HKV)
+    grid = (ceil_div(tokens, _TOKENS), HKV)
     places = (T, tokens, q_start, piece_tokens, pieces, M, documents, documents.bit_length())
     constants = {
         "HKV": HKV,
         "N": N,
-        "N_PAD": triton.next_power_of_2(N),
+        "N_PAD": power_of_2(N),
         "BLOCK_SIZE": block_size,
         "PARTS": parts,
         "VARLEN": documents > 0,

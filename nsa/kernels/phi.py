@@ -23,7 +23,14 @@ from torch.autograd.function import once_differentiable
 
 from nsa.config import NSAConfig
 from nsa.kernels import phi_backward
-from nsa.kernels.common import Architecture, architecture, head_blocks, last_contiguous, padded
+from nsa.kernels.common import (
+    Architecture,
+    architecture,
+    ceil_div,
+    head_blocks,
+    last_contiguous,
+    padded,
+)
 from nsa.kernels.phi_rows import FILL, Blocks, Tile, block_rows, column_offsets
 from nsa.reference import wide
 
@@ -300,7 +307,7 @@ def _forward(
         return out, mixed
     tile = MIX[architecture(x.device)]
     tiles = blocks.tiles(tile.rows)
-    steps = triton.cdiv(blocks.size * D, tile.depth)
+    steps = ceil_div(blocks.size * D, tile.depth)
     splits = min(steps, max(1, FILL // (B * tiles)))
     parts = torch.empty(splits, B, N * H, D, dtype=torch.float32, device=x.device)
     d1, d2 = head_blocks(D)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels import phi_weights
-from nsa.kernels.common import Architecture, architecture, head_blocks, padded
+from nsa.kernels.common import Architecture, architecture, ceil_div, head_blocks, padded
 from nsa.kernels.phi_rows import Blocks, Tile, block_rows, column_offsets
 
 # For heads of any size: no spills, and two blocks of dX on one multiprocessor of sm_90.
@@ -297,7 +297,7 @@ def _dx(blocks: Blocks, dmixed: Tensor, x: Tensor, w1: Tensor, starts: Tensor | 
         dx[:, covered:].zero_()
     tile = DX[architecture(x.device)]
     tiles = blocks.tiles(tile.rows)
-    columns = triton.cdiv(blocks.stride * D, tile.columns)
+    columns = ceil_div(blocks.stride * D, tile.columns)
     _dx_kernel[(B * tiles, columns, blocks.size // blocks.stride)](
         dmixed,
         w1,

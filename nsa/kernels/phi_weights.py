@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import Architecture, architecture, head_blocks
+from nsa.kernels.common import Architecture, architecture, ceil_div, head_blocks
 from nsa.kernels.phi_rows import FILL, Blocks, Tile, block_rows, column_offsets
 
 DW1: dict[Architecture, Tile] = {
@@ -148,7 +148,7 @@ def gradients(
     dw1 = torch.empty(w1.shape, dtype=dtypes[0], device=x.device)
     db1 = torch.empty(D, dtype=dtypes[1], device=x.device)
     db2 = torch.empty(D, dtype=dtypes[2], device=x.device)
-    _sum_kernel[(triton.cdiv(width, SUM.columns),)](
+    _sum_kernel[(ceil_div(width, SUM.columns),)](
         parts,
         sums.sum(0),
         w1,
@@ -175,7 +175,7 @@ def _dw1_parts(blocks: Blocks, dmixed: Tensor, x: Tensor, starts: Tensor | None)
     tile = DW1[architecture(x.device)]
     tiles = blocks.tiles(tile.rows)
     total = blocks.batch * tiles
-    columns = triton.cdiv(blocks.size * D, tile.columns)
+    columns = ceil_div(blocks.size * D, tile.columns)
     splits = min(total, max(1, FILL // columns))
     parts = torch.empty(splits, D, blocks.size * D, dtype=torch.float32, device=x.device)
     d1, d2 = head_blocks(D)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nsa.kernels.common import last_contiguous
+from nsa.kernels.common import ceil_div, last_contiguous, power_of_2
 
 TILE = 4096
 """Elements of a tile: with 128 threads, four loads of 16 bytes each."""
@@ -97,12 +97,12 @@ def rotate_into(
     rows = B * T * H
     if not rows:
         return out
-    block_d = int(triton.next_power_of_2(D))
+    block_d = power_of_2(D)
     tile_rows = max(1, TILE // block_d)
     target = out.view(B * T, H, D)
     cos, sin = last_contiguous(cos), last_contiguous(sin)
     x = last_contiguous(x).flatten(0, 1)  # a view unless B and T cannot be joined
-    _rotate_kernel[(triton.cdiv(rows, tile_rows),)](
+    _rotate_kernel[(ceil_div(rows, tile_rows),)](
         x,
         cos,
         sin,

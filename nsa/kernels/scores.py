@@ -17,7 +17,15 @@ from torch import Tensor
 
 from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
 from nsa.errors import Unsupported
-from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, last_contiguous
+from nsa.kernels.common import (
+    LOG2_E,
+    Architecture,
+    architecture,
+    ceil_div,
+    head_blocks,
+    last_contiguous,
+    power_of_2,
+)
 from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
@@ -349,7 +357,7 @@ def select_blocks(
     spill = (
         per_select - 1 + config.compress_block_size // config.compress_stride - 1
     ) // per_select
-    tiles = triton.cdiv(T, tile.queries)
+    tiles = ceil_div(T, tile.queries)
     documents, total = 0, B * tiles
     cu_tiles = cu_blocks = cu_seqlens
     if cu_seqlens is not None:
@@ -379,16 +387,16 @@ def select_blocks(
         seen = columns
         if B == 1 and cu_seqlens is None:  # no query of this chunk sees further
             seen = config.select_length(q_start + min(T, (first + count) * tile.queries))
-        _score_kernel[(triton.cdiv(seen * per_select, blocks), count, HKV)](
+        _score_kernel[(ceil_div(seen * per_select, blocks), count, HKV)](
             *queries, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles,
             documents, columns, *lse.stride(), *k_cmp.stride()[:3], *units(q, bulk=bulk),
             G=HQ // HKV, D=D, D1=D1, D2=D2, STRIDE=config.compress_stride,
             SPAN=config.compress_block_size, BLOCKS=blocks, BULK=bulk, **sizes,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        _top_kernel[(triton.cdiv(tile.queries, TOP_ROWS), count, HKV)](
+        _top_kernel[(ceil_div(tile.queries, TOP_ROWS), count, HKV)](
             scratch, indices, *tables, first, T, q_start, tiles, documents, columns,
-            N_SELECT=config.num_blocks, N_PADDED=triton.next_power_of_2(config.num_blocks),
+            N_SELECT=config.num_blocks, N_PADDED=power_of_2(config.num_blocks),
             INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
             **sizes, num_warps=1,
         )  # fmt: skip

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous
+from nsa.kernels.common import LOG2_E, ceil_div, head_blocks, last_contiguous, power_of_2
 from nsa.kernels.inverse import Selected
 from nsa.kernels.keymajor import (
     KEYS,
@@ -470,7 +470,7 @@ def selected_backward(
             num_warps=config.warps,
             num_stages=config.stages,
         )
-        _reduce_kernel[(chunk.tokens * HKV, triton.cdiv(G * Dk, REDUCE_ELEMENTS))](
+        _reduce_kernel[(chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS))](
             partial,
             index.blocks,
             index.document_start,
@@ -490,8 +490,8 @@ def selected_backward(
             PARTS=index.parts,
             VARLEN=cu_seqlens is not None,
             ADDED=len(added),
-            SLOTS=min(REDUCE_SLOTS, triton.next_power_of_2(N)),
-            ELEMENTS=min(REDUCE_ELEMENTS, triton.next_power_of_2(G * Dk)),
+            SLOTS=min(REDUCE_SLOTS, power_of_2(N)),
+            ELEMENTS=min(REDUCE_ELEMENTS, power_of_2(G * Dk)),
         )
     rounded = sums.to(k.dtype)
     return dq, rounded[: k.numel()].view(k.shape), rounded[k.numel() :].view(v.shape)

@@ -27,6 +27,8 @@ def aligned(x: Tensor) -> Tensor:
     """x as the bulk copy engine can read it: rows of contiguous elements, everything else 16 bytes
     apart or a multiple of it. A copy, padded with zeros, where x is not so."""
     unit = 16 // x.element_size()
+    if x.shape[-1] % unit == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0:
+        return x  # as nearly always, and the host has 20 kernels to launch in a millisecond
     strides_fit = all(
         size == 1 or (stride > 0 and stride % unit == 0)
         for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
