@@ -57,8 +57,19 @@ EXIT_REFUSED = 2
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 
 
+ORDER = (
+    *("run", "show", "report", "doctor", "overhead"),
+    *("gate", "compare", "bisect", "calibrate", "baseline"),
+    *("list", "history", "export", "import", "index", "schema"),
+)
+"""In which `--help` names the commands: what a newcomer wants first stands first."""
+
+
 class _Interruptible(typer.core.TyperGroup):
     """Ctrl-C and SIGTERM clean up and exit 3 in every phase of every command."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:  # a Context of the click inside typer
         try:
@@ -118,7 +129,7 @@ def main() -> None:
         sys.exit(EXIT_REFUSED)
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def run(
     suite: Annotated[
         str | None, typer.Argument(help="Suite file, or the name of a shipped one: smoke.")
@@ -283,7 +294,7 @@ def _warn(
         _say(f"warning: {phrases.target(target)}")
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def overhead(
     suite: Annotated[str, typer.Argument(help="Suite file, or the name of a shipped one.")],
     only: FilterOption = None,
@@ -335,7 +346,7 @@ def _say(text: str) -> None:
     err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-@app.command()
+@app.command(rich_help_panel="Measure")
 def show(
     run_id: RunArgument = "latest", as_json: JsonOption = False, store_root: StoreOption = STORE
 ) -> None:
@@ -343,7 +354,7 @@ def show(
     _conclude(store.load(store_root, run_id), None, as_json)
 
 
-@app.command("report")
+@app.command("report", rich_help_panel="Measure")
 def report_(
     run_id: RunArgument = "latest",
     as_json: JsonOption = False,
@@ -354,7 +365,7 @@ def report_(
     _conclude(store.load(store_root, run_id), reports, as_json)
 
 
-@app.command("doctor")
+@app.command("doctor", rich_help_panel="Measure")
 def doctor_(
     against: Annotated[
         str | None,
@@ -420,7 +431,7 @@ def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
         )
 
 
-@app.command()
+@app.command(rich_help_panel="Keep")
 def schema() -> None:
     """Print the JSON Schema of suite files, for editors."""
     _document(suites.json_schema())

@@ -31,7 +31,7 @@ SHOWN_CASES = 5
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command("bisect")(bisect)
+    app.command("bisect", rich_help_panel="Judge")(bisect)
 
 
 def bisect(

@@ -29,7 +29,7 @@ err = console.console(stderr=True)
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(compare)
+    app.command(rich_help_panel="Judge")(compare)
 
 
 def compare(

@@ -65,8 +65,8 @@ _RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("import")(import_)
-    app.command("export")(export)
+    app.command("import", rich_help_panel="Keep")(import_)
+    app.command("export", rich_help_panel="Keep")(export)
 
 
 def import_(

@@ -59,9 +59,9 @@ baseline = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command()(gate)
-    app.command()(calibrate)
-    app.add_typer(baseline)
+    app.command(rich_help_panel="Judge")(gate)
+    app.command(rich_help_panel="Judge")(calibrate)
+    app.add_typer(baseline, rich_help_panel="Judge")
 
 
 def gate(

@@ -51,9 +51,9 @@ index_app = typer.Typer(name="index", help="The index of the recorded runs.", no
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    app.command("list")(list_)
-    app.command()(history)
-    app.add_typer(index_app)
+    app.command("list", rich_help_panel="Keep")(list_)
+    app.command(rich_help_panel="Keep")(history)
+    app.add_typer(index_app, rich_help_panel="Keep")
 
 
 def list_(
