@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize
 from scipy.special import log_ndtr
 
 from harness.analysis.stats import t_factor
@@ -243,6 +242,8 @@ def _maximise(X: Array, y: Array, X_c: Array, y_c: Array) -> _Maximum:
     In Olsen's parameters theta = 1 / sigma and gamma = beta / sigma the log-likelihood is
     concave: sum(log theta - r^2 / 2) + sum(log Phi(-r_c)), with r = theta * y - X @ gamma.
     """
+    from scipy.optimize import minimize  # slow to import, and only censored points want it
+
     start, *_ = np.linalg.lstsq(X, y, rcond=None)
     sigma = max(float(np.sqrt(np.mean((y - X @ start) ** 2))), 10 * MIN_SCATTER)
 
@@ -271,6 +272,8 @@ def _maximise(X: Array, y: Array, X_c: Array, y_c: Array) -> _Maximum:
 
 def _crossing(excess: Callable[[float], float], start: float, direction: float) -> float:
     """Where `excess`, positive at `start`, falls to zero in a direction."""
+    from scipy.optimize import brentq
+
     step = 0.01
     while excess(start + direction * step) > 0:
         step *= 2
