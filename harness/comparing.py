@@ -304,7 +304,7 @@ def _remedies(a: Run, b: Run, cases: Sequence[GateCase], *, unlike: bool) -> tup
         said.append("to compare the environments themselves: --across")
     if open_ and len(set(commits)) == 2:
         pairs = max((c.pairs_needed or 0 for c in open_), default=0)
-        many = f", {pairs} pairs" if pairs else ""
+        many = f" ({pairs} pairs would do)" if pairs else ""
         suite = f" --suite {b.suite.path}"
         said.append(
             f"to decide, measure both now{many}: harness compare {' '.join(commits)}{suite}"

@@ -15,6 +15,8 @@ from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
 from harness.records import Decision
 
 _STYLE = {Decision.GO: "green", Decision.NO_GO: "bold red", Decision.INCONCLUSIVE: "magenta"}
+OPEN = "neither shown slower nor under"
+"""How a comparison says that its interval decides nothing."""
 _ONLY = {State.MISSING: "Only in A", State.NEW: "Only in B"}
 
 
@@ -27,7 +29,11 @@ def compared(answer: Compared) -> RenderableType:
     elif both:
         lines += [Text("Nothing that was recorded of the two environments differs."), Text()]
     if both:
-        lines += [_cases(both), Text()]
+        lines.append(_cases(both))
+        if open_ := [case for case in both if _is_open(case)]:
+            under = open_[0].reason.partition(f"{OPEN} ")[2].partition(";")[0]
+            lines.append(Text(f" undecided: {OPEN} {under} by the whole interval", style="dim"))
+        lines.append(Text())
     for state, title in _ONLY.items():
         if only := answer.only_in(state):
             lines.append(Text(f"{title} ({len(only)}), so not compared:"))
@@ -77,6 +83,7 @@ def _cases(cases: Sequence[GateCase]) -> RenderableType:
         "case": [Text(c.case_id) for c in ordered],
         "why": [Text(_why(c)) for c in ordered],
     }
+    columns = {name: cells for name, cells in columns.items() if any(map(str, cells))}
     narrow = Table(box=None, header_style="bold", padding=(0, 1))
     narrow.add_column("B is", no_wrap=True)
     narrow.add_column("case, step times of A and B, change, why", overflow="fold")
@@ -108,8 +115,14 @@ def _change(case: GateCase) -> str:
 def _why(case: GateCase) -> str:
     """What neither the numbers nor the differences above them say."""
     beside = [f.reason for f in case.findings if not f.counts]
-    held = case.decision is Decision.GO and case.state is State.COMPARED and case.ratio
-    reason = "" if held or is_across(case) else case.reason
-    if case.ratio and ": neither shown" in reason:  # before it stand the same numbers again
-        reason = reason.partition(": ")[2]
-    return "; ".join(filter(None, (reason, *beside)))
+    told = "" if is_across(case) or _is_open(case) else case.reason
+    if case.state is State.COMPARED and case.ratio:
+        held = case.decision is Decision.GO
+        told = "" if held else told.partition(", ")[2] or told  # the ratio stands there already
+    allowed = told.partition(f"({case.case_id}: ")[2]
+    return "; ".join(filter(None, (allowed.removesuffix(")") or told, *beside)))
+
+
+def _is_open(case: GateCase) -> bool:
+    """Whether it is its interval alone that leaves a case undecided."""
+    return case.change == Change.UNDECIDED and OPEN in case.reason

@@ -200,7 +200,7 @@ def _trees(
     head = GateSide(ref=request.head, commit=commit)
     findings: list[Finding] = []
     if not mine and repository.dirty():
-        reason = "uncommitted changes are not judged; without --head they are"
+        reason = "uncommitted changes are not judged; with . as the head they are"
         findings.append(_noted("working tree", reason))
     if not request.base:
         folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
