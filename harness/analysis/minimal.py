@@ -31,8 +31,10 @@ from harness.analysis.search import (
 
 SURE = 0.99
 """Probability at which a set counts as moving the number, or as not."""
-MAX_BLOCKS = 12
+MAX_BLOCKS = 10
 """Of one set. One that is undecided by then moves the number in part, and is not the set."""
+FEWEST_LOGS = 3
+"""Blocks from which the step of a set is guessed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +71,11 @@ class Causes:
 class Unknown(Exception):
     """Whether a set moves the number must be measured first."""
 
-    def __init__(self, mask: int) -> None:
-        super().__init__(mask)
+    def __init__(self, mask: int, whole: int) -> None:
+        """`whole` is the set that it is compared with."""
+        super().__init__(mask, whole)
         self.mask = mask
+        self.whole = whole
 
 
 def members(mask: int) -> tuple[int, ...]:
@@ -154,7 +158,7 @@ class ExactCauses:
 
     def _value(self, mask: int) -> float:
         if mask not in self._values:
-            raise Unknown(mask)
+            raise Unknown(mask, self.full)
         return self._values[mask]
 
 
@@ -168,7 +172,7 @@ class NoisyCauses:
         self.thresholds = thresholds_for(effect)
         self._effect = effect
         self._blocks: list[Block] = []
-        self._chances: dict[tuple[int, int, int], float] = {}
+        self._chances: dict[tuple[int, int, int, int], float] = {}
 
     def add(self, stage: Stage, block: Sequence[Look]) -> None:
         self._blocks.append((stage, tuple(block)))
@@ -185,9 +189,9 @@ class NoisyCauses:
                 return Causes(reason=reason, parts=tuple(parts), whole=bool(parts))
             rest = [i for i in members(self.full) if not base >> i & 1]
             try:
-                mask = minimal(rest, lambda m, base=base: self._moves(base, m))  # type: ignore[misc]
+                mask = self._smallest(base, rest)
             except Unknown as need:
-                return self._search(base, need.mask, len(rest))
+                return self._search(base, need)
             found = self._confirm(base, mask)
             if isinstance(found, Ask):
                 return found
@@ -200,22 +204,26 @@ class NoisyCauses:
 
     def decided(self, mask: int) -> bool | None:
         """Whether a configuration moves the number; None where that was not measured."""
-        chance = self.probability(0, mask)
+        chance = self._probability(0, mask, self.full)
         return None if chance is None else chance >= 0.5
 
-    def probability(self, base: int, mask: int) -> float | None:
-        """That a set moves the number from the base to the second configuration, by what had been
-        measured when the set last was."""
-        tests = self._tests(base, mask)
+    def _probability(self, base: int, mask: int, whole: int) -> float | None:
+        """That a set moves the number to where a larger one does, and not but to the base, by what
+        had been measured when the two were last held against each other."""
+        tests = self._tests(base, mask, whole)
         if not tests:
             return None
-        key = base, mask, tests[-1]
+        key = base, mask, whole, tests[-1]
         if key not in self._chances:
-            posterior = Posterior(2, self._grid(base))
-            place = {base: 0, base | mask: 1, self.full: 2}
-            for _, block in self._blocks[: tests[-1] + 1]:
-                known = [k for k in block if k.position in place]
-                posterior.add([Reading(place[k.position], math.log(k.value)) for k in known])
+            known = self._blocks[: tests[-1] + 1]
+            grid = self._grid(base, whole, known)
+            if grid is None:
+                return 0.5
+            posterior = Posterior(2, grid)
+            place = {base: 0, base | mask: 1, base | whole: 2}
+            for _, block in known:
+                looks = [k for k in block if k.position in place]
+                posterior.add([Reading(place[k.position], math.log(k.value)) for k in looks])
             self._chances[key] = float(posterior.probabilities[1])
         return self._chances[key]
 
@@ -239,38 +247,53 @@ class NoisyCauses:
         why = "is there more?" if base else "do the two configurations differ here?"
         return Ask(stage=Stage.ANCHORS, positions=order, why=why)
 
-    def _moves(self, base: int, mask: int) -> bool:
+    def _smallest(self, base: int, rest: Sequence[int]) -> int:
+        """A smallest set that moves the number to where all differences have it; less what adds
+        nothing to the set itself, which matters where the set does a part of it."""
+        mask = minimal(rest, lambda m: self._moves(base, m, self.full))
+        return minimal(members(mask), lambda m: self._moves(base, m, mask))
+
+    def _moves(self, base: int, mask: int, whole: int) -> bool:
         if base | mask in self.skipped:
             return False
-        if base | mask == self.full:
+        if base | mask == base | whole:
             return True
-        chance = self.probability(base, mask)
-        if chance is None or (
-            1 - SURE < chance < SURE and len(self._tests(base, mask)) < MAX_BLOCKS
-        ):
-            raise Unknown(mask)
+        chance = self._probability(base, mask, whole)
+        tests = len(self._tests(base, mask, whole))
+        if chance is None or (1 - SURE < chance < SURE and tests < MAX_BLOCKS):
+            raise Unknown(mask, whole)
         return chance >= SURE
 
-    def _search(self, base: int, mask: int, left: int) -> Ask:
-        taken = len(self._tests(base, mask))
-        order = (base, base | mask, self.full)
+    def _search(self, base: int, need: Unknown) -> Ask:
+        taken = len(self._tests(base, need.mask, need.whole))
+        order = (base, base | need.mask, base | need.whole)
+        some, all_ = (len(members(m & ~base)) for m in (need.mask, need.whole))
         return Ask(
             stage=Stage.SEARCH,
             positions=order if taken % 2 == 0 else order[::-1],
-            why=f"do {len(members(mask))} of {left} differences do it?",
+            why=f"do {some} of {all_} differences do it?",
         )
 
-    def _tests(self, base: int, mask: int) -> list[int]:
-        """The blocks in which a set was tested, by number."""
-        wanted = {base, base | mask, self.full}
+    def _tests(self, base: int, mask: int, whole: int) -> list[int]:
+        """The blocks in which a set was held against a larger one, by number."""
+        wanted = {base, base | mask, base | whole}
         return [
             n
             for n, (stage, block) in enumerate(self._blocks)
             if stage is Stage.SEARCH and {k.position for k in block} == wanted
         ]
 
-    def _grid(self, base: int) -> Grid:
-        return Grid.around(first_logs(pairs_of(self._blocks, base, self.full, Stage.ANCHORS)))
+    def _grid(self, base: int, whole: int, blocks: Sequence[Block]) -> Grid | None:
+        """Steps and noise that are thought possible; None where too little is known of the step."""
+        ends = Grid.around(first_logs(pairs_of(self._blocks, base, self.full, Stage.ANCHORS)))
+        if base | whole == self.full:
+            return ends
+        logs = []
+        for _, block in blocks:
+            by = {k.position: k.value for k in block}
+            if base in by and base | whole in by:
+                logs.append(math.log(by[base | whole] / by[base]))
+        return Grid(Grid.around(logs).steps, ends.scales) if len(logs) >= FEWEST_LOGS else None
 
     def _confirm(self, base: int, mask: int) -> Ask | Comparison:
         pairs = pairs_of(self._blocks, base, base | mask, Stage.CONFIRM)

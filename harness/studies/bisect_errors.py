@@ -1,6 +1,7 @@
 """How often a bisection names the right commit, and what that costs: simulated whole.
 
-    python -m harness.studies.bisect_errors --histories 400 --seed 1
+    python -m harness.studies.bisect_errors --histories 500 --seed 1
+    python -m harness.studies.bisect_errors --causes --histories 500 --seed 1
 
 Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
 search that carries a real bisection out asks for its processes, which a model of a node answers:
@@ -11,16 +12,18 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from harness.analysis.minimal import Causes, NoisyCauses, members
 from harness.analysis.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 from harness.analysis.search import Conclusion, ExactSearch, Look, NoisySearch, Search
 from harness.studies.gate_errors import clopper_pearson
 
 COMMITS = 64
+DIFFERENCES = 8
 EFFECTS = (0.03, 0.05, 0.10)
 WANTED = {0.03: 0.90, 0.05: 0.95, 0.10: 0.95}
 """Share of histories whose culprit must be named right on a typical node."""
@@ -71,6 +74,38 @@ def bisect(
     return Told(
         right=named == (culprit,),
         wrong=bool(named) and named != (culprit,),
+        processes=taken,
+        commits=len(seen),
+    )
+
+
+def find_causes(
+    search: NoisyCauses, slowed: Mapping[int, float], noise: ModelledNoise, rng: np.random.Generator
+) -> Told:
+    """Search for the differences that moved a number.
+
+    Args:
+        search: A fresh one.
+        slowed: Difference -> its factor on the time; the others do nothing.
+        noise: The node's.
+        rng: Draws it.
+    """
+    logs = noise.sequence(rng, 1, LONGEST)[0]
+    taken, seen = 0, set()
+    while not isinstance(asked := search.next(), Causes):
+        if taken + len(asked.positions) > LONGEST:
+            raise RuntimeError(f"no end after {taken} processes")
+        block = []
+        for mask in asked.positions:
+            factor = math.prod(slowed.get(i, 1.0) for i in members(mask))
+            block.append(Look(position=mask, value=math.exp(logs[taken]) * factor))
+            taken += 1
+            seen.add(mask)
+        search.add(asked.stage, block)
+    named = {i for part in asked.parts for i in part.items if part.confirmed}
+    return Told(
+        right=asked.found and named == slowed.keys(),
+        wrong=bool(named - slowed.keys()),
         processes=taken,
         commits=len(seen),
     )
@@ -140,11 +175,30 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
+    """The same of two runs that differ in several things, of which one or two move the number."""
+    rows = []
+    for n, planted in enumerate(((0.03,), (0.05,), (0.10,), (0.05, 0.05))):
+        rng = np.random.default_rng([seed, 10, n])
+        told = []
+        for _ in range(searches):
+            places = rng.choice(DIFFERENCES, size=len(planted), replace=False)
+            slowed = {int(i): 1 + e for i, e in zip(places, planted, strict=True)}
+            told.append(find_causes(NoisyCauses(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
+        effect = " and ".join(f"+{e:.0%}" for e in planted)
+        rows.append(Row(noise=TYPICAL.name, effect=effect, told=tuple(told), wanted=None))
+    return tuple(rows)
+
+
 def _percent(hits: int, trials: int) -> str:
     low, high = (100 * x for x in clopper_pearson(hits, trials))
     return f"{100 * hits / trials:.1f} [{low:.1f}, {high:.1f}]"
 
 
+CAUSES_HEAD = (
+    "| noise | moved by | named right | named wrong | processes (nine in ten) "
+    "| configurations |\n|:--|:--|--:|--:|--:|--:|"
+)
 HEAD = (
     "| noise | step | named right | named wrong | processes (nine in ten) | commits built |\n"
     "|:--|:--|--:|--:|--:|--:|"
@@ -157,8 +211,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--histories", type=int, default=400, help="simulated histories a row")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--causes", action="store_true", help="of two runs, in place of commits")
     options = parser.parse_args(arguments)
     began = time.monotonic()
+    if options.causes:
+        causes = cause_study(options.histories, options.seed)
+        sys.stdout.write("\n".join([CAUSES_HEAD, *map(str, causes)]) + "\n\n")
+        sys.stdout.write(
+            f"{DIFFERENCES} differences, {options.histories} searches a row, seed {options.seed}.\n"
+        )
+        return
     rows = study(options.histories, options.seed)
     missed = sum(row.met is False for row in rows)
     sys.stdout.write("\n".join([HEAD, *map(str, rows)]) + "\n\n")
