@@ -211,7 +211,9 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
             f"{file} is not there to say what is measured", "Name a suite: --suite suites/x.yaml."
         )
     found = policy.load(file)[0] if file.is_file() else comparing.PLAIN
-    kept = replace(found, rules=(), kernels=(), exemptions=(), new_cases_block=False)
+    kept = replace(
+        found, path=str(file), rules=(), kernels=(), exemptions=(), new_cases_block=False
+    )
     choices = tuple(Choice(suite=_from_root(name)) for name in named)
     kept = replace(kept, choices=choices or kept.choices, counted=choices or kept.counted)
     if not filters:

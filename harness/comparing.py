@@ -155,7 +155,7 @@ def _chosen(case_id: str, filters: Sequence[str]) -> bool:
 
 def _side(run: Run) -> GateSide:
     git = run.environment.git
-    commit = f"{git.commit}{'+' if git.dirty_sha256 else ''}" if git else ""
+    commit = git.commit if git else ""
     return GateSide(ref=run.run_id, commit=commit, run_id=run.run_id, run_folder=run.folder)
 
 

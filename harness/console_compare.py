@@ -12,6 +12,7 @@ from harness.comparing import ONE_SIDE, Compared, is_across
 from harness.console_store import fitting, plain_table
 from harness.drift import Difference
 from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
+from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision
 
 _STYLE = {Decision.GO: "green", Decision.NO_GO: "bold red", Decision.INCONCLUSIVE: "magenta"}
@@ -54,8 +55,8 @@ def _sides(a: GateSide, b: GateSide) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1))
     for name, side in (("A", a), ("B", b)):
         commit = f"commit {side.commit[:10]}" if side.commit else "no commit"
-        dirty = " with uncommitted changes" if side.commit.endswith("+") else ""
-        table.add_row(Text(name, style="bold"), Text(side.ref), Text(commit + dirty))
+        ref = "the working tree" if side.ref == WORKING_TREE else side.ref
+        table.add_row(Text(name, style="bold"), Text(ref), Text(commit))
     return table
 
 
