@@ -147,7 +147,7 @@ class _Attempt:
         self._timed = timed
         self._roots = roots
         self._skip = max(1, timed.setup_steps) + SKIPPED_STEPS
-        began = time.monotonic()
+        self._began = began = time.monotonic()
         if timed.step_s > MAX_STEP_S:
             raise _Unknown(f"one step takes {timed.step_s:.3g} s, over {MAX_STEP_S:g} s")
         steps_s = (self._skip + SLOWER * COUNTED_STEPS) * timed.step_s
@@ -203,7 +203,7 @@ class _Attempt:
                 log.write(read.data)
                 tail.add(read)
                 heard += sum(bool(step and step.search(line)) for line in read.lines)
-                if (folder / ANSWER).exists() or self._is_late(folder, read.at):
+                if (folder / ANSWER).exists() or self._is_over(folder, read.at):
                     return ""
                 if heard > self._skip and not (folder / CLAIM).exists():
                     (folder / UNHEARD).touch()
@@ -215,10 +215,17 @@ class _Attempt:
         how = f"killed by {evidence.signal_name(code)}" if code < 0 else f"exited with {code}"
         return f"{how}: {tail.last.strip()[:LAST_BYTES]}"
 
-    def _is_late(self, folder: Path, now: float) -> bool:
-        if now > self._ends_at or any("failed" in said for said in _notes(folder)):
-            return True
-        return now > self._starts_by and not (folder / CLAIM).exists()
+    def _is_over(self, folder: Path, now: float) -> bool:
+        """Whether no answer is to be waited for.
+
+        Raises:
+            _Unknown: Its time is up.
+        """
+        begun = (folder / CLAIM).exists()
+        if now > self._ends_at and begun:
+            raise _Unknown(f"counting was not done in {now - self._began:.3g} s")
+        failed = any("failed" in said for said in _notes(folder))
+        return failed or now > self._ends_at or (now > self._starts_by and not begun)
 
     def _why(self, notes: list[Mapping[str, Any]], how: str) -> str:
         """Why there is no answer."""
