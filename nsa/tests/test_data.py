@@ -1,6 +1,5 @@
 """Byte streams: what they yield, and what is said when they cannot."""
 
-import importlib.util
 import json
 import math
 import sys
@@ -150,7 +149,7 @@ def test_txt_and_a_folder(tmp_path: Path) -> None:
 
 
 def test_parquet(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="the [data] extra is not installed")
+    pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     good, bad = tmp_path / "good.parquet", tmp_path / "bad.parquet"
     parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["alpha", "beta"]}), good)
@@ -170,10 +169,9 @@ def test_parquet(tmp_path: Path) -> None:
         first(f"fineweb_edu:{bad}")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("pyarrow") is not None, reason="the [data] extra is installed"
-)
-def test_parquet_without_pyarrow(tmp_path: Path) -> None:
+def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it was not installed
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"a\.parquet: .*`pyarrow`(?s:.*)pip install"):
         first(f"fineweb_edu:{tmp_path}")
