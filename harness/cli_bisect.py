@@ -109,8 +109,7 @@ def bisect(
         float, typer.Option("--wait-for-gpu", metavar="SECONDS", min=0, help="Wait for the GPU.")
     ] = 0.0,
 ) -> None:
-    """Find the commit, or the difference of two runs, that made a case slow, or wrong, or changed
-    what it counts.
+    """Find the commit, or the difference of two runs, that moved a number.
 
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
 

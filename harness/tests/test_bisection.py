@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.studies.planted_history import (
     BUILD,
@@ -23,7 +24,7 @@ from harness.studies.planted_history import (
     make,
     wait_for_clean_up,
 )
-from harness.tests.gate_repositories import git
+from harness.tests.gate_repositories import commit, git, repository
 
 PLANTED = Planted(base_s=0.001)
 KILLED_AFTER = 4
@@ -145,3 +146,38 @@ def test_the_page_names_the_culprit_what_it_changed_and_what_was_left_out(hunted
     assert "toy/kernel.py | 4 ++--" in hunted.page
     assert "Left out:" in hunted.page
     assert "(merge)" in hunted.page
+
+
+WORKLOADS = """\
+import torch
+from harness.workload import Workload
+from toy import kernel
+
+def sleeps(provider, axes):
+    x = torch.ones(1 << 20, device="cuda")
+    return Workload(run=lambda: kernel.run(x))
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    "criterion", [("--counter", "kernel_launches"), ("--kernel", "*sigmoid*")], ids=lambda c: c[1]
+)
+def test_on_a_gpu_a_planted_kernel_is_found(criterion: tuple[str, str], tmp_path: Path) -> None:
+    once = "def run(x):\n    return x + 1\n"
+    files = {"toysuites/workloads.py": WORKLOADS, "toy/kernel.py": once}
+    folder = repository(tmp_path / "toys", files)
+    line = [git(folder, "rev-parse", "HEAD")]
+    for n in range(8):
+        text = once if n < 5 else once.replace("x + 1", "torch.sigmoid(x) + 1")
+        line.append(commit(folder, {"toy/kernel.py": f"import torch\n# {n}\n{text}"}))
+    places = ("--state", str(tmp_path / "state"), "--reports", str(tmp_path / "reports"))
+
+    running = bisecting(
+        folder, SUITE_PATH, "--case", "sleep/a", "--good", line[0], *criterion, *places
+    )
+    answer, said = running.communicate(timeout=300)
+
+    assert running.returncode == 0, said
+    assert answer.startswith(line[6][:10])
