@@ -119,10 +119,11 @@ def _every_case_ran(suite: Suite, summaries: Sequence[CaseSummary]) -> RuleResul
     tolerated = [f for f in findings if f.decision is Decision.GO and f.reason]
     decision, decisive = _settle(findings, WORST_FIRST)
     if decision is Decision.GO:
-        reason = f"all {len(findings)} cases ran"
+        ran = f"all {len(findings)} cases ran" if len(findings) > 1 else "the case ran"
+        reason = ran
         if tolerated:
             allowed = "; ".join(f"{f.subject}: {f.reason}" for f in tolerated)
-            reason = f"all {len(findings)} cases ran or ended as the suite allows ({allowed})"
+            reason = f"{ran} or ended as the suite allows ({allowed})"
     else:
         reason = _share(decisive, findings) + _join(decisive)
     return RuleResult(

@@ -437,7 +437,9 @@ def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
         "    optimiser.step()\n"
         "    print('step', step, loss.item())\n"
     )
-    case = case_of(tmp_path, "command: ['{python}', train.py]", "kernels: {must: ['*gemm*']}")
+    case = case_of(
+        tmp_path, "command: ['{python}', train.py]", "kernels: {must: ['*elementwise_kernel*']}"
+    )
     first, second = attested(case), attested(case)
 
     counters = counters_of(first)
@@ -454,5 +456,5 @@ def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
     assert counters.host_device_copies == 1
     assert first.effective["device"] == "cuda"
 
-    case = replace(case, kernels=PathRule(must_not=("*gemm*",)))
+    case = replace(case, kernels=PathRule(must_not=("*elementwise_kernel*",)))
     assert attested(case).outcome is Outcome.PATH_MISMATCH
