@@ -41,6 +41,7 @@ def attest(
         step_s=step_s,
         time_left_s=time_left_s,
         profiling=case.settings.census,
+        profile_s=min(census.PROFILE_S, case.settings.sample_s),
         progress=progress,
     )
     if found := breach(case, ran):

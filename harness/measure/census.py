@@ -77,6 +77,7 @@ def take(
     step_s: float,
     time_left_s: float,
     profiling: bool = True,
+    profile_s: float = PROFILE_S,
     progress: Callable[[], None] = lambda: None,
 ) -> WhatRan:
     """Count and profile a few more runs of a computation that is warm.
@@ -86,9 +87,16 @@ def take(
         step_s: What it took, typically.
         time_left_s: Until the process must be done.
         profiling: Whether to profile at all, or only to count operators.
+        profile_s: Time to fill with profiled steps; two are profiled at least.
         progress: Called after every run.
     """
-    asking = asked(step_s=step_s, time_left_s=time_left_s, profiling=profiling, progress=progress)
+    asking = asked(
+        step_s=step_s,
+        time_left_s=time_left_s,
+        profiling=profiling,
+        profile_s=profile_s,
+        progress=progress,
+    )
     output = None
     while True:
         try:
@@ -105,6 +113,7 @@ def asked(
     step_s: float,
     time_left_s: float,
     profiling: bool = True,
+    profile_s: float = PROFILE_S,
     progress: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, WhatRan]:
     """The pass of `take`, for whoever makes the runs: each yield asks for one, and is to be
@@ -132,7 +141,7 @@ def asked(
             counters=_counters(counted, None, why),
             census=Census(skipped=why, wall_s=time.monotonic() - began),
         )
-    seen, looks = yield from _profiled(_steps(step_s, dispatched), step_s, progress)
+    seen, looks = yield from _profiled(_steps(step_s, dispatched, profile_s), step_s, progress)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
@@ -181,11 +190,11 @@ def _too_long(step_s: float, time_left_s: float) -> str:
     return ""
 
 
-def _steps(step_s: float, operators: int) -> int:
+def _steps(step_s: float, operators: int, profile_s: float) -> int:
     """How many steps to profile: two at least, unless one is long."""
     if step_s > LONG_STEP_S:
         return 1
-    fill = int(PROFILE_S / step_s)
+    fill = int(profile_s / step_s)
     affordable = MAX_OPERATORS // max(1, operators)
     return max(2, min(fill, affordable, MAX_PROFILED_STEPS))
 
