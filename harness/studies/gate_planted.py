@@ -1,0 +1,311 @@
+"""How the gate judges slowdowns that are planted, and a change that is none, on this machine.
+
+    python -m harness.studies.gate_planted OUT                       # on a GPU, 8 minutes
+    python -m harness.studies.gate_planted OUT --suite FILE --packages nsa suites --slower 0.05
+
+copies packages and a suite into a git repository of its own, OUT/repository, and gates it with
+base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
+commits in which every step of every case waits longer, by a given share of the step as the first
+gate measured it. On a GPU the wait is a kernel that spins. What the gate says of each is printed
+as a table, with pairs and minutes, and kept in OUT/gates.jsonl as it comes: a study that is cut
+off has told what it found until then.
+
+Exit status: 0, or 1 where a clean change was NO-GO or a slowdown GO.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from harness import suite as suites
+from harness.execution.runner import terminating_like_ctrl_c
+from harness.gating.planning import Request
+from harness.gating.records import GateCase, GateVerdict, Mode
+from harness.gating.session import carry_out
+from harness.records import Decision, Measurement
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE_PATH = "suites/planted.yaml"
+SUITE = """\
+schema: 1
+title: Planted slowdowns
+subject: Planted
+question: Does the gate find a planted slowdown, and nothing where there is none?
+device: cuda
+measure: {processes: 2, min_samples: 20, max_samples: 200, sample_s: 0.2, warmup_s: 1,
+          timeout_s: 60, stall_s: 50, accuracy: false, census: false}
+workloads:
+  - name: attention
+    factory: suites.workloads:attention
+    providers: [triton]
+    axes: {seq_len: 8192, batch: 1, q_heads: 32, kv_heads: 2, head_dim_qk: 128, head_dim_v: 128,
+           dtype: bf16, pass: forward}
+"""
+POLICY = """\
+schema: 1
+stage: block
+suites: [{{suite: {suite}}}]
+compare: {compare}
+"""
+SLOWER = (0.05, 0.10, 0.03)
+AGAIN = 5
+MINUTES = 8.0
+
+DELAY = '''
+
+# --- planted by harness.studies.gate_planted ---
+
+import dataclasses as _dataclasses
+import functools as _functools
+import time as _time
+
+import torch as _torch
+
+_DELAY_S = {delay_s!r}
+_CYCLES = 20_000_000
+"""Of one spin that tells how long a cycle is."""
+
+
+@_functools.cache
+def _cycles():
+    found = []
+    for _ in range(9):
+        begin, end = (_torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        _torch.cuda._sleep(_CYCLES)
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3)
+    return int(_DELAY_S / sorted(found)[4] * _CYCLES)
+
+
+def _wait():
+    if _torch.cuda.is_available():
+        _torch.cuda._sleep(_cycles())
+    else:
+        end = _time.perf_counter() + _DELAY_S
+        while _time.perf_counter() < end:
+            pass
+
+
+def _slower(build):
+    @_functools.wraps(build)
+    def built(provider, axes):
+        workload = build(provider, axes)
+        if _torch.cuda.is_available():
+            _cycles()
+
+        def run():
+            output = workload.run()
+            _wait()
+            return output
+
+        return _dataclasses.replace(workload, run=run)
+
+    return built
+
+
+{function} = _slower({function})
+'''
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One case in one gate."""
+
+    gate: str
+    slower: float
+    """The planted share of a step; 0 is none."""
+    case_id: str
+    decision: Decision
+    ratio: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    minutes: float
+    """That processes of the case lived, both sides."""
+    wall_s: float
+    """Of the whole gate."""
+    reason: str
+
+    @property
+    def wrong(self) -> bool:
+        """A false alarm, or a slowdown that was let through; undecided is neither."""
+        return self.decision is (Decision.GO if self.slower else Decision.NO_GO)
+
+
+class Quiet:
+    """Tells of processes that did not end ok."""
+
+    def stage(self, text: str, processes: int) -> None: ...
+
+    def ended(self, side: str, measurement: Measurement) -> None:
+        if not measurement.samples_s:
+            _tell(f"{side}: {measurement.case_id}: {measurement.outcome}: {measurement.detail}")
+
+
+class Scratch:
+    """A repository in which slowdowns are planted, one a branch."""
+
+    def __init__(
+        self, folder: Path, packages: Iterable[Path], suite_text: str, compare: str
+    ) -> None:
+        """Make it: packages, a suite and a policy, on the branch `main`."""
+        self.folder = folder
+        folder.mkdir(parents=True)
+        for package in packages:
+            leave = shutil.ignore_patterns("__pycache__", "tests")
+            shutil.copytree(package, folder / package.name, ignore=leave)
+        suite = folder / SUITE_PATH
+        suite.parent.mkdir(exist_ok=True)
+        suite.write_text(suite_text)
+        policy = folder / "ci/gate.yaml"
+        policy.parent.mkdir()
+        policy.write_text(POLICY.format(suite=SUITE_PATH, compare=compare))
+        (folder / ".gitignore").write_text("__pycache__/\nreports/\n")
+        self.factories = tuple(
+            dict.fromkeys(case.factory for case in suites.loads(suite_text, SUITE_PATH).cases)
+        )
+        self._git("init", "--quiet", "--initial-branch=main")
+        self._commit("Packages as they are")
+
+    def plant(self, name: str, delays_s: Mapping[str, float]) -> None:
+        """A branch on which the steps of these factories wait so long."""
+        self._git("checkout", "--quiet", "-b", name, "main")
+        for factory, delay_s in delays_s.items():
+            module, _, function = factory.partition(":")
+            file = self.folder / f"{module.replace('.', '/')}.py"
+            with file.open("a") as text:
+                text.write(DELAY.format(delay_s=delay_s, function=function))
+        self._commit(f"Planted: {name}")
+        self._git("checkout", "--quiet", "main")
+
+    def gate(self, head: str, *, proof: bool) -> GateVerdict:
+        """Judge a branch against `main`."""
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            request = Request(
+                mode=Mode.RELATIVE, base="main", head=head, every_case=True, proof=proof
+            )
+            return carry_out(request, Quiet(), _tell)
+        finally:
+            os.chdir(before)
+
+    def _commit(self, subject: str) -> None:
+        self._git("add", "--all")
+        self._git("commit", "--quiet", "--message", subject)
+
+    def _git(self, *arguments: str) -> None:
+        who = {
+            f"GIT_{role}_{what}": "study@localhost"
+            for role in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
+        env = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull}
+        subprocess.run(["git", *arguments], cwd=self.folder, env=env, check=True)
+
+
+def study(
+    scratch: Scratch, slower: Sequence[float], again: int, minutes: float
+) -> Iterator[Sequence[Line]]:
+    """Gate after gate: one A/A, the slowdowns, the other A/A; none is begun past the time."""
+    began = time.monotonic()
+    plan = [0.0, *slower, *[0.0] * (again - 1)]
+    step_s: dict[str, float] = {}
+    factory_of = {
+        case.case_id: case.factory
+        for case in suites.loads((scratch.folder / SUITE_PATH).read_text(), SUITE_PATH).cases
+    }
+    for number, share in enumerate(plan):
+        if time.monotonic() - began > minutes * 60:
+            _tell(f"{minutes:g} minutes are over: {len(plan) - number} gates were not begun")
+            return
+        head = f"slower-{share:g}" if share else "main"
+        if share:
+            scratch.plant(head, {f: share * s for f, s in step_s.items()})
+        start = time.monotonic()
+        verdict = scratch.gate(head, proof=number == 0)
+        wall_s = time.monotonic() - start
+        for case in verdict.cases if not step_s else ():
+            if case.baseline_s is None:
+                raise RuntimeError(f"{case.case_id} was not timed: {case.reason}")
+            factory = factory_of[case.case_id]
+            step_s[factory] = min(case.baseline_s, step_s.get(factory, case.baseline_s))
+        name = f"+{share:.0%}" if share else f"A/A {plan[: number + 1].count(0.0)}"
+        yield [_line(name, share, case, wall_s) for case in verdict.cases]
+
+
+def _line(gate: str, share: float, case: GateCase, wall_s: float) -> Line:
+    return Line(
+        gate=gate,
+        slower=share,
+        case_id=case.case_id,
+        decision=case.decision,
+        ratio=case.ratio,
+        low=case.low,
+        high=case.high,
+        pairs=case.pairs,
+        minutes=case.gpu_s / 60,
+        wall_s=wall_s,
+        reason=case.reason,
+    )
+
+
+def markdown(lines: Sequence[Line]) -> str:
+    """The table."""
+    rows = [
+        "| planted | case | verdict | ratio | pairs | minutes | gate takes |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    for line in lines:
+        low, high = (f"{b:.3f}" if b else "?" for b in (line.low, line.high))
+        ratio = f"{line.ratio:.3f} ({low} to {high})" if line.ratio else line.reason
+        rows.append(
+            f"| {line.gate} | {line.case_id} | {line.decision} | {ratio} | {line.pairs} | "
+            f"{line.minutes:.2f} | {line.wall_s:.0f} s |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Plant slowdowns, and see what the gate says.")
+    parser.add_argument("out", type=Path, help="A folder that does not exist yet.")
+    parser.add_argument("--suite", type=Path, help="Another suite; all of its cases get slower.")
+    parser.add_argument("--packages", nargs="+", type=Path, default=[ROOT / "nsa", ROOT / "suites"])
+    parser.add_argument("--slower", nargs="+", type=float, default=list(SLOWER))
+    parser.add_argument("--again", type=int, default=AGAIN, help="A/A gates.")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="Begin no gate after.")
+    parser.add_argument("--compare", default="{}", help="`compare` of the policy, as YAML.")
+    options = parser.parse_args(arguments)
+    text = options.suite.read_text() if options.suite else SUITE
+    scratch = Scratch(options.out / "repository", options.packages, text, options.compare)
+    lines: list[Line] = []
+    with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as kept:
+        for found in study(scratch, options.slower, options.again, options.minutes):
+            lines += found
+            for line in found:
+                kept.write(json.dumps(asdict(line)) + "\n")
+                _tell(f"{line.gate}: {line.case_id}: {line.decision}: {line.reason}")
+            kept.flush()
+    sys.stdout.write(markdown(lines))
+    wrong = [line for line in lines if line.wrong]
+    for line in wrong:
+        sys.stdout.write(f"WRONG: {line.gate}: {line.case_id} is {line.decision}\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
