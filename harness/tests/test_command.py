@@ -430,6 +430,17 @@ def test_lines_that_arrive_together_share_their_time() -> None:
     assert list(series.began_at) == [10.0, 10.25, 11.0]
 
 
+def test_lines_that_speak_of_several_steps_are_known() -> None:
+    series = Series(MeasureSettings(), setup_steps=1)
+    for number, count in enumerate((None, 1, 2, 2, 1, 2)):
+        series.add([Step(count, None)], 10.0 + number)
+    assert series.by_the_step
+
+    series.add([Step(12, None)], 20.0)
+
+    assert not series.by_the_step, "such a line is no step that a hook could count"
+
+
 # --- what a suite may not say ------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ arguments.add_argument("--length", type=int, default=64)
 arguments.add_argument("--steps", type=int, default=200)
 args = arguments.parse_args()
 
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(0)
 text = torch.tensor(list(Path(__file__).read_bytes()))
 model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256))
