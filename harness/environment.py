@@ -22,6 +22,9 @@ from harness.records import Case, Environment, Git, Gpu
 VARIABLE_PREFIXES = ("NSA_", "CUDA_", "TORCH_", "PYTORCH_", "NCCL_", "OMP_", "TRITON_")
 """Environment variables with these beginnings move numbers; no other is recorded."""
 
+WRITTEN = ("reports", "ci/baselines")
+"""Folders of a repository that runs, baselines and calibrations go to; no code is in them."""
+
 NOT_REPORTED = "not available"
 """Stands in a Gpu for what only NVML could say."""
 
@@ -132,8 +135,8 @@ def home_of(factory: str) -> Path:
 def read_git(folder: Path) -> Git | None:
     """Where the repository around a folder stands; None without a repository, a commit or git.
 
-    What a run writes under reports/ does not make the tree dirty. A folder that the repository
-    ignores, such as a virtual environment within it, is not of it.
+    What the harness itself writes, under WRITTEN, does not make the tree dirty. A folder that
+    the repository ignores, such as a virtual environment within it, is not of it.
     """
     top = _git(folder, "rev-parse", "--show-toplevel")
     if top is None or _git(folder, "check-ignore", "--quiet", ".") is not None:
@@ -152,7 +155,7 @@ def read_git(folder: Path) -> Git | None:
 
 def _dirty_sha256(root: Path) -> str:
     """Hash of all that differs from the commit; empty when nothing does."""
-    paths = ("--", ".", ":(exclude)reports")
+    paths = ("--", ".", *(f":(exclude){folder}" for folder in WRITTEN))
     diff = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *paths) or b""
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", *paths) or b""
     untracked = [name for name in listed.split(b"\0") if name]

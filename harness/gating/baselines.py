@@ -96,7 +96,8 @@ def of_run(run: Run) -> Baseline:
     if problem or git is None:
         raise StoreError(
             f"run {run.run_id} makes no baseline: {problem}",
-            f"Make one that does: harness run {run.suite.path}",
+            f"Make one that does: {'commit, then ' if git and git.dirty_sha256 else ''}"
+            f"harness run {run.suite.path}",
         )
     return Baseline(
         suite=run.suite.path,

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.environment import WRITTEN
 from harness.errors import HarnessError
 from harness.gating import keeper, leftovers
 
@@ -117,8 +118,9 @@ class Repository:
             return None
 
     def dirty(self) -> bool:
-        """Whether the working tree holds what is not committed."""
-        return bool(_git(self.root, "status", "--porcelain"))
+        """Whether the working tree holds what is not committed, but for what the harness writes."""
+        code = (f":(exclude){folder}" for folder in WRITTEN)
+        return bool(_git(self.root, "status", "--porcelain", "--", ".", *code))
 
     def snapshot(self) -> str:
         """A commit of the working tree as it is, untracked files included; on no branch.

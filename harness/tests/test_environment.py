@@ -249,6 +249,8 @@ def test_reports_and_ignored_files_leave_it_clean(repository: Path) -> None:
     (repository / "ignored").write_text("x")
     (repository / "reports" / "runs").mkdir(parents=True)
     (repository / "reports" / "runs" / "run.jsonl").write_text("x")
+    (repository / "ci" / "baselines").mkdir(parents=True)
+    (repository / "ci" / "baselines" / "counters.json").write_text("x")
 
     assert dirty(repository) == ""
 

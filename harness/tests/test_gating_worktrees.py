@@ -79,6 +79,18 @@ def test_the_working_tree_can_be_a_side_with_all_that_is_not_committed(toys: Pat
     assert state(toys) == before
 
 
+def test_what_the_harness_writes_is_no_change(toys: Path) -> None:
+    (toys / ".gitignore").write_text("__pycache__/\n")
+    commit(toys, {})
+    repo = Repository.around(toys)
+    write(toys, {"reports/runs/a/run.jsonl": "x", "ci/baselines/counters.json": "x"})
+    assert not repo.dirty()
+
+    write(toys, {"ci/gate.yaml": "x"})
+
+    assert repo.dirty()
+
+
 def test_changed_paths_name_both_ends_of_a_move(toys: Path) -> None:
     (toys / "toy/kernel.py").rename(toys / "toy/moved.py")
     commit(toys, {}, branch="change")
