@@ -61,7 +61,7 @@ class Repository:
         except HarnessError as error:
             raise HarnessError(
                 f"{folder} is in no git repository: {error}",
-                "A gate compares two commits; run it in a clone.",
+                "It is commits that are compared; run it in a clone.",
             ) from None
         return cls(Path(top))
 
@@ -231,7 +231,9 @@ def _git(
             check=False,
         )
     except FileNotFoundError:
-        raise HarnessError("git is not installed", "A gate compares two commits with it.") from None
+        raise HarnessError(
+            "git is not installed", "Commits are read with it; install it."
+        ) from None
     if answer.returncode != 0:
         said = answer.stderr.decode(errors="replace").strip().splitlines()
         raise HarnessError(f"git {arguments[0]}: {said[-1] if said else 'it said nothing'}")
