@@ -174,6 +174,7 @@ class _Session:
         return program_census.Timed(
             setup_s=(series.warm_at or self.ended_at) - self.began_at,
             step_s=statistics.median(times),
+            steps=series.finished or len(told),
             setup_steps=steps.setup_steps if steps else 0,
             by_lines=series.by_the_step if steps else None,
         )

@@ -22,7 +22,7 @@ from harness.execution import evidence, process, provenance
 from harness.execution.output import Log
 from harness.execution.process import Tail
 from harness.measure import attestation
-from harness.measure.census import MAX_STEP_S, WhatRan
+from harness.measure.census import MAX_STEP_S, PROFILE_S, WhatRan
 from harness.measure.marks import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, Asked
 from harness.measure.startup import sitecustomize
 from harness.program import Program
@@ -52,6 +52,8 @@ class Timed:
     setup_s: float
     """From its start to its first step after setup."""
     step_s: float
+    steps: int
+    """How many it made, setup included."""
     setup_steps: int
     by_lines: bool | None
     """Whether each line of progress is one step; None where steps were told in no line."""
@@ -153,6 +155,9 @@ class _Attempt:
         steps_s = (self._skip + SLOWER * COUNTED_STEPS) * timed.step_s
         self._starts_by = began + SLOWER * timed.setup_s + GRACE_S
         self._ends_at = min(ends_at, self._starts_by + SLOWER * steps_s)
+        longest_s = min(PROFILE_S, case.settings.sample_s)
+        spare = timed.steps - self._skip - COUNTED_STEPS
+        self._profile_s = max(0.0, min(longest_s, spare * timed.step_s))
         needed_s = timed.setup_s + steps_s
         if needed_s > ends_at - began:
             left_s = max(0.0, ends_at - began)
@@ -173,6 +178,7 @@ class _Attempt:
                 by_lines=bool(self._timed.by_lines),
                 skip=self._skip,
                 step_s=self._timed.step_s,
+                profile_s=self._profile_s,
                 ends_at=self._ends_at,
                 packages=tuple(sorted(provenance.held(self._roots) - OTHERS)),
             )

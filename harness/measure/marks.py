@@ -50,6 +50,8 @@ class Asked:
     """Steps to leave alone."""
     step_s: float
     """What one takes, typically."""
+    profile_s: float
+    """Time to fill with profiled steps."""
     ends_at: float
     """time.monotonic by which the answer is of use."""
     packages: tuple[str, ...] = ()
@@ -134,7 +136,9 @@ class Marks:
             return
         if self._asking is None:
             left_s = self._asked.ends_at - time.monotonic()
-            self._asking = census.asked(step_s=self._asked.step_s, time_left_s=left_s)
+            self._asking = census.asked(
+                step_s=self._asked.step_s, time_left_s=left_s, profile_s=self._asked.profile_s
+            )
         try:
             next(self._asking)
         except StopIteration as done:

@@ -25,7 +25,8 @@ from harness.measure.startup import sitecustomize
 from harness.records import Case, Measurement, Outcome
 from harness.what_ran import LINES, OPTIMIZER, Counters, PathRule
 
-TIMED = Timed(setup_s=1.0, step_s=0.001, setup_steps=1, by_lines=True)
+TIMED = Timed(setup_s=1.0, step_s=0.001, steps=8, setup_steps=1, by_lines=True)
+"""Of a program that makes as few steps as can be counted."""
 HEAD = """
 schema: 1
 title: T
@@ -51,7 +52,7 @@ other = torch.nn.Linear(4, 4)
 optimisers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (own, other)]
 if with_child:
     assert child.wait() == 0
-for step in range(1, 100 if len(sys.argv) == 1 else 3):
+for step in range(1, 9 if len(sys.argv) == 1 else 3):
     for optimiser in optimisers:
         optimiser.zero_grad()
     loss = other(own(torch.ones(2, 4))).sum()
@@ -277,7 +278,7 @@ class Marked:
         self.model = nn.Linear(3, 3)
         self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1) for _ in range(2)]
         asked = Asked(
-            step=r"step (?P<step>\d+)", by_lines=by_lines, skip=skip, step_s=0.05,
+            step=r"step (?P<step>\d+)", by_lines=by_lines, skip=skip, step_s=0.05, profile_s=0.1,
             ends_at=time.monotonic() + 60,
         )  # fmt: skip
         self.marks = Marks(asked, folder, lambda **said: self.notes.append(said))
