@@ -25,8 +25,6 @@ PINNED = {
     "actions/upload-artifact": ("ea165f8d65b6e75b540449e92b4886f43607fa02", "v4.6.2"),
 }
 """Every action in use, at the commit of its release."""
-SOON = {"gate", "calibrate"}
-"""Commands that are being built; they are checked from the day on which they are there."""
 PRIVILEGED = "gate-comment.yml"
 """The one workflow that may write, and so may run nothing of a change."""
 
@@ -66,6 +64,20 @@ def test_the_workflows_are_valid_by_githubs_schema() -> None:
 
 def test_the_template_is_valid_by_gitlabs_schema() -> None:
     check_schema("vendor.gitlab-ci", "--data-transform", "gitlab-ci", GITLAB)
+
+
+def test_what_a_gpu_is_asked_for_is_shell_and_names_suites_that_there_are() -> None:
+    script = ROOT / "ci/gpu.sh"
+    text = script.read_text()
+
+    told = subprocess.run([script], capture_output=True, text=True, check=False)
+
+    assert told.returncode == 2
+    listed = re.findall(r"^  (\w+)  +\S", told.stdout, re.MULTILINE)
+    assert listed == re.findall(r"^  (\w+)\)", text, re.MULTILINE)
+    suites = re.findall(r"harness (?:run|overhead) (\S+)", text)
+    assert suites
+    assert all((ROOT / "suites" / f"{suite}.yaml").exists() for suite in suites)
 
 
 @pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not on PATH")
@@ -210,7 +222,7 @@ def test_every_command_and_option_there_exists() -> None:
     from harness.cli import app
 
     root: Any = get_command(app)
-    found = [words[1:] for words in commands() if words[1] not in SOON - set(root.commands)]
+    found = [words[1:] for words in commands()]
     assert {words[0] for words in found} >= {"export", "doctor"}
     for name, *rest in found:
         command = root.commands[name]
