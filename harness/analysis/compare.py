@@ -55,7 +55,7 @@ def _t_quantile(probability: float, freedom: float) -> float:
     return float(stdtrit(freedom, probability))
 
 
-BOUNDLESS = math.log(1_000)
+BOUNDLESS = math.log(100)
 """A bound beyond this factor is none: two processes on a side may give one of any size."""
 POWER = 0.9
 """How often a change of the smallest effect stated would be found."""
