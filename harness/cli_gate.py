@@ -304,7 +304,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     effect = "blocks" if verdict.blocks else "does not block"
     if verdict.decision is not Decision.GO:
-        lines.append(Text(f"  It {effect}: the policy's stage is {verdict.stage}"))
+        lines.append(Text(f"  With --ci it {effect}: the policy's stage is {verdict.stage}"))
     if verdict.gpu_s:
         spent = units.duration(verdict.gpu_s)
         lines.append(Text(f"Processes took {spent} of {verdict.device}"))
