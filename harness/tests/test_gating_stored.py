@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from harness.analysis.noise import recorded as recorded_noise
 from harness.analysis.pairs import Pair, Thresholds
 from harness.errors import HarnessError, StoreError
 from harness.gating import baselines, calibration, files
+from harness.gating.interleave import Task, pairs
 from harness.records import Environment, Git, Measurement, Outcome, Run
 from harness.tests import fake_runs
 
@@ -182,3 +185,44 @@ def test_no_name_leads_out_of_the_folder() -> None:
     path = files.path_of(Path("ci/baselines"), "../../etc", "suites/../../passwd.yaml")
 
     assert path == Path("ci/baselines/______etc/passwd.json")
+
+
+# --- pairs -------------------------------------------------------------------------------
+
+
+def side(measured: list[Measurement]) -> Any:
+    return SimpleNamespace(of=lambda _: measured)
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ({}, 0),
+        ({"steady": None}, 0),  # a program, of which nobody can tell
+        ({"steady": False}, 1),
+        ({"discarded": {"throttled": tuple(range(16))}}, 1),
+        ({"outcome": Outcome.CRASH, "samples_s": ()}, 0),  # not a pair at all
+    ],
+)
+def test_a_process_that_is_no_evidence_makes_no_pair(change: dict[str, Any], left_out: int) -> None:
+    base = fake_runs.timed(CASE, 0.1)
+    head = [replace(base[0], **change), *base[1:]]
+    task = Task(suite=SUITE, case=CASE)
+
+    found, disturbed = pairs(task, side(base), side(head), range(3))
+
+    assert disturbed == left_out
+    assert len(found) == 3 - (left_out or "outcome" in change)
+
+
+def test_the_kept_samples_make_the_pair() -> None:
+    """A throttled process is slow in half of its samples; the others are what counts."""
+    base = fake_runs.timed(CASE, 0.1, processes=1)
+    slow = tuple(s * 3 for s in base[0].samples_s[:12]) + base[0].samples_s[12:]
+    head = [replace(base[0], samples_s=slow, discarded={"throttled": tuple(range(12))})]
+
+    (pair,), _ = pairs(Task(suite=SUITE, case=CASE), side(base), side(head), range(1))
+
+    assert pair.candidate_s == pytest.approx(pair.baseline_s, rel=0.02)
+    noise = recorded_noise([recorded([*base, replace(head[0], process=1)])])
+    assert max(map(abs, noise.residuals[0])) < 0.02
