@@ -48,7 +48,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         answer = subprocess.run(
             [sys.executable, "-m", program, *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "160"},
             capture_output=True,
             text=True,
             check=False,
