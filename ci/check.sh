@@ -9,9 +9,9 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 ruff format --check .
 ruff check .
 mypy harness nsa suites
-# Kernels in the interpreter take half of the time: two processes, a file each. pytest-benchmark
-# does not run beside others, and no test here times anything.
-pytest -n 2 --dist loadfile -p no:benchmark -m "not gpu" "$@"
+# Kernels in the interpreter take half of the time: two processes, a file each, the long ones of
+# nsa first. pytest-benchmark does not run beside others, and no test here times anything.
+pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:benchmark -m "not gpu" "$@"
 
 # Counters per step against those on record, exactly. They are of the pinned torch on a CPU.
 torch=$(python -c 'from importlib.metadata import version; print(version("torch").partition("+")[0])')

@@ -288,7 +288,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
             Text(str(case.decision), style=_STYLE[case.decision]),
             escape(case.case_id),
             escape(phrases.change(case)),
-            escape(case.reason + (f"; exempt, {case.exemption}" if case.exemption else "")),
+            escape(phrases.why(case)),
         )
     head = Text.assemble(
         "Gate: ", (str(verdict.decision), _STYLE[verdict.decision]), f"  {verdict.reason}"
@@ -307,7 +307,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
         lines.append(Text(f"  With --ci it {effect}: the policy's stage is {verdict.stage}"))
     if verdict.gpu_s:
         spent = units.duration(verdict.gpu_s)
-        lines.append(Text(f"Processes took {spent} of {verdict.device}"))
+        lines.append(Text(f"Processes took {spent} on {verdict.device}"))
     return Group(*lines)
 
 

@@ -1,7 +1,8 @@
 """What the command line shows, as Rich renderables. Nothing here prints."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -96,7 +97,8 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
     free = {name: unit for name, unit in free.items() if name not in METRICS}
     for name, unit in free.items():
         table.add_column(escape(f"{name} ({unit})"), justify="right", no_wrap=True)
-    remarks = []
+    remarks: list[tuple[str, str]] = []
+    failures: list[tuple[str, str]] = []
     for c in cases:
         ok = c.outcome is Outcome.OK
         table.add_row(
@@ -106,9 +108,21 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
             _cell(c, "step_s"),
             *(_cell(c, name) for name in free),
         )
-        if said := "; ".join(c.notes) if ok else c.detail:
-            remarks.append(f"{escape(c.case.case_id)}: [dim]{first_line(said)}[/]")
-    return Group(table, *remarks)
+        if ok:
+            remarks += [(c.case.case_id, note) for note in c.notes]
+        elif detail := c.detail.strip().partition("\n")[0]:
+            failures.append((c.case.case_id, detail))
+    return Group(table, *_told_once(failures), *_told_once(remarks))
+
+
+def _told_once(remarks: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A line for each kind of remark; remarks that differ in numbers alone are of one kind."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for case_id, text in remarks:
+        kinds.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append((case_id, text))
+    for (case_id, text), *others in kinds.values():
+        more = f" (and {len(others)} more like it)" if others else ""
+        yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
 def plan(suite: Suite) -> RenderableType:

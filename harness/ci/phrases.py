@@ -50,8 +50,9 @@ def open_question(case: GateCase) -> str:
 
 
 def why(case: GateCase) -> str:
-    """The reason, with what is open, what is excused and what surprised."""
-    parts = [case.reason, open_question(case)]
+    """The reason, with what is open, what is excused and what surprised; it stands beside the
+    change, and does not say that once more."""
+    parts = [case.reason.removeprefix(change(case)).strip(), open_question(case)]
     if case.exemption:
         parts.append(f"exempt: {case.exemption}")
     if case.unexpected_pass:

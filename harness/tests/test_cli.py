@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import environment
+from harness import cli, environment
 from harness.suite import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +56,14 @@ def write_suite(folder: Path, factory: str = "good") -> None:
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
     """The one message of a request that could not be carried out."""
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-    return result.stderr
+    return one_message(result.returncode, result.stderr)
+
+
+def one_message(status: int, said: str) -> str:
+    assert status == 2, said
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+    return said
 
 
 def test_a_run_ends_in_a_dated_report_and_a_second_one_in_version_2(tmp_path: Path) -> None:
@@ -274,11 +278,22 @@ def wait_until(condition: Callable[[], bool]) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_request_that_cannot_be_met_is_one_message_with_a_remedy(
-    arguments: Sequence[str], said: str, tmp_path: Path
+    arguments: Sequence[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    message = refused(harness(*arguments, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}))
+    """In this process: starting another takes longer than all that it is asked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(sys, "argv", ["harness", *arguments])
 
-    assert said in message
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+
+    assert isinstance(left.value.code, int)
+    assert said in one_message(left.value.code, capsys.readouterr().err)
     assert not (tmp_path / "reports/runs").exists()
 
 

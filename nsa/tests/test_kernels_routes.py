@@ -52,7 +52,7 @@ SHAPES = [
     pytest.param({"HQ": 2, "HKV": 2, "Dk": 16, "Dv": 32}, id="group-of-1-and-wider-values"),
     pytest.param({"HQ": 6, "HKV": 2, "Dk": 20, "Dv": 12}, id="group-of-3-and-odd-head-sizes"),
     pytest.param({"HQ": 12, "HKV": 2, "Dk": 48, "Dv": 16, "B": 1}, id="group-of-6-and-two-blocks"),
-    pytest.param({"HQ": 16, "HKV": 1, "Dk": 16, "Dv": 16}, id="group-of-16-and-one-head"),
+    pytest.param({"HQ": 16, "HKV": 1, "Dk": 16, "Dv": 16, "B": 1}, id="group-of-16-and-one-head"),
 ]
 LENGTHS = [1, 7, 8, 22, 63]
 FLOAT32_ROUNDING = 1e-6
