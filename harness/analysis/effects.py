@@ -1,4 +1,5 @@
-"""What an axis with two values does to the speed, over cases that are equal in all else."""
+"""What a provider, or an axis with two values, does to the speed, over cases that are equal in all
+else."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,23 +41,31 @@ class Effect:
 
 
 def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
-    """One effect per workload and swept axis (or `provider`) that takes exactly two values.
+    """One effect per workload and swept axis that takes exactly two values, and per provider.
 
     Only pairs count of which both cases are ok and all other axes are equal, so axes that
-    change together have none. The base is the value the suite names first.
+    change together have none. The base is the value the suite names first, or the first provider
+    that ran at all.
     """
     found = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload]
         names = dict.fromkeys(name for s in cases for name in s.case.swept)
         for axis in ["provider", *names]:
-            values = list(dict.fromkeys(s.case.get(axis) for s in cases))
-            if len(values) != 2 or None in values:
-                continue
-            base, value = (v for v in values if v is not None)
-            if pairs := _pairs(cases, axis, base, value):
-                found.append(_effect(workload, axis, base, value, pairs))
+            base, *others = _values(cases, axis) or [""]
+            for value in others:
+                if pairs := _pairs(cases, axis, base, value):
+                    found.append(_effect(workload, axis, base, value, pairs))
     return tuple(found)
+
+
+def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
+    """The values to compare, the base first; an axis with more than two is for `scaling`."""
+    if axis == "provider":
+        return [*dict.fromkeys(s.case.provider for s in cases if s.outcome is Outcome.OK)]
+    values = [*dict.fromkeys(s.case.get(axis) for s in cases)]
+    known = [v for v in values if v is not None]
+    return known if len(known) == len(values) == 2 else []
 
 
 def _pairs(
@@ -67,7 +76,7 @@ def _pairs(
         if s.outcome is Outcome.OK:
             rest = frozenset((k, v) for k, v in _coordinates(s).items() if k != axis)
             by_rest.setdefault(rest, {})[s.case.get(axis)] = _per_token(s)
-    return [(both[base], both[value]) for both in by_rest.values() if len(both) == 2]
+    return [(v[base], v[value]) for v in by_rest.values() if {base, value} <= v.keys()]
 
 
 def _coordinates(summary: CaseSummary) -> Mapping[str, Scalar]:

@@ -152,8 +152,10 @@ def _speeds(summaries: Sequence[CaseSummary], effects: Sequence[Effect]) -> Iter
             apart = units.factor(next(ends) / next(ends))
             text += f" to {_speed(fastest, metric)}, {apart} apart"
         if found := [e for e in effects if e.workload == workload]:
-            # Largest first: a manager reads the first two.
-            ranked_effects = sorted(found, key=lambda e: abs(math.log(e.ratio)), reverse=True)
+            # Providers are the question, then the largest: a manager reads the first two.
+            ranked_effects = sorted(
+                found, key=lambda e: (e.axis != "provider", -abs(math.log(e.ratio)))
+            )
             said = "; ".join(
                 f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)} {_effect(e)}"
                 for e in ranked_effects

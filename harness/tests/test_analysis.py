@@ -487,6 +487,27 @@ def test_the_planted_effect_is_found_over_pairs() -> None:
     assert not gc.negligible
 
 
+def test_each_provider_is_compared_with_the_first_that_ran() -> None:
+    slower = {"first": 1.0, "ours": 1.0, "dense": 4.0, "peer": 2.0}
+    cases = [
+        case({"seq_len": n}, provider=provider)
+        for provider in slower
+        for n in ((512, 2048) if provider != "peer" else (2048,))
+    ]
+
+    def measure(c: Any) -> list[Measurement]:
+        if c.provider == "first":
+            return ended(c, Outcome.CRASH)
+        return timed(c, slower[c.provider] * 1e-4 * c.axes["seq_len"], cv=0.005)
+
+    found = effects(summarise(run(cases, measure)))
+
+    by_provider = {(e.base, e.value): e for e in found if e.axis == "provider"}
+    assert [*by_provider] == [("ours", "dense"), ("ours", "peer")]
+    assert [e.pairs for e in by_provider.values()] == [2, 1]
+    assert by_provider["ours", "dense"].ratio == pytest.approx(4, rel=0.02)
+
+
 def test_axes_that_change_together_have_no_effect_of_their_own() -> None:
     cases = [case({"a": 0, "b": 0}), case({"a": 1, "b": 1})]
 
