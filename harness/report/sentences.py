@@ -63,14 +63,18 @@ def outcome_name(outcome: Outcome | None) -> str:
 
 def effect_sentence(e: Effect) -> str:
     """`gc=on` against `gc=off`: step time per token +24 % [+20 … +28], over 4 pairs of cases."""
-    spread = ""
-    if e.pairs > 1 and e.largest / e.smallest > DIFFERENT:
-        spread = f", from {units.change(e.smallest)} to {units.change(e.largest)}"
     once = "; one process a case, so no interval" if e.low is None else ""
     return (
         f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)}: step time per token "
-        f"{_effect(e)}, over {e.pairs} {_plural('pair', e.pairs)} of cases{spread}{once}."
+        f"{_effect(e)}, over {e.pairs} {_plural('pair', e.pairs)} of cases{_spread(e)}{once}."
     )
+
+
+def _spread(e: Effect) -> str:
+    """What lies behind the mean, where its pairs differ."""
+    if e.pairs < 2 or e.largest / e.smallest <= DIFFERENT:
+        return ""
+    return f", from {units.change(e.smallest)} to {units.change(e.largest)}"
 
 
 def _effect(e: Effect) -> str:
@@ -158,6 +162,7 @@ def _speeds(summaries: Sequence[CaseSummary], effects: Sequence[Effect]) -> Iter
             )
             said = "; ".join(
                 f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)} {_effect(e)}"
+                + (_spread(e) if e.axis == "provider" else "")
                 for e in ranked_effects
             )
             text += f". Step time per token: {said}"
