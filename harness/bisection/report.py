@@ -50,6 +50,10 @@ def _why(level: Level, criterion: Criterion) -> str:
             f"{criterion} {ratio - 1:+.1%} against {level.history[conclusion.good].short} before "
             f"it, in {found.pairs} new pairs (p = {found.p_value:.2g})"
         )
+    ends = ((level.history[at].short, level.values[at]) for at in (0, -1))
+    read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)
+    if criterion.kind is Kind.COUNTER and not conclusion.culprits and read:
+        return f"{conclusion.reason} ({criterion.name}: {read})"
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
         return conclusion.reason
     before, after = level.values[conclusion.good], level.values[_at(level)]

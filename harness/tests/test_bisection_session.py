@@ -283,6 +283,16 @@ def test_code_from_another_tree_is_no_reading_of_a_commit(machine: Machine, tmp_
     assert "good commit cannot be measured: path mismatch" in report.sentence(result)
 
 
+def test_ends_that_count_alike_name_nobody_and_say_what_they_count(
+    machine: Machine, tmp_path: Path
+) -> None:
+    result = hunt(machine, tmp_path, HOST_SYNCS, bad=2)
+
+    assert not result.found
+    ends = f"{machine.line[0][:10]}, 1 at {machine.line[2][:10]})"
+    assert report.sentence(result).endswith(f"by this criterion (host_syncs: 1 at {ends}")
+
+
 def test_anchors_in_the_wrong_order_are_refused(machine: Machine) -> None:
     repository = Repository.around(machine.repository)
 
