@@ -5,6 +5,8 @@ cd "$(dirname "$0")/.."
 
 # Tensors in tests are tiny: a second thread only makes the first one wait for it.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# Hundreds of processes start in these tests, and each would compile what it imports anew.
+unset PYTHONDONTWRITEBYTECODE
 
 ruff format --check .
 ruff check .
