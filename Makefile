@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $$($(PYTHON) --version 2>&1) is too old; 3.11 or newer is needed: make PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[test]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	@touch $@
 
 clean:
