@@ -182,7 +182,7 @@ def _open(path: Path) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         index_schema.migrate(connection)
-    except BaseException:  # Ctrl-C included
+    except BaseException:  # Ctrl-C included: the file would stay open
         connection.close()
         raise
     return connection
@@ -273,7 +273,7 @@ def _refresh(connection: sqlite3.Connection, root: Path, say: Say) -> None:
         "SELECT MAX(CAST(value AS INTEGER)) FROM about WHERE key = 'reading'"
     ).fetchone()
     if reading is None or reading < READING:
-        with _transaction(connection):
+        with index_schema.transaction(connection):
             connection.execute("UPDATE runs SET bytes = -1")
             connection.execute("INSERT OR REPLACE INTO about VALUES ('reading', ?)", (READING,))
     there = _stamps(root)
@@ -284,7 +284,7 @@ def _refresh(connection: sqlite3.Connection, root: Path, say: Say) -> None:
         )
     }
     if gone := [name for name in known if name not in there]:
-        with _transaction(connection):
+        with index_schema.transaction(connection):
             for name in gone:
                 _drop(connection, name)
     changed = [root / name for name, stamp in there.items() if known.get(name) != stamp]
@@ -374,17 +374,6 @@ def _read(folder: Path) -> _Entry:
 # --- rows --------------------------------------------------------------------------------
 
 
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:  # Ctrl-C included
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
 def _write(connection: sqlite3.Connection, entries: Iterable[_Entry]) -> None:
     """Put entries in place of what was known of their runs, some at a time."""
     batch: list[_Entry] = []
@@ -398,7 +387,7 @@ def _write(connection: sqlite3.Connection, entries: Iterable[_Entry]) -> None:
 
 
 def _put(connection: sqlite3.Connection, entries: Iterable[_Entry]) -> None:
-    with _transaction(connection):
+    with index_schema.transaction(connection):
         for entry in entries:
             _drop(connection, entry.folder)
             h = entry.header

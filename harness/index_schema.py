@@ -8,6 +8,8 @@ Never edit a migration that has been on main; add the next one.
 """
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _STALE = "UPDATE runs SET bytes = -1"
 
@@ -79,15 +81,22 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(number)
 
 
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside, or none of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:  # Ctrl-C included: half of it must not stay
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
 def migrate(connection: sqlite3.Connection, *, to: int = VERSION) -> None:
     """Apply the migrations that an index lacks, each whole or not at all."""
     for number in range(version_of(connection) + 1, to + 1):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(connection):
             for statement in MIGRATIONS[number - 1]:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
-        except BaseException:  # Ctrl-C included
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")

@@ -1,7 +1,6 @@
 """What a search for causes came to, for a person: one sentence, and a dated page of Markdown."""
 
 import datetime
-import shlex
 import statistics
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from typing import Any
 
 from harness.analysis.minimal import Part
 from harness.bisection.cause_session import CausesResult
-from harness.bisection.report import dated, reading
+from harness.bisection.report import dated, measured, reading
 from harness.ci.text import cell, code
 
 
@@ -100,7 +99,7 @@ def markdown(result: CausesResult, date: datetime.date) -> str:
 
 
 def _lines(result: CausesResult, date: datetime.date) -> Iterator[str]:
-    begun, here = result.begun, result.begun.environment
+    begun = result.begun
     yield f"# What moved {cell(begun.case.case_id)}"
     yield ""
     yield f"{date:%Y-%m-%d}. **{cell(sentence(result), 900)}.**"
@@ -110,18 +109,7 @@ def _lines(result: CausesResult, date: datetime.date) -> Iterator[str]:
     yield f"- Second run: {code(begun.runs[1])}"
     at = code(begun.commit[:10]) if begun.commit else "the working tree as it is"
     yield f"- Code: {at}, the same for both"
-    if here is not None:
-        versions = ", ".join(f"{n} {here.versions.get(n)}" for n in ("torch", "triton", "python"))
-        yield f"- Measured again on {cell(here.device_name)}, {cell(here.hostname)}; {versions}"
-    yield (
-        f"- {result.processes} processes of {len(result.values)} configurations; this command "
-        f"took {result.wall_s / 60:.1f} minutes"
-    )
-    yield f"- Command: {code(shlex.join(begun.command))}"
-    yield f"- State, log and output of every process: {code(str(result.folder))}"
-    yield from (f"- Note: {cell(note)}" for note in result.notes)
-    if result.resumable:
-        yield f"- Go on with {code(f'harness bisect --resume {result.folder.name}')}"
+    yield from measured(result, f"{len(result.values)} configurations")
     yield ""
     yield "## What was varied"
     yield ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import units
+from harness.bisection.cause_session import CausesResult
 from harness.bisection.criteria import Criterion, Kind
 from harness.bisection.session import Level, Result
 from harness.ci.text import cell, clipped, code, plain
@@ -151,8 +152,22 @@ def markdown(result: Result, date: datetime.date) -> str:
     return "\n".join(_lines(result, date)) + "\n"
 
 
+def measured(result: Result | CausesResult, what: str) -> Iterator[str]:
+    """Where and how a search measured `what`, and how it goes on: items of a list."""
+    if (here := result.begun.environment) is not None:
+        versions = ", ".join(f"{n} {here.versions.get(n)}" for n in ("torch", "triton", "python"))
+        yield f"- Measured on {cell(here.device_name)}, {cell(here.hostname)}; {versions}"
+    took = f"this command took {result.wall_s / 60:.1f} minutes"
+    yield f"- {result.processes} processes of {what}; {took}"
+    yield f"- Command: {code(shlex.join(result.begun.command))}"
+    yield f"- State, log and output of every process: {code(str(result.folder))}"
+    yield from (f"- Note: {cell(note)}" for note in result.notes)
+    if result.resumable:
+        yield f"- Go on with {code(f'harness bisect --resume {result.folder.name}')}"
+
+
 def _lines(result: Result, date: datetime.date) -> Iterator[str]:
-    begun, here = result.begun, result.begun.environment
+    begun = result.begun
     yield f"# Bisect of {cell(begun.case.case_id)}"
     yield ""
     yield f"{date:%Y-%m-%d}. **{cell(sentence(result), 600)}**"
@@ -161,18 +176,7 @@ def _lines(result: Result, date: datetime.date) -> Iterator[str]:
     good, bad = begun.history[0], begun.history[-1]
     for name, commit in (("Good", good), ("Bad", bad)):
         yield f"- {name}: {code(commit.short)} {cell(commit.subject)}"
-    if here is not None:
-        versions = ", ".join(f"{n} {here.versions.get(n)}" for n in ("torch", "triton", "python"))
-        yield f"- On {cell(here.device_name)}, {cell(here.hostname)}; {versions}"
-    yield (
-        f"- {result.processes} processes of {len(begun.history)} commits; this command took "
-        f"{result.wall_s / 60:.1f} minutes"
-    )
-    yield f"- Command: {code(shlex.join(begun.command))}"
-    yield f"- State, log and output of every process: {code(str(result.folder))}"
-    yield from (f"- Note: {cell(note)}" for note in result.notes)
-    if result.resumable:
-        yield f"- Go on with {code(f'harness bisect --resume {result.folder.name}')}"
+    yield from measured(result, f"{len(begun.history)} commits")
     for number, level in enumerate(result.levels):
         yield from _level(level, number, result)
 

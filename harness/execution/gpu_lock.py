@@ -72,7 +72,7 @@ class GpuLock:
         try:
             self._take(wait_s, waiting)
             self.describe("")
-        except BaseException:  # Ctrl-C included
+        except BaseException:  # Ctrl-C included: the lock would be held on
             self.release()
             raise
 

@@ -88,8 +88,7 @@ def work(order: Order, channel: Channel) -> None:
     cause: accuracy.NonFinite | None = None
     try:
         channel.send(_answer(order, channel))
-    # Outermost: whatever a workload raises becomes an outcome, its traceback goes to the log.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - whatever a workload raises is its outcome, logged
         if order.case is not None:  # first: on a full disk the traceback cannot be logged
             failure = _failure(order.case, order.process, error)
             if isinstance(error, accuracy.NonFinite):
@@ -118,8 +117,7 @@ def _with_origins(
 
     try:
         origins = diagnosis.find(build, cause, runs=cause.runs, progress=reporter.alive)
-    # A second run may fail in every way the first did not; the outcome stands already.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - the outcome stands; this failure is noted beside it
         why = traceback.format_exception_only(error)[-1].strip()
         note = f"not found: the second run ended in {why}"
         origins = (NonFiniteOrigin(computation=cause.computation, precision="", note=note),)

@@ -202,8 +202,7 @@ def _preload(modules: list[str]) -> str:
             for more in getattr(importlib.import_module(name), PRELOAD_NAME, ()):
                 importlib.import_module(more)
         _require_untouched_gpu()
-    # Outermost: somebody's module may raise anything; each worker then imports it for itself.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything; told, not hidden
         return f"{type(error).__name__}: {error}"
     if threading.active_count() > 1:
         return f"one of {', '.join(modules)} has started a thread, which no fork would have"

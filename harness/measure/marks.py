@@ -144,8 +144,7 @@ class Marks:
         except StopIteration as done:
             self._over = True
             self._answer(done.value)
-        # Outermost: whatever stands in the way of counting, the program goes on without.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - noted; a user's program must go on uncounted
             self._over = True
             self._note(failed=f"{type(error).__name__}: {error}")
 
