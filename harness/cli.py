@@ -37,7 +37,7 @@ from harness.analysis import overhead as sampling
 from harness.analysis import scaling, spread, summary, targets, timeuse
 from harness.analysis.dead_axes import oddities
 from harness.errors import HarnessError, StoreError, SuiteError
-from harness.execution import gpu_lock
+from harness.execution import machine
 from harness.execution.launcher import Launcher
 from harness.execution.proof import prove, unproved
 from harness.execution.runner import run_suite, settled, terminating_like_ctrl_c
@@ -192,21 +192,9 @@ def run(
 
         render.check_writable(reports)
     with ExitStack() as held:
-        lock = gpu_lock.lock_first(held, chosen.device, wait_s=wait_for_gpu, say=_say)
-        launcher = held.enter_context(Launcher(device=chosen.device))
-        here = environment.capture(
-            launcher.describe(),
-            command=("harness", *sys.argv[1:]),
-            repository=environment.home_of(chosen.cases[0].factory),
-            cases=chosen.cases,
-        )
-        lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_for_gpu, say=_say)
-        if chosen.device == "cuda" and here.gpu is None:
-            raise SuiteError(
-                chosen.path,
-                f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-                "Run it on a GPU node. `harness list` shows what runs anywhere.",
-            )
+        command = ("harness", *sys.argv[1:])
+        taken = machine.take(held, chosen, command=command, wait_s=wait_for_gpu, say=_say)
+        launcher, here = taken.launcher, taken.here
         if before is not None and before.environment.device_name != here.device_name:
             raise StoreError(
                 f"run {before.run_id} is of {before.environment.device_name}, and this machine "
@@ -230,8 +218,8 @@ def run(
                 notes=[str(d) for d in drift.differences(before.environment, here)],
             )
             done = settled(chosen, recorded.measurements)
-        if lock is not None:
-            lock.describe(writer.run_id)
+        if taken.lock is not None:
+            taken.lock.describe(writer.run_id)
         with writer:
             if _carry_out(chosen, here, writer, done, launcher, wait_for_gpu, proof=proof):
                 writer.finish(wall_s=time.monotonic() - began if before is None else None)
@@ -314,18 +302,11 @@ def overhead(
     chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
     chosen = sampling.arranged(chosen, processes=processes)
     with ExitStack() as held:
-        lock = gpu_lock.lock_first(held, chosen.device, wait_s=0.0, say=_say)
-        launcher = held.enter_context(Launcher(device=chosen.device))
-        here = environment.capture(
-            launcher.describe(),
-            command=("harness", *sys.argv[1:]),
-            repository=environment.home_of(chosen.cases[0].factory),
-            cases=chosen.cases,
-        )
-        gpu_lock.lock_only(held, lock, here.gpu, wait_s=0.0, say=_say)
-        launcher.preflight(chosen)
-        with store.create(store_root, chosen, here) as writer:
-            if _carry_out(chosen, here, writer, (), launcher, 0.0, proof=True):
+        command = ("harness", *sys.argv[1:])
+        taken = machine.take(held, chosen, command=command, wait_s=0.0, say=_say)
+        taken.launcher.preflight(chosen)
+        with store.create(store_root, chosen, taken.here) as writer:
+            if _carry_out(chosen, taken.here, writer, (), taken.launcher, 0.0, proof=True):
                 writer.finish()
     recorded = store.load(store_root, writer.run_id)
     found = sampling.overhead(recorded)

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from harness import environment, gate, store
 from harness.analysis import scaling, summary
-from harness.errors import SuiteError
-from harness.execution import gpu_lock
+from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
 from harness.execution.runner import run_suite, settled
 from harness.execution.vacancy import mismatch, watch_over
@@ -155,12 +154,7 @@ class Session:
             cases=asked.cases,
         )
         lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=warnings.warn)
-        if suite.device == "cuda" and here.gpu is None:
-            raise SuiteError(
-                suite.path,
-                f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-                "Leave its file out, or run pytest on a GPU node.",
-            )
+        machine.require_gpu(suite, here, "Leave its file out, or run pytest on a GPU node.")
         note = self._shared / f"{hashlib.sha256(suite.path.encode()).hexdigest()}.json"
         if note.exists():
             folder = Path(json.loads(note.read_text())["folder"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from harness import drift, environment
 from harness.bisection.journal import Begun, CausesBegun, Journal, Noted, Request, Taken
-from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock, vacancy
+from harness.errors import HarnessError
+from harness.execution import gpu_lock, machine, vacancy
 from harness.execution.launcher import Launcher
 from harness.execution.runner import Silent, run_one
 from harness.execution.vacancy import Vacancy, watch_over
@@ -138,11 +138,7 @@ def _require_fit(begun: Request, here: Environment, *, resumed: bool) -> None:
             f"this search began on {then.device_name}, and here is {here.device_name}",
             "Resume it there, or begin anew.",
         )
-    if begun.suite.device == "cuda" and here.gpu is None:
-        raise SuiteError(
-            begun.suite.path,
-            f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-        )
+    machine.require_gpu(begun.suite, here)
     if unfit := vacancy.mismatch(begun.suite.requires, here):
         raise HarnessError(f"this machine is not the one the suite requires: {unfit}")
 

@@ -14,7 +14,7 @@ from harness import doctor, environment, store
 from harness import suite as suites
 from harness.analysis.compare import Thresholds
 from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock
+from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
 from harness.gating import calibration, counting, files, policy, selection
@@ -374,12 +374,8 @@ def _preflight(plan: Plan, request: Request) -> None:
     """Ask whether the machine is fit, and every workload whether it can run."""
     for path, suite in plan.suites.items():
         here = plan.here
-        if suite.device == "cuda" and here.gpu is None:
-            raise SuiteError(
-                path,
-                f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-                "Run the gate on a GPU node; `harness gate --counters` needs none.",
-            )
+        remedy = "Run the gate on a GPU node; `harness gate --counters` needs none."
+        machine.require_gpu(replace(suite, path=path), here, remedy)
         if other := mismatch(suite.requires, here):
             plan.findings.append(unfit(other))
     if request.mode is not Mode.COUNTERS:

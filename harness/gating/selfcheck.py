@@ -4,10 +4,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import doctor, environment
+from harness import doctor
 from harness.analysis.calibrate import MIN_PAIRS
-from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock
+from harness.errors import HarnessError
+from harness.execution import machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch, watch_over
 from harness.gating import calibration
@@ -42,16 +42,10 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
     suite = request.suite
     with ExitStack() as held:
         wait_s = request.wait_for_gpu_s
-        lock = gpu_lock.lock_first(held, suite.device, wait_s=wait_s, say=say)
-        first, second = (held.enter_context(Launcher(device=suite.device)) for _ in range(2))
-        here = environment.capture(
-            first.describe(),
-            command=request.command,
-            repository=environment.home_of(suite.cases[0].factory),
-            cases=suite.cases,
-        )
+        taken = machine.take(held, suite, command=request.command, wait_s=wait_s, say=say)
+        first, here = taken.launcher, taken.here
+        second = held.enter_context(Launcher(device=suite.device))
         second.describe()
-        gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
         _require_fit(suite, here, request)
         first.preflight(suite)
         sides = [Side("a", (), first, here), Side("b", (), second, here)]
@@ -92,11 +86,6 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
 
 
 def _require_fit(suite: Suite, here: Environment, request: Request) -> None:
-    if suite.device == "cuda" and here.gpu is None:
-        raise SuiteError(
-            suite.path,
-            f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
-        )
     vitals = doctor.inspect(here, store=request.store, constraints=Path("constraints.txt"))
     bad = [
         f"{c.name}: {c.fact}"

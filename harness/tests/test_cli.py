@@ -272,6 +272,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         (["run", "smoke", "--set", "seq_lenn=1"], "Did you mean 'seq_len'"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
         (["run", "a100-retest"], "needs an NVIDIA GPU"),
+        (["overhead", "attention"], "needs an NVIDIA GPU"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "suites and runs"),
     ],
