@@ -136,6 +136,11 @@ def bisect(
         "--case": case,
         "--good": good,
         "--runs": runs,
+        **{f"--{name}": value for name, value in criterion.items()},
+        "--build": build,
+        "--build-key": build_key,
+        "--root": roots,
+        "--enter-merges": enter_merges,
     }
     if resume is not None:
         if also := [name for name, value in given.items() if value]:

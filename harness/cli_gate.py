@@ -25,7 +25,7 @@ from harness.ci.page import step_summary
 from harness.errors import HarnessError, StoreError
 from harness.gating import baselines, calibration, counting, files, policy, records, selfcheck
 from harness.gating.planning import Request
-from harness.gating.records import WORST_FIRST, GateVerdict, Mode
+from harness.gating.records import GateVerdict, Mode
 from harness.gating.session import carry_out, count
 from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision, Measurement, Outcome
@@ -271,7 +271,7 @@ def counters_(
         made = count(request, progress, _say)
     cases = sum(map(len, made.cases.values()))
     out.print(
-        f"{baseline_folder / counting.FILE}: {cases} cases, torch {made.torch}", highlight=False
+        f"{counting.path_of(baseline_folder)}: {cases} cases, torch {made.torch}", highlight=False
     )
 
 
@@ -283,7 +283,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for column in ("", "case", "change", "why"):
         table.add_column(column, overflow="fold")
-    for case in sorted(verdict.cases, key=lambda c: WORST_FIRST[c.decision]):
+    for case in phrases.worst_first(verdict):
         table.add_row(
             Text(str(case.decision), style=_STYLE[case.decision]),
             escape(case.case_id),

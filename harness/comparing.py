@@ -19,7 +19,7 @@ from harness.analysis.compare import Comparison, Thresholds
 from harness.analysis.stored import Process, compare_stored
 from harness.errors import HarnessError
 from harness.gating import baselines, calibration, counting, decide
-from harness.gating.policy import DEFAULT_MAX_AGE_DAYS, Policy, fits_any
+from harness.gating.policy import DEFAULT_MAX_AGE_DAYS, Policy
 from harness.gating.records import (
     CounterChange,
     Finding,
@@ -32,6 +32,7 @@ from harness.gating.records import (
     State,
 )
 from harness.records import Case, Decision, Outcome, Run
+from harness.suite import passes
 
 ENVIRONMENT = "environment"
 """The check by which a comparison across environments is left open."""
@@ -99,8 +100,8 @@ def runs(
     """
     if a.run_id == b.run_id:
         raise HarnessError(f"both are run {a.run_id}", "Name two runs: harness list runs.")
-    before = {c.case_id: c for c in a.suite.cases if _chosen(c.case_id, filters)}
-    after = {c.case_id: c for c in b.suite.cases if _chosen(c.case_id, filters)}
+    before = {c.case_id: c for c in a.suite.cases if passes(c.case_id, filters)}
+    after = {c.case_id: c for c in b.suite.cases if passes(c.case_id, filters)}
     if not (before.keys() | after.keys()):
         raise HarnessError(f"no case of the two runs fits {list(filters)}")
     both = [case_id for case_id in after if case_id in before]
@@ -145,12 +146,6 @@ def runs(
         ),
         remedies=_remedies(a, b, cases, unlike=any(map(is_across, cases))),
     )
-
-
-def _chosen(case_id: str, filters: Sequence[str]) -> bool:
-    wanted = [f for f in filters if not f.startswith("!")]
-    unwanted = [f[1:] for f in filters if f.startswith("!")]
-    return (not wanted or fits_any(case_id, wanted)) and not fits_any(case_id, unwanted)
 
 
 def _side(run: Run) -> GateSide:

@@ -71,12 +71,12 @@ def differences(then: Environment, now: Environment) -> tuple[Difference, ...]:
 
 
 def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
-    """All that differs between two expansions of one suite; alike differences of cases in one."""
+    """What differs between the cases of two expansions of a suite, as `changed`; alike in one."""
     return tuple(_configuration(then, now))
 
 
 def changed(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
-    """All that differs between two cases, by name: an axis, a variable, a setting, the code."""
+    """What differs between two cases: factory or command, axes, variables and settings."""
     return _changed(_flat(then), _flat(now))
 
 

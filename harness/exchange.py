@@ -11,6 +11,7 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -127,7 +128,7 @@ def read_benchmarks(path: Path) -> Imported:
     if len(document.benchmarks) > MAX_BENCHMARKS:
         raise HarnessError(f"{path}: more than {MAX_BENCHMARKS} benchmarks", "Split it.")
     names = [b.fullname for b in document.benchmarks]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise HarnessError(f"{path}: benchmark {twice[0]} is there twice", "Keep one of them.")
     cases = tuple(_case(b) for b in document.benchmarks)
     text = f"# {len(cases)} benchmarks of pytest-benchmark {document.version}, no suite of ours\n"

@@ -466,11 +466,11 @@ def _series(timed: Sequence[tuple[str, Row]], name: str) -> tuple[float, ...]:
 
 
 def _discarded(timed: Sequence[tuple[str, Row]]) -> Mapping[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, list[int]] = {}
     for i, (_, row) in enumerate(timed):
         for reason in _text(row, "discarded").split():
-            found[reason] = (*found.get(reason, ()), i)
-    return found
+            found.setdefault(reason, []).append(i)
+    return {reason: tuple(samples) for reason, samples in found.items()}
 
 
 def _environment(row: Row, file: Path) -> Environment:

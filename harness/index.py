@@ -29,7 +29,7 @@ from typing import TypeVar
 from harness import index_schema, store
 from harness.analysis import summary
 from harness.errors import StoreError
-from harness.index_query import Index
+from harness.index_query import NOT_RUN, Index
 from harness.store import RunHeader
 
 INDEX = "index.sqlite"
@@ -342,7 +342,7 @@ def _read(folder: Path) -> _Entry:
     here, cases = run.environment, summary.summarise(run)
     outcomes: dict[str, int] = {}
     for case in cases:
-        name = str(case.outcome) if case.outcome else "not run"
+        name = str(case.outcome) if case.outcome else NOT_RUN
         outcomes[name] = outcomes.get(name, 0) + 1
     return _Entry(
         folder=folder.name,

@@ -69,9 +69,9 @@ def overhead(found: Overhead, limit: float) -> str:
     cost = units.change(found.ratio, found.low, found.high)
     if found.low is None or found.high is None:
         shown = "one pair has no interval, and shows nothing"
-    elif found.high - 1 <= limit:
+    elif found.shown:
         shown = f"at most {units.percent(limit)}, as asked"
-    elif found.low - 1 > limit:
+    elif found.shown is False:
         shown = f"more than the {units.percent(limit)} allowed"
     else:
         shown = f"not decided against {units.percent(limit)}: take more pairs"

@@ -20,7 +20,7 @@ from harness import environment, gate, store
 from harness.analysis import scaling, summary
 from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
-from harness.execution.runner import run_suite, settled
+from harness.execution.runner import Silent, run_suite, settled
 from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
 from harness.records import (
@@ -180,19 +180,11 @@ def _turn(shared: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class _Heard:
+class _Heard(Silent):
     """Keeps what a run measures, for its judge."""
 
     def __init__(self) -> None:
         self.measurements: list[Measurement] = []
-
-    def planned(self, total: int) -> None: ...
-
-    def started(self, case: Case, process: int) -> None: ...
-
-    def phase(self, case: Case, process: int, name: str) -> None: ...
-
-    def progressed(self, case: Case, process: int, steps: int) -> None: ...
 
     def finished(self, measurement: Measurement) -> None:
         self.measurements.append(measurement)

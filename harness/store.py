@@ -160,7 +160,7 @@ class RunWriter:
     def _write(self, line: lines.Line) -> None:
         data = lines.encode(line)
         try:
-            _append(self._fd, data)
+            append_synced(self._fd, data)
         except OSError as error:
             raise self._cannot_write(self.folder / RUN_FILE, error) from error
 
@@ -200,9 +200,9 @@ def create(
         (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
         fd = _open_locked(folder, os.O_CREAT | os.O_EXCL)
         try:
-            _append(fd, first_line)
+            append_synced(fd, first_line)
             for directory in (folder, root):
-                _sync_directory(directory)
+                sync_directory(directory)
         except OSError:
             os.close(fd)
             raise
@@ -307,7 +307,7 @@ def join(folder: Path) -> RunWriter:
     return RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
 
 
-def _append(fd: int, data: bytes) -> None:
+def append_synced(fd: int, data: bytes) -> None:
     """Write and sync all of `data`, or leave the file as it was."""
     before = os.fstat(fd).st_size
     try:
@@ -331,7 +331,7 @@ def _open_locked(folder: Path, flags: int = 0) -> int:
     return fd
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the names of new files in it survive a power cut."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

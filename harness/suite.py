@@ -351,14 +351,7 @@ def _set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
 def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:
     if any(not f.removeprefix("!") for f in filters):
         raise SuiteError(path, "an empty filter fits every case", "Leave it out to run them all.")
-    wanted = [f for f in filters if not f.startswith("!")]
-    unwanted = [f[1:] for f in filters if f.startswith("!")]
-    kept = tuple(
-        case
-        for case in cases
-        if (not wanted or any(fits(case.case_id, f) for f in wanted))
-        and not any(fits(case.case_id, f) for f in unwanted)
-    )
+    kept = tuple(case for case in cases if passes(case.case_id, filters))
     if not kept and not filters:
         raise SuiteError(path, "every case is excluded with these overrides")
     if not kept:
@@ -368,6 +361,16 @@ def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -
             path, f"no case fits {' '.join(filters)}", "Cases:\n  " + "\n  ".join(ids) + more
         )
     return kept
+
+
+def passes(case_id: str, filters: Sequence[str]) -> bool:
+    """Whether filters keep a case: one of those without `!` fits it, or there is none, and none
+    with `!` does."""
+    wanted = [f for f in filters if not f.startswith("!")]
+    unwanted = [f[1:] for f in filters if f.startswith("!")]
+    return (not wanted or any(fits(case_id, f) for f in wanted)) and not any(
+        fits(case_id, f) for f in unwanted
+    )
 
 
 def fits(case_id: str, pattern: str) -> bool:

@@ -23,7 +23,6 @@ class Capacity:
     case_id: str
     axis: str = ""
     """The axis that scales memory; empty where none could be found."""
-    asked: float | None = None
     largest: int | None = None
     """Estimated; None where nothing allows an estimate."""
     points: int = 0
@@ -104,17 +103,15 @@ def _solve(
     _, power, (fixed, slope) = min(fits, key=lambda f: f[:2])
     if slope <= 0 or fixed >= room_bytes:
         why = f"the peaks over {axis} do not grow as a size would make them"
-        return Capacity(case_id=case_id, axis=axis, asked=asked, why_not=why)
+        return Capacity(case_id=case_id, axis=axis, why_not=why)
     largest = ((room_bytes - fixed) / slope) ** (1 / power)
     if largest >= asked:
         why = (
             f"by the peaks of {len(points)} smaller cases {axis}={asked:g} would have fitted: "
             "fragmentation, another process, or memory that only this size needs"
         )
-        return Capacity(case_id=case_id, axis=axis, asked=asked, points=len(points), why_not=why)
-    return Capacity(
-        case_id=case_id, axis=axis, asked=asked, largest=int(largest), points=len(points)
-    )
+        return Capacity(case_id=case_id, axis=axis, points=len(points), why_not=why)
+    return Capacity(case_id=case_id, axis=axis, largest=int(largest), points=len(points))
 
 
 def _peak_bytes(measurements: Sequence[Measurement], *, on_gpu: bool) -> float | None:

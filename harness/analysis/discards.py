@@ -70,7 +70,7 @@ def median_clock_hz(measurement: Measurement) -> float | None:
 
 
 def _median_clock(telemetry: Telemetry, phases: Sequence[Phase]) -> float | None:
-    """From the readings of the sampling phase and the one before it, which still stood."""
+    """From the readings of the sampling phase."""
     sampling = next((p for p in phases if p.name == "sampling"), None)
     readings = telemetry.channels.get("gpu_sm_clock_hz")
     if sampling is None or readings is None:

@@ -32,8 +32,6 @@ ANCHOR_PAIRS = 6
 """Of the anchors, before anything else: three whole A B B A blocks."""
 MORE_PAIRS = 20
 """New ones, where those leave open whether the anchors differ; and at most for a culprit."""
-LEAST_PAIRS = 8
-"""Fewest pairs on which the exact test reaches 0.5 %."""
 MAX_BLOCKS = 400
 """Of the search. Readings that still do not agree by then fit no single step."""
 
@@ -283,7 +281,7 @@ def pairs_to_confirm(logs: Sequence[float], thresholds: Thresholds) -> int:
     values = np.array(logs)
     centre = abs(float(hodges_lehmann(values)))
     needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, thresholds)
-    return min(max(LEAST_PAIRS, math.ceil(1.6 * needed)), MORE_PAIRS)
+    return min(math.ceil(1.6 * needed), MORE_PAIRS)
 
 
 def confirmation(

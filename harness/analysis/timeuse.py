@@ -38,16 +38,22 @@ class TimeUse:
         return (self.lives_s - self.work_s) / self.processes
 
 
+def by_phase(run: Run) -> dict[str, float]:
+    """Seconds of each phase over all processes, in the order in which they are first seen."""
+    spent: dict[str, float] = {}
+    for m in run.measurements:
+        for p in m.phases:
+            spent[p.name] = spent.get(p.name, 0.0) + p.end_s - p.start_s
+    return spent
+
+
 def time_use(run: Run) -> TimeUse | None:
     """None where no process ran."""
     lives_s = sum(m.wall_s for m in run.measurements)
     wall_s = run.wall_s or lives_s
     if wall_s <= 0:
         return None
-    spent: dict[str, float] = {}
-    for m in run.measurements:
-        for p in m.phases:
-            spent[p.name] = spent.get(p.name, 0.0) + p.end_s - p.start_s
+    spent = by_phase(run)
     return TimeUse(
         wall_s=wall_s,
         whole=run.wall_s is not None,

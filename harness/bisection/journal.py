@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness import store
 from harness.analysis.search import Stage
 from harness.bisection.causes import Cause
 from harness.bisection.criteria import Criterion
@@ -177,9 +178,7 @@ class Journal:
         journal = cls(folder, fd, ())
         journal.write(begun)
         for directory in (folder, root):
-            directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-            os.fsync(directory_fd)
-            os.close(directory_fd)
+            store.sync_directory(directory)
         return journal
 
     @classmethod
@@ -231,21 +230,13 @@ class Journal:
         kind = next(k for k, record in KINDS.items() if isinstance(line, record))
         fields = _ADAPTERS[kind].dump_python(line, mode="json")
         text = json.dumps({"kind": kind, **fields}, ensure_ascii=False, allow_nan=False)
-        rest = memoryview(text.encode("utf-8", "replace") + b"\n")
-        before = os.fstat(self._fd).st_size
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
-            os.fsync(self._fd)
+            store.append_synced(self._fd, text.encode("utf-8", "replace") + b"\n")
         except OSError as error:
-            os.ftruncate(self._fd, before)
             raise StoreError(
                 f"cannot write {self.folder / STATE}: {error.strerror}",
                 f"Make room, then: harness bisect --resume {self.folder.name}",
             ) from error
-        except BaseException:  # Ctrl-C included: no half line may precede the next
-            os.ftruncate(self._fd, before)
-            raise
         self.lines.append(line)
 
     def log(self, text: str) -> None:

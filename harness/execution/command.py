@@ -1,8 +1,8 @@
 """In the worker's place: runs a program as it is, watches its output, and answers for it.
 
-The worker stays the program's parent and needs no torch. It reads what the program writes, tells
-the watchdog of finished steps as a workload does, and makes the measurement when the program has
-ended, or, where the suite says so, when there are enough samples. Whatever the program leaves
+The worker stays the program's parent and leaves the GPU alone. It reads what the program writes,
+tells the watchdog of finished steps as a workload does, and makes the measurement when the program
+has ended, or, where the suite says so, when there are enough samples. Whatever the program leaves
 behind is ended with the worker.
 """
 

@@ -66,7 +66,6 @@ def complete(measurement: Measurement, case: Case, folder: Folder, log: Path) ->
                 "telemetry.csv", _tail(measurement.telemetry), EvidenceFile(name="telemetry")
             )
         )
-    measurement = replace(measurement, evidence=replace(found, files=tuple(files)))
     if measurement.outcome in REPRODUCED:
         text = reproduce.script(case, measurement, folder.path)
         files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))

@@ -89,12 +89,13 @@ def watch(
         note = f"{immortal} processes would not die of SIGKILL"
         measurement = replace(measurement, detail=f"{measurement.detail}; {note}".lstrip("; "))
     telemetry = recorder.telemetry() if case.settings.telemetry else None
+    phases = story.phases(ended_at)
     measurement = replace(
         measurement,
         effective={**measurement.effective, "start": "cold" if worker.cold else "warm"},
         telemetry=telemetry,
-        discarded=discards.unfit(measurement, telemetry, story.phases(ended_at)),
-        phases=story.phases(ended_at),
+        discarded=discards.unfit(measurement, telemetry, phases),
+        phases=phases,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
         log=str(log.relative_to(run_folder)),

@@ -128,12 +128,12 @@ def _not_measured(reason: str) -> Finding:
 
 def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
     """The worst finding that counts, and its reason."""
-    counting = [f for f in found if f.counts]
-    if not counting:
+    told = [f for f in found if f.counts]
+    if not told:
         return Decision.GO, f"excused: {found[-1].reason}" if found else "nothing was asked"
-    worst = min(counting, key=lambda f: WORST_FIRST[f.decision])
+    worst = min(told, key=lambda f: WORST_FIRST[f.decision])
     if worst.decision is Decision.GO:
-        return Decision.GO, counting[-1].reason
+        return Decision.GO, told[-1].reason
     return worst.decision, worst.reason
 
 
@@ -171,14 +171,14 @@ def _ran(
 def _absolute(
     head: CaseSummary, mode: Mode, policy: Policy, suite: Suite, environment: Environment
 ) -> list[Finding]:
-    """What floors and ceilings say. Counters mode takes no times, and so asks only for counts."""
+    """What floors and ceilings say. Counters mode compares, and asks none of them."""
+    if mode is Mode.COUNTERS:
+        return []
     rules = tuple(
         rule
         for rule in policy.rules
         if gpu_matches(rule.gpu, environment.device_name) and rule.match.accepts(head.case)
     )
-    if mode is Mode.COUNTERS:
-        return []
     if not rules:
         if mode is not Mode.ABSOLUTE:
             return []
@@ -360,8 +360,9 @@ def blocks(decision: Decision, policy: Policy) -> bool:
 def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]:
     """What would settle what is open, in sentences with a command or a setting."""
     said = []
-    asked = [c.pairs_needed for c in cases if c.pairs_needed and c.decision is not Decision.GO]
-    minutes = [c.minutes_needed for c in cases if c.minutes_needed and c.pairs_needed]
+    open_ = [c for c in cases if c.pairs_needed and c.decision is not Decision.GO]
+    asked = [c.pairs_needed for c in open_ if c.pairs_needed]
+    minutes = [c.minutes_needed for c in open_ if c.minutes_needed]
     if asked:
         cost = f"; about {sum(minutes):.1f} GPU minutes" if minutes else ""
         how = f"confirm_pairs in {policy.path}"

@@ -19,7 +19,7 @@ from harness.execution import process, vacancy
 from harness.execution.launcher import Launcher
 from harness.execution.proof import prove, unproved
 from harness.execution.provenance import OURS
-from harness.execution.runner import run_one
+from harness.execution.runner import Silent, run_one
 from harness.execution.vacancy import Vacancy
 from harness.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Suite
@@ -157,25 +157,11 @@ class Bench:
         if why:
             measurement = vacancy.refused(case, index, why, holders)
         else:
-            measurement = run_one(case, index, side.launcher, writer, self._probes, _Silent())
+            measurement = run_one(case, index, side.launcher, writer, self._probes, Silent())
             measurement = verified(measurement, case, side.roots)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)
         self._observer.ended(side.name, measurement)
-
-
-class _Silent:
-    """Of one process a gate tells its end only."""
-
-    def planned(self, total: int) -> None: ...
-
-    def started(self, case: Case, process: int) -> None: ...
-
-    def phase(self, case: Case, process: int, name: str) -> None: ...
-
-    def progressed(self, case: Case, process: int, steps: int) -> None: ...
-
-    def finished(self, measurement: Measurement) -> None: ...
 
 
 def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:

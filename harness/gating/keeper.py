@@ -14,6 +14,9 @@ import sys
 import time
 from pathlib import Path
 
+HELD = ".held"
+"""File in the folder of the trees that its keeper has locked for as long as it lives."""
+
 LIMIT_S = 60.0
 """Longest time to try; workers of a gate that was killed write into its trees for a few seconds."""
 
@@ -21,7 +24,7 @@ LIMIT_S = 60.0
 def main(repository: Path, folder: Path, names: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    held = (folder / ".held").open("w")  # closed by the end of this process
+    held = (folder / HELD).open("w")  # closed by the end of this process
     fcntl.flock(held, fcntl.LOCK_EX)
     sys.stdout.write("ready\n")
     sys.stdout.close()

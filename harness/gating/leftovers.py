@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.gating.keeper import HELD
+
 PREFIX = "harness-gate-"
 """Begins the name of every folder that holds trees of ours."""
-HELD = ".held"
-"""File in such a folder that its keeper has locked for as long as it lives."""
 ELSEWHERE_S = 86_400.0
 """Where the folder is not on this machine, another one may have it: so long it is left alone."""
 

@@ -246,14 +246,7 @@ def _suite(tree: Path, choice: Choice) -> Suite | None:
     except UnicodeDecodeError:
         raise SuiteError(choice.suite, "this is not a text file") from None
     suite = suites.loads(text, choice.suite)
-    wanted = [f for f in choice.filters if not f.startswith("!")]
-    unwanted = [f[1:] for f in choice.filters if f.startswith("!")]
-    kept = tuple(
-        case
-        for case in suite.cases
-        if (not wanted or policy.fits_any(case.case_id, wanted))
-        and not policy.fits_any(case.case_id, unwanted)
-    )
+    kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
     if not kept:
         raise SuiteError(choice.suite, f"no case fits {list(choice.filters)}")
     return replace(suite, cases=kept)

@@ -8,7 +8,6 @@ names. Whatever is wrong is told with file, line and column.
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -18,6 +17,7 @@ from harness.analysis.compare import Thresholds
 from harness.errors import SuiteError
 from harness.gating.records import Stage
 from harness.records import METRICS, Case, Match, Rule
+from harness.suite import fits
 from harness.suite_schema import (
     Form,
     Matching,
@@ -406,14 +406,6 @@ def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterato
                     loc: Loc = (name, i, "cases", j)
                     remedy = nearest(pattern, ids)
                     yield Problem(loc, f"no case of the gate fits {pattern!r}", remedy)
-
-
-def fits(case_id: str, pattern: str) -> bool:
-    """As `harness run --filter` does: a pattern of the whole id where it holds one of `*?[`,
-    else a part of it."""
-    if any(c in pattern for c in "*?["):
-        return fnmatchcase(case_id, pattern)
-    return pattern in case_id
 
 
 def fits_any(case_id: str, patterns: Sequence[str]) -> bool:

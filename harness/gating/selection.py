@@ -38,9 +38,6 @@ class Selection:
 
     why: Mapping[tuple[str, str], str]
 
-    def reason(self, suite: str, case_id: str) -> str:
-        return self.why.get((suite, case_id), "")
-
 
 def select(
     candidates: Sequence[Candidate],

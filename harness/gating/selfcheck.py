@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import doctor
+from harness import doctor, environment
 from harness.analysis.calibrate import MIN_PAIRS
 from harness.errors import HarnessError
 from harness.execution import machine
@@ -86,7 +86,8 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
 
 
 def _require_fit(suite: Suite, here: Environment, request: Request) -> None:
-    vitals = doctor.inspect(here, store=request.store, constraints=Path("constraints.txt"))
+    pins = environment.pins_of(environment.home_of(suite.cases[0].factory))
+    vitals = doctor.inspect(here, store=request.store, constraints=pins)
     bad = [
         f"{c.name}: {c.fact}"
         for c in doctor.checks(here, vitals)

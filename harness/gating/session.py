@@ -36,9 +36,6 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
         return _judged(request, plan, held, observer, say)
 
 
-# --- measuring ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Answers:
     """What was found out by comparing, by suite and case id."""

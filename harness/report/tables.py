@@ -7,6 +7,7 @@ from harness import units
 from harness.analysis.expectation import Assessment, Judgement, upper_bound
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import why_absent
+from harness.analysis.timeuse import by_phase
 from harness.records import (
     METRICS,
     Case,
@@ -269,10 +270,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
 
 def timeline(run: Run) -> Table:
     """Where the wall time went, or the life of the worker processes where that is all we know."""
-    spent: dict[str, float] = {}
-    for m in run.measurements:
-        for p in m.phases:
-            spent[p.name] = spent.get(p.name, 0.0) + p.end_s - p.start_s
+    spent = by_phase(run)
     live = sum(m.wall_s for m in run.measurements)
     spent["launch, exit"] = max(0.0, live - sum(spent.values()))
     if run.wall_s is not None:

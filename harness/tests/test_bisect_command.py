@@ -32,6 +32,8 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
         ([SUITE_PATH, "--runs", "a", "b"], "--runs takes suite and code"),
         (["--runs", "a", "b", "--store", "empty"], "'a'|no run"),
         (["--resume", "latest", "--case", CASE], "--case would change it"),
+        (["--resume", "latest", "--counter", "host_syncs"], "--counter would change it"),
+        (["--resume", "latest", "--enter-merges"], "--enter-merges would change it"),
         (["--resume", "latest", "--state", "empty"], "fits 0 bisections"),
     ],
 )

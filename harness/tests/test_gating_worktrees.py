@@ -13,9 +13,9 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.execution.launcher import Launcher
-from harness.execution.runner import run_one
+from harness.execution.runner import Silent, run_one
 from harness.gating import leftovers
-from harness.gating.interleave import _Silent, verified
+from harness.gating.interleave import verified
 from harness.gating.worktrees import Repository, checked_out
 from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome
 from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
@@ -241,7 +241,7 @@ class Folder:
 
 def measured(roots: list[Path], folder: Path) -> Measurement:
     with Launcher(roots) as launcher:
-        return run_one(CASE, 0, launcher, Folder(folder), (), _Silent())
+        return run_one(CASE, 0, launcher, Folder(folder), (), Silent())
 
 
 def test_workers_take_the_code_from_their_tree(

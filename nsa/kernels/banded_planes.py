@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import padded
+from nsa.kernels.common import ceil_div, padded
 
 PAD_TOKENS = 128
 """To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
@@ -18,7 +18,7 @@ def planes_by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
     """
     B, T, HQ = lse.shape
     planes = torch.empty(
-        3, B, HQ, -(-T // PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
+        3, B, HQ, ceil_div(T, PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
     )
     third = delta if gate is None else gate
     BLOCK_T = 64

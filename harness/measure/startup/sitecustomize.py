@@ -86,8 +86,7 @@ def _watch(folder: Path) -> None:
         with _ours():
             from harness.measure import marks
         marks.watch(folder, lambda **said: note(folder, **said))
-    # Outermost: whatever stands in the way of counting, the program goes on without.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - noted; a user's program must go on uncounted
         note(folder, failed=f"{type(error).__name__}: {error}")
 
 
