@@ -20,7 +20,9 @@ harness() { "$python" -m harness "$@"; }
 
 case "$part" in
   tests)
-    "$python" -m pytest -q -p no:benchmark -m gpu
+    # The harness's alone: they measure on a GPU that nobody else holds.
+    "$python" -m pytest -q -p no:benchmark -m gpu harness
+    "$python" -m pytest -q -p no:benchmark -m gpu nsa suites -n "${WORKERS:-8}"
     ;;
   sampling)
     harness overhead attention --processes 24 \

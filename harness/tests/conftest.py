@@ -2,5 +2,13 @@
 
 import os
 
+import pytest
+
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # set by readline, which pytest imports: a pipe has no width
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A harness measures on a GPU that nobody else holds, and a test that has used one in this
+    process holds it to the end. So those that start a harness come first."""
+    items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)

@@ -159,6 +159,7 @@ def sleeps(provider, axes):
 """
 
 
+@pytest.mark.free_gpu
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(

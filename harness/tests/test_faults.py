@@ -785,6 +785,7 @@ def test_no_module_measures_by_the_wall_clock() -> None:
 # --- on a GPU ----------------------------------------------------------------------------
 
 
+@pytest.mark.free_gpu
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
 def test_real_device_memory_is_exhausted_with_its_peak_and_given_back(

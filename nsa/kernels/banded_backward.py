@@ -15,10 +15,11 @@ from torch import Tensor
 
 from nsa.kernels.band import Band
 from nsa.kernels.banded import Tile
-from nsa.kernels.banded_key import key_gradients, key_tile
-from nsa.kernels.banded_planes import planes_by_head
-from nsa.kernels.banded_query import query_gradient, query_tile
+from nsa.kernels.banded_key import KeyGradients, key_tile, write_key_gradients
+from nsa.kernels.banded_planes import empty_planes, write_planes
+from nsa.kernels.banded_query import query_tile, write_query_gradient
 from nsa.kernels.common import architecture, head_blocks, padded
+from nsa.kernels.side import Side
 from nsa.kernels.tiles import aligned, has_bulk_copies
 
 
@@ -35,6 +36,7 @@ def backward(
     gate: Tensor | None = None,
     query: Tile | None = None,
     key: Tile | None = None,
+    side: Side | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `banded.forward`.
 
@@ -43,6 +45,8 @@ def backward(
         lse: From the forward pass.
         delta: [B, T, HQ], float32, any strides: rowsum(do * o), the branch's own o.
         gate: [B, T, HQ], any strides: what the branch's output is multiplied by.
+        side: Where the kernels run, beside the caller's stream; until it is joined the result is
+            not there.
 
     Returns:
         dq, dk, dv, contiguous, in the dtype of q.
@@ -71,8 +75,12 @@ def backward(
         "DOCUMENTS": band.documents is not None,
         "BULK": has_bulk_copies(arch),
     }
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    to = KeyGradients.empty(q, k, v, band, key)
+    planes = empty_planes(lse)
     do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
-    planes = planes_by_head(lse, delta, gate)
-    dq = query_gradient(do, q, k, v, planes, band, scale=scale, tile=query, sizes=sizes)
-    dk, dv = key_gradients(do, q, k, v, planes, band, scale=scale, tile=key, sizes=sizes)
-    return dq, dk, dv
+    with (side or Side()).launches(do, q, k, v, planes, *to.parts):
+        write_planes(planes, lse, delta, gate)
+        write_query_gradient(dq, do, q, k, v, planes, band, scale=scale, tile=query, sizes=sizes)
+        write_key_gradients(to, do, q, k, v, planes, band, scale=scale, tile=key, sizes=sizes)
+    return dq, to.dk, to.dv

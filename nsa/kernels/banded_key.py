@@ -6,8 +6,9 @@ programs whose sums are added up in a fixed order: gradients are the same in eve
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,10 +19,11 @@ from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
 from nsa.kernels.common import LOG2_E, Architecture, ceil_div
 from nsa.kernels.tiles import load_plane, load_rows, load_tile, sources, store_rows, units
 
-PROGRAMS = 1024
-"""How many programs dK and dV are split into at least, where there are rows enough."""
-MIN_SPLIT_ROWS = 2048
+PROGRAMS, WINDOW_PROGRAMS = 512, 256
+"""How many programs dK and dV are split into at most; a window's walks are short and alike."""
+MIN_SPLIT_ROWS, MIN_WINDOW_ROWS = 512, 1024
 """Rows of one split at least: below, adding up the splits costs more than they save."""
+SUM_BLOCK = 512
 
 
 def key_tile(arch: Architecture, D: int, DV: int, *, window: bool) -> Tile:
@@ -256,7 +258,74 @@ def _key_kernel(
             store_rows(dk_parts_ptr, dk2 * natural_scale, out_row, exists, D1, D2, D)
 
 
-def key_gradients(
+@triton.jit
+def _sum_block(
+    parts_ptr,  # [splits, size], float32
+    sum_ptr,  # [size]
+    first,
+    splits,
+    size,
+    BLOCK: tl.constexpr,
+):
+    at = first + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.range(splits):
+        total += tl.load(parts_ptr + split * size + at, mask=at < size, other=0.0)
+    tl.store(sum_ptr + at, total.to(sum_ptr.dtype.element_ty), mask=at < size)
+
+
+@triton.jit(do_not_specialize=["splits", "k_size", "v_size"])
+def _sum_kernel(
+    dk_parts_ptr,  # [splits, k_size], float32
+    dv_parts_ptr,  # [splits, v_size]
+    dk_ptr,  # [k_size]
+    dv_ptr,  # [v_size]
+    splits,
+    k_size: tl.int64,
+    v_size: tl.int64,
+    BLOCK: tl.constexpr,
+):
+    """Sums over the splits, in their order."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    k_end = tl.cdiv(k_size, BLOCK) * BLOCK
+    if first < k_end:
+        _sum_block(dk_parts_ptr, dk_ptr, first, splits, k_size, BLOCK)
+    else:
+        _sum_block(dv_parts_ptr, dv_ptr, first - k_end, splits, v_size, BLOCK)
+
+
+class KeyGradients(NamedTuple):
+    """Where dK and dV go; by parts where the queries of a tile of keys are split."""
+
+    dk: Tensor
+    """[B, S, HKV, D], in the dtype of k."""
+    dv: Tensor
+    """[B, S, HKV, DV]"""
+    parts: tuple[Tensor, ...] = ()
+    """Of dK, [splits, B, S, HKV, D], and of dV, float32."""
+    splits: int = 1
+
+    @classmethod
+    def empty(cls, q: Tensor, k: Tensor, v: Tensor, band: Band, tile: Tile) -> Self:
+        """For gradients of k [B, S, HKV, D] and v [B, S, HKV, DV], of queries [B, T, HQ, D]."""
+        B, S, HKV = k.shape[:3]
+        T, group = q.shape[1], q.shape[2] // HKV
+        programs = ceil_div(S, tile.keys) * B * HKV
+        if band.window:
+            rows = group * min(T, band.window + tile.keys)
+            splits = min(WINDOW_PROGRAMS // programs, rows // MIN_WINDOW_ROWS)
+        else:
+            splits = min(PROGRAMS // programs, group * T // MIN_SPLIT_ROWS)
+        splits = max(1, splits)
+        dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+        if splits == 1:
+            return cls(dk, dv)
+        parts = (x.new_empty(splits, *x.shape, dtype=torch.float32) for x in (dk, dv))
+        return cls(dk, dv, tuple(parts), splits)
+
+
+def write_key_gradients(
+    to: KeyGradients,
     do: Tensor,
     q: Tensor,
     k: Tensor,
@@ -267,11 +336,11 @@ def key_gradients(
     scale: float,
     tile: Tile,
     sizes: dict[str, Any],
-) -> tuple[Tensor, Tensor]:
-    """dK [B, S, HKV, D] and dV [B, S, HKV, DV]; arguments as of `banded_query.query_gradient`."""
+) -> None:
+    """dK and dV; arguments as of `banded_query.write_query_gradient`."""
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
-    D1, D2, DV_BLOCK, G = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"], sizes["G"]
+    D1, D2, DV_BLOCK = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"]
     bulk = sizes["BULK"]
     documents = band.documents
     low, high, first, stop = (
@@ -279,16 +348,6 @@ def key_gradients(
         if documents is None
         else (documents.low, documents.high, documents.first, documents.stop)
     )
-    tiles = ceil_div(S, tile.keys)
-    rows = G * (T if band.window == 0 else min(T, band.window + tile.keys))
-    splits = max(1, min(PROGRAMS // (tiles * B * HKV), rows // MIN_SPLIT_ROWS))
-    dk, dv = k.new_empty(B, S, HKV, sizes["D"]), v.new_empty(B, S, HKV, sizes["DV"])
-    dk_parts = dv_parts = planes  # neither read nor written
-    if splits > 1:
-        dk_parts, dv_parts = (
-            planes.new_empty(splits, *dk.shape),
-            planes.new_empty(splits, *dv.shape),
-        )
     T_padded = planes.shape[-1]
     by_head: Sequence[Tensor | TensorDescriptor] = planes.unbind()
     if bulk:
@@ -296,14 +355,17 @@ def key_gradients(
             TensorDescriptor(plane, [B * HQ, T_padded], [T_padded, 1], [1, tile.queries])
             for plane in planes
         ]
-    _key_kernel[(tiles * splits, B * HKV)](
+    dk_parts, dv_parts = to.parts or (planes, planes)  # then neither read nor written
+    _key_kernel[(ceil_div(S, tile.keys) * to.splits, B * HKV)](
         *sources(do, tile.queries, DV_BLOCK, bulk=bulk),
-        *sources(q, tile.queries, D1, D2, bulk=bulk), k, v,
-        *by_head, dk, dv, dk_parts, dv_parts, low, high, first, stop, scale * LOG2_E, scale, B,
-        splits, T, S, band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3],
+        *sources(q, tile.queries, D1, D2, bulk=bulk), k, v, *by_head, to.dk, to.dv,
+        dk_parts, dv_parts, low, high, first, stop, scale * LOG2_E, scale, B, to.splits,
+        T, S, band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3],
         *units(do, bulk=bulk), *units(q, bulk=bulk), None if bulk else T_padded, **sizes,
         BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if splits > 1:
-        return dk_parts.sum(0).to(q.dtype), dv_parts.sum(0).to(q.dtype)
-    return dk, dv
+    if to.splits > 1:
+        k_size, v_size = to.dk.numel(), to.dv.numel()
+        _sum_kernel[(ceil_div(k_size, SUM_BLOCK) + ceil_div(v_size, SUM_BLOCK),)](
+            dk_parts, dv_parts, to.dk, to.dv, to.splits, k_size, v_size, BLOCK=SUM_BLOCK
+        )

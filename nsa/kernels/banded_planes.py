@@ -11,15 +11,20 @@ PAD_TOKENS = 128
 """To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
 
 
-def planes_by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
-    """lse, delta and gate as [3, B, HQ, padded T] float32: a tile's queries lie side by side.
+def empty_planes(lse: Tensor) -> Tensor:
+    """[3, B, HQ, padded T], float32, for `write_planes`."""
+    B, T, HQ = lse.shape
+    return torch.empty(
+        3, B, HQ, ceil_div(T, PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
+    )
+
+
+def write_planes(planes: Tensor, lse: Tensor, delta: Tensor, gate: Tensor | None) -> None:
+    """Lay lse, delta and gate out by head: a tile's queries then lie side by side.
 
     Past the last query lse is inf and the others 0. Without a gate the third is not written.
     """
     B, T, HQ = lse.shape
-    planes = torch.empty(
-        3, B, HQ, ceil_div(T, PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
-    )
     third = delta if gate is None else gate
     BLOCK_T = 64
     _transpose_kernel[(planes.shape[-1] // BLOCK_T, B)](
@@ -27,7 +32,6 @@ def planes_by_head(lse: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
         *third.stride(), HQ=HQ, GATED=gate is not None, BLOCK_T=BLOCK_T,
         BLOCK_H=min(64, padded(HQ)), num_warps=8 if HQ > 32 else 4,
     )  # fmt: skip
-    return planes
 
 
 # Strides of one number a row are multiples of 16 at some lengths only.

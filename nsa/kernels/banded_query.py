@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -197,7 +196,8 @@ def _query_kernel(
         store_rows(dq_ptr, dq2 * factor[:, None], out_row, valid, D1, D2, D)
 
 
-def query_gradient(
+def write_query_gradient(
+    dq: Tensor,
     do: Tensor,
     q: Tensor,
     k: Tensor,
@@ -208,22 +208,22 @@ def query_gradient(
     scale: float,
     tile: Tile,
     sizes: dict[str, Any],
-) -> Tensor:
-    """dQ, [B, T, HQ, D].
+) -> None:
+    """dQ.
 
     Args:
+        dq: Written, [B, T, HQ, D], contiguous.
         do, q, k, v: Aligned, see `tiles.aligned`.
-        planes: See `banded_planes.planes_by_head`.
+        planes: See `banded_planes.write_planes`.
         sizes: What both kernels are compiled for, see `banded_backward.backward`.
     """
-    B, T, HQ = q.shape[:3]
+    B, T = q.shape[:2]
     S, HKV = k.shape[1:3]
     D1, D2, DV_BLOCK = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"]
     bulk = sizes["BULK"]
     low, high = (
         (planes, planes) if band.documents is None else (band.documents.low, band.documents.high)
     )
-    dq = torch.empty(B, T, HQ, sizes["D"], dtype=q.dtype, device=q.device)
     _query_kernel[(ceil_div(T, tile.queries) * sizes["G"], B * HKV)](
         do, q, *sources(k, tile.keys, D1, D2, bulk=bulk),
         *sources(v, tile.keys, DV_BLOCK, bulk=bulk), planes, dq, low, high, scale * LOG2_E, scale,
@@ -231,4 +231,3 @@ def query_gradient(
         *q.stride()[:3], *units(k, bulk=bulk), *units(v, bulk=bulk), **sizes,
         BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return dq

@@ -31,6 +31,9 @@ MAX_BLOCK_SIZE = 128
 MAX_PAIRS = 1 << 31
 ITEM_ROWS = 2048
 """Most rows (pairs times heads of the group) of an item; then keys are loaded once more."""
+SMALL_HEAD = 128
+"""Channels of a key and a value together up to which that costs little, and items have half the
+rows: more of them find room on the GPU at once, and its end is less ragged."""
 MIN_ITEM_ROWS = 512
 """Items are made smaller down to this where there are few of them."""
 FULL_ITEMS = 1024
@@ -306,6 +309,7 @@ def invert(
     *,
     keys: int,
     group: int,
+    channels: int,
     block_size: int,
     chunk_tokens: int,
     q_start: int = 0,
@@ -318,7 +322,8 @@ def invert(
         block_indices: [B, T, HKV, n], distinct in a row, in any order; -1 in unused slots. A
             block after the query's own counts as unused.
         keys: S = q_start + T.
-        group: G; it decides how many pairs make an item.
+        group: G; with `channels` it decides how many pairs make an item.
+        channels: Dk + Dv.
         chunk_tokens: Most queries whose partial results fit the scratch buffer.
         deterministic: Lists ascend, and no bin of a chunk has two items. Otherwise the order in
             a list differs from run to run.
@@ -342,7 +347,7 @@ def invert(
     pieces = -(-T // chunk_tokens)
     piece_tokens = -(-T // pieces)
     bins = B * pieces * HKV * M
-    item_pairs = tokens if deterministic else _item_pairs(pairs, group)
+    item_pairs = tokens if deterministic else _item_pairs(pairs, group, channels)
     chunks = _chunks(
         B=B,
         T=T,
@@ -426,8 +431,9 @@ def _stable_ranks(bins: Tensor, first_pair: Tensor) -> Tensor:
     return torch.empty_like(bins).scatter_(0, order, place - starts)
 
 
-def _item_pairs(pairs: int, group: int) -> int:
-    rows = min(ITEM_ROWS, max(MIN_ITEM_ROWS, pairs * group // FULL_ITEMS))
+def _item_pairs(pairs: int, group: int, channels: int) -> int:
+    most = ITEM_ROWS // 2 if channels <= SMALL_HEAD else ITEM_ROWS
+    rows = min(most, max(MIN_ITEM_ROWS, pairs * group // FULL_ITEMS))
     return max(1, rows // group)
 
 

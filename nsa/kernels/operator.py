@@ -26,6 +26,7 @@ from nsa.kernels.inverse import Selected
 from nsa.kernels.scores import select_blocks
 from nsa.kernels.selected import selected_forward
 from nsa.kernels.selected_backward import selected_backward
+from nsa.kernels.side import beside
 from nsa.profiling import named_range
 
 Gradients = tuple[Tensor | None, ...]
@@ -178,21 +179,23 @@ class Attention(torch.autograd.Function):
         place, (compress, window) = ctx.place, ctx.bands
         with named_range("nsa.gate"):
             delta = gate_backward(do, o_cmp, o_sel, o_win)
-        with named_range("nsa.compress"):
-            dq_cmp, dk_cmp, dv_cmp = banded_backward.backward(
-                do, q, k_cmp, v_cmp, lse_cmp, delta[..., 0], compress,
-                scale=place.scale, gate=gates[..., 0],
-            )  # fmt: skip
-        with named_range("nsa.window"):
-            dq_win, dk_win, dv_win = banded_backward.backward(
-                do, q, k_win, v_win, lse_win, delta[..., 2], window,
-                scale=place.scale, gate=gates[..., 2],
-            )  # fmt: skip
-        with named_range("nsa.select"):
-            dq, dk_sel, dv_sel = selected_backward(
-                do, q, k_sel, v_sel, lse_sel, delta[..., 1], _with_tensors(ctx.index, tensors),
-                gate=gates[..., 1], add_dq=(dq_cmp, dq_win), **place.selection,
-            )  # fmt: skip
+        with beside(q.device, 2) as sides:
+            with named_range("nsa.compress"):
+                dq_cmp, dk_cmp, dv_cmp = banded_backward.backward(
+                    do, q, k_cmp, v_cmp, lse_cmp, delta[..., 0], compress,
+                    scale=place.scale, gate=gates[..., 0], side=sides[0],
+                )  # fmt: skip
+            with named_range("nsa.window"):
+                dq_win, dk_win, dv_win = banded_backward.backward(
+                    do, q, k_win, v_win, lse_win, delta[..., 2], window,
+                    scale=place.scale, gate=gates[..., 2], side=sides[1],
+                )  # fmt: skip
+            with named_range("nsa.select"):
+                dq, dk_sel, dv_sel = selected_backward(
+                    do, q, k_sel, v_sel, lse_sel, delta[..., 1], _with_tensors(ctx.index, tensors),
+                    gate=gates[..., 1], add_dq=(dq_cmp, dq_win), added_by=sides,
+                    **place.selection,
+                )  # fmt: skip
         keys = (dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win)
         return dq, *keys, delta.to(gates.dtype), None
 

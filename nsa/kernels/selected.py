@@ -208,6 +208,7 @@ def selected_forward(
         block_indices,
         keys=S,
         group=G,
+        channels=Dk + Dv,
         block_size=block_size,
         chunk_tokens=_chunk_tokens(HQ * N, max(Dk, Dv), q.element_size()),
         q_start=q_start,

@@ -34,6 +34,7 @@ from nsa.kernels.keymajor import (
     strides,
     values_block,
 )
+from nsa.kernels.side import Side
 
 REDUCE_SLOTS = 16
 """Slots whose shares a program has in flight at once."""
@@ -391,6 +392,7 @@ def selected_backward(
     deterministic: bool = False,
     gate: Tensor | None = None,
     add_dq: Sequence[Tensor] = (),
+    added_by: Sequence[Side] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `selected_forward`.
 
@@ -402,6 +404,7 @@ def selected_backward(
         gate: [B, T, HQ].
         add_dq: At most two gradients of q, [B, T, HQ, Dk], of other branches: the dq returned is
             the sum.
+        added_by: What writes them, contiguous, and is joined before they are read.
 
     Returns:
         dq, dk and dv, shaped as q, k and v and in their dtypes, contiguous.
@@ -470,6 +473,8 @@ def selected_backward(
             num_warps=config.warps,
             num_stages=config.stages,
         )
+        for side in added_by:
+            side.join()
         _reduce_kernel[(chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS))](
             partial,
             index.blocks,

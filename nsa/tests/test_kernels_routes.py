@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nsa import ops, reference
 from nsa.errors import Unsupported
-from nsa.kernels import banded_key, inverse, scores, selected
+from nsa.kernels import banded_key, inverse, scores, selected, side
 from nsa.kernels.common import Architecture, as_architecture
 from nsa.tests.operator_inputs import (
     SMALL,
@@ -98,6 +98,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inverse, "ITEM_ROWS", 32)
     monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 32)
     monkeypatch.setattr(banded_key, "MIN_SPLIT_ROWS", 32)
+    monkeypatch.setattr(banded_key, "MIN_WINDOW_ROWS", 32)
 
 
 def assert_none_but_rounding(excess: dict[str, float]) -> None:
@@ -319,23 +320,24 @@ def test_chunks_join_to_the_whole(device: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("architecture", "small_chunks")
+@pytest.mark.parametrize(("part", "expected"), [("compress", 5), ("window", 5)])
 @pytest.mark.parametrize(("device", "dtype"), TRITON)
 def test_splits_of_the_queries_add_up(
-    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: torch.dtype, part: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = draw("compress", 61, HQ=3, HKV=1, B=1, dtype=dtype, device=device)
+    x = draw(part, 61, HQ=3, HKV=1, B=1, dtype=dtype, device=device)
     splits: list[int] = []
     new_empty = Tensor.new_empty
 
     def counted(self: Tensor, *size: int, **options: Any) -> Tensor:
-        if self.dtype == torch.float32 and len(size) == 5:  # [splits, B, S, HKV, D]
+        if options.get("dtype") == torch.float32 and len(size) == 5:  # [splits, B, S, HKV, D]
             splits.append(size[0])
         return new_empty(self, *size, **options)
 
     monkeypatch.setattr(Tensor, "new_empty", counted)
 
-    assert_none(excess_error("compress", "triton", x))
-    assert splits == [5, 5]
+    assert_none(excess_error(part, "triton", x))
+    assert splits == [expected, expected]
 
 
 @pytest.mark.parametrize(("device", "dtype"), TRITON)
@@ -460,6 +462,27 @@ def test_gradients_repeat_bit_for_bit_where_torch_is_told_so(
 
     for name, first in runs[0].items():
         assert all(torch.equal(first, other[name]) for other in runs[1:]), name
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("T", [500, 5000])
+def test_branches_side_by_side_give_the_bits_of_one_after_another(
+    T: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes memory meanwhile: a kernel beside has not lost what it reads."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    x = tokens(T, HQ=12, HKV=2, Dk=64, Dv=64, device="cuda", dtype=torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        beside = [whole(x)[0] for _ in range(20)]
+        monkeypatch.setattr(side, "_streams", lambda device, count: [None] * count)
+        in_turn, _ = whole(x)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    for name, expected in in_turn.items():
+        assert all(torch.equal(got[name], expected) for got in beside), name
 
 
 def test_what_the_kernels_cannot_do_is_refused() -> None:

@@ -108,12 +108,14 @@ def gradient(x: Inputs) -> Tensor:
     return normal(*shape, seed=9, device=x.q.device.type, dtype=x.q.dtype)
 
 
-def by_kernels(x: Inputs, *, deterministic: bool = False) -> Mapping[str, Tensor]:
+def by_kernels(
+    x: Inputs, *, deterministic: bool = False, do: Tensor | None = None
+) -> Mapping[str, Tensor]:
     o, lse, index, out = selected_forward(
         x.q, x.k, x.v, x.blocks, **x.where, deterministic=deterministic
     )
     assert out is None
-    do = gradient(x)
+    do = gradient(x) if do is None else do
     delta = (do.float() * o.float()).sum(-1)
     dq, dk, dv = selected_backward(
         do, x.q, x.k, x.v, lse, delta, index, **x.where, deterministic=deterministic
@@ -228,7 +230,7 @@ def test_chunks_join_to_the_whole(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_items_of_a_block_join_to_the_whole(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inverse, "ITEM_ROWS", 21)
+    monkeypatch.setattr(inverse, "ITEM_ROWS", 42)  # of heads this small, half
     monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 21)
     x = draw(T=40, device=device)
 
@@ -430,7 +432,12 @@ def listed(index: Selected) -> Mapping[tuple[int, int], list[list[int]]]:
 )
 def test_lists_hold_the_queries_of_each_block(shape: dict[str, Any], device: str) -> None:
     x = draw(**shape, device=device)
-    sizes: dict[str, Any] = {"keys": x.k.shape[1], "group": 3, "chunk_tokens": 1000}
+    sizes: dict[str, Any] = {
+        "keys": x.k.shape[1],
+        "group": 3,
+        "channels": 32,
+        "chunk_tokens": 1000,
+    }
     where: dict[str, Any] = {
         "q_start": x.q_start,
         "cu_seqlens": x.cu_seqlens,
@@ -450,7 +457,13 @@ def test_lists_hold_the_queries_of_each_block(shape: dict[str, Any], device: str
 def test_a_key_ends_where_its_document_ends(device: str) -> None:
     x = draw(documents=(7, 1, 20, 17), block_size=16, device=device)
     index = inverse.invert(
-        x.blocks, keys=45, group=3, block_size=16, chunk_tokens=1000, cu_seqlens=x.cu_seqlens
+        x.blocks,
+        keys=45,
+        group=3,
+        channels=32,
+        block_size=16,
+        chunk_tokens=1000,
+        cu_seqlens=x.cu_seqlens,
     )
 
     spans = {tuple(row) for row in index.items[: index.first_item[-1], 3:].tolist()}
@@ -461,10 +474,10 @@ def test_a_key_ends_where_its_document_ends(device: str) -> None:
 def test_limits_are_named() -> None:
     x = draw(T=2)
     with pytest.raises(Unsupported, match="at most 128 keys, and these have 129"):
-        inverse.invert(x.blocks, keys=2, group=3, block_size=129, chunk_tokens=16)
+        inverse.invert(x.blocks, keys=2, group=3, channels=32, block_size=129, chunk_tokens=16)
     many = torch.zeros(1, dtype=torch.int32).expand(1, 1 << 20, 64, 64)
     with pytest.raises(Unsupported, match="fewer than 2147483648"):
-        inverse.invert(many, keys=1 << 20, group=1, block_size=16, chunk_tokens=16)
+        inverse.invert(many, keys=1 << 20, group=1, channels=32, block_size=16, chunk_tokens=16)
 
 
 @pytest.mark.gpu
@@ -486,13 +499,14 @@ def test_the_host_never_waits_and_a_graph_can_be_captured(
     deterministic: bool, documents: tuple[int, ...]
 ) -> None:
     x = draw(257, documents=documents, device="cuda", dtype=torch.bfloat16)
-    expected = by_kernels(x, deterministic=deterministic)
+    do = gradient(x)  # copied from the host, which waits for it
+    expected = by_kernels(x, deterministic=deterministic, do=do)
     with no_waiting():
-        by_kernels(x, deterministic=deterministic)
+        by_kernels(x, deterministic=deterministic, do=do)
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = by_kernels(x, deterministic=deterministic)
+        got = by_kernels(x, deterministic=deterministic, do=do)
     graph.replay()
 
     for name in ("o", "dq"):
