@@ -44,6 +44,7 @@ def arranged(suite: Suite, *, processes: int) -> Suite:
         suite,
         name=f"{suite.name}-sampling",
         title=f"{suite.title}: what sampling costs",
+        subject=f"{suite.subject} Sampling",
         question="What does reading the probes cost the step time?",
         rules=(),
         expectations=(),

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from harness import phrases, units
+from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.analysis.expectation import SUSPICIOUS_MFU, Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
@@ -46,6 +47,7 @@ def executive_summary(
     return (
         f"{_decided(verdict)}: {verdict.reason}.",
         _what_ran(run, summaries),
+        *_sampling(run),
         *_other_rules(verdict),
         *_expectations(assessments),
         *_speeds(summaries, effects),
@@ -135,6 +137,12 @@ def _what_ran(run: Run, summaries: Sequence[CaseSummary]) -> str:
         f"{len(run.measurements)} {_plural('process', len(run.measurements))} lived "
         f"{units.duration(live)} in all.{interrupted}"
     )
+
+
+def _sampling(run: Run) -> Iterable[str]:
+    if found := overhead.overhead(run):
+        said = phrases.overhead(found, overhead.LIMIT)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def device(environment: Environment) -> str:

@@ -13,6 +13,7 @@ import jinja2
 import pytest
 
 from harness import report
+from harness.analysis import overhead
 from harness.errors import ReportError
 from harness.records import Decision, Outcome, Run
 from harness.report import context, figures, render
@@ -119,6 +120,20 @@ def test_a_case_that_reached_no_steady_state_is_named_in_the_summary() -> None:
     assert said == [
         "No steady state was reached in `train/nsa/seq_len=1024`: those numbers may still move."
     ]
+
+
+def test_a_run_that_asks_what_sampling_costs_is_answered() -> None:
+    suite = overhead.arranged(small().suite, processes=6)
+    measured = run(suite.cases, lambda c: timed(c, 0.05, processes=6), subject=suite.subject)
+    content = context.analyse(measured)
+    links = {p.name: "x.png" for p in content.pictures}
+    built = context.build(
+        content, date=DATE, author="x", version=1, directory=Path("reports"), links=links
+    )
+
+    (said,) = (line for line in built.summary if line.startswith("Sampling: step time"))
+    assert "over 12 pairs of processes" in said
+    assert built.title == "2026-11-21 Test Engineer Report - Small Sampling v1"
 
 
 def test_the_summary_is_short_and_begins_with_the_verdict(full: tuple[str, Any]) -> None:
