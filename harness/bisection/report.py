@@ -176,7 +176,8 @@ def _lines(result: Result, date: datetime.date) -> Iterator[str]:
     good, bad = begun.history[0], begun.history[-1]
     for name, commit in (("Good", good), ("Bad", bad)):
         yield f"- {name}: {code(commit.short)} {cell(commit.subject)}"
-    yield from measured(result, f"{len(begun.history)} commits")
+    read = sum(1 for level in result.levels for values in level.values if values)
+    yield from measured(result, f"{read} commits; {len(begun.history)} lie from good to bad")
     for number, level in enumerate(result.levels):
         yield from _level(level, number, result)
 

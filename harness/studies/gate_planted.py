@@ -292,17 +292,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = options.suite.read_text() if options.suite else SUITE
     scratch = Scratch(options.out / "repository", options.packages, text, options.compare)
     lines: list[Line] = []
+    stopped = False
     with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as kept:
-        for found in study(scratch, options.slower, options.again, options.minutes):
-            lines += found
-            for line in found:
-                kept.write(json.dumps(asdict(line)) + "\n")
-                _tell(f"{line.gate}: {line.case_id}: {line.decision}: {line.reason}")
-            kept.flush()
+        try:
+            for found in study(scratch, options.slower, options.again, options.minutes):
+                lines += found
+                for line in found:
+                    kept.write(json.dumps(asdict(line)) + "\n")
+                    _tell(f"{line.gate}: {line.case_id}: {line.decision}: {line.reason}")
+                kept.flush()
+        except KeyboardInterrupt:
+            stopped = True
+            _tell("interrupted: the gate in progress says nothing")
     sys.stdout.write(markdown(lines))
     for line in lines:
         if line.wrong:
             sys.stdout.write(f"WRONG: {line.gate}: {line.case_id} is {line.decision}\n")
+    if stopped:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -160,6 +160,9 @@ def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_pa
     assert len(git(machine.repository, "worktree", "list").splitlines()) == 1
     page = report.markdown(result, datetime.date(2026, 11, 21))
     assert "Bad over good is +" in page
+    read = sum(bool(values) for values in result.levels[0].values)
+    assert read < len(machine.line)
+    assert f"processes of {read} commits; {len(machine.line)} lie from good to bad" in page
     assert re.search(r"before it, in \d+ new pairs", page)
     text = json.dumps(report.document(result))
     assert machine.line[PLANTED.slow_at] in text
