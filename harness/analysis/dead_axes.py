@@ -8,7 +8,7 @@ on a GPU need not add up in the same order: to the digit where the processes agr
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.scaling import MIN_POINTS, group_of
@@ -106,11 +106,16 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             order = list(dict.fromkeys(_at(s, axes) for s in members))
             dead += _dead(workload, provider, axes, order, seen)
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
-    return Oddities(dead=tuple(dead), still=_still(ok, but=known), pairs=total, compared=compared)
+    return Oddities(
+        dead=tuple(dead), still=_still(ok, processes, but=known), pairs=total, compared=compared
+    )
 
 
 def _still(
-    ok: Sequence[CaseSummary], *, but: Collection[tuple[str, str, str]]
+    ok: Sequence[CaseSummary],
+    processes: Mapping[str, Sequence[Measurement]],
+    *,
+    but: Collection[tuple[str, str, str]],
 ) -> tuple[Invariance, ...]:
     """Every group of cases whose speed does not follow the work along a numeric axis.
 
@@ -127,7 +132,7 @@ def _still(
             ranked = sorted(group, key=lambda s: _number(s, axis))
             first, last = _number(ranked[0], axis), _number(ranked[-1], axis)
             if last >= MIN_SPAN * first:
-                found += _constant(axis, first, last, ranked)
+                found += _constant(axis, first, last, ranked, _reached(axis, ranked, processes))
     return tuple(found)
 
 
@@ -302,11 +307,10 @@ def _numbers(m: Measurement) -> Mapping[tuple[object, ...], float]:
 
 
 def _constant(
-    axis: str, first: float, last: float, ranked: Sequence[CaseSummary]
+    axis: str, first: float, last: float, ranked: Sequence[CaseSummary], reached: bool
 ) -> list[Invariance]:
     """What is odd about one group, whose first case has the least work by its axis."""
     found: list[Invariance] = []
-    reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked)
     for metric in ("tokens_per_s", "step_s"):
         if found or not all(metric in s.metrics for s in ranked):
             continue
@@ -335,6 +339,28 @@ def _constant(
                 )
             )
     return found
+
+
+def _reached(
+    axis: str, ranked: Sequence[CaseSummary], processes: Mapping[str, Sequence[Measurement]]
+) -> bool:
+    """Whether the workload was seen to take every value: by what it says, or by what it tells."""
+    if all(s.effective.get(axis) == s.case.axes[axis] for s in ranked):
+        return True
+    told = [processes[s.case.case_id] for s in ranked]
+    return all(_tells_apart(a, b) for a, b in pairwise(told))
+
+
+def _tells_apart(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:
+    """Whether a program told other numbers, which in each case are the same in every process: a
+    time or a rate is not, so no noise is taken for an effect."""
+    every = [*first, *second]
+    for name in set.intersection(*(set(m.readings) for m in every)):
+        count = min(len(m.readings[name]) for m in every)
+        curves = [{m.readings[name][:count] for m in case} for case in (first, second)]
+        if count and all(len(c) == 1 for c in curves) and curves[0] != curves[1]:
+            return all(len(case) > 1 for case in (first, second))
+    return False
 
 
 def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) -> bool:

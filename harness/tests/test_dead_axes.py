@@ -223,6 +223,41 @@ def test_a_length_that_never_reaches_the_workload_is_odd() -> None:
     assert found.growth == 1
 
 
+@pytest.mark.parametrize(
+    ("curves", "odd_ones"),
+    [
+        pytest.param([(3.0, 2.5), (3.0, 2.5, 2.2), (3.0, 2.5)], 0, id="reaches"),
+        pytest.param([(3.0, 2.5), (3.1, 2.4), (2.9, 2.6)], 1, id="noise"),
+        pytest.param([(), (), ()], 1, id="nothing"),
+    ],
+)
+def test_a_program_that_tells_other_numbers_was_reached(
+    curves: Sequence[tuple[float, ...]], odd_ones: int
+) -> None:
+    """A small GPU step takes as long whatever the length; its losses are those of the length."""
+
+    def measure(c: Case) -> list[Measurement]:
+        scale = float(c.axes["seq_len"])
+        processes = timed(c, 0.05, tokens=512, effective={})
+        return [
+            replace(m, readings={"loss": tuple(x * scale for x in curve)})
+            for m, curve in zip(processes, curves, strict=True)
+        ]
+
+    assert len(odd(sweep(seq_len=[512, 2048]), measure)) == odd_ones
+
+
+def test_a_program_that_tells_the_same_was_not_reached() -> None:
+    told = {"loss": (3.0, 2.5)}
+
+    (found,) = odd(
+        sweep(seq_len=[512, 2048]),
+        lambda c: timed(c, 0.05, tokens=512, effective={}, readings=told),
+    )
+
+    assert not found.reached
+
+
 def test_a_time_that_stays_though_the_work_grows_is_odd_at_two_values_too() -> None:
     (found,) = odd(sweep(seq_len=[512, 2048]), lambda c: timed(c, 0.05))
 
