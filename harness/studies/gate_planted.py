@@ -309,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if line.wrong:
             sys.stdout.write(f"WRONG: {line.gate}: {line.case_id} is {line.decision}\n")
     if stopped:
-        sys.exit(130)
+        raise SystemExit(130)
 
 
 if __name__ == "__main__":

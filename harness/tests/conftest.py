@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from harness.execution import reenactment
+
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # set by readline, which pytest imports: a pipe has no width
 
@@ -12,3 +14,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A harness measures on a GPU that nobody else holds, and a test that has used one in this
     process holds it to the end. So those that start a harness come first."""
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
+
+
+@pytest.fixture(autouse=True)
+def short_reenactments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs here hangs within milliseconds; a dozen tests would wait for seconds each."""
+    monkeypatch.setattr(reenactment, "QUIET_S", 0.2)
+    monkeypatch.setattr(reenactment, "REENACT_S", 0.8)

@@ -34,6 +34,58 @@ def hangs_at_5(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: wait_for_godot() if i == 5 else None)
 
 
+@torch.library.custom_op("harness_tests::never", mutates_args=())
+def never(x: Tensor) -> Tensor:
+    """As a kernel that does not end, with its launch awaited."""
+    time.sleep(3600)
+    return x.clone()
+
+
+def hangs_in_an_operator(provider: str, axes: Axes) -> Workload:
+    """In its backward pass, from run 3 on."""
+    x = torch.ones(4, requires_grad=True)
+
+    def step(i: int) -> None:
+        y = (x * 2).sum()
+        if i == 3:
+            y.register_hook(never)
+        torch.autograd.grad(y, x)
+
+    return _counted(step)
+
+
+def hangs_after_an_operator(provider: str, axes: Axes) -> Workload:
+    def step(i: int) -> None:
+        torch.ones(4).mul(2)
+        if i == 3:
+            time.sleep(3600)
+
+    return _counted(step)
+
+
+def hangs_once(provider: str, axes: Axes) -> Workload:
+    """In the first process alone; `path` tells them apart."""
+    mark = Path(str(axes["path"]))
+    again = mark.exists()
+    mark.touch()
+    return _counted(lambda i: time.sleep(3600) if i == 3 and not again else torch.ones(4) * 2)
+
+
+def spins_on_the_gpu(provider: str, axes: Axes) -> Workload:
+    """From run 3 on a Triton kernel does not end; nothing on the host waits but a synchronise."""
+    from harness.tests.fault_kernels import spin
+
+    x = torch.zeros(1, dtype=torch.int32, device="cuda")
+
+    def step(i: int) -> None:
+        y = x + 1
+        if i == 3:
+            spin[(1,)](x)
+        (y * 2).cpu()
+
+    return _counted(step)
+
+
 class Overflowing(nn.Module):
     """Two layers; the second one's exponential overflows from step `bad` on, to Inf - Inf."""
 
