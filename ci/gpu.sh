@@ -21,8 +21,10 @@ harness() { "$python" -m harness "$@"; }
 case "$part" in
   tests)
     # The harness's alone: they measure on a GPU that nobody else holds.
-    "$python" -m pytest -q -p no:benchmark -m gpu harness
-    "$python" -m pytest -q -p no:benchmark -m gpu nsa suites -n "${WORKERS:-8}"
+    failed=0
+    "$python" -m pytest -q -p no:benchmark -m gpu harness || failed=1
+    "$python" -m pytest -q -p no:benchmark -m gpu nsa suites -n "${WORKERS:-8}" || failed=1
+    exit "$failed"
     ;;
   sampling)
     harness overhead attention --processes 24 \

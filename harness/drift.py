@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.program import Program
 from harness.records import Case, Environment, Suite
 
 
@@ -76,7 +77,7 @@ def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
 
 
 def changed(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
-    """What differs between two cases: factory or command, axes, variables and settings."""
+    """What differs between two cases: factory or program, axes, variables and settings."""
     return _changed(_flat(then), _flat(now))
 
 
@@ -153,10 +154,19 @@ def _configuration(then: Suite, now: Suite) -> Iterator[Difference]:
 def _flat(case: Case) -> dict[str, Any]:
     return {
         "factory": case.factory,
-        **({"command": " ".join(case.program.argv)} if case.program else {}),
+        **({} if case.program is None else _program(case.program)),
         **{f"axis {name}": value for name, value in case.axes.items()},
         **{f"variable {name}": value for name, value in case.env.items()},
         **{f"measure.{name}": value for name, value in asdict(case.settings).items()},
+    }
+
+
+def _program(program: Program) -> dict[str, Any]:
+    """What is run, and how it is read: a step of another pattern is another step."""
+    how = {name: value for name, value in asdict(program).items() if name != "argv"}
+    return {
+        "command": " ".join(program.argv),
+        **{f"program.{name}": value for name, value in how.items()},
     }
 
 

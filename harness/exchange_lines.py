@@ -93,13 +93,19 @@ def _adopt(place: str, data: bytes, root: Path) -> str:
     try:
         folder = draft / run_id
         folder.mkdir()
-        (folder / store.RUN_FILE).write_bytes(data)
-        (folder / store.SUITE_FILE).write_text(started.suite.text, encoding="utf-8")
+        for name, text in (
+            (store.RUN_FILE, data),
+            (store.SUITE_FILE, started.suite.text.encode()),
+        ):
+            with (folder / name).open("wb") as file:
+                store.append_synced(file.fileno(), text)
         try:
             store.load(draft, folder)
         except StoreError as error:
             raise HarnessError(f"{place}: {error}".replace(f"{folder}/", f"{run_id}/")) from None
+        store.sync_directory(folder)
         folder.rename(target)
+        store.sync_directory(root)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     finally:

@@ -172,7 +172,9 @@ def _attested(environment: Environment, summaries: Sequence[CaseSummary]) -> tup
             decision=Decision.INCONCLUSIVE if unknown else Decision.GO,
             reason=_share(unknown, about) + _join(unknown)
             if unknown
-            else f"seen in {'all ' if len(about) > 1 else ''}{len(about)} cases that state any",
+            else "seen in the one case that states any"
+            if len(about) == 1
+            else f"seen in all {len(about)} cases that state any",
             evidence=_evidence(unknown),
             applies=here or not unknown,
         ),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import drift, environment
+from harness.program import Program
 from harness.records import Case, Environment, Git, Gpu, MeasureSettings
 from harness.tests.fake_runs import H200
 from harness.tests.fake_runs import environment as fake_environment
@@ -120,6 +121,19 @@ def test_a_setting_that_changed_in_all_cases_is_one_difference() -> None:
     (found,) = drift.configuration(SUITE, now)
 
     assert (found.name, found.then, found.now) == ("measure.sample_s of all cases", "2.0", "5.0")
+
+
+def test_how_a_program_is_read_is_part_of_what_is_measured() -> None:
+    program = Program(argv=("python", "train.py"), tokens=512)
+    then, now = (
+        replace(SUITE, cases=tuple(replace(c, factory="", program=p) for c in SUITE.cases))
+        for p in (program, replace(program, tokens=1024, cwd="src"))
+    )
+
+    assert [(d.name, d.then, d.now) for d in drift.configuration(then, now)] == [
+        ("program.cwd of all cases", ".", "src"),
+        ("program.tokens of all cases", "512", "1024"),
+    ]
 
 
 def test_cases_and_axes_that_changed_are_named() -> None:
