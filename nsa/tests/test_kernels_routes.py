@@ -485,6 +485,34 @@ def test_branches_side_by_side_give_the_bits_of_one_after_another(
         assert all(torch.equal(got[name], expected) for got in beside), name
 
 
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_step_has_the_bits_of_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its branches side by side: the graph then has them so."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    x = tokens(700, HQ=12, HKV=2, Dk=64, Dv=64, device="cuda", dtype=torch.bfloat16)
+    leaves = {name: t.detach().requires_grad_() for name, t in x.items()}
+    do = normal(*forward(leaves)[0].shape, seed=9, device="cuda", dtype=torch.bfloat16)
+
+    def step() -> tuple[Tensor, ...]:
+        out, _ = forward(leaves)
+        return out.detach(), *torch.autograd.grad(out, tuple(leaves.values()), do)
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        expected = step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = step()
+        for _ in range(10):
+            graph.replay()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    for name, a, b in zip(("out", *leaves), got, expected, strict=True):
+        assert torch.equal(a, b), name
+
+
 def test_what_the_kernels_cannot_do_is_refused() -> None:
     x = draw("window", 8, dtype=torch.float32)
 
