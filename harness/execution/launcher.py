@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 from harness.analysis.targets import Work
 from harness.errors import HarnessError, SuiteError
 from harness.execution.messages import (
+    ASK_FOR_STACKS,
     Checked,
     Facts,
     Message,
@@ -85,7 +86,7 @@ class Worker:
     def dump_stacks(self) -> None:
         """Ask the worker to write the Python stacks of its threads to its log."""
         if self.exit_code is None:
-            os.kill(self.pid, signal.SIGUSR1)
+            os.kill(self.pid, ASK_FOR_STACKS)
 
     def end(self) -> int:
         """End whatever is left of the worker and its descendants.

@@ -6,6 +6,7 @@ for an answer. Times are readings of time.monotonic, which parent and child shar
 
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
@@ -16,6 +17,9 @@ from harness.analysis.proof import Readings
 from harness.analysis.targets import Work
 from harness.records import Case, Measurement
 
+ASK_FOR_STACKS = signal.SIGRTMIN + 3
+"""By this signal a worker writes the Python stacks of its threads to its log. Not SIGUSR1 or 2:
+LLVM takes both for itself, silently, in every process in which Triton has compiled something."""
 MAX_LINE_BYTES = 64 * 2**20
 """Longer than any answer; a line that passes it is not one."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.execution.messages import ASK_FOR_STACKS
 from harness.execution.output import Lines
 from harness.measure.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.program import INTERPRETER, Program
@@ -246,7 +247,7 @@ class Reader:
 def abort_when_asked(process: "subprocess.Popen[bytes]") -> None:
     """Let the signal that asks a worker for its stacks abort the program, whose Python then writes
     them. It is only asked of one that hangs and is about to be killed."""
-    faulthandler.unregister(signal.SIGUSR1)
+    faulthandler.unregister(ASK_FOR_STACKS)
 
     def abort(*_: object) -> None:
         try:
@@ -261,4 +262,4 @@ def abort_when_asked(process: "subprocess.Popen[bytes]") -> None:
             except psutil.Error:
                 continue  # it is gone, or another user's
 
-    signal.signal(signal.SIGUSR1, abort)
+    signal.signal(ASK_FOR_STACKS, abort)

@@ -1,6 +1,6 @@
 """Where a process stands: the Python and the native stacks of one that hangs.
 
-The Python stacks are written by the process itself (faulthandler, on SIGUSR1), whatever holds the
+The Python stacks are written by the process itself (faulthandler, on a signal), whatever holds the
 GIL. The native ones come from py-spy where it is installed and may attach; else what /proc tells of
 each thread: its state, and where in the kernel it waits.
 """

@@ -149,7 +149,7 @@ def _become_worker(
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         _let_be_traced()
         faulthandler.enable(all_threads=True)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        faulthandler.register(messages.ASK_FOR_STACKS, all_threads=True)
         os.environ.update(env)
         _enter(order.roots)
         worker.work(order, messages.Channel(answers))

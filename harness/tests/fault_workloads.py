@@ -63,6 +63,19 @@ def hangs_after_an_operator(provider: str, axes: Axes) -> Workload:
     return _counted(step)
 
 
+def hangs_after_compiling(provider: str, axes: Axes) -> Workload:
+    """LLVM, which Triton brings along, takes signals for itself when it first compiles."""
+    os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+    from triton import compiler
+    from triton.backends.compiler import GPUTarget
+
+    from harness.tests.fault_kernels import spin
+
+    source = compiler.ASTSource(fn=spin, signature={"x_ptr": "*i32"}, constexprs={})
+    compiler.compile(source, target=GPUTarget("cuda", 90, 32))
+    return hangs_after_an_operator(provider, axes)
+
+
 def hangs_once(provider: str, axes: Axes) -> Workload:
     """In the first process alone; `path` tells them apart."""
     mark = Path(str(axes["path"]))

@@ -322,6 +322,16 @@ def test_a_kernel_that_does_not_end_is_named(warm: Launcher, tmp_path: Path) -> 
     assert evidence_of(hang).last_kernel.startswith("spin in run 3 (from 0): ")
 
 
+def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "STALL_FLOOR_S", 0.4)
+
+    (hang,) = run(warm, tmp_path, make_case("hangs_after_compiling"))
+
+    assert evidence_of(hang).frame.startswith("step (fault_workloads.py:")
+
+
 def test_a_hang_is_reproduced_by_its_script_alone(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

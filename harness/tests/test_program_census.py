@@ -19,6 +19,7 @@ from torch import nn
 
 from harness import suite
 from harness.execution import process, program_census
+from harness.execution.messages import ASK_FOR_STACKS
 from harness.execution.program_census import Timed
 from harness.measure.marks import ANSWER, CLAIM, UNHEARD, Asked, Marks
 from harness.measure.startup import sitecustomize
@@ -76,9 +77,9 @@ time.sleep(60)
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
     """A worker ends with its one program; here the test goes on."""
-    before = signal.getsignal(signal.SIGUSR1)
+    before = signal.getsignal(ASK_FOR_STACKS)
     yield
-    signal.signal(signal.SIGUSR1, before)
+    signal.signal(ASK_FOR_STACKS, before)
 
 
 def case_of(folder: Path, *lines: str) -> Case:
@@ -125,10 +126,10 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Measurement, Measur
         folder, "command: ['{python}', train.py]", f"env: {{PYTHONPATH: {there}}}",
         "operators: {must: ['aten::addmm']}",
     )  # fmt: skip
-    before = signal.getsignal(signal.SIGUSR1)
+    before = signal.getsignal(ASK_FOR_STACKS)
     alone = replace(case, env={**case.env, "ALONE": "1"})
     found = attested(case), attested(alone)
-    signal.signal(signal.SIGUSR1, before)
+    signal.signal(ASK_FOR_STACKS, before)
     return found
 
 
