@@ -96,7 +96,8 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     """Telemetry of a channel from the first of these phases to the last. Left out are failed
     readings, those during cold runs, and those that lag so far that they speak of what came before.
 
-    Empty where the measurement has no telemetry, no such channel or no such phase.
+    Empty where the measurement has no telemetry, no such channel or no such phase; and where a
+    channel that lags has fewer than MIN_READINGS left, which may all be of one window.
     """
     if measurement.telemetry is None:
         return []
@@ -112,11 +113,12 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     start = min(s for s, _ in spans) + LAG_S.get(channel, 0.0)
     end = max(e for _, e in spans)
     channel_values = measurement.telemetry.channels.get(channel, ())
-    return [
+    found = [
         value
         for t, value in zip(measurement.telemetry.t_s, channel_values, strict=False)
         if value is not None and start <= t <= end
     ]
+    return [] if channel in LAG_S and len(found) < MIN_READINGS else found
 
 
 def _cold_s(measurement: Measurement) -> float:

@@ -67,7 +67,7 @@ def why_absent(
     if metric == "gpu_utilisation" and environment.gpu is None:
         return environment.gpu_unavailable or "no GPU"
     if metric in stats.LAG_S and any(m.telemetry and metric in m.telemetry.channels for m in ok):
-        return f"timed for less than the {stats.LAG_S[metric]:g} s that the counter lags"
+        return f"timed too briefly for a counter that lags {stats.LAG_S[metric]:g} s"
     return "no reading fell into warm-up or sampling"
 
 

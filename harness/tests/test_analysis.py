@@ -133,7 +133,7 @@ def with_channel(measurements: list[Measurement], name: str, level: float) -> li
         ),
         pytest.param(
             [
-                replace(m, telemetry=Telemetry(t_s=(17.0,), channels={"gpu_utilisation": (0.5,)}))
+                replace(m, telemetry=Telemetry(t_s=(17.0,), channels={"cpu_utilisation": (0.5,)}))
                 for m in timed(CASE, 0.05)
             ],
             "rests on 1 reading in",
@@ -176,6 +176,19 @@ def test_a_utilisation_that_lags_is_not_taken_for_that_of_the_workload() -> None
     brief = summary_of(short)
     assert "gpu_utilisation" not in brief.metrics
     assert "lags" in why_absent(brief, short, environment(), "gpu_utilisation")
+
+
+def test_one_window_of_a_counter_that_lags_is_no_utilisation() -> None:
+    """Seen on an H200: four readings of one window, 6 %, for a step that keeps the GPU busy."""
+    seen = Telemetry(t_s=(16.5, 16.55, 16.6, 16.65), channels={"gpu_utilisation": (0.06,) * 4})
+    measured = [replace(m, telemetry=seen) for m in timed(CASE, 0.05)]
+
+    found = summary_of(measured)
+
+    assert "gpu_utilisation" not in found.metrics
+    assert not any("GPU utilisation" in note for note in found.notes)
+    said = why_absent(found, measured, environment(), "gpu_utilisation")
+    assert said == "timed too briefly for a counter that lags 0.4 s"
 
 
 def test_compiling_is_not_utilisation() -> None:
