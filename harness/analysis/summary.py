@@ -1,6 +1,6 @@
 """All processes of a case, together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from harness.records import (
     Scalar,
 )
 from harness.what_ran import COUNTERS
+
+IMPOSSIBLE = 1.02
+"""Floor over time from which it is no scatter of the peak that was measured."""
 
 
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
@@ -85,11 +88,12 @@ def _summarise(
     outcome, detail = _outcome(bad, ok, evidence, proof)
     least = _floor(case, evidence, observed, environment, proof)
     unattested = counts.unattested(case, ok)
+    metrics = _metrics(case, evidence, observed, environment, least) if evidence else {}
     return CaseSummary(
         case=case,
         outcome=outcome,
         detail=detail,
-        metrics=_metrics(case, evidence, observed, environment, least) if evidence else {},
+        metrics=metrics,
         lower_bound_s=max(bounds, default=None),
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
@@ -103,6 +107,7 @@ def _summarise(
                 min_samples=case.settings.min_samples,
             ),
             *counts.disagreements(ok),
+            *_under_its_floor(metrics.get("floor_share"), least),
         ),
         attested=not unattested if ok and (case.kernels or case.operators) else None,
         unattested=unattested,
@@ -146,6 +151,15 @@ def _floor(
         launches=None if case.settings.graph else counts.launches(first),
         precision=precision_of(case.axes, observed, environment),
     )
+
+
+def _under_its_floor(share: Estimate | None, least: Floor | None) -> Iterator[str]:
+    """What cannot be: the time, the work it states or the machine's peak is not what it says."""
+    if share is not None and least is not None and share.value > IMPOSSIBLE:
+        yield (
+            f"faster than its floor ({least.by}) allows, {share.value:.0%} of it: "
+            "what the workload says it does, or the peak that was measured, is wrong"
+        )
 
 
 def _metrics(

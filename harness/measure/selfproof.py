@@ -55,15 +55,16 @@ def prove(phase: Say) -> Readings:
 
 
 def cpu_peaks() -> Peaks:
-    """A float32 product and a copy, with the threads torch has in this process."""
+    """A float32 product, and a copy or a sum, with the threads torch has in this process."""
     a, b = (torch.randn(CPU_SIDE, CPU_SIDE) for _ in range(2))
     source = torch.ones(CPU_COPY_BYTES // 4)
     target = torch.empty_like(source)
     product_s = _median_s(lambda: torch.mm(a, b))
     copy_s = _median_s(lambda: target.copy_(source))
+    sum_s = _median_s(lambda: source.sum())
     return Peaks(
         flops_per_s={"fp32": 2 * CPU_SIDE**3 / product_s},
-        bytes_per_s=2 * CPU_COPY_BYTES / copy_s,
+        bytes_per_s=max(2 * CPU_COPY_BYTES / copy_s, CPU_COPY_BYTES / sum_s),
     )
 
 
@@ -228,13 +229,21 @@ class _Products:
 
 
 def _bandwidth() -> float:
-    """Bytes a second, read and written, of a copy far larger than the cache."""
+    """Bytes a second of a copy far larger than the cache, read and written, or of a sum over as
+    much, which is only read: whichever is more."""
     free_bytes, _ = torch.cuda.mem_get_info()
-    size = min(COPY_BYTES, free_bytes // 8)
-    source = torch.ones(size, dtype=torch.int8, device="cuda")
+    size = min(COPY_BYTES, free_bytes // 8) // 4 * 4
+    source = torch.ones(size // 4, device="cuda")
     target, watch = torch.empty_like(source), CudaStopwatch()
-    readings = [watch.read(lambda: target.copy_(source)).time_s for _ in range(8)]
-    return 2 * size / float(np.median(readings[1:]))
+
+    def reached(moved: int, run: Callable[[], object]) -> float:
+        readings = [watch.read(run).time_s for _ in range(8)]
+        return moved / float(np.median(readings[1:]))
+
+    return max(
+        reached(2 * size, lambda: target.copy_(source)),
+        reached(size, lambda: source.sum()),
+    )
 
 
 def _launch_s() -> float:

@@ -223,6 +223,17 @@ def test_the_share_of_the_floor_stands_beside_the_time() -> None:
     )
 
 
+@pytest.mark.parametrize(("share", "impossible"), [(1.01, False), (1.05, True)])
+def test_a_step_under_its_floor_is_said_to_be_impossible(share: float, impossible: bool) -> None:
+    """Seen on an H200: a read took 100.5 % of the time of a copy of as many bytes."""
+    least = 512 * FLOPS_PER_TOKEN / 8e14
+    made = run([CASE], lambda _: timed(CASE, least / share, cv=1e-4), proofs=(PROOF,))
+
+    notes = "; ".join(summarise(made)[0].notes)
+
+    assert ("faster than its floor (compute) allows, 105% of it" in notes) == impossible
+
+
 def test_a_run_without_a_proof_has_no_floor() -> None:
     made = run([CASE], lambda _: timed(CASE, 1e-3))
     summary = summarise(made)[0]
