@@ -4,8 +4,9 @@ reach.
     floor = max(FLOPs / peak FLOP/s, bytes / peak bytes a second, launches x cheapest launch)
 
 The peaks were taken by the instrument's proof just before the run (harness.measure.selfproof), on
-that card and with its clocks: a matrix product, a copy or a sum, an empty kernel. A data sheet's
-numbers are MFU's affair. Share of floor = floor / time: one is as good as this machine gets.
+that card: the best of a few matrix products, of copies or sums, of empty kernels. What a card keeps
+up under its power limit is less, and no bound. A data sheet's numbers are MFU's affair. Share of
+floor = floor / time: one is as good as this machine gets.
 
 Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches added.
 """
