@@ -66,7 +66,6 @@ def hangs_after_an_operator(provider: str, axes: Axes) -> Workload:
 def hangs_after_compiling(provider: str, axes: Axes) -> Workload:
     """LLVM, which Triton brings along, takes signals for itself when it first compiles."""
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"
-    os.environ.pop("TRITON_INTERPRET", None)  # which other tests of this session may have set
     from triton import compiler
     from triton.backends.compiler import GPUTarget
 
@@ -87,7 +86,6 @@ def hangs_once(provider: str, axes: Axes) -> Workload:
 
 def spins_on_the_gpu(provider: str, axes: Axes) -> Workload:
     """From run 3 on a Triton kernel does not end; nothing on the host waits but a synchronise."""
-    os.environ.pop("TRITON_INTERPRET", None)
     from harness.tests.fault_kernels import spin
 
     x = torch.zeros(1, dtype=torch.int32, device="cuda")

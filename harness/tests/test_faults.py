@@ -323,11 +323,13 @@ def test_a_kernel_that_does_not_end_is_named(warm: Launcher, tmp_path: Path) -> 
 
 
 def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "STALL_FLOOR_S", 0.4)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # the kernels' tests set it
 
-    (hang,) = run(warm, tmp_path, make_case("hangs_after_compiling"))
+    with Launcher() as compiling:
+        (hang,) = run(compiling, tmp_path, make_case("hangs_after_compiling"))
 
     assert evidence_of(hang).frame.startswith("step (fault_workloads.py:")
 
