@@ -1,0 +1,48 @@
+"""What tests of faults share: a faulty case among good ones, and its evidence."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from harness.execution.launcher import Launcher
+from harness.execution.runner import run_suite
+from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome
+from harness.tests.test_runner import QUICK, Counter, Memory, Quiet, descendants, make_suite
+from harness.tests.test_runner import make_case as make_good
+
+LONG_ENOUGH = replace(QUICK, min_samples=10)
+"""For a fault in a later step to be reached."""
+EITHER = r"(warmup|sampling)"
+
+
+def make_case(fake: str, **changes: object) -> Case:
+    case = make_good(fake, axes={"head_dim": 7, **changes.pop("axes", {})})  # type: ignore[dict-item]
+    changes.setdefault("settings", LONG_ENOUGH)
+    module = "harness.tests.fake_workloads" if fake in FAKES else "harness.tests.fault_workloads"
+    return replace(case, factory=f"{module}:{fake}", **changes)  # type: ignore[arg-type]
+
+
+FAKES = {
+    *("raises", "wrong", "segfaults", "exits_politely", "answers_twice", "good", "never_exits"),
+    "hangs_in_setup",
+}
+
+
+def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
+    """All cases, then a good one, which must run whatever came before."""
+    writer = Memory(folder)
+    suite = make_suite(*cases, replace(make_case("good"), case_id="following"))
+    run_suite(suite, writer=writer, probes=[Counter()], observer=Quiet(), launcher=warm)
+    *found, following = writer.measurements
+    assert following.outcome is Outcome.OK
+    assert descendants() == []
+    return found
+
+
+def evidence_of(m: Measurement) -> Evidence:
+    assert m.evidence is not None
+    return m.evidence
+
+
+def file_of(m: Measurement, name: str) -> EvidenceFile:
+    (found,) = (f for f in evidence_of(m).files if f.name == name)
+    return found
