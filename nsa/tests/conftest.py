@@ -5,8 +5,27 @@ imported, and nothing can change it afterwards in the same process.
 """
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The person who runs the tests may have some set."""
+    from nsa.flags import Flags  # not above: it imports Triton
+
+    for name in Flags.from_env().set_names:
+        monkeypatch.delenv(name)
