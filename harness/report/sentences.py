@@ -24,8 +24,9 @@ from harness.records import (
 
 MAX_FITS = 4
 """Groups up to which each exponent is said; past it, the least and the greatest."""
-DIFFERENT = 1.1
-"""Ratio between pairs from which an effect is not one number."""
+DIFFERENT, MIXED = 1.1, 2.0
+"""Ratio between pairs from which a reader must know of their range; and from which their mean is no
+effect, and has no interval."""
 BUSY = 0.5
 """GPU utilisation under which the card waits for something else most of the time."""
 
@@ -64,8 +65,11 @@ def outcome_name(outcome: Outcome | None) -> str:
 
 
 def effect_sentence(e: Effect) -> str:
-    """`gc=on` against `gc=off`: step time per token +24 % [+20 … +28], over 4 pairs of cases."""
-    once = "; one process a case, so no interval" if e.low is None else ""
+    """`gc=on` against `gc=off`: step time per token +24 % [+20 … +28], over 4 pairs of cases.
+
+    Where pairs differ widely, or point both ways: +54 % in the mean, ..., from -31 % to 4.4x.
+    """
+    once = "; one process a case, so no interval" if e.low is None and not _mixed(e) else ""
     return (
         f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)}: step time per token "
         f"{_effect(e)}, over {e.pairs} {_plural('pair', e.pairs)} of cases{_spread(e)}{once}."
@@ -79,7 +83,15 @@ def _spread(e: Effect) -> str:
     return f", from {units.change(e.smallest)} to {units.change(e.largest)}"
 
 
+def _mixed(e: Effect) -> bool:
+    return e.pairs > 1 and (
+        e.largest / e.smallest > MIXED or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT
+    )
+
+
 def _effect(e: Effect) -> str:
+    if _mixed(e):
+        return f"{units.change(e.ratio)} in the mean"
     amount = units.change(e.ratio, e.low, e.high)
     if e.negligible:
         return f"unchanged ({amount})"
@@ -170,7 +182,7 @@ def _speeds(summaries: Sequence[CaseSummary], effects: Sequence[Effect]) -> Iter
             )
             said = "; ".join(
                 f"{_axis(e.axis, e.value)} against {_axis(e.axis, e.base)} {_effect(e)}"
-                + (_spread(e) if e.axis == "provider" else "")
+                + (_spread(e) if e.axis == "provider" or _mixed(e) else "")
                 for e in ranked_effects
             )
             text += f". Step time per token: {said}"

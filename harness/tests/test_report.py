@@ -14,9 +14,10 @@ import pytest
 
 from harness import report
 from harness.analysis import overhead
+from harness.analysis.effects import Effect
 from harness.errors import ReportError
 from harness.records import Decision, Outcome, Run
-from harness.report import context, figures, render
+from harness.report import context, figures, render, sentences
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 DATE = datetime.date(2026, 11, 21)
@@ -161,6 +162,37 @@ def test_a_case_that_did_not_end_ok_is_not_said_to_have_run_as_the_others(
 
     assert "`forward/loop/seq_len=2048` | not available (timeout) |" in observed
     assert "**forward**, all cases: precision=bf16, dim=768, n_layers=12." in observed
+
+
+@pytest.mark.parametrize(
+    ("smallest", "largest", "said"),
+    [
+        pytest.param(1.5, 1.6, "+55.0 % [+54.0 … +56.0], over 4 pairs of cases.", id="alike"),
+        pytest.param(
+            1.3, 1.8, "+55.0 % [+54.0 … +56.0], over 4 pairs of cases, from +30 %", id="near"
+        ),
+        pytest.param(0.8, 4.4, "+55 % in the mean, over 4 pairs of cases, from -20 %", id="far"),
+        pytest.param(0.8, 1.5, "+55 % in the mean, over 4 pairs of cases, from -20 %", id="both"),
+    ],
+)
+def test_a_mean_of_pairs_that_differ_widely_is_no_effect(
+    smallest: float, largest: float, said: str
+) -> None:
+    effect = Effect(
+        workload="w", axis="gc", base="off", value="on", ratio=1.55, low=1.54, high=1.56,
+        smallest=smallest, largest=largest, pairs=4,
+    )  # fmt: skip
+
+    assert said in sentences.effect_sentence(effect)
+
+
+def test_a_difference_that_points_both_ways_is_not_called_none() -> None:
+    effect = Effect(
+        workload="w", axis="gc", base="off", value="on", ratio=1.0, low=0.999, high=1.001,
+        smallest=0.7, largest=1.4, pairs=2,
+    )  # fmt: skip
+
+    assert "unchanged" not in sentences.effect_sentence(effect)
 
 
 def test_the_price_behind_a_cost_is_stated(full: tuple[str, Any]) -> None:
