@@ -81,7 +81,9 @@ def _watched(worker: Worker, told: Path, *, runs: int) -> str:
 def hangs(last: launches.Launch) -> str:
     """That it hung again, and in what."""
     after = "returned, and no other followed" if last.returned else "did not return"
-    return f"{_where(last)}: in a re-enactment with every launch awaited it {after}"
+    return (
+        f"{_where(last)}: in a re-enactment with every launch awaited it {after} for {QUIET_S:g} s"
+    )
 
 
 def _where(last: launches.Launch) -> str:

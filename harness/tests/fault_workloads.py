@@ -88,7 +88,10 @@ def spins_on_the_gpu(provider: str, axes: Axes) -> Workload:
     """From run 3 on a Triton kernel does not end; nothing on the host waits but a synchronise."""
     from harness.tests.fault_kernels import spin
 
-    x = torch.zeros(1, dtype=torch.int32, device="cuda")
+    x = torch.ones(1, dtype=torch.int32, device="cuda")
+    spin[(1,)](x)  # compiled here, where silence is allowed; of 1 it ends
+    torch.cuda.synchronize()
+    x.zero_()
 
     def step(i: int) -> None:
         y = x + 1

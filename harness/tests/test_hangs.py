@@ -79,7 +79,9 @@ def test_a_hang_on_the_host_is_said_to_lie_after_the_last_launch(
     (hang,) = run(warm, tmp_path, make_case("hangs_after_an_operator"))
 
     said = evidence_of(hang).last_kernel
-    assert re.match(r"aten\.\w+ in run 3 .* it returned, and no other followed", said), said
+    assert re.match(r"aten\.\w+ in run 3 .* it returned, and no other followed for 0.2 s", said), (
+        said
+    )
 
 
 @pytest.mark.usefixtures("hangs_early")
@@ -131,7 +133,8 @@ def test_what_the_gpu_did_stands_beside_the_last_launch() -> None:
     known = "unknown; the GPU was busy for 100% of the last 5 s"
 
     assert reenactment.beside(known, reenactment.hangs(last)) == (
-        "spin in run 3 (from 0): in a re-enactment with every launch awaited it did not return; "
+        "spin in run 3 (from 0): "
+        "in a re-enactment with every launch awaited it did not return for 0.2 s; "
         "the GPU was busy for 100% of the last 5 s"
     )
 
@@ -161,7 +164,11 @@ def test_triton_kernels_are_told_by_their_names(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
 @pytest.mark.usefixtures("hangs_early")
-def test_a_kernel_that_does_not_end_is_named(warm: Launcher, tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_end_is_named(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reenactment, "QUIET_S", 2.0)  # a CUDA context and a kernel come first
+
     (hang,) = run(warm, tmp_path, make_case("spins_on_the_gpu"))
 
     assert hang.outcome is Outcome.HANG
