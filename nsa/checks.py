@@ -14,35 +14,37 @@ def shape(x: Tensor) -> list[int]:
 def need(holds: bool, name: str, got: object, needed: object) -> None:
     """Raise ValueError with the name, what it is and what it must be, unless that holds."""
     if not holds:
-        raise ValueError(f"{name} is {got}, and must be {needed}")
+        raise _wrong(name, got, needed)
+
+
+def _wrong(name: str, got: object, needed: object) -> ValueError:
+    return ValueError(f"{name} is {got}, and must be {needed}")
 
 
 def check_keys(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str] = ("k", "v")) -> None:
-    """Validate shapes, dtypes and devices of a query and its keys and values."""
-    if _fit(q, k, v):  # as nearly always; to word what might be wrong takes as long as a launch
-        return
-    need(q.dim() == 4 and q.shape[1] > 0, "q", shape(q), "[B, T, HQ, Dk] with T > 0")
-    need(q.is_floating_point(), "q", q.dtype, "floating point")
+    """Validate shapes, dtypes and devices of a query and its keys and values.
+
+    On the way of every call: what is wrong is put into words only where something is.
+    """
+    if q.dim() != 4 or q.shape[1] == 0:
+        raise _wrong("q", shape(q), "[B, T, HQ, Dk] with T > 0")
+    if not q.is_floating_point():
+        raise _wrong("q", q.dtype, "floating point")
     for name, x in zip(names, (k, v), strict=True):
-        need(x.dim() == 4, name, shape(x), "[B, S, HKV, D]")
-        need(x.dtype == q.dtype, name, x.dtype, f"{q.dtype}, as q")
-        need(x.device == q.device, name, f"on {x.device}", f"on {q.device}, as q")
+        if x.dim() != 4:
+            raise _wrong(name, shape(x), "[B, S, HKV, D]")
+        if x.dtype != q.dtype:
+            raise _wrong(name, x.dtype, f"{q.dtype}, as q")
+        if x.device != q.device:
+            raise _wrong(name, f"on {x.device}", f"on {q.device}, as q")
     B, _, HQ, Dk = q.shape
-    _, S, HKV, _ = k.shape
-    need(k.shape[0] == B and k.shape[3] == Dk, names[0], shape(k), f"[{B}, S, HKV, {Dk}], as q")
-    need(list(v.shape[:3]) == [B, S, HKV], names[1], shape(v), f"[{B}, {S}, {HKV}, Dv], as k")
-    need(HQ % HKV == 0, "q", f"of {HQ} heads", f"of a multiple of the {HKV} KV heads")
-
-
-def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `check_keys` would find nothing."""
-    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        return False
-    if not (q.dim() == k.dim() == v.dim() == 4 and q.is_floating_point()):
-        return False
-    B, T, HQ, Dk = q.shape
     S, HKV = k.shape[1:3]
-    return T > 0 and k.shape == (B, S, HKV, Dk) and v.shape[:3] == (B, S, HKV) and HQ % HKV == 0
+    if k.shape[0] != B or k.shape[3] != Dk:
+        raise _wrong(names[0], shape(k), f"[{B}, S, HKV, {Dk}], as q")
+    if v.shape[:3] != (B, S, HKV):
+        raise _wrong(names[1], shape(v), f"[{B}, {S}, {HKV}, Dv], as k")
+    if HQ % HKV:
+        raise _wrong("q", f"of {HQ} heads", f"of a multiple of the {HKV} KV heads")
 
 
 def check_documents(q: Tensor, q_start: int, cu_seqlens: Tensor | None) -> None:

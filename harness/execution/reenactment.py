@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.execution import evidence
 from harness.execution.launcher import Launcher, Worker
 from harness.execution.messages import Answer, Garbled, Message, Reader, Tell
 from harness.measure import launches
-from harness.records import Case, Evidence, Measurement
+from harness.records import Case, Evidence, Measurement, Telemetry
 
 REENACT_S = 4.5
 """Longest re-enactment: a hang is to be reported within its limit of silence and 5 s."""
@@ -38,12 +39,8 @@ def with_last_launch(
             said = _watched(worker, told, runs=runs)
     except (OSError, HarnessError) as error:  # never worth the record of the hang
         said = f"unknown: no re-enactment: {error}"
-    return replace(hung, evidence=replace(found, last_kernel=beside(found.last_kernel, said)))
-
-
-def beside(known: str, said: str) -> str:
-    """What the re-enactment says, and then what was seen of the GPU while it hung first."""
-    return "; ".join(filter(None, (said, known.removeprefix("unknown; "))))
+    last = evidence.last_kernel(hung.telemetry or Telemetry(), said=said)
+    return replace(hung, evidence=replace(found, last_kernel=last))
 
 
 def _watched(worker: Worker, told: Path, *, runs: int) -> str:

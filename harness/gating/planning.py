@@ -365,10 +365,10 @@ def _calibrate(plan: Plan, request: Request) -> None:
 
 def _preflight(plan: Plan, request: Request) -> None:
     """Ask whether the machine is fit, and every workload whether it can run."""
-    for path, suite in plan.suites.items():
+    for suite in plan.suites.values():
         here = plan.here
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs none."
-        machine.require_gpu(replace(suite, path=path), here, remedy)
+        machine.require_gpu(suite, here, remedy)
         if other := mismatch(suite.requires, here):
             plan.findings.append(unfit(other))
     if request.mode is not Mode.COUNTERS:

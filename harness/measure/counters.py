@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.measure.dispatched import Dispatched
 
 aten = torch.ops.aten
 
@@ -87,29 +88,14 @@ def counting() -> Iterator[Counting]:
     )
 
 
-class _Operators(TorchDispatchMode):
-    supports_higher_order_operators = True
-
+class _Operators(Dispatched):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen = 0
         self.reads = 0
         self.inside_method = False
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Or compiled functions would run uncompiled, which is neither what is timed nor, at
-        long lengths, what fits in memory."""
-        return True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = kwargs or {}
+    def call(self, func: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
         if getattr(func, "namespace", "") != "profiler":  # a named range computes nothing
             self.seen += 1
         if not self.inside_method and _reads(func, args, given):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.measure import accuracy
+from harness.measure.dispatched import Dispatched
 from harness.measure.launches import BEGAN, RETURNED, Teller, telling_into
 from harness.records import Case
 from harness.workload import Factory
@@ -44,28 +44,15 @@ def reenact(
                 torch.cuda.synchronize()
 
 
-class _Operators(TorchDispatchMode):
-    supports_higher_order_operators = True
-
+class _Operators(Dispatched):
     def __init__(self, teller: Teller) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._teller = teller
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Or compiled functions would run uncompiled, and perhaps not hang."""
-        return True
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
         name = str(getattr(func, "overloadpacket", func))
         self._teller.tell(BEGAN, name)
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **given)
         self._teller.tell(RETURNED, name)
         return result
 

@@ -117,7 +117,7 @@ def _prove_cuda(phase: Say) -> Readings:
     time.sleep(GPU_REST_S)
     phase("burn")
     began = time.process_time()
-    sustained = products.burn(BURN_S)
+    products.burn(BURN_S)
     burn_cpu_s = time.process_time() - began
     phase("waits")  # first: meanwhile the clock, which the burn's power held down, comes back
     waits_s, host_s = _read_waits()
@@ -126,9 +126,8 @@ def _prove_cuda(phase: Say) -> Readings:
     phase("flush")
     resident_s, flushed_s = _read_copies()
     phase("peaks")
-    reached = products.reached()
     peaks = Peaks(
-        flops_per_s={**reached, "bf16": max(sustained, reached["bf16"])},
+        flops_per_s=products.reached(),
         bytes_per_s=_bandwidth(),
         launch_s=_launch_s(),
     )
@@ -198,20 +197,16 @@ class _Products:
         torch.mm(*self._half, out=self._out)  # makes the handle, chooses the kernel
         torch.cuda.synchronize()
 
-    def burn(self, seconds: float) -> float:
-        """Multiply for so long without a pause; the highest FLOP/s of ten products."""
-        watch, readings = CudaStopwatch(), []
+    def burn(self, seconds: float) -> None:
+        """Multiply for so long without a pause."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            readings.append(watch.read(self._ten).time_s)
-        return 10 * self._flops / min(readings)
-
-    def _ten(self) -> None:
-        for _ in range(10):
-            torch.mm(*self._half, out=self._out)
+            for _ in range(10):
+                torch.mm(*self._half, out=self._out)
+            torch.cuda.synchronize()
 
     def reached(self) -> dict[str, float]:
-        """FLOP/s at each precision, the best of a few products: as burn, with less heat."""
+        """FLOP/s at each precision, the best of a few products."""
         found = {
             "bf16": self._reached(*self._half),
             "fp16": self._reached(*(x.half() for x in self._half)),

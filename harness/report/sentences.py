@@ -84,6 +84,7 @@ def _spread(e: Effect) -> str:
 
 
 def _mixed(e: Effect) -> bool:
+    """Whether its pairs differ so widely, or point both ways, that their mean is none of them."""
     return e.pairs > 1 and (
         e.largest / e.smallest > MIXED or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT
     )

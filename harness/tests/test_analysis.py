@@ -179,7 +179,7 @@ def test_a_utilisation_that_lags_is_not_taken_for_that_of_the_workload() -> None
 
 
 def test_one_window_of_a_counter_that_lags_is_no_utilisation() -> None:
-    """Seen on an H200: four readings of one window, 6 %, for a step that keeps the GPU busy."""
+    """Seen on an H200: 6 %, by one such window, for a step that keeps the GPU busy."""
     seen = Telemetry(t_s=(16.5, 16.55, 16.6, 16.65), channels={"gpu_utilisation": (0.06,) * 4})
     measured = [replace(m, telemetry=seen) for m in timed(CASE, 0.05)]
 

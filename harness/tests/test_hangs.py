@@ -128,14 +128,13 @@ def test_what_is_half_told_is_not_told(text: str, tmp_path: Path) -> None:
 
 
 def test_what_the_gpu_did_stands_beside_the_last_launch() -> None:
-    last = launches.Launch(run=3, name="spin", returned=False)
+    said = reenactment.hangs(launches.Launch(run=3, name="spin", returned=False))
+    telemetry = Telemetry(t_s=(1.0, 2.0), channels={"gpu_utilisation": (1.0, 1.0)})
 
-    known = "unknown; the GPU was busy for 100% of the last 5 s"
-
-    assert reenactment.beside(known, reenactment.hangs(last)) == (
+    assert evidence.last_kernel(telemetry, said=said) == (
         "spin in run 3 (from 0): "
         "in a re-enactment with every launch awaited it did not return for 0.2 s; "
-        "the GPU was busy for 100% of the last 5 s"
+        "the GPU was busy for 100% of the last 5 s: a kernel does not end"
     )
 
 

@@ -203,6 +203,33 @@ def test_nothing_is_measured_with_a_refuted_instrument_and_the_run_can_go_on(
     assert "not put to the proof (--no-proof)" in report.read_text()
 
 
+@pytest.mark.parametrize(
+    ("copy_s", "sum_s", "moved"),
+    [pytest.param(1.0, 4.0, 2, id="copies"), pytest.param(4.0, 1.0, 1, id="reads")],
+)
+def test_the_peak_of_memory_is_that_of_copies_or_of_sums(
+    copy_s: float, sum_s: float, moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that only reads was faster than its floor, by the speed of a copy."""
+    times = iter([1.0, copy_s, sum_s])
+    monkeypatch.setattr(selfproof, "_best_s", lambda _: next(times))
+
+    assert selfproof.cpu_peaks().bytes_per_s == moved * selfproof.CPU_COPY_BYTES
+
+
+def test_a_peak_is_the_best_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A floor is a bound: what a hot card keeps up is none."""
+    took = iter([5.0, 3.0, 2.0, 4.0, 6.0])
+
+    def read(watch: HostStopwatch, run: object) -> Reading:
+        at_s = next(took)
+        return Reading(began_at=0.0, time_s=at_s, host_s=at_s, output=None)
+
+    monkeypatch.setattr(HostStopwatch, "read", read)
+
+    assert selfproof._best_s(lambda: None) == 2.0
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
 def test_the_instrument_proves_itself_on_a_gpu() -> None:
