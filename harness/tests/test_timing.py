@@ -191,6 +191,21 @@ def test_garbage_does_not_pile_up_between_runs() -> None:
     assert most <= 2
 
 
+def test_what_the_first_run_leaves_behind_is_not_walked_before_each_of_the_others() -> None:
+    left: list[list[int]] = []
+    walked: list[int] = []
+
+    def run() -> None:
+        if not left:  # as a compiler does
+            left.extend([] for _ in range(20_000))
+        else:
+            walked.append(len(gc.get_objects()))
+
+    take(run, replace(SETTINGS, sample_s=0.0), HostStopwatch())
+
+    assert max(walked) < len(left)
+
+
 def test_the_host_stopwatch_times_the_run_and_only_that() -> None:
     reading = HostStopwatch().read(lambda: time.sleep(0.02))
 
