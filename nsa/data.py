@@ -14,6 +14,7 @@ import difflib
 import math
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -68,14 +69,38 @@ class ByteStream(Iterator[Tensor]):
         description: str,
         draw: Callable[[], NDArray[Any]],
         close: Callable[[], None] | None = None,
+        *,
+        in_memory: bool = False,
     ) -> None:
+        """
+        Args:
+            draw: Makes the next batch, of any integer type.
+            in_memory: Whether `draw`, once it gave a batch, neither waits for another nor fails.
+        """
         self.description = description
         """What is read, exactly enough to tell two streams apart."""
         self._draw = draw
         self._close = close
+        self._in_memory = in_memory
+        self._ready: deque[Tensor] = deque()
 
     def __next__(self) -> Tensor:
+        if self._ready:
+            return self._ready.popleft()
         return torch.from_numpy(self._draw().astype(np.int64))
+
+    def prepare(self, batches: int) -> None:
+        """Draw so many already, as the host has time while a GPU computes.
+
+        They are pinned where there is a GPU. Does nothing where drawing one may wait or fail:
+        that belongs to the step that needs it.
+        """
+        pinned = torch.cuda.is_available()
+        while self._in_memory and len(self._ready) < batches:
+            drawn = self._draw()
+            batch = torch.empty(drawn.shape, dtype=torch.int64, pin_memory=pinned)
+            batch.numpy()[...] = drawn  # Tensor.copy_ would wake a thread for every core
+            self._ready.append(batch)
 
     def close(self) -> None:
         """Stop reading; returns within about a second, also when the source hangs."""
@@ -144,13 +169,14 @@ def open_stream(
     rng = np.random.default_rng([seed, rank, split == "held_out"])
     match name:
         case "synthetic":
-            return ByteStream(name, lambda: _synthetic(rng, shape))
+            return ByteStream(name, lambda: _synthetic(rng, shape), in_memory=True)
         case "text":
             corpus = text_corpus(split)
             python = sys.version.split()[0]
             return ByteStream(
                 f"text ({split}: {len(corpus):,} bytes of Python {python})",
                 lambda: _windows(corpus, rng, shape),
+                in_memory=True,
             )
     source = local_source(Path(path)) if path else hub_source()
     documents = share(source, dataset, split, rank, world_size)

@@ -153,7 +153,7 @@ class Trainer:
     def step(self) -> Tensor:
         """Take one optimiser step: forward, backward, accumulation, clipping, AdamW.
 
-        Does not wait for the device.
+        Does not wait for the device, and draws the next step's batches while that computes.
 
         Returns:
             The mean loss in nats per byte of this process's batches, a scalar on the device,
@@ -171,6 +171,8 @@ class Trainer:
         else:
             self._set_rate(rate)
             loss = self._learn(self._to_device(batch) for batch in batches)
+        if self.device.type == "cuda":
+            self.stream.prepare(self.config.accum)
         self.steps_done += 1
         return loss
 

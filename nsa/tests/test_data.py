@@ -11,9 +11,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from nsa.data import (
     SYNTHETIC_BITS_PER_BYTE,
+    ByteStream,
     DataError,
     Loader,
     bits_per_byte,
@@ -73,6 +75,34 @@ def test_seed_and_rank_decide_the_stream(dataset: str) -> None:
 def test_a_stream_does_not_repeat_its_batch() -> None:
     with open_stream("text", batch_size=1, seq_len=64) as stream:
         assert not torch.equal(next(stream), next(stream))
+
+
+@pytest.mark.parametrize("dataset", ["synthetic", "text"])
+def test_batches_drawn_ahead_are_those_that_were_next(dataset: str) -> None:
+    with (
+        open_stream(dataset, batch_size=2, seq_len=16) as plain,
+        open_stream(dataset, batch_size=2, seq_len=16) as ahead,
+    ):
+        for drawn in (0, 1, 3, 2, 0):
+            ahead.prepare(drawn)
+            assert torch.equal(next(ahead), next(plain))
+
+
+def test_what_a_stream_draws_ahead_is_drawn_once_and_only_from_memory() -> None:
+    drawn: list[NDArray[np.uint8]] = []
+
+    def draw() -> NDArray[np.uint8]:
+        drawn.append(np.full((1, 2), len(drawn), np.uint8))
+        return drawn[-1]
+
+    ahead = ByteStream("memory", draw, in_memory=True)
+    ahead.prepare(2)
+    ahead.prepare(2)
+    assert len(drawn) == 2
+    assert [next(ahead)[0, 0].item() for _ in range(3)] == [0, 1, 2]
+
+    ByteStream("disk", draw).prepare(2)
+    assert len(drawn) == 3
 
 
 def test_synthetic_has_eight_bits_without_context_and_two_with_it() -> None:

@@ -445,6 +445,20 @@ def test_a_step_does_not_wait_for_the_gpu(model, precision: str) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("cuda_graph", [False, True], ids=["launched", "graph"])
+def test_the_next_batches_lie_ready_while_the_gpu_computes(cuda_graph: bool) -> None:
+    config = tiny(model=DENSE, accum=2, device="cuda", cuda_graph=cuda_graph, dataset="text")
+    with Trainer(config) as trainer, open_stream("text", batch_size=2, seq_len=24) as plain:
+        trainer.step()
+        ready = [next(trainer.stream) for _ in range(3)]
+        expected = [next(plain) for _ in range(5)][2:]
+
+    assert [batch.is_pinned() for batch in ready] == [True, True, False]
+    assert all(map(torch.equal, ready, expected))
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_the_gpu_starts_from_the_same_weights() -> None:
     with Trainer(tiny()) as on_cpu, Trainer(tiny(device="cuda")) as on_gpu:
         assert torch.equal(weights(on_cpu), weights(on_gpu).cpu())
