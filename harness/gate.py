@@ -206,6 +206,9 @@ def _judge_rule(
     decision, decisive = _settle(findings, _ORDERS[rule.quantifier])
     if findings:
         reason = _share(decisive, findings) + _join(decisive)
+        undecided = [f for f in findings if f.decision is Decision.INCONCLUSIVE]
+        if undecided and rule.quantifier == "any" and decision is Decision.CONDITIONAL:
+            reason += f"; undecided, perhaps better: {_join(undecided)}"
     elif matched:
         reason = "no matched case has an outcome that could decide"
     else:

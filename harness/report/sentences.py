@@ -16,6 +16,7 @@ from harness.records import (
     Decision,
     Environment,
     Estimate,
+    Measurement,
     Outcome,
     Run,
     Scalar,
@@ -54,7 +55,7 @@ def executive_summary(
         *_speeds(summaries, effects),
         *_scaling(fits),
         *_targets(targets),
-        *_idle_gpu(summaries),
+        *_idle_gpu(run, summaries),
         *_unsteady(summaries, run),
         *_anomalies(summaries),
     )
@@ -245,13 +246,16 @@ def _exponent(exponent: Estimate, f: ScalingFit) -> str:
     return f"`{f.group}` {units.cell('scaling_exponent', exponent)}{late}"
 
 
-def _idle_gpu(summaries: Sequence[CaseSummary]) -> Iterable[str]:
+def _idle_gpu(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
+    """Of cases whose step was not profiled: the probes read the pauses between runs too, in which
+    a device that no step keeps waiting has nothing to do."""
     idle = [
         s
         for s in summaries
         if s.outcome is Outcome.OK
         and "gpu_utilisation" in s.metrics
         and s.metrics["gpu_utilisation"].value < BUSY
+        and not any(_knows_launch_gap(m) for m in run.of(s.case.case_id))
     ]
     if not idle:
         return
@@ -263,6 +267,11 @@ def _idle_gpu(summaries: Sequence[CaseSummary]) -> Iterable[str]:
         f"{_plural('case', len(idle))}; least in `{least.case.case_id}`, "
         f"{units.measured('gpu_utilisation', least.metrics['gpu_utilisation'])}{beside}."
     )
+
+
+def _knows_launch_gap(m: Measurement) -> bool:
+    breakdown = m.census.breakdown if m.census else None
+    return breakdown is not None and breakdown.launch_gap is not None
 
 
 def _anomalies(summaries: Sequence[CaseSummary]) -> Iterable[str]:

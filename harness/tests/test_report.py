@@ -16,9 +16,10 @@ from harness import report
 from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.errors import ReportError
-from harness.records import Decision, Outcome, Run
+from harness.records import Case, Decision, Measurement, Outcome, Run
 from harness.report import context, figures, render, sentences
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
+from harness.what_ran import Breakdown, Census
 
 DATE = datetime.date(2026, 11, 21)
 NAME = "2026-11-21 Test Engineer Report - Small v{}.md"
@@ -38,6 +39,14 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, report.ReportPa
 
 def section(text: str, title: str) -> str:
     return text.partition(f"\n## {title}")[2].partition("\n## ")[0]
+
+
+def summary_of(told: Run) -> tuple[str, ...]:
+    content = context.analyse(told)
+    links = {p.name: "x.png" for p in content.pictures}
+    return context.build(
+        content, date=DATE, author="x", version=1, directory=Path("reports"), links=links
+    ).summary
 
 
 # --- what it says ------------------------------------------------------------------------
@@ -107,16 +116,24 @@ def test_the_summary_is_computed(full: tuple[str, Any]) -> None:
         assert re.search(claim, summary, re.MULTILINE), claim
 
 
+def test_a_step_that_keeps_the_gpu_busy_is_not_called_idle_for_the_pauses_between_runs() -> None:
+    cases = sweep(seq_len=[512, 1024])
+    busy = Census(breakdown=Breakdown(step_s=0.05, profiled_step_s=0.06, device_busy_s=0.049))
+
+    def measure(c: Case) -> list[Measurement]:
+        census = busy if c is cases[0] else None
+        return timed(c, 0.05, telemetry={"gpu_utilisation": 0.3}, census=census)
+
+    (said,) = [line for line in summary_of(run(cases, measure)) if "GPU was busy" in line]
+
+    assert "in 1 case; least in `train/nsa/seq_len=1024`" in said
+
+
 def test_a_case_that_reached_no_steady_state_is_named_in_the_summary() -> None:
     cases = sweep(seq_len=[512, 1024])
     unsteady = run(cases, lambda c: timed(c, 0.05, steady=c is cases[0]))
-    content = context.analyse(unsteady)
-    links = {p.name: "x.png" for p in content.pictures}
-    built = context.build(
-        content, date=DATE, author="x", version=1, directory=Path("reports"), links=links
-    )
 
-    said = [line for line in built.summary if "steady state" in line]
+    said = [line for line in summary_of(unsteady) if "steady state" in line]
 
     assert said == [
         "No steady state was reached in `train/nsa/seq_len=1024`: those numbers may still move."
