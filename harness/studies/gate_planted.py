@@ -6,7 +6,7 @@
 copies packages and a suite into a git repository of its own, OUT/repository, and gates it with
 base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
 commits in which every step of every case waits longer, by a given share of the step as the first
-gate measured it. On a GPU the wait is a kernel that spins. What the gate says of each is printed
+gate measured it. On a GPU the wait is a kernel that spins, and a step the replay of a CUDA graph. What the gate says of each is printed
 as a table, with pairs and minutes, and kept in OUT/gates.jsonl as it comes: a study that is cut
 off has told what it found until then. A clean change that was NO-GO, or a slowdown that was GO, is
 named below the table.
@@ -39,7 +39,8 @@ subject: Planted
 question: Does the gate find a planted slowdown, and nothing where there is none?
 device: cuda
 measure: {processes: 2, min_samples: 20, max_samples: 200, sample_s: 0.2, warmup_s: 1,
-          timeout_s: 60, stall_s: 50, accuracy: false, census: false}
+          timeout_s: 60, stall_s: 50, accuracy: false, census: false,
+          graph: true}  # kernels alone: on a slow host ten launches scatter by 5 %
 workloads:
   - name: attention
     factory: suites.workloads:attention
