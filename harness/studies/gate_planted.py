@@ -6,10 +6,10 @@
 copies packages and a suite into a git repository of its own, OUT/repository, and gates it with
 base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
 commits in which every step of every case waits longer, by a given share of the step as the first
-gate measured it. On a GPU the wait is a kernel that spins, and a step the replay of a CUDA graph. What the gate says of each is printed
-as a table, with pairs and minutes, and kept in OUT/gates.jsonl as it comes: a study that is cut
-off has told what it found until then. A clean change that was NO-GO, or a slowdown that was GO, is
-named below the table.
+gate measured it. On a GPU the wait is a kernel that spins, and a step the replay of a CUDA graph.
+What the gate says of each is printed as a table, with pairs and minutes, and kept in
+OUT/gates.jsonl as it comes: a study that is cut off has told what it found until then. A clean
+change that was NO-GO, or a slowdown that was GO, is named below the table.
 """
 
 import argparse

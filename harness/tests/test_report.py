@@ -116,6 +116,16 @@ def test_the_summary_is_computed(full: tuple[str, Any]) -> None:
         assert re.search(claim, summary, re.MULTILINE), claim
 
 
+def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
+    notes = ("Resumed at noon after 1 measurements.", "a line was cut short")
+
+    text = report.write(replace(small(), notes=notes), tmp_path, date=DATE).markdown.read_text()
+
+    assert text.endswith(
+        "\nOf the record itself: Resumed at noon after 1 measurements; a line was cut short.\n"
+    )
+
+
 def test_a_step_that_keeps_the_gpu_busy_is_not_called_idle_for_the_pauses_between_runs() -> None:
     cases = sweep(seq_len=[512, 1024])
     busy = Census(breakdown=Breakdown(step_s=0.05, profiled_step_s=0.06, device_busy_s=0.049))
