@@ -4,6 +4,7 @@ The interpreter lets the other thread look when it gives up its lock: whenever a
 without it, and otherwise after SWITCH_S. So a look falls a little late, and never early.
 """
 
+import re
 import sys
 import sysconfig
 import threading
@@ -24,6 +25,8 @@ _LIBRARIES = (
 )
 _OTHERS = ("/site-packages/", "/dist-packages/")
 _HARNESS = "/harness/measure/"
+_GENERATED = re.compile(r"c[a-z2-7]{51}")
+"""Name of a file that torch.compile wrote: a hash of its content, which tells a reader nothing."""
 _ENGINE = "_engine_run_backward"
 """Where the calling thread waits while autograd's own threads run the backward pass."""
 
@@ -75,7 +78,9 @@ def summarise(spots: Sequence[tuple[Spot, str]], most: int) -> list[tuple[str, s
     for key, count in seen.most_common(most):
         file, function, where = key
         line = lines[key].most_common(1)[0][0]
-        short = "/".join(PurePath(file).parts[-2:])
+        path = PurePath(file)
+        generated = _GENERATED.fullmatch(path.stem)
+        short = "torch.compile's code" if generated else "/".join(path.parts[-2:])
         plain = function.replace("<", "").replace(">", "")  # <module>
         found.append((f"{short}:{line} {plain}", where, count / len(spots)))
     return found

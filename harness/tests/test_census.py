@@ -308,6 +308,17 @@ def test_the_function_that_keeps_the_host_is_named() -> None:
     assert share > 0.9
 
 
+def test_generated_code_is_named_for_what_it_is() -> None:
+    generated = f"/cache/u7/c{'u7kwhzqp3z' * 5}2.py"
+
+    labels = [
+        frames.summarise([((file, "call", 739), "")], 1)[0][0]
+        for file in (generated, "/cache/u7/compiled.py")
+    ]
+
+    assert labels == ["torch.compile's code:739 call", "u7/compiled.py:739 call"]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_on_a_gpu_launches_waits_and_copies_are_exact() -> None:
