@@ -47,6 +47,8 @@ class _Finding:
     reason: str
     cases: tuple[str, ...] = ()
     """Ids of the cases behind it, where the subject is not itself one."""
+    may_be_go: bool = True
+    """Of what is undecided: whether it may turn out to be GO."""
 
 
 def judge(
@@ -206,9 +208,9 @@ def _judge_rule(
     decision, decisive = _settle(findings, _ORDERS[rule.quantifier])
     if findings:
         reason = _share(decisive, findings) + _join(decisive)
-        undecided = [f for f in findings if f.decision is Decision.INCONCLUSIVE]
-        if undecided and rule.quantifier == "any" and decision is Decision.CONDITIONAL:
-            reason += f"; undecided, perhaps better: {_join(undecided)}"
+        perhaps = [f for f in findings if f.decision is Decision.INCONCLUSIVE and f.may_be_go]
+        if perhaps and rule.quantifier == "any" and decision is Decision.CONDITIONAL:
+            reason += f"; undecided, perhaps GO: {_join(perhaps)}"
     elif matched:
         reason = "no matched case has an outcome that could decide"
     else:
@@ -300,7 +302,8 @@ def _by_interval(rule: Rule, case_id: str, estimate: Estimate) -> _Finding:
         return _Finding(case_id, Decision.GO, text)
     if low >= abort and high < go:
         return _Finding(case_id, Decision.CONDITIONAL, text)
-    return _Finding(case_id, Decision.INCONCLUSIVE, f"{text} lies across a threshold")
+    across = f"{text} lies across a threshold"
+    return _Finding(case_id, Decision.INCONCLUSIVE, across, may_be_go=high >= go)
 
 
 # --- many findings, one decision ---------------------------------------------------------
