@@ -1,10 +1,12 @@
 """What all tests of the harness start from."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from harness.execution import reenactment
+from harness.execution.launcher import Launcher
 
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # set by readline, which pytest imports: a pipe has no width
@@ -21,3 +23,10 @@ def short_reenactments(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs here hangs within milliseconds; a dozen tests would wait for seconds each."""
     monkeypatch.setattr(reenactment, "QUIET_S", 0.2)
     monkeypatch.setattr(reenactment, "REENACT_S", 0.8)
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Launcher]:
+    """One for all tests of a module: importing torch takes seconds."""
+    with Launcher() as one:
+        yield one

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,12 +46,6 @@ workloads:
 """
 STEPS = r"progress: {step: 'step (?P<step>\d+)'}"
 LOSS = r"metrics: {loss: {line: 'loss (?P<value>\S+)', unit: nats, better: lower}}"
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
 
 
 def suite_of(program: str, folder: Path, *lines: str) -> Suite:

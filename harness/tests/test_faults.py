@@ -6,7 +6,7 @@ a file must, in test_store.py.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +23,6 @@ from harness.tests.faulty import evidence_of, file_of, make_case, run
 from harness.tests.test_runner import GPU, QUICK, Memory, Quiet, make_suite
 from harness.tests.test_runner import make_case as make_good
 from harness.tests.test_store import ENVIRONMENT
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
-
 
 # --- of the worker -----------------------------------------------------------------------
 

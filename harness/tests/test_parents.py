@@ -30,12 +30,6 @@ from harness.tests.test_store import ENVIRONMENT, SUITE, measured
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
-
-
 # --- of two parents ----------------------------------------------------------------------
 
 HOLD = (

@@ -124,13 +124,6 @@ class Counter:
         pass
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    """One for all tests here: importing torch takes seconds."""
-    with Launcher() as one:
-        yield one
-
-
 def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
     writer = Memory(folder)
     run_suite(make_suite(*cases), writer=writer, probes=(), observer=Quiet(), launcher=warm)

@@ -154,12 +154,6 @@ def test_no_name_of_a_suite_leaves_the_store(tmp_path: Path, name: str) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
-
-
 @pytest.mark.parametrize("value", ["$(touch evil)", "`touch evil`; touch evil", "a'b\"c\n$HOME"])
 def test_the_value_of_a_variable_is_no_shell(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
