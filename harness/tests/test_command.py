@@ -31,8 +31,8 @@ from harness.records import (
     Suite,
 )
 from harness.tests.gate_repositories import git
-from harness.tests.test_runner import Counter, Memory, Quiet, descendants
 from harness.tests.test_store import ENVIRONMENT
+from harness.tests.workers import Counter, Memory, Quiet, descendants
 
 HEAD = """
 schema: 1

@@ -17,7 +17,7 @@ from harness.execution.launcher import Launcher
 from harness.measure import launches, reenact
 from harness.records import Outcome, Telemetry
 from harness.tests.faulty import EITHER, LONG_ENOUGH, evidence_of, file_of, make_case, run
-from harness.tests.test_runner import GPU, QUICK
+from harness.tests.workers import GPU, QUICK
 
 
 def test_a_hang_at_step_5_is_told_from_slowness_by_its_own_pace(

@@ -12,7 +12,7 @@ from harness.errors import SuiteError
 from harness.execution.launcher import Launcher
 from harness.records import Case, Measurement, Outcome
 from harness.tests import fake_runs
-from harness.tests.test_runner import make_case, run
+from harness.tests.workers import make_case, run
 
 ROOT = Path(__file__).resolve().parents[2]
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
