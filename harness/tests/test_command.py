@@ -31,7 +31,7 @@ from harness.records import (
     Suite,
 )
 from harness.tests.gate_repositories import git
-from harness.tests.test_store import ENVIRONMENT
+from harness.tests.small_run import ENVIRONMENT
 from harness.tests.workers import Counter, Memory, Quiet, descendants
 
 HEAD = """

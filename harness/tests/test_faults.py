@@ -2,7 +2,7 @@
 
 The faults of one worker and of the machine around it. Hangs are in test_hangs.py; parents, their
 disk and the clock in test_parents.py. What else a worker may do is in test_outcomes.py, what a run
-must survive in test_runner.py; what a file must, in test_store.py.
+must survive in test_runner.py; what a file must, in test_store.py and test_store_loading.py.
 """
 
 import re
@@ -20,7 +20,7 @@ from harness.execution.vacancy import Vacancy
 from harness.probes import GpuUse
 from harness.records import Measurement, NonFiniteOrigin, Outcome
 from harness.tests.faulty import evidence_of, file_of, make_case, run
-from harness.tests.test_store import ENVIRONMENT
+from harness.tests.small_run import ENVIRONMENT
 from harness.tests.workers import GPU, QUICK, Memory, Quiet, make_suite
 from harness.tests.workers import make_case as make_good
 
