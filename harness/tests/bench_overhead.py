@@ -20,7 +20,7 @@ from harness.execution.launcher import Launcher
 from harness.execution.runner import run_suite
 from harness.probes.open import open_probes
 from harness.records import Case, Measurement, MeasureSettings, Suite
-from harness.tests.test_runner import Quiet
+from harness.tests.workers import Quiet
 
 TIMED = ("warmup", "sampling")
 

@@ -1,10 +1,15 @@
 """What all tests of the harness start from."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from harness import store
 from harness.execution import reenactment
+from harness.execution.launcher import Launcher
+from harness.tests.small_run import ENVIRONMENT, SUITE
 
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # set by readline, which pytest imports: a pipe has no width
@@ -21,3 +26,17 @@ def short_reenactments(monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs here hangs within milliseconds; a dozen tests would wait for seconds each."""
     monkeypatch.setattr(reenactment, "QUIET_S", 0.2)
     monkeypatch.setattr(reenactment, "REENACT_S", 0.8)
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Launcher]:
+    """One for all tests of a module: importing torch takes seconds."""
+    with Launcher() as one:
+        yield one
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[store.RunWriter]:
+    """Of a small run, begun in the test's folder."""
+    with store.create(tmp_path, SUITE, ENVIRONMENT) as writer:
+        yield writer

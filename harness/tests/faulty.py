@@ -6,8 +6,8 @@ from pathlib import Path
 from harness.execution.launcher import Launcher
 from harness.execution.runner import run_suite
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome
-from harness.tests.test_runner import QUICK, Counter, Memory, Quiet, descendants, make_suite
-from harness.tests.test_runner import make_case as make_good
+from harness.tests.workers import QUICK, Counter, Memory, Quiet, descendants, make_suite
+from harness.tests.workers import make_case as make_good
 
 LONG_ENOUGH = replace(QUICK, min_samples=10)
 """For a fault in a later step to be reached."""

@@ -10,7 +10,7 @@ from harness.program import Program
 from harness.records import Case, Environment, Git, Gpu, MeasureSettings
 from harness.tests.fake_runs import H200
 from harness.tests.fake_runs import environment as fake_environment
-from harness.tests.test_store import SUITE
+from harness.tests.small_run import SUITE
 
 THEN = fake_environment()
 

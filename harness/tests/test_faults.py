@@ -1,12 +1,12 @@
 """Each fault earns its outcome, with evidence, and the next case runs.
 
 The faults of one worker and of the machine around it. Hangs are in test_hangs.py; parents, their
-disk and the clock in test_parents.py. What a worker must survive besides is in test_runner.py; what
-a file must, in test_store.py.
+disk and the clock in test_parents.py. What else a worker may do is in test_outcomes.py, what a run
+must survive in test_runner.py; what a file must, in test_store.py and test_store_loading.py.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +20,9 @@ from harness.execution.vacancy import Vacancy
 from harness.probes import GpuUse
 from harness.records import Measurement, NonFiniteOrigin, Outcome
 from harness.tests.faulty import evidence_of, file_of, make_case, run
-from harness.tests.test_runner import GPU, QUICK, Memory, Quiet, make_suite
-from harness.tests.test_runner import make_case as make_good
-from harness.tests.test_store import ENVIRONMENT
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
-
+from harness.tests.small_run import ENVIRONMENT
+from harness.tests.workers import GPU, QUICK, Memory, Quiet, make_suite
+from harness.tests.workers import make_case as make_good
 
 # --- of the worker -----------------------------------------------------------------------
 

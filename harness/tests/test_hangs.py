@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +17,7 @@ from harness.execution.launcher import Launcher
 from harness.measure import launches, reenact
 from harness.records import Outcome, Telemetry
 from harness.tests.faulty import EITHER, LONG_ENOUGH, evidence_of, file_of, make_case, run
-from harness.tests.test_runner import GPU, QUICK
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
+from harness.tests.workers import GPU, QUICK
 
 
 def test_a_hang_at_step_5_is_told_from_slowness_by_its_own_pace(

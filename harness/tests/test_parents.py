@@ -22,18 +22,11 @@ from harness.execution import evidence, gpu_lock
 from harness.execution.gpu_lock import GpuLock
 from harness.execution.launcher import Launcher
 from harness.records import EvidenceFile, Outcome
-from harness.tests import test_store
 from harness.tests.faulty import evidence_of, make_case, run
+from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, file_size_limit, measured
 from harness.tests.test_architecture import sources, uses
-from harness.tests.test_store import ENVIRONMENT, SUITE, measured
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
 
 
 # --- of two parents ----------------------------------------------------------------------
@@ -102,8 +95,8 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
 ) -> None:
     """NVML may name another GPU than the one that torch then uses; a run on the CPU holds none."""
     monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
-    monkeypatch.setattr("harness.probes.nvml.gpus", lambda: [test_store.GPU])
-    used = replace(test_store.GPU, uuid="GPU-used")
+    monkeypatch.setattr("harness.probes.nvml.gpus", lambda: [GPU])
+    used = replace(GPU, uuid="GPU-used")
     said: list[str] = []
 
     def free(uuid: str) -> bool:
@@ -158,7 +151,7 @@ import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from harness import store
-from harness.tests.test_store import ENVIRONMENT, SUITE, measured
+from harness.tests.small_run import ENVIRONMENT, SUITE, measured
 
 root = Path(sys.argv[1])
 write, sync = os.write, os.fsync
@@ -248,7 +241,7 @@ def test_evidence_that_cannot_be_written_is_said_and_costs_no_record(
 def test_evidence_on_a_full_disk_is_said_and_costs_no_record(tmp_path: Path) -> None:
     folder = evidence.Folder(tmp_path, tmp_path / "x.log")
 
-    with test_store.file_size_limit(100):
+    with file_size_limit(100):
         kept = folder.write("stacks.txt", "x" * 1000, EvidenceFile(name="python stacks"))
 
     assert (kept.path, kept.note) == ("", "not written: File too large")

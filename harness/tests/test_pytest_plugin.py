@@ -4,7 +4,6 @@ import ast
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,13 +34,6 @@ BAD = """\
     providers: [one]
     axes: {seq_len: 1}
 """
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    """One for all tests here: importing torch takes seconds."""
-    with Launcher() as one:
-        yield one
 
 
 class Pytest:

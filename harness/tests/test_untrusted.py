@@ -12,7 +12,7 @@ from harness.errors import SuiteError
 from harness.execution.launcher import Launcher
 from harness.records import Case, Measurement, Outcome
 from harness.tests import fake_runs
-from harness.tests.test_runner import make_case, run
+from harness.tests.workers import make_case, run
 
 ROOT = Path(__file__).resolve().parents[2]
 EVALUATORS = {"eval", "exec", "compile", "__import__"}
@@ -152,12 +152,6 @@ def test_no_name_of_a_suite_leaves_the_store(tmp_path: Path, name: str) -> None:
 
     assert writer.folder.parent == tmp_path / "store"
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Launcher]:
-    with Launcher() as one:
-        yield one
 
 
 @pytest.mark.parametrize("value", ["$(touch evil)", "`touch evil`; touch evil", "a'b\"c\n$HOME"])

@@ -1,97 +1,21 @@
-"""The instruments: NVML with recorded answers, and the CPU with real processes."""
+"""The instruments of the GPU: NVML with recorded answers, and with those of a real one."""
 
 import os
 import re
-import select
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
-import psutil
 import pynvml
 import pytest
 
 from harness.errors import ProbeError
-from harness.probes import Probe, cpu, nvml, occupancy
-from harness.probes.cpu import CpuProbe
+from harness.probes import nvml, occupancy
 from harness.probes.nvml import NvmlProbe
 from harness.probes.occupancy import NvmlMeter
-from harness.probes.open import open_probes
 from harness.records import Gpu
-
-UUID = "GPU-b7bfa17a-3f14-3ac1-4106-fc1938c284ab"
-OTHER_UUID = "GPU-b7bf0000-0000-0000-0000-000000000000"
-
-
-class FakeNvml:
-    """pynvml with the answers of an H200; `fails` makes functions raise instead.
-
-    Constants and errors are the real ones, so a name that pynvml lacks fails here as well.
-    """
-
-    def __init__(self) -> None:
-        self.open_sessions = 0
-        self.calls: Counter[str] = Counter()
-        self.fails: dict[str, pynvml.NVMLError] = {}
-        self.names = ["NVIDIA H200"]
-        self.uuids = [UUID, OTHER_UUID]
-        self.pids: list[int] = []
-        self.answers: dict[str, Callable[..., Any]] = {
-            "nvmlInit": lambda: self._count(1),
-            "nvmlShutdown": lambda: self._count(-1),
-            "nvmlSystemGetDriverVersion": lambda: "580.159.04",
-            "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
-            "nvmlDeviceGetCount": lambda: len(self.names),
-            "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetHandleByUUID": self._by_uuid,
-            "nvmlDeviceGetIndex": lambda device: device,
-            "nvmlDeviceGetName": lambda device: self.names[device],
-            "nvmlDeviceGetUUID": lambda device: self.uuids[device],
-            "nvmlDeviceGetMemoryInfo": self._memory,
-            "nvmlDeviceGetCudaComputeCapability": lambda device: (9, 0),
-            "nvmlDeviceGetEnforcedPowerLimit": lambda device: 700000,
-            "nvmlDeviceGetMaxClockInfo": lambda device, clock: 1980,
-            "nvmlDeviceGetUtilizationRates": lambda device: SimpleNamespace(gpu=98, memory=40),
-            "nvmlDeviceGetPowerUsage": lambda device: 117915,
-            "nvmlDeviceGetClockInfo": lambda device, clock: 405,
-            "nvmlDeviceGetTemperature": lambda device, sensor: 31,
-            "nvmlDeviceGetCurrentClocksEventReasons": lambda device: 0x24,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda device: 0x4,
-            "nvmlDeviceGetComputeRunningProcesses": lambda device: [
-                SimpleNamespace(pid=pid) for pid in self.pids
-            ],
-        }
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(pynvml, name)
-        if not isinstance(real, FunctionType):
-            return real
-
-        def call(*args: object) -> object:
-            self.calls[name] += 1
-            if name in self.fails:
-                raise self.fails[name]
-            return self.answers[name](*args)
-
-        return call
-
-    def _count(self, change: int) -> None:
-        self.open_sessions += change
-
-    def _by_uuid(self, uuid: str) -> int:
-        if uuid not in self.uuids[: len(self.names)]:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return self.uuids.index(uuid)
-
-    def _memory(self, device: int, version: int | None = None) -> SimpleNamespace:
-        used = 3870097408 + (0 if version == pynvml.nvmlMemory_v2 else 644939776)
-        return SimpleNamespace(total=150754820096, used=used)
+from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml, nvml_error
+from harness.tests.processes import running
 
 
 @pytest.fixture
@@ -102,31 +26,6 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNvml:
     namespace.symlink_to(nvml.HOST_PID_NAMESPACE)
     monkeypatch.setattr(nvml, "PID_NAMESPACE", namespace)
     return fake
-
-
-def nvml_error(code: str) -> pynvml.NVMLError:
-    return pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{code}"))
-
-
-@contextmanager
-def running(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """A Python process of its own; killed, with its pipes closed, at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-SEc", script, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def wait_for(process: "subprocess.Popen[str]", line: str) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == line
 
 
 # --- the list of GPUs --------------------------------------------------------------------
@@ -242,7 +141,7 @@ def test_every_reason_nvml_names_has_a_word() -> None:
     assert named <= set(nvml.THROTTLE_REASONS)
 
 
-# --- the NVML probe ----------------------------------------------------------------------
+# --- the probe ---------------------------------------------------------------------------
 
 
 def test_a_reading_is_in_si_units(fake: FakeNvml) -> None:
@@ -392,203 +291,7 @@ def test_a_real_gpu_answers() -> None:
     assert cost_s < 1e-3
 
 
-# --- the CPU probe -----------------------------------------------------------------------
-
-BURN = """
-import sys, time
-def burn(seconds):
-    end = time.process_time() + seconds
-    while time.process_time() < end:
-        pass
-"""
-
-
-def watch(probe: CpuProbe, process: "subprocess.Popen[str]", until: str) -> float:
-    """Core seconds the probe saw until the process printed a line; tells it to begin."""
-    assert process.stdin is not None
-    used_s, before = 0.0, time.monotonic()
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    done = False
-    while not done:
-        done = _readable(process)
-        time.sleep(0.02)
-        cores = probe.read()["cpu_utilisation"]
-        now = time.monotonic()
-        assert cores is not None
-        assert cores >= 0
-        used_s += cores * (now - before)
-        before = now
-    wait_for(process, until)
-    return used_s
-
-
-def _readable(process: "subprocess.Popen[str]") -> bool:
-    assert process.stdout is not None
-    return bool(select.select([process.stdout], [], [], 0)[0])
-
-
-def test_cpu_time_is_counted_whole() -> None:
-    """Summed over readings, so that a busy test machine changes nothing."""
-    script = (
-        BURN + "print('up', flush=True); input(); burn(0.4); print('done', flush=True); input()"
-    )
-    with running(script) as process:
-        wait_for(process, "up")
-        probe = CpuProbe()
-        probe.attach(process.pid)
-
-        used_s = watch(probe, process, "done")
-
-    assert used_s == pytest.approx(0.4, abs=0.06)
-
-
-def test_children_that_come_and_go_are_counted() -> None:
-    """More often than the family is searched for: most are never seen alive."""
-    script = (
-        BURN
-        + """
-import os
-print('up', flush=True); input()
-for _ in range(4):
-    child = os.fork()
-    if not child:
-        burn(0.1)
-        os._exit(0)
-    os.waitpid(child, 0)
-print('done', flush=True); input()
-"""
-    )
-    with running(script) as process:
-        wait_for(process, "up")
-        probe = CpuProbe()
-        probe.attach(process.pid)
-
-        used_s = watch(probe, process, "done")
-
-    assert used_s == pytest.approx(0.4, abs=0.08)
-
-
-def test_cpu_time_never_runs_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parent that ignores SIGCHLD never learns its child's time: the tree's total falls."""
-    monkeypatch.setattr(cpu, "REFRESH_S", 0.0)
-    script = (
-        BURN
-        + """
-import os, signal
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-print('up', flush=True); input()
-if not os.fork():
-    burn(0.3)
-    os._exit(0)
-try:
-    os.wait()
-except ChildProcessError:
-    print('done', flush=True); input()
-"""
-    )
-    with running(script) as process:
-        wait_for(process, "up")
-        probe = CpuProbe()
-        probe.attach(process.pid)
-
-        used_s = watch(probe, process, "done")  # asserts that no reading is negative
-
-    assert used_s > 0.2
-
-
-def test_memory_of_children_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "REFRESH_S", 0.0)
-    script = """
-import os, sys
-if os.fork():
-    os.wait()
-else:
-    held = bytearray(os.urandom(1)) * 60_000_000
-    print('up', flush=True)
-    sys.stdin.read()
-"""
-    with running(script) as process:
-        wait_for(process, "up")
-        probe = CpuProbe()
-        probe.attach(process.pid)
-
-        reading = probe.read()["rss_bytes"]
-
-    assert reading is not None
-    assert reading > 60e6
-
-
-def test_a_dead_worker_reads_as_none() -> None:
-    nothing = {"cpu_utilisation": None, "rss_bytes": None}
-    probe = CpuProbe()
-    assert probe.read() == nothing, "not attached yet"
-    with running("print('up', flush=True); input()") as process:
-        wait_for(process, "up")
-        probe.attach(process.pid)
-        assert probe.read()["rss_bytes"]
-
-        process.kill()
-        deadline = time.monotonic() + 5
-        while probe.read() != nothing and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-        assert probe.read() == nothing, "a zombie, not waited for"
-    assert probe.read() == nothing
-    probe.attach(process.pid)
-    assert probe.read() == nothing, "attached too late"
-
-
-def test_attach_begins_anew() -> None:
-    idle = "print('up', flush=True); input()"
-    busy = BURN + "burn(0.3); print('up', flush=True); input()"
-    with running(busy) as first, running(idle) as second, running(busy) as third:
-        probe = CpuProbe()
-        for process in (first, second, third):
-            wait_for(process, "up")
-            probe.attach(process.pid)
-            time.sleep(0.05)
-
-            reading = probe.read()
-
-            assert reading["cpu_utilisation"] == pytest.approx(0, abs=0.4)
-            own = psutil.Process(process.pid).memory_info().rss
-            assert reading["rss_bytes"] == pytest.approx(own, rel=0.1)
-
-
-def test_a_reading_is_cheap_enough_for_twenty_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches = []
-    search = psutil.Process.children
-
-    def counted(process: psutil.Process, *, recursive: bool) -> list[psutil.Process]:
-        searches.append(process)
-        return search(process, recursive=recursive)
-
-    monkeypatch.setattr(psutil.Process, "children", counted)
-    probe = CpuProbe()
-    probe.attach(os.getpid())
-    before_s = time.process_time()
-
-    for _ in range(100):
-        probe.read()
-
-    assert (time.process_time() - before_s) / 100 < 0.0025  # 5 % of a core
-    assert len(searches) <= 2, "the whole machine is searched only now and then"
-
-
-# --- together ----------------------------------------------------------------------------
-
-
-def test_the_probes_cover_every_channel_of_the_telemetry() -> None:
-    opened: tuple[Probe, ...] = open_probes(None, why="because")
-
-    channels = {name for probe in opened for name in (*probe.unavailable, *probe.read())}
-
-    assert channels == {*nvml.CHANNELS, "cpu_utilisation", "rss_bytes"}
-    assert {why for probe in opened for why in probe.unavailable.values()} == {"because"}
-
-
-# --- who uses the GPU between two workers --------------------------------------------------
+# --- who uses the GPU between two workers ------------------------------------------------
 
 
 @pytest.fixture

@@ -1,0 +1,44 @@
+"""Suites with one command, a Python program, and what a run of it measured."""
+
+from pathlib import Path
+
+from harness import suite
+from harness.execution.launcher import Launcher
+from harness.execution.runner import run_suite
+from harness.records import Measurement, Suite
+from harness.tests.workers import Counter, Memory, Quiet, descendants
+
+HEAD = """
+schema: 1
+title: T
+subject: S
+question: Q?
+measure: {processes: 1, min_samples: 3, max_samples: 20, sample_s: 0.01, warmup_s: 0.2,
+          timeout_s: 20, stall_s: 15, census: false}
+workloads:
+  - name: prog
+"""
+STEPS = r"progress: {step: 'step (?P<step>\d+)'}"
+LOSS = r"metrics: {loss: {line: 'loss (?P<value>\S+)', unit: nats, better: lower}}"
+
+
+def suite_of(program: str, folder: Path, *lines: str) -> Suite:
+    """A suite with one workload: a Python program of this text, and further lines of YAML."""
+    (folder / "program.py").write_text("import os, sys, time, json, signal\n" + program)
+    rows = ["command: ['{python}', program.py]", f"cwd: {folder}", *lines]
+    return suite.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
+
+
+def run(warm: Launcher, folder: Path, asked: Suite) -> Measurement:
+    """One process of the only case; nothing is left running."""
+    writer = Memory(folder)
+    for case in asked.cases:
+        (folder / case.case_id).parent.mkdir(parents=True, exist_ok=True)
+    run_suite(asked, writer=writer, probes=[Counter()], observer=Quiet(), launcher=warm)
+    assert descendants() == []
+    (m,) = writer.measurements
+    return m
+
+
+def measured(warm: Launcher, folder: Path, program: str, *lines: str) -> Measurement:
+    return run(warm, folder, suite_of(program, folder, *lines))

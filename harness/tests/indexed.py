@@ -1,0 +1,55 @@
+"""Runs of two cases in a store, and what its index says of them."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from harness import index, store
+from harness.index_query import Choice
+from harness.records import Git, Outcome
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+
+A100 = replace(H200, name="NVIDIA A100-SXM4-80GB", uuid="GPU-a100")
+CASES = sweep(seq_len=[512, 1024])
+CASE = CASES[0].case_id
+
+
+def record(
+    root: Path,
+    *,
+    commit: str = "a" * 40,
+    gpu=H200,
+    suite: str = "retest",
+    step_s: float = 0.01,
+    broken: Outcome | None = None,
+    finish: bool = True,
+) -> str:
+    """A run of two cases in a store; its id."""
+    env = environment(gpu=gpu, git=Git(commit=commit, branch="main"))
+    whole = run(CASES, lambda c: timed(c, step_s, processes=2), env=env)
+    named = replace(whole.suite, name=suite)
+    with store.create(root, named, env) as writer:
+        for c in CASES:
+            bad = broken is not None and c is CASES[1]
+            for m in ended(c, broken) if bad and broken else timed(c, step_s, processes=2):
+                writer.append(m)
+        if finish:
+            writer.finish()
+    return writer.run_id
+
+
+def silent(text: str) -> None:
+    raise AssertionError(f"nothing was to be said: {text}")
+
+
+def ids(root: Path, choice: Choice | None = None, say: Callable[[str], None] = silent) -> list[str]:
+    return [h.run_id for h in index.ask(root, lambda known: known.runs(choice), say)]
+
+
+def dated(root: Path, run_id: str, at: str) -> None:
+    """Move a run to another time."""
+    file = root / run_id / store.RUN_FILE
+    first, _, rest = file.read_text().partition("\n")
+    began = {**json.loads(first), "started_at": at}
+    file.write_text(json.dumps(began, ensure_ascii=False) + "\n" + rest)

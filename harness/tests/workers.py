@@ -1,0 +1,119 @@
+"""What tests that run workers share: quick fake cases, a writer in memory, a silent observer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from harness.execution.launcher import Launcher
+from harness.execution.runner import Observer, run_suite
+from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
+
+GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
+QUICK = MeasureSettings(
+    processes=1,
+    min_samples=3,
+    max_samples=20,
+    sample_s=0.01,
+    warmup_s=0.2,
+    timeout_s=60.0,
+    stall_s=60.0,
+    census=False,
+)
+
+
+def make_case(
+    fake: str,
+    *,
+    settings: MeasureSettings = QUICK,
+    axes: Mapping[str, Scalar] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Case:
+    return Case(
+        case_id=fake,
+        workload=fake,
+        factory=f"harness.tests.fake_workloads:{fake}",
+        provider="fake",
+        axes={"head_dim": 7} if axes is None else axes,
+        env=env or {},
+        settings=settings,
+    )
+
+
+def make_suite(*cases: Case) -> Suite:
+    return Suite(
+        name="fake", title="", subject="", question="", path="", text="", sha256="", cases=cases
+    )
+
+
+class Memory:
+    """A writer that keeps measurements in a list."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.measurements: list[Measurement] = []
+
+    def append(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)
+
+    def log_path(self, case_id: str, process: int) -> Path:
+        return self.folder / f"{case_id}.{process}.log"
+
+    @property
+    def outcomes(self) -> list[tuple[str, int, Outcome]]:
+        return [(m.case_id, m.process, m.outcome) for m in self.measurements]
+
+
+class Quiet(Observer):
+    """Listens, and says nothing."""
+
+    def __init__(self) -> None:
+        self.totals: list[int] = []
+        self.phases: list[str] = []
+        self.steps = 0
+
+    def planned(self, total: int) -> None:
+        self.totals.append(total)
+
+    def started(self, case: Case, process: int) -> None:
+        pass
+
+    def phase(self, case: Case, process: int, name: str) -> None:
+        self.phases.append(name)
+
+    def progressed(self, case: Case, process: int, steps: int) -> None:
+        self.steps = steps
+
+    def finished(self, measurement: Measurement) -> None:
+        pass
+
+
+class Counter:
+    """A probe that counts its readings, and fails every other one."""
+
+    unavailable: Mapping[str, str] = {"gpu_power_w": "no GPU in this test"}
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self.pids: list[int] = []
+
+    def attach(self, pid: int) -> None:
+        self.pids.append(pid)
+
+    def read(self) -> Mapping[str, float | None]:
+        self.readings += 1
+        return {"rss_bytes": 1.0 if self.readings % 2 else None}
+
+    def close(self) -> None:
+        pass
+
+
+def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
+    writer = Memory(folder)
+    run_suite(make_suite(*cases), writer=writer, probes=(), observer=Quiet(), launcher=warm)
+    return writer.measurements
+
+
+def descendants() -> list[psutil.Process]:
+    """Workers and their children; the zygotes that are our own children do not count."""
+    return [p for zygote in psutil.Process().children() for p in zygote.children(recursive=True)]
