@@ -107,7 +107,7 @@ class Breakdown:
     """Where the time of a step goes. Shares come from profiled steps, which are slower."""
 
     step_s: float
-    """Median step, timed without a profiler."""
+    """Median of the process's samples, by their clock; until 2026-11-22 by the host's."""
     profiled_step_s: float
     """Mean step under the profiler."""
     device_busy_s: float | None = None

@@ -300,7 +300,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     ran = attestation.attest(
         case,
         arranged.run,
-        step_s=statistics.median(taken.host_samples_s),
+        step_s=statistics.median(taken.samples_s),
         time_left_s=order.launched_at + case.settings.timeout_s - time.monotonic(),
         progress=reporter.alive,
         effective=effective,

@@ -1,7 +1,8 @@
 """The section "What ran": where the time goes, kernels or operators, counts, and what was asked."""
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness import phrases, units
 from harness.records import CaseSummary, Measurement, Outcome, Run
@@ -64,7 +65,7 @@ def in_brief(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
     found = []
     for s in summaries:
         m = _first(run, s)
-        b = m.census.breakdown if m and m.census else None
+        b = _breakdown(m) if m else None
         if b is not None and (gap := b.launch_gap) is not None and gap >= GAPPY:
             found.append((gap, s, b))
     if not found:
@@ -81,6 +82,15 @@ def _first(run: Run, summary: CaseSummary) -> Measurement | None:
     return next((m for m in run.of(summary.case.case_id) if m.counters or m.census), None)
 
 
+def _breakdown(m: Measurement) -> Breakdown | None:
+    """By the clock of the samples, as all else that is told of the step: a host that waits for
+    the result of a short one sees it take longer, and records held that time."""
+    breakdown = m.census.breakdown if m.census else None
+    if breakdown is None or not m.kept_s:
+        return breakdown
+    return replace(breakdown, step_s=statistics.median(m.kept_s))
+
+
 def _typical(
     summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
 ) -> list[tuple[CaseSummary, Breakdown, Census]]:
@@ -90,7 +100,7 @@ def _typical(
         m = first[s.case.case_id]
         if s.outcome is not Outcome.OK or m is None or m.census is None:
             continue
-        b = m.census.breakdown
+        b = _breakdown(m)
         key = s.case.workload, s.case.provider
         if b is not None and (key not in longest or b.step_s > longest[key][1].step_s):
             longest[key] = s, b, m.census

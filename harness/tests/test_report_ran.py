@@ -48,7 +48,8 @@ def recorded(
     cases = [replace(c, **case) for c in fake_runs.sweep(seq_len=[512, 2048])]
 
     def measure(c: Case) -> list[Measurement]:
-        return fake_runs.timed(c, 0.071, census=census, counters=counters)
+        samples = (0.071,) * 5
+        return fake_runs.timed(c, 0.071, census=census, counters=counters, samples_s=samples)
 
     return fake_runs.run(cases, measure), cases
 
@@ -70,6 +71,20 @@ def test_the_gap_is_told_with_its_range_and_function() -> None:
     assert said.endswith(text)
     assert brief.startswith("In 2 cases the device waits for the host most of a step; most in ")
     assert brief.endswith(text)
+
+
+def test_the_gap_is_of_the_step_as_sampled_not_as_the_host_waited_for_it() -> None:
+    """The host of a step of 58 us, captured as a graph, had its result after 74."""
+    assert GPU.breakdown is not None
+    waited = replace(GPU.breakdown, step_s=0.16, device_busy_s=0.06)
+
+    run, _ = recorded(census=replace(GPU, breakdown=waited))
+
+    assert (
+        "15.5 % of the step is launch gap (device busy 60.0 ms of 71.0 ms)"
+        in ran(run, summarise(run)).where[0]
+    )
+    assert not list(in_brief(run, summarise(run)))
 
 
 def test_a_busy_device_is_no_matter_for_the_summary() -> None:
