@@ -84,7 +84,7 @@ TENSORS = [
     *(tensor(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int32)),
     *(tensor(torch.float16, offset=offset) for offset in (1, 4, 8)),
     tensor(torch.float32, offset=1),
-    torch.nn.Parameter(tensor(torch.float16, offset=1)),
+    *(torch.nn.Parameter(tensor(torch.float16, offset=offset)) for offset in (0, 1)),
     *(tile(torch.float16, rows, columns) for rows in (16, 64) for columns in (16, 64)),
     tile(torch.bfloat16, 16),
 ]
@@ -132,6 +132,7 @@ def last_call(kernel: Any) -> tuple[StandInKernel, tuple[Any, ...]]:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @example(cases=[(0, 0, "", (x, x), (7, 7, 7)) for x in TENSORS])
+@example(cases=[(0, 0, "", pair, (7, 7, 7)) for x in TENSORS for pair in ((x, None), (None, x))])
 @example(cases=[(0, 0, "", (None, None), (x, 7, 7)) for x in NUMBERS])
 @example(cases=[(0, 0, "", (None, None), (7, x, 7)) for x in NUMBERS])
 @example(cases=[(0, 0, "", (None, None), (7, 7, x)) for x in WIDE])
@@ -252,6 +253,16 @@ def test_triton_launches_where_somebody_may_be_looking(
 
     assert asked == [1]
     assert seen == [1]
+
+
+def test_only_numbers_are_kept_as_numbers(gpu: StandInDriver) -> None:
+    """A tensor among them would be known by its identity, which says nothing of its address."""
+    launched = Launch(kernel_of(), SIZE=16, FLAG=True)
+    misplaced: Any = TENSORS[1]
+
+    launched((1,), (TENSORS[1], None), (misplaced, 3, 4))
+
+    assert launched.kept == {}
 
 
 def test_nothing_is_kept_for_another_backend_than_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
