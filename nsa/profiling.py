@@ -5,9 +5,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch._C._autograd import _profiler_enabled
 
+_NOTHING = nullcontext()
+
 
 def named_range(name: str) -> AbstractContextManager[object]:
     """A named range in a profile; nothing when none is being taken."""
     if _profiler_enabled():
         return torch.profiler.record_function(name)
-    return nullcontext()
+    return _NOTHING

@@ -8,7 +8,8 @@ Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (the recurrence); Yuan et
 arXiv:2502.11089, eq. 5, 7 and section 3.3.3 (the branches).
 """
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from nsa.kernels.band import Band
 from nsa.kernels.common import LOG2_E, Architecture, architecture, ceil_div, head_blocks, padded
+from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 # Runtime values that must not become part of what is compiled.
@@ -24,8 +26,7 @@ UNSPECIALISED = ["T", "S", "q_start", "k_start", "window"]
 UNITS = [f"{x}_{axis}" for x in ("do", "q", "k", "v") for axis in ("batch", "token", "head")]
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """Queries and keys of a tile, warps of a program, stages of its software pipeline."""
 
     queries: int
@@ -264,29 +265,60 @@ def forward(
     if S == 0:
         return None if o is None else o.zero_(), lse.fill_(float("-inf")).transpose(1, 2)
     G = HQ // HKV
-    arch = architecture(q.device)
-    bulk = has_bulk_copies(arch)
-    tile = forward_tile(arch, D, DV) if tile is None else tile
+    documents = band.documents
+    launch, tile, bulk = _launch(
+        architecture(q.device), HKV, G, D, DV, band.stride, band.span, band.window > 0,
+        documents is not None, v is None, tile,
+    )  # fmt: skip
     D1, D2 = head_blocks(D)
     q, k, values = aligned(q), aligned(k), aligned(values)
-    low, high = (lse, lse) if band.documents is None else (band.documents.low, band.documents.high)
-    _forward_kernel[(ceil_div(T, tile.queries) * G, B * HKV)](
-        *sources(q, tile.queries, D1, D2, bulk=bulk),
-        *sources(k, tile.keys, D1, D2, bulk=bulk),
-        *sources(values, tile.keys, padded(DV), bulk=bulk),
-        lse if o is None else o,
-        lse,
-        low,
-        high,
-        scale * LOG2_E,
-        T,
-        S,
-        band.q_start,
-        band.k_start,
-        band.window,
-        *units(q, bulk=bulk),
-        *units(k, bulk=bulk),
-        *units(values, bulk=bulk),
+    low, high = (lse, lse) if documents is None else (documents.low, documents.high)
+    launch(
+        (ceil_div(T, tile.queries) * G, B * HKV),
+        (
+            *sources(q, tile.queries, D1, D2, bulk=bulk),
+            *sources(k, tile.keys, D1, D2, bulk=bulk),
+            *sources(values, tile.keys, padded(DV), bulk=bulk),
+            lse if o is None else o,
+            lse,
+            low,
+            high,
+        ),
+        (
+            scale * LOG2_E,
+            T,
+            S,
+            band.q_start,
+            band.k_start,
+            band.window,
+            *units(q, bulk=bulk),
+            *units(k, bulk=bulk),
+            *units(values, bulk=bulk),
+        ),
+    )
+    return o, lse.transpose(1, 2)
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(
+    arch: Architecture,
+    HKV: int,
+    G: int,
+    D: int,
+    DV: int,
+    stride: int,
+    span: int,
+    window: bool,
+    documents: bool,
+    only_lse: bool,
+    tile: Tile | None,
+) -> tuple[Launch, Tile, bool]:
+    """The kernel for such heads and such a band, its tile, and whether tiles are described."""
+    tile = forward_tile(arch, D, DV) if tile is None else tile
+    bulk = has_bulk_copies(arch)
+    D1, D2 = head_blocks(D)
+    launch = Launch(
+        _forward_kernel,
         HKV=HKV,
         G=G,
         D=D,
@@ -294,15 +326,15 @@ def forward(
         D2=D2,
         DV=DV,
         DV_BLOCK=padded(DV),
-        STRIDE=band.stride,
-        SPAN=band.span,
-        WINDOW=band.window > 0,
-        DOCUMENTS=band.documents is not None,
-        ONLY_LSE=v is None,
+        STRIDE=stride,
+        SPAN=span,
+        WINDOW=window,
+        DOCUMENTS=documents,
+        ONLY_LSE=only_lse,
         BLOCK_M=tile.queries,
         BLOCK_N=tile.keys,
         BULK=bulk,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-    return o, lse.transpose(1, 2)
+    return launch, tile, bulk

@@ -16,7 +16,7 @@ from torch import Tensor
 from nsa.kernels.band import Band
 from nsa.kernels.banded import Tile
 from nsa.kernels.banded_key import KeyGradients, key_tile, write_key_gradients
-from nsa.kernels.banded_planes import empty_planes, write_planes
+from nsa.kernels.banded_planes import Sizes, empty_planes, write_planes
 from nsa.kernels.banded_query import query_tile, write_query_gradient
 from nsa.kernels.common import architecture, head_blocks, padded
 from nsa.kernels.side import Side
@@ -60,21 +60,21 @@ def backward(
     query = query_tile(arch, D, DV, window=window) if query is None else query
     key = key_tile(arch, D, DV, window=window) if key is None else key
     D1, D2 = head_blocks(D)
-    sizes = {
-        "HKV": HKV,
-        "G": HQ // HKV,
-        "D": D,
-        "D1": D1,
-        "D2": D2,
-        "DV": DV,
-        "DV_BLOCK": padded(DV),
-        "GATED": gate is not None,
-        "STRIDE": band.stride,
-        "SPAN": band.span,
-        "WINDOW": window,
-        "DOCUMENTS": band.documents is not None,
-        "BULK": has_bulk_copies(arch),
-    }
+    sizes = Sizes(
+        HKV=HKV,
+        G=HQ // HKV,
+        D=D,
+        D1=D1,
+        D2=D2,
+        DV=DV,
+        DV_BLOCK=padded(DV),
+        GATED=gate is not None,
+        STRIDE=band.stride,
+        SPAN=band.span,
+        WINDOW=window,
+        DOCUMENTS=band.documents is not None,
+        BULK=has_bulk_copies(arch),
+    )
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     to = KeyGradients.empty(q, k, v, band, key)
     planes = empty_planes(lse)

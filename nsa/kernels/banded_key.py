@@ -6,7 +6,8 @@ programs whose sums are added up in a fixed order: gradients are the same in eve
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from functools import lru_cache
+from typing import NamedTuple, Self
 
 import torch
 import triton
@@ -16,7 +17,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.band import Band
 from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
+from nsa.kernels.banded_planes import Sizes
 from nsa.kernels.common import LOG2_E, Architecture, ceil_div
+from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.tiles import load_plane, load_rows, load_tile, sources, store_rows, units
 
 PROGRAMS, WINDOW_PROGRAMS = 512, 256
@@ -335,13 +338,12 @@ def write_key_gradients(
     *,
     scale: float,
     tile: Tile,
-    sizes: dict[str, Any],
+    sizes: Sizes,
 ) -> None:
     """dK and dV; arguments as of `banded_query.write_query_gradient`."""
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
-    D1, D2, DV_BLOCK = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"]
-    bulk = sizes["BULK"]
+    bulk = sizes.BULK
     documents = band.documents
     low, high, first, stop = (
         (planes, planes, planes, planes)
@@ -356,16 +358,36 @@ def write_key_gradients(
             for plane in planes
         ]
     dk_parts, dv_parts = to.parts or (planes, planes)  # then neither read nor written
-    _key_kernel[(ceil_div(S, tile.keys) * to.splits, B * HKV)](
-        *sources(do, tile.queries, DV_BLOCK, bulk=bulk),
-        *sources(q, tile.queries, D1, D2, bulk=bulk), k, v, *by_head, to.dk, to.dv,
-        dk_parts, dv_parts, low, high, first, stop, scale * LOG2_E, scale, B, to.splits,
-        T, S, band.q_start, band.k_start, band.window, *k.stride()[:3], *v.stride()[:3],
-        *units(do, bulk=bulk), *units(q, bulk=bulk), None if bulk else T_padded, **sizes,
-        BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+    _launch(sizes, tile)(
+        (ceil_div(S, tile.keys) * to.splits, B * HKV),
+        (
+            *sources(do, tile.queries, sizes.DV_BLOCK, bulk=bulk),
+            *sources(q, tile.queries, sizes.D1, sizes.D2, bulk=bulk), k, v, *by_head, to.dk, to.dv,
+            dk_parts, dv_parts, low, high, first, stop,
+        ),
+        (
+            scale * LOG2_E, scale, B, to.splits, T, S, band.q_start, band.k_start, band.window,
+            *k.stride()[:3], *v.stride()[:3], *units(do, bulk=bulk), *units(q, bulk=bulk),
+            None if bulk else T_padded,
+        ),
     )  # fmt: skip
     if to.splits > 1:
         k_size, v_size = to.dk.numel(), to.dv.numel()
-        _sum_kernel[(ceil_div(k_size, SUM_BLOCK) + ceil_div(v_size, SUM_BLOCK),)](
-            dk_parts, dv_parts, to.dk, to.dv, to.splits, k_size, v_size, BLOCK=SUM_BLOCK
+        _launch_sum()(
+            (ceil_div(k_size, SUM_BLOCK) + ceil_div(v_size, SUM_BLOCK),),
+            (dk_parts, dv_parts, to.dk, to.dv),
+            (to.splits, k_size, v_size),
         )
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(sizes: Sizes, tile: Tile) -> Launch:
+    return Launch(
+        _key_kernel, **sizes._asdict(), BLOCK_M=tile.queries, BLOCK_N=tile.keys,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=KINDS)
+def _launch_sum() -> Launch:
+    return Launch(_sum_kernel, BLOCK=SUM_BLOCK)

@@ -1,14 +1,38 @@
 """One number a row of the scores, by head: what the backward kernels read beside q and dO."""
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common import ceil_div, padded
+from nsa.kernels.launch import KINDS, Launch
 
+BLOCK_T = 64
+"""Tokens of a program."""
 PAD_TOKENS = 128
 """To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
+
+
+class Sizes(NamedTuple):
+    """Constants of the kernels that read the planes, tiles aside."""
+
+    HKV: int
+    G: int
+    D: int
+    D1: int
+    D2: int
+    DV: int
+    DV_BLOCK: int
+    GATED: bool
+    STRIDE: int
+    SPAN: int
+    WINDOW: bool
+    DOCUMENTS: bool
+    BULK: bool
 
 
 def empty_planes(lse: Tensor) -> Tensor:
@@ -26,11 +50,19 @@ def write_planes(planes: Tensor, lse: Tensor, delta: Tensor, gate: Tensor | None
     """
     B, T, HQ = lse.shape
     third = delta if gate is None else gate
-    BLOCK_T = 64
-    _transpose_kernel[(planes.shape[-1] // BLOCK_T, B)](
-        lse, delta, third, planes, B, T, planes.shape[-1], *lse.stride(), *delta.stride(),
-        *third.stride(), HQ=HQ, GATED=gate is not None, BLOCK_T=BLOCK_T,
-        BLOCK_H=min(64, padded(HQ)), num_warps=8 if HQ > 32 else 4,
+    T_padded = planes.shape[-1]
+    _launch(HQ, gate is not None)(
+        (T_padded // BLOCK_T, B),
+        (lse, delta, third, planes),
+        (B, T, T_padded, *lse.stride(), *delta.stride(), *third.stride()),
+    )
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(HQ: int, gated: bool) -> Launch:
+    return Launch(
+        _transpose_kernel, HQ=HQ, GATED=gated, BLOCK_T=BLOCK_T, BLOCK_H=min(64, padded(HQ)),
+        num_warps=8 if HQ > 32 else 4,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """dQ of attention over a band: a program owns a tile of queries of a head, and walks keys."""
 
-from typing import Any
+from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from nsa.kernels.band import Band
 from nsa.kernels.banded import UNITS, UNSPECIALISED, Tile, interval
+from nsa.kernels.banded_planes import Sizes
 from nsa.kernels.common import LOG2_E, Architecture, ceil_div
+from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.tiles import load_rows, load_tile, sources, store_rows, units
 
 
@@ -207,7 +209,7 @@ def write_query_gradient(
     *,
     scale: float,
     tile: Tile,
-    sizes: dict[str, Any],
+    sizes: Sizes,
 ) -> None:
     """dQ.
 
@@ -219,15 +221,27 @@ def write_query_gradient(
     """
     B, T = q.shape[:2]
     S, HKV = k.shape[1:3]
-    D1, D2, DV_BLOCK = sizes["D1"], sizes["D2"], sizes["DV_BLOCK"]
-    bulk = sizes["BULK"]
+    bulk = sizes.BULK
     low, high = (
         (planes, planes) if band.documents is None else (band.documents.low, band.documents.high)
     )
-    _query_kernel[(ceil_div(T, tile.queries) * sizes["G"], B * HKV)](
-        do, q, *sources(k, tile.keys, D1, D2, bulk=bulk),
-        *sources(v, tile.keys, DV_BLOCK, bulk=bulk), planes, dq, low, high, scale * LOG2_E, scale,
-        B, planes.shape[-1], T, S, band.q_start, band.k_start, band.window, *do.stride()[:3],
-        *q.stride()[:3], *units(k, bulk=bulk), *units(v, bulk=bulk), **sizes,
-        BLOCK_M=tile.queries, BLOCK_N=tile.keys, num_warps=tile.warps, num_stages=tile.stages,
+    _launch(sizes, tile)(
+        (ceil_div(T, tile.queries) * sizes.G, B * HKV),
+        (
+            do, q, *sources(k, tile.keys, sizes.D1, sizes.D2, bulk=bulk),
+            *sources(v, tile.keys, sizes.DV_BLOCK, bulk=bulk), planes, dq, low, high,
+        ),
+        (
+            scale * LOG2_E, scale, B, planes.shape[-1], T, S, band.q_start, band.k_start,
+            band.window, *do.stride()[:3], *q.stride()[:3], *units(k, bulk=bulk),
+            *units(v, bulk=bulk),
+        ),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(sizes: Sizes, tile: Tile) -> Launch:
+    return Launch(
+        _query_kernel, **sizes._asdict(), BLOCK_M=tile.queries, BLOCK_N=tile.keys,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

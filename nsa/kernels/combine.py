@@ -7,6 +7,8 @@ the way. It moves bytes and does little else.
 Source: Dao et al. 2022, arXiv:2205.14135, section 3.1 (how softmax of parts is joined).
 """
 
+from functools import lru_cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,6 +16,7 @@ from torch import Tensor
 from nsa.kernels.common import power_of_2
 from nsa.kernels.inverse import Chunk, Selected
 from nsa.kernels.keymajor import seen_slots, strides
+from nsa.kernels.launch import KINDS, Launch
 
 SLOTS = 16
 """Slots of a row that a program has in flight together."""
@@ -145,12 +148,27 @@ def combine(
     """
     HKV, N, G, DV = partial.shape[1:]
     gates, o_cmp, o_win = (None, None, None) if gated is None else gated
+    documents = index.document_start
+    launch = _launch(
+        HKV, G, N, DV, index.block_size, index.parts, documents is not None, gated is not None
+    )
+    launch(
+        (chunk.tokens * HKV * G,),
+        (partial, partial_lse, index.blocks, documents, o, lse, gates, o_cmp, o_win, out),
+        (
+            *strides(gates, 4), *strides(o_cmp, 3), *strides(o_win, 3),
+            chunk.first_token, o.shape[1], q_start,
+        ),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(
+    HKV: int, G: int, N: int, DV: int, block_size: int, parts: int, documents: bool, gated: bool
+) -> Launch:
     N_BLOCK = power_of_2(N)
-    _combine_kernel[(chunk.tokens * HKV * G,)](
-        partial, partial_lse, index.blocks, index.document_start, o, lse, gates, o_cmp, o_win, out,
-        *strides(gates, 4), *strides(o_cmp, 3), *strides(o_win, 3),
-        chunk.first_token, o.shape[1], q_start, HKV=HKV, G=G, N=N,
-        N_BLOCK=N_BLOCK, DV=DV, DV_BLOCK=power_of_2(DV), BLOCK_SIZE=index.block_size,
-        PARTS=index.parts, VARLEN=index.document_start is not None, GATED=gated is not None,
+    return Launch(
+        _combine_kernel, HKV=HKV, G=G, N=N, N_BLOCK=N_BLOCK, DV=DV, DV_BLOCK=power_of_2(DV),
+        BLOCK_SIZE=block_size, PARTS=parts, VARLEN=documents, GATED=gated,
         SLOTS=min(SLOTS, N_BLOCK), num_warps=1,
     )  # fmt: skip

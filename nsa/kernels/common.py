@@ -35,6 +35,7 @@ def power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+@cache
 def head_blocks(size: int) -> tuple[int, int]:
     """Cut a head into powers of two: 192 -> (128, 64), 64 -> (64, 0), 80 -> (64, 16).
 

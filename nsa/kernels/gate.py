@@ -6,12 +6,15 @@ row a head of a token, and all of each row's channels. Sums run in float32.
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 5.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common import ceil_div, last_contiguous, power_of_2
+from nsa.kernels.launch import KINDS, Launch
 
 TILE = 4096
 """Elements of one branch that a program reads: with 128 threads, four loads of 16 bytes each."""
@@ -167,22 +170,25 @@ def _row_dots(do: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
     branches = [_rows(o) for o in outputs]
     unread = [branches[0]] * (3 - len(branches))
     tiles = [_rows(do), *branches, *unread]
-    rows = B * T * HQ
-    block_d, tile_rows = _blocks(D)
-    if rows:
-        _gate_bwd_kernel[(ceil_div(rows, tile_rows),)](
-            *tiles,
-            delta,
-            *(stride for tile in tiles for stride in tile.stride()[:2]),
-            rows,
-            HQ=HQ,
-            D=D,
-            BLOCK_D=block_d,
-            ROWS=tile_rows,
-            BRANCHES=len(outputs),
-            num_warps=WARPS,
+    if rows := B * T * HQ:
+        launch, tile_rows = _launch_row_dots(HQ, D, len(outputs))
+        launch(
+            (ceil_div(rows, tile_rows),),
+            (*tiles, delta),
+            (*(stride for tile in tiles for stride in tile.stride()[:2]), rows),
         )
     return delta
+
+
+@lru_cache(maxsize=KINDS)
+def _launch_row_dots(HQ: int, D: int, branches: int) -> tuple[Launch, int]:
+    """The kernel, and rows of its tile."""
+    block_d, rows = _blocks(D)
+    launch = Launch(
+        _gate_bwd_kernel, HQ=HQ, D=D, BLOCK_D=block_d, ROWS=rows, BRANCHES=branches,
+        num_warps=WARPS,
+    )  # fmt: skip
+    return launch, rows
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ value is the pair's rank in its list), counts become offsets, pairs and items ar
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from nsa.errors import Unsupported
 from nsa.kernels.common import ceil_div, power_of_2
+from nsa.kernels.launch import KINDS, Launch
 
 MAX_PART = 64
 """Keys of a block that one program holds; larger blocks are walked in parts."""
@@ -370,45 +372,15 @@ def invert(
     document_start = ints(T) if documents else None
     grid = (ceil_div(tokens, _TOKENS), HKV)
     places = (T, tokens, q_start, piece_tokens, pieces, M, documents, documents.bit_length())
-    constants = {
-        "HKV": HKV,
-        "N": N,
-        "N_PAD": power_of_2(N),
-        "BLOCK_SIZE": block_size,
-        "PARTS": parts,
-        "VARLEN": documents > 0,
-        "TOKENS": _TOKENS,
-    }
-    _count_kernel[grid](
-        blocks,
-        cu_seqlens,
-        counts,
-        ranks,
-        document_start,
-        *places,
-        spread,
-        bins,
-        **constants,
-        WRITE_BINS=deterministic,
-    )
-    _scan_kernel[(1,)](
-        counts, first_pair, first_item, spread, bins, item_pairs, STEP=_SCAN, num_warps=8
-    )
+    count, scan, write = _launches(HKV, N, block_size, parts, documents > 0, deterministic)
+    count(grid, (blocks, cu_seqlens, counts, ranks, document_start), (*places, spread, bins))
+    scan((1,), (counts, first_pair, first_item), (spread, bins, item_pairs))
     if deterministic:
         ranks = _stable_ranks(ranks, first_pair)
-    _write_kernel[grid](
-        blocks,
-        cu_seqlens,
-        counts,
-        ranks,
-        first_pair,
-        first_item,
-        lists,
-        items,
-        *places,
-        spread,
-        item_pairs,
-        **constants,
+    write(
+        grid,
+        (blocks, cu_seqlens, counts, ranks, first_pair, first_item, lists, items),
+        (*places, spread, item_pairs),
     )
     return Selected(
         blocks=blocks,
@@ -420,6 +392,27 @@ def invert(
         piece_tokens=piece_tokens,
         block_size=block_size,
         parts=parts,
+    )
+
+
+@lru_cache(maxsize=KINDS)
+def _launches(
+    HKV: int, N: int, block_size: int, parts: int, documents: bool, deterministic: bool
+) -> tuple[Launch, Launch, Launch]:
+    """Count, scan and write."""
+    constants: dict[str, Any] = {
+        "HKV": HKV,
+        "N": N,
+        "N_PAD": power_of_2(N),
+        "BLOCK_SIZE": block_size,
+        "PARTS": parts,
+        "VARLEN": documents,
+        "TOKENS": _TOKENS,
+    }
+    return (
+        Launch(_count_kernel, **constants, WRITE_BINS=deterministic),
+        Launch(_scan_kernel, STEP=_SCAN, num_warps=8),
+        Launch(_write_kernel, **constants),
     )
 
 

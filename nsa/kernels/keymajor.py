@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import Architecture, architecture, padded
+from nsa.kernels.common import Architecture, padded
 from nsa.kernels.inverse import ITEM_FIELDS, MAX_PART, Selected
 
 
@@ -31,9 +30,9 @@ Configs = Mapping[Architecture, tuple[tuple[int, Config], ...]]
 """Channels of a key and a value together, padded, at most -> configuration; ascending."""
 
 
-def config_for(table: Configs, device: torch.device, channels: int) -> Config:
+def config_for(table: Configs, arch: Architecture, channels: int) -> Config:
     """The configuration of the smallest entry that holds so many channels."""
-    return next(config for limit, config in table[architecture(device)] if channels <= limit)
+    return next(config for limit, config in table[arch] if channels <= limit)
 
 
 def values_block(Dv: int) -> int:

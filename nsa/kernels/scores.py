@@ -8,7 +8,8 @@ leave the chip, into a scratch of fixed size. The second takes the n best of eac
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 8 to 11. In the paper stride is d, SELECT l'.
 """
 
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -26,6 +27,7 @@ from nsa.kernels.common import (
     last_contiguous,
     power_of_2,
 )
+from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
@@ -35,8 +37,7 @@ TOP_COLUMNS = 1024
 """Queries and select blocks that a program of the top-n kernel looks at together."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreTile:
+class ScoreTile(NamedTuple):
     """Queries and compressed blocks of a tile, warps of a program, stages of its pipeline."""
 
     queries: int
@@ -349,14 +350,10 @@ def select_blocks(
             "route takes any"
         )
     q, k_cmp = aligned(q), last_contiguous(k_cmp)
-    arch = architecture(q.device)
-    bulk = has_bulk_copies(arch)
-    tile = score_tile(arch, D) if tile is None else tile
-    blocks = max(tile.blocks, per_select)  # both are powers of two
+    score, top, tile, blocks, spill, bulk = _launches(
+        architecture(q.device), config, HKV, HQ // HKV, D, cu_seqlens is not None, tile
+    )
     columns = config.select_length(q_start + T)
-    spill = (
-        per_select - 1 + config.compress_block_size // config.compress_stride - 1
-    ) // per_select
     tiles = ceil_div(T, tile.queries)
     documents, total = 0, B * tiles
     cu_tiles = cu_blocks = cu_seqlens
@@ -375,32 +372,62 @@ def select_blocks(
     tables = (
         (indices, indices, indices) if cu_seqlens is None else (cu_seqlens, cu_tiles, cu_blocks)
     )
-    sizes = {
-        "HKV": HKV,
-        "SELECT": config.select_block_size,
-        "SPILL": spill,
-        "DOCUMENTS": cu_seqlens is not None,
-        "QUERIES": tile.queries,
-    }
+    strides = (*lse.stride(), *k_cmp.stride()[:3], *units(q, bulk=bulk))
     for first in range(0, total, chunk):
         count = min(chunk, total - first)
         seen = columns
         if B == 1 and cu_seqlens is None:  # no query of this chunk sees further
             seen = config.select_length(q_start + min(T, (first + count) * tile.queries))
-        _score_kernel[(ceil_div(seen * per_select, blocks), count, HKV)](
-            *queries, k_cmp, lse, scratch, *tables, scale * LOG2_E, first, T, N, q_start, tiles,
-            documents, columns, *lse.stride(), *k_cmp.stride()[:3], *units(q, bulk=bulk),
-            G=HQ // HKV, D=D, D1=D1, D2=D2, STRIDE=config.compress_stride,
-            SPAN=config.compress_block_size, BLOCKS=blocks, BULK=bulk, **sizes,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
-        _top_kernel[(ceil_div(tile.queries, TOP_ROWS), count, HKV)](
-            scratch, indices, *tables, first, T, q_start, tiles, documents, columns,
-            N_SELECT=config.num_blocks, N_PADDED=power_of_2(config.num_blocks),
-            INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
-            **sizes, num_warps=1,
-        )  # fmt: skip
+        score(
+            (ceil_div(seen * per_select, blocks), count, HKV),
+            (*queries, k_cmp, lse, scratch, *tables),
+            (scale * LOG2_E, first, T, N, q_start, tiles, documents, columns, *strides),
+        )
+        top(
+            (ceil_div(tile.queries, TOP_ROWS), count, HKV),
+            (scratch, indices, *tables),
+            (first, T, q_start, tiles, documents, columns),
+        )
     return indices
+
+
+@lru_cache(maxsize=KINDS)
+def _launches(
+    arch: Architecture,
+    config: NSAConfig,
+    HKV: int,
+    G: int,
+    D: int,
+    documents: bool,
+    tile: ScoreTile | None,
+) -> tuple[Launch, Launch, ScoreTile, int, int, bool]:
+    """Both kernels; the tile, its BLOCKS, SPILL, and whether tiles are described."""
+    bulk = has_bulk_copies(arch)
+    tile = score_tile(arch, D) if tile is None else tile
+    per_select = config.select_block_size // config.compress_stride
+    blocks = max(tile.blocks, per_select)  # both are powers of two
+    spill = (
+        per_select - 1 + config.compress_block_size // config.compress_stride - 1
+    ) // per_select
+    D1, D2 = head_blocks(D)
+    sizes: dict[str, Any] = {
+        "HKV": HKV,
+        "SELECT": config.select_block_size,
+        "SPILL": spill,
+        "DOCUMENTS": documents,
+        "QUERIES": tile.queries,
+    }
+    score = Launch(
+        _score_kernel, G=G, D=D, D1=D1, D2=D2, STRIDE=config.compress_stride,
+        SPAN=config.compress_block_size, BLOCKS=blocks, BULK=bulk, **sizes,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    top = Launch(
+        _top_kernel, N_SELECT=config.num_blocks, N_PADDED=power_of_2(config.num_blocks),
+        INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
+        **sizes, num_warps=1,
+    )  # fmt: skip
+    return score, top, tile, blocks, spill, bulk
 
 
 def _prefix_sums(cu_seqlens: Tensor, config: NSAConfig, queries: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, eq. 12. I
 block_size is l' and the number of blocks is n.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from nsa.kernels import inverse
 from nsa.kernels.combine import combine
-from nsa.kernels.common import LOG2_E, head_blocks, last_contiguous
+from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, last_contiguous
 from nsa.kernels.inverse import Selected, invert
 from nsa.kernels.keymajor import (
     KEYS,
@@ -35,6 +37,7 @@ from nsa.kernels.keymajor import (
     store_rows,
     values_block,
 )
+from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.selected_backward import selected_backward
 
 __all__ = ["Selected", "selected_backward", "selected_forward"]
@@ -215,9 +218,6 @@ def selected_forward(
         cu_seqlens=cu_seqlens,
         deterministic=deterministic,
     )
-    D1, D2 = head_blocks(Dk)
-    DV_BLOCK = values_block(Dv)
-    config = config_for(FORWARD, q.device, D1 + D2 + DV_BLOCK)
     most = max(chunk.tokens for chunk in index.chunks)
 
     def empty(*size: int, dtype: torch.dtype = q.dtype) -> Tensor:
@@ -233,39 +233,49 @@ def selected_forward(
         out = empty(B, T, HQ, Dv)
 
     wide = needs_wide_offsets(index, q)
-    sizes = {"HKV": HKV, "G": G, "N": N, "DV": Dv, "DV_BLOCK": DV_BLOCK}
+    launch = _launch(architecture(q.device), HKV, G, N, Dk, Dv, wide)
+    pointers = (q, k, v, index.pairs, index.items, index.first_item, partial, partial_lse)
+    strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3])
     for chunk in index.chunks:
-        _partial_kernel[(chunk.max_items,)](
-            q,
-            k,
-            v,
-            index.pairs,
-            index.items,
-            index.first_item,
-            partial,
-            partial_lse,
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            scale * LOG2_E,
-            chunk.first_token,
-            chunk.first_bin,
-            chunk.end_bin,
-            T,
-            q_start,
-            **sizes,
-            D=Dk,
-            D1=D1,
-            D2=D2,
-            KEYS=KEYS,
-            WIDE=wide,
-            AHEAD=config.stages == 1,
-            ROWS=config.rows,
-            num_warps=config.warps,
-            num_stages=config.stages,
+        launch(
+            (chunk.max_items,),
+            pointers,
+            (
+                *strides,
+                scale * LOG2_E,
+                chunk.first_token,
+                chunk.first_bin,
+                chunk.end_bin,
+                T,
+                q_start,
+            ),
         )
         combine(partial, partial_lse, index, chunk, o, lse, gated, out, q_start=q_start)
     return o, lse, index, out
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool) -> Launch:
+    D1, D2 = head_blocks(Dk)
+    DV_BLOCK = values_block(Dv)
+    config = config_for(FORWARD, arch, D1 + D2 + DV_BLOCK)
+    return Launch(
+        _partial_kernel,
+        HKV=HKV,
+        G=G,
+        N=N,
+        D=Dk,
+        D1=D1,
+        D2=D2,
+        DV=Dv,
+        DV_BLOCK=DV_BLOCK,
+        KEYS=KEYS,
+        WIDE=wide,
+        AHEAD=config.stages == 1,
+        ROWS=config.rows,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
 
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:

@@ -11,13 +11,22 @@ Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, eq. 12.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import LOG2_E, ceil_div, head_blocks, last_contiguous, power_of_2
+from nsa.kernels.common import (
+    LOG2_E,
+    Architecture,
+    architecture,
+    ceil_div,
+    head_blocks,
+    last_contiguous,
+    power_of_2,
+)
 from nsa.kernels.inverse import Selected
 from nsa.kernels.keymajor import (
     KEYS,
@@ -34,6 +43,7 @@ from nsa.kernels.keymajor import (
     strides,
     values_block,
 )
+from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.side import Side
 
 REDUCE_SLOTS = 16
@@ -413,9 +423,6 @@ def selected_backward(
     B, T, HQ, Dk = q.shape
     S, HKV, Dv = v.shape[1:]
     G, N = HQ // HKV, index.slots
-    D1, D2 = head_blocks(Dk)
-    DV_BLOCK = values_block(Dv)
-    config = config_for(BACKWARD, q.device, D1 + D2 + DV_BLOCK)
     most = max(chunk.tokens for chunk in index.chunks)
     partial = torch.empty(most, HKV, N, G, Dk, dtype=q.dtype, device=q.device)
     dq = torch.empty(B, T, HQ, Dk, dtype=q.dtype, device=q.device)
@@ -426,77 +433,99 @@ def selected_backward(
     added = [last_contiguous(x) for x in add_dq]
     add1, add2, *_ = *added, None, None
 
+    launch = _launch(
+        architecture(q.device), HKV, G, N, Dk, Dv, gate is not None, not deterministic, wide
+    )
+    launch_reduce = _launch_reduce(
+        HKV, G, N, Dk, block_size, index.parts, cu_seqlens is not None, len(added)
+    )
     for chunk in index.chunks:
-        _backward_kernel[(chunk.max_items,)](
-            do,
-            q,
-            k,
-            v,
-            lse,
-            delta,
-            gate,
-            index.pairs,
-            index.items,
-            index.first_item,
-            partial,
-            dk_sum,
-            dv_sum,
-            *do.stride()[:3],
-            *q.stride()[:3],
-            *k.stride()[:3],
-            *v.stride()[:3],
-            *lse.stride(),
-            *delta.stride(),
-            *strides(gate, 3),
-            scale,
-            scale * LOG2_E,
-            chunk.first_token,
-            chunk.first_bin,
-            chunk.end_bin,
-            T,
-            S,
-            q_start,
-            HKV=HKV,
-            G=G,
-            N=N,
-            D=Dk,
-            D1=D1,
-            D2=D2,
-            DV=Dv,
-            DV_BLOCK=DV_BLOCK,
-            KEYS=KEYS,
-            GATED=gate is not None,
-            ATOMIC=not deterministic,
-            WIDE=wide,
-            HALVES=D1 > 64,
-            ROWS=config.rows,
-            num_warps=config.warps,
-            num_stages=config.stages,
+        launch(
+            (chunk.max_items,),
+            (
+                *(do, q, k, v, lse, delta, gate),
+                *(index.pairs, index.items, index.first_item),
+                *(partial, dk_sum, dv_sum),
+            ),
+            (
+                *do.stride()[:3],
+                *q.stride()[:3],
+                *k.stride()[:3],
+                *v.stride()[:3],
+                *lse.stride(),
+                *delta.stride(),
+                *strides(gate, 3),
+                scale,
+                scale * LOG2_E,
+                chunk.first_token,
+                chunk.first_bin,
+                chunk.end_bin,
+                T,
+                S,
+                q_start,
+            ),
         )
         for side in added_by:
             side.join()
-        _reduce_kernel[(chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS))](
-            partial,
-            index.blocks,
-            index.document_start,
-            dq,
-            add1,
-            add2,
-            *strides(add1, 3),
-            *strides(add2, 3),
-            chunk.first_token,
-            T,
-            q_start,
-            HKV=HKV,
-            G=G,
-            N=N,
-            D=Dk,
-            BLOCK_SIZE=block_size,
-            PARTS=index.parts,
-            VARLEN=cu_seqlens is not None,
-            ADDED=len(added),
-            SLOTS=min(REDUCE_SLOTS, power_of_2(N)),
-            ELEMENTS=min(REDUCE_ELEMENTS, power_of_2(G * Dk)),
+        launch_reduce(
+            (chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS)),
+            (partial, index.blocks, index.document_start, dq, add1, add2),
+            (*strides(add1, 3), *strides(add2, 3), chunk.first_token, T, q_start),
         )
     rounded = sums.to(k.dtype)
     return dq, rounded[: k.numel()].view(k.shape), rounded[k.numel() :].view(v.shape)
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(
+    arch: Architecture,
+    HKV: int,
+    G: int,
+    N: int,
+    Dk: int,
+    Dv: int,
+    gated: bool,
+    atomic: bool,
+    wide: bool,
+) -> Launch:
+    D1, D2 = head_blocks(Dk)
+    DV_BLOCK = values_block(Dv)
+    config = config_for(BACKWARD, arch, D1 + D2 + DV_BLOCK)
+    return Launch(
+        _backward_kernel,
+        HKV=HKV,
+        G=G,
+        N=N,
+        D=Dk,
+        D1=D1,
+        D2=D2,
+        DV=Dv,
+        DV_BLOCK=DV_BLOCK,
+        KEYS=KEYS,
+        GATED=gated,
+        ATOMIC=atomic,
+        WIDE=wide,
+        HALVES=D1 > 64,
+        ROWS=config.rows,
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
+
+
+@lru_cache(maxsize=KINDS)
+def _launch_reduce(
+    HKV: int, G: int, N: int, Dk: int, block_size: int, parts: int, documents: bool, added: int
+) -> Launch:
+    return Launch(
+        _reduce_kernel,
+        HKV=HKV,
+        G=G,
+        N=N,
+        D=Dk,
+        BLOCK_SIZE=block_size,
+        PARTS=parts,
+        VARLEN=documents,
+        ADDED=added,
+        SLOTS=min(REDUCE_SLOTS, power_of_2(N)),
+        ELEMENTS=min(REDUCE_ELEMENTS, power_of_2(G * Dk)),
+    )
