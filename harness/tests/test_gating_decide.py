@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.compare import Change, Comparison
 from harness.analysis.summary import summarise
-from harness.gating import decide
+from harness.gating import counting, decide
 from harness.gating.decide import Evidence
 from harness.gating.policy import Exemption, Policy
 from harness.gating.records import Finding, GateCase, Mode, Stage, State
@@ -207,6 +207,32 @@ def test_a_known_noisy_case_is_excused_from_comparison_and_from_nothing_else() -
     assert judged(comparison=slower, policy=noisy).decision is GO
     assert judged(fake_runs.ended(CASE, Outcome.CRASH), policy=noisy).decision is NO_GO
     assert judged(policy=replace(floor(6_000), exemptions=noisy.exemptions)).decision is NO_GO
+
+
+@pytest.mark.parametrize(("expect", "decision"), [("noisy", NO_GO), ("failure", GO)])
+def test_counters_have_no_noise_to_be_excused_for(expect: str, decision: Decision) -> None:
+    more = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+
+    found = judged(mode=Mode.COUNTERS, comparison=None, counted=more, policy=exempt(expect))
+
+    assert found.decision is decision
+    assert (found.exemption == "") is (expect == "noisy"), "named only where it excuses"
+
+
+def test_noise_lets_no_new_case_in_where_the_policy_blocks_them() -> None:
+    noisy = replace(exempt("noisy"), new_cases_block=True)
+
+    found = judged(comparison=None, base=[], refused="no axis gc", policy=noisy)
+
+    assert (found.decision, found.exemption) == (NO_GO, "")
+
+
+@pytest.mark.parametrize(("metric", "most"), [("step_s", 0.05), ("peak_memory_bytes", 1_000)])
+def test_noise_excuses_no_ceiling_of_times_or_of_memory(metric: str, most: float) -> None:
+    ceiling = Rule(name="ceiling", metric=metric, go=most)
+    noisy = replace(exempt("noisy"), rules=(ceiling,))
+
+    assert judged(policy=noisy).decision is NO_GO
 
 
 def test_an_expected_failure_is_excused_and_an_unexpected_pass_reported() -> None:
