@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from harness.ci import phrases
 from harness.ci.text import clipped, plain
-from harness.gating.records import GateCase, GateVerdict, Stage
+from harness.gating.records import GateCase, GateSide, GateVerdict, Stage
 from harness.records import Decision
 
 MAX_TEXT = 10_000
@@ -80,14 +80,18 @@ def _properties(element: ElementTree.Element, verdict: GateVerdict) -> None:
         ("stage", str(verdict.stage)),
         ("blocks", "yes" if verdict.blocks else "no"),
         ("device", verdict.device),
-        ("head", verdict.head.commit or verdict.head.ref),
-        ("base", (verdict.base.commit or verdict.base.ref) if verdict.base else ""),
+        ("head", _side(verdict.head)),
+        ("base", _side(verdict.base) if verdict.base else ""),
         ("calibration", verdict.calibration),
         ("policy", verdict.policy),
     ):
         ElementTree.SubElement(
             properties, "property", name=name, value=clipped(plain(value), MAX_LINE)
         )
+
+
+def _side(side: GateSide) -> str:
+    return (side.commit or side.ref) + side.beyond
 
 
 def _test(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness import units
 from harness.ci import phrases
 from harness.ci.text import cell, code
-from harness.gating.records import GateCase, GateVerdict, Stage
+from harness.gating.records import GateCase, GateSide, GateVerdict, Stage
 from harness.records import Decision
 
 SUMMARY_BYTES = 2**20 - 1
@@ -73,10 +73,10 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
     facts = [
         f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
         f"{verdict.mode} on {cell(verdict.device) or 'an unknown device'}",
-        f"head {code(verdict.head.commit[:12] or verdict.head.ref)}",
+        f"head {_side(verdict.head)}",
     ]
     if verdict.base is not None:
-        facts.append(f"base {code(verdict.base.commit[:12] or verdict.base.ref)}")
+        facts.append(f"base {_side(verdict.base)}")
     if verdict.calibration:
         facts.append(f"calibration {cell(verdict.calibration)}")
     if verdict.gpu_s:
@@ -90,6 +90,10 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
                 for f in verdict.findings
             ]
         )
+
+
+def _side(side: GateSide) -> str:
+    return code(side.commit[:12] or side.ref) + side.beyond
 
 
 def _bottom(verdict: GateVerdict) -> Iterator[str]:

@@ -19,6 +19,8 @@ from harness.errors import HarnessError
 from harness.records import Decision
 
 SCHEMA_VERSION = 1
+UNCOMMITTED = " with uncommitted changes"
+"""Follows a commit that is not the whole of what was measured."""
 
 
 class Mode(StrEnum):
@@ -130,6 +132,13 @@ class GateSide:
     run_id: str = ""
     run_folder: str = ""
     """Where its measurements are stored; empty where none were made."""
+    uncommitted: bool = False
+    """What was measured is the commit and changes that are in none."""
+
+    @property
+    def beyond(self) -> str:
+        """What the commit is to be followed by, so that it names what was measured."""
+        return UNCOMMITTED if self.uncommitted else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,6 +184,16 @@ def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
     assert order == sorted(order), "worst first"
 
 
+def test_a_commit_with_uncommitted_changes_is_not_named_alone() -> None:
+    verdict = gate_verdict(SLOWER, head=GateSide(ref=".", commit="a" * 40, uncommitted=True))
+
+    text, document = step_summary(verdict), junit(verdict)
+
+    assert f"head `{'a' * 12}` with uncommitted changes · base `{'b' * 12}` · " in text
+    assert f'value="{"a" * 40} with uncommitted changes"' in document
+    assert f'value="{"b" * 40}"' in document
+
+
 def test_counters_that_differ_are_shown() -> None:
     counter = CounterChange(name="host_syncs", before=12, after=1600)
     case = gate_case(decision=Decision.NO_GO, ratio=None, counters=(counter,))

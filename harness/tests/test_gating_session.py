@@ -223,6 +223,7 @@ def test_both_sides_are_stored_as_runs_of_their_commits(
         assert [p.skipped for p in run.proofs] == ["not asked for"]
         assert run.environment.git is not None
         assert run.environment.git.commit == git(folder, "rev-parse", ref) == side.commit
+        assert not side.uncommitted
         packages = {m.code["toy"] for m in run.measurements if m.outcome is Outcome.OK}
         assert len(packages) == 1
     assert len({len(p) for p in packages}) == 1
@@ -352,6 +353,9 @@ def test_one_more_value_read_by_the_host_is_seen_against_the_base(alone: Path) -
     assert of(found, "same").decision is GO
     seen = [(c.name, c.before, c.after) for c in of(found, "slow").counters]
     assert ("host_syncs", 0, 1) in seen
+    assert found.base is not None
+    assert (found.head.commit, found.head.uncommitted) == (found.base.commit, True)
+    assert not found.base.uncommitted
     assert "harness baseline counters" in found.remedies[0]
 
 
