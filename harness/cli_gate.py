@@ -305,7 +305,9 @@ def shown(verdict: GateVerdict) -> RenderableType:
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     effect = "blocks" if verdict.blocks else "does not block"
     if verdict.decision is not Decision.GO:
-        lines.append(Text(f"  With --ci it {effect}: the policy's stage is {verdict.stage}"))
+        setting = phrases.of_undecided(verdict)
+        why = f"says {setting}" if setting else f"has stage {verdict.stage}"
+        lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:
         spent = units.duration(verdict.gpu_s)
         lines.append(Text(f"Processes took {spent} on {verdict.device}"))

@@ -69,7 +69,9 @@ def page(verdict: GateVerdict, *, most: int, size: Callable[[str], int]) -> str:
 def _top(verdict: GateVerdict) -> Iterator[str]:
     yield f"## {_SIGNS[verdict.decision]} Gate: {verdict.decision}"
     blocked = "The change is blocked" if verdict.blocks else "The change is not blocked"
-    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {blocked} (stage {_STAGES[verdict.stage]})."
+    setting = phrases.of_undecided(verdict)
+    why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")
+    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {blocked} ({why})."
     facts = [
         f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
         f"{verdict.mode} on {cell(verdict.device) or 'an unknown device'}",

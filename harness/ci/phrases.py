@@ -3,7 +3,7 @@
 import math
 
 from harness import units
-from harness.gating.records import WORST_FIRST, GateCase, GateVerdict
+from harness.gating.records import WORST_FIRST, GateCase, GateVerdict, Stage
 from harness.records import Decision
 
 MAX_CHECKS = 20
@@ -78,6 +78,15 @@ def text(case: GateCase) -> str:
     if case.log:
         lines.append(f"log: {case.log}")
     return "\n".join(lines)
+
+
+def of_undecided(verdict: GateVerdict) -> str:
+    """`inconclusive: neutral`, where that setting of the policy's and not its stage says whether
+    the verdict blocks; else empty."""
+    settled = verdict.decision in (Decision.GO, Decision.NO_GO)
+    if settled or verdict.stage is not Stage.BLOCK:
+        return ""
+    return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
 
 
 def _count(value: int | None) -> str:

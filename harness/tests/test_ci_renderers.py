@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 import xmlschema
+from rich.console import Console
 
 from harness import gate
 from harness.analysis import scaling, summary
@@ -15,6 +16,7 @@ from harness.ci import page, runs
 from harness.ci.annotations import Annotation, Kind, annotations, command
 from harness.ci.junit import junit
 from harness.ci.page import comment, step_summary
+from harness.cli_gate import shown
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
@@ -194,6 +196,52 @@ def test_a_commit_with_uncommitted_changes_is_not_named_alone() -> None:
     assert f'value="{"b" * 40}"' in document
 
 
+@pytest.mark.parametrize(
+    ("case", "stage", "blocks", "page_says", "command_says"),
+    [
+        (
+            SLOWER,
+            Stage.BLOCK,
+            True,
+            "is blocked (stage block)",
+            "blocks: the policy has stage block",
+        ),
+        (
+            OPEN,
+            Stage.BLOCK,
+            False,
+            "is not blocked (stage block, inconclusive: neutral)",
+            "does not block: the policy says inconclusive: neutral",
+        ),
+        (
+            OPEN,
+            Stage.BLOCK,
+            True,
+            "is blocked (stage block, inconclusive: block)",
+            "blocks: the policy says inconclusive: block",
+        ),
+        (
+            OPEN,
+            Stage.WARN,
+            False,
+            "is not blocked (stage warn: shown, blocks nothing)",
+            "does not block: the policy has stage warn",
+        ),
+    ],
+)
+def test_the_setting_that_decides_whether_it_blocks_is_named(
+    case: GateCase, stage: Stage, blocks: bool, page_says: str, command_says: str
+) -> None:
+    verdict = gate_verdict(case, stage=stage, blocks=blocks)
+    terminal = Console(width=200)
+
+    with terminal.capture() as captured:
+        terminal.print(shown(verdict))
+
+    assert f"The change {page_says}." in step_summary(verdict)
+    assert f"With --ci it {command_says}\n" in captured.get()
+
+
 def test_counters_that_differ_are_shown() -> None:
     counter = CounterChange(name="host_syncs", before=12, after=1600)
     case = gate_case(decision=Decision.NO_GO, ratio=None, counters=(counter,))
@@ -315,9 +363,9 @@ def test_a_run_is_shown_like_a_gate() -> None:
     cases = summary.summarise(run)
     verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
 
-    shown = runs.of_run(run, cases, verdict)
+    told = runs.of_run(run, cases, verdict)
 
-    assert shown.decision is verdict.decision
-    assert [c.decision for c in shown.cases] == [Decision.GO, Decision.NO_GO]
-    assert shown.cases[1].reason == "crash: planted: crash"
-    assert results(junit(shown))[shown.cases[1].case_id] == "failure"
+    assert told.decision is verdict.decision
+    assert [c.decision for c in told.cases] == [Decision.GO, Decision.NO_GO]
+    assert told.cases[1].reason == "crash: planted: crash"
+    assert results(junit(told))[told.cases[1].case_id] == "failure"
