@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness import units
 from harness.ci import phrases
 from harness.ci.text import cell, code
-from harness.gating.records import GateCase, GateSide, GateVerdict, Stage
+from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, Subject
 from harness.records import Decision
 
 SUMMARY_BYTES = 2**20 - 1
@@ -67,14 +67,12 @@ def page(verdict: GateVerdict, *, most: int, size: Callable[[str], int]) -> str:
 
 
 def _top(verdict: GateVerdict) -> Iterator[str]:
-    yield f"## {_SIGNS[verdict.decision]} Gate: {verdict.decision}"
-    blocked = "The change is blocked" if verdict.blocks else "The change is not blocked"
-    setting = phrases.of_undecided(verdict)
-    why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")
-    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {blocked} ({why})."
+    yield f"## {_SIGNS[verdict.decision]} {verdict.subject.capitalize()}: {verdict.decision}"
+    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {_effect(verdict)}."
+    mode = f"{verdict.mode} " if verdict.subject is Subject.GATE else ""
     facts = [
         f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
-        f"{verdict.mode} on {cell(verdict.device) or 'an unknown device'}",
+        f"{mode}on {cell(verdict.device) or 'an unknown device'}",
         f"head {_side(verdict.head)}",
     ]
     if verdict.base is not None:
@@ -92,6 +90,16 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
                 for f in verdict.findings
             ]
         )
+
+
+def _effect(verdict: GateVerdict) -> str:
+    """What follows from the verdict, and by what."""
+    if verdict.subject is Subject.RUN:
+        return f"A run, judged by the rules of {code(verdict.policy) or 'its suite'}"
+    blocked = "is blocked" if verdict.blocks else "is not blocked"
+    setting = phrases.of_undecided(verdict)
+    why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")
+    return f"The change {blocked} ({why})"
 
 
 def _side(side: GateSide) -> str:

@@ -40,6 +40,13 @@ class Stage(StrEnum):
     BLOCK = "block"  # a NO-GO blocks the change
 
 
+class Subject(StrEnum):
+    """What a verdict is on."""
+
+    GATE = "gate"  # a change or a tree, by a policy
+    RUN = "run"  # a stored run, by its suite: mode, stage and blocks say nothing
+
+
 class State(StrEnum):
     """What became of a case between the two sides."""
 
@@ -154,7 +161,7 @@ class GateVerdict:
     blocks: bool
     """Whether, by its policy, this keeps the change from being merged."""
     policy: str
-    """Path of the policy file."""
+    """Path of the policy file; of the suite's where a run is judged by that."""
     head: GateSide
     base: GateSide | None = None
     device: str = ""
@@ -174,6 +181,7 @@ class GateVerdict:
     """How long all processes of the gate lived: what it cost."""
     remedies: tuple[str, ...] = ()
     """Commands that would settle what is open, or accept what changed."""
+    subject: Subject = Subject.GATE
 
     @property
     def exit_status(self) -> int:

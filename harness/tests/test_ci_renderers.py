@@ -369,3 +369,26 @@ def test_a_run_is_shown_like_a_gate() -> None:
     assert [c.decision for c in told.cases] == [Decision.GO, Decision.NO_GO]
     assert told.cases[1].reason == "crash: planted: crash"
     assert results(junit(told))[told.cases[1].case_id] == "failure"
+
+
+@pytest.mark.parametrize("ended", [Outcome.CRASH, Outcome.OUT_OF_MEMORY])
+def test_a_run_does_not_pose_as_a_gate(ended: Outcome) -> None:
+    """No policy was asked, so there is no stage, and nothing is blocked."""
+    run = fake_runs.run(fake_runs.sweep(seq_len=[512]), lambda c: fake_runs.ended(c, ended))
+    cases = summary.summarise(run)
+    verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
+
+    told = runs.of_run(run, cases, verdict)
+    text, document, lines = comment(told), junit(told), annotations(told)
+
+    assert text.startswith(f"## {page._SIGNS[verdict.decision]} Run: {verdict.decision}\n")
+    assert f"A run, judged by the rules of `{run.suite.path}`." in text
+    assert not re.search(r"gate\b|stage|block|absolute", text.replace(run.suite.path, ""), re.I)
+    root = ElementTree.fromstring(document)
+    assert root.get("name") == "harness run"
+    named = {p.get("name"): p.get("value") for p in root.iter("property")}
+    assert named.keys() == {"device", "head", "run", "suite"}
+    assert (named["run"], named["suite"]) == (run.run_id, run.suite.path)
+    kind = "failure" if verdict.decision is Decision.NO_GO else "skipped"
+    assert results(document)["verdict"] == kind
+    assert f"title=run%3A {verdict.decision}" in lines
