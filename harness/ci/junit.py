@@ -41,7 +41,14 @@ def junit(verdict: GateVerdict) -> str:
         for case in cases:
             text = phrases.text(case)
             _test(
-                element, suite, case.case_id, case.decision, phrases.why(case), text, verdict, case
+                element,
+                suite,
+                case.case_id,
+                case.decision,
+                phrases.sentence(case),
+                text,
+                verdict,
+                case,
             )
         for out in verdict.left_out:
             if out.suite == suite:

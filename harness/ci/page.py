@@ -19,6 +19,8 @@ COMMENT_CHARACTERS = 60_000
 MAX_LISTED = 20
 """Of findings, remedies and cases left out."""
 
+_TYPED = ("harness ", "{")
+"""How what is to be typed begins, on a command line or in a policy."""
 _HEAD = "| | case | change | why |\n|:--|:--|:--|:--|\n"
 _SIGNS = {
     Decision.GO: "✅",
@@ -114,7 +116,17 @@ def _bottom(verdict: GateVerdict) -> Iterator[str]:
         yield _listed([f"{code(o.case_id)}: {cell(o.reason)}" for o in verdict.left_out])
     if verdict.remedies:
         yield "What would settle it:"
-        yield _listed([code(command, 500) for command in verdict.remedies])
+        yield _listed([_remedy(text) for text in verdict.remedies])
+
+
+def _remedy(text: str) -> str:
+    """A sentence, with the command or the policy's line that it ends in as code."""
+    sentence, colon, typed = text.partition(": ")
+    if text.startswith(_TYPED):
+        return code(text, 500)
+    if colon and typed.startswith(_TYPED):
+        return f"{cell(sentence)}: {code(typed, 500)}"
+    return cell(text, 500)
 
 
 def _row(case: GateCase) -> str:

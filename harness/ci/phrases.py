@@ -50,9 +50,17 @@ def open_question(case: GateCase) -> str:
 
 
 def why(case: GateCase) -> str:
-    """The reason, with what is open, what is excused and what surprised; it stands beside the
-    change, and does not say that once more."""
-    parts = [case.reason.removeprefix(change(case)).strip(), open_question(case)]
+    """What `sentence` says; it stands beside the change, and does not say that once more."""
+    return _said(case, case.reason.removeprefix(change(case)).strip(" ;"))
+
+
+def sentence(case: GateCase) -> str:
+    """The reason, with what is open, what is excused and what surprised; it stands alone."""
+    return _said(case, case.reason)
+
+
+def _said(case: GateCase, reason: str) -> str:
+    parts = [reason, open_question(case)]
     if case.exemption:
         parts.append(f"exempt: {case.exemption}")
     if case.unexpected_pass:
@@ -90,4 +98,4 @@ def of_undecided(verdict: GateVerdict) -> str:
 
 
 def _count(value: int | None) -> str:
-    return "absent" if value is None else f"{value:,}"
+    return "unknown" if value is None else f"{value:,}"

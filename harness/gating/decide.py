@@ -379,7 +379,7 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
             f"if a case is meant to go, exempt it in {policy.path}: "
             "{cases: [...], expect: missing, reason: ..., expires: ...}"
         )
-    if mode is Mode.COUNTERS and any(c.counters for c in cases):
+    if mode is Mode.COUNTERS and any(c.counters and c.decision is not Decision.GO for c in cases):
         said.append(f"if the change is meant, accept it: {counting.RENEW}")
     if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
         said.append("a base needs no counters on record: harness gate --counters --base REF")

@@ -12,11 +12,12 @@ from rich.console import Console
 
 from harness import gate
 from harness.analysis import scaling, summary
-from harness.ci import page, runs
+from harness.ci import page, phrases, runs
 from harness.ci.annotations import Annotation, Kind, annotations, command
 from harness.ci.junit import junit
 from harness.ci.page import comment, step_summary
 from harness.cli_gate import shown
+from harness.gating import counting
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
@@ -247,6 +248,58 @@ def test_counters_that_differ_are_shown() -> None:
     case = gate_case(decision=Decision.NO_GO, ratio=None, counters=(counter,))
 
     assert "| host\\_syncs 12 → 1,600 |" in step_summary(gate_verdict(case))
+
+
+def counted(before: int | None, *, accepted: bool = False) -> GateCase:
+    """A case whose steps wait for the host 1,600 times."""
+    after = {"host_syncs": 1600}
+    changes, finding = counting.judge(
+        {"host_syncs": before} if before is not None else {},
+        after,
+        whose="the base",
+        accepted=after if accepted else None,
+    )
+    case: GateCase = gate_case(
+        decision=finding.decision, reason=finding.reason, counters=changes, ratio=None, change=""
+    )
+    return case
+
+
+def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> None:
+    case = counted(12)
+
+    document = junit(gate_verdict(case))
+
+    assert phrases.why(case) == "since the base (no noise: the code differs)"
+    assert results(document)["train/nsa"] == "failure"
+    assert f'message="NO-GO: host_syncs 12 → 1,600 {phrases.why(case)}"' in document
+
+
+@pytest.mark.parametrize("before", [12, None])
+def test_a_change_on_record_begins_with_a_word(before: int | None) -> None:
+    case = counted(before, accepted=True)
+
+    assert phrases.why(case) == "on record with the same change"
+    assert phrases.sentence(case) == f"{phrases.change(case)}; on record with the same change"
+
+
+def test_a_remedy_is_a_sentence_and_only_what_is_typed_is_code() -> None:
+    text = step_summary(
+        gate_verdict(
+            OPEN,
+            remedies=(
+                "if the change is meant, accept it: harness baseline counters",
+                "if a case is meant to go, exempt it in ci/gate.yaml: {cases: [...]}",
+                "31 pairs would decide: confirm_pairs in ci/gate.yaml; about 12 minutes",
+                "harness calibrate suites/gate.yaml",
+            ),
+        )
+    )
+
+    assert "- if the change is meant, accept it: `harness baseline counters`\n" in text
+    assert "- if a case is meant to go, exempt it in ci/gate.yaml: `{cases: [...]}`\n" in text
+    assert "- 31 pairs would decide: confirm\\_pairs in ci/gate.yaml; about 12 minutes\n" in text
+    assert text.endswith("- `harness calibrate suites/gate.yaml`\n")
 
 
 @pytest.mark.parametrize(

@@ -321,6 +321,19 @@ def test_what_blocks_is_policy(
     assert [d for d in (GO, NO_GO, OPEN) if decide.blocks(d, policy)] == blocked
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bool) -> None:
+    before, after = {"host_syncs": 0}, {"host_syncs": 41}
+    changes, finding = counting.judge(
+        before, after, whose="the base", accepted=after if accepted else None
+    )
+    case = gate_case(finding.decision, counters=changes, reason=finding.reason)
+
+    asked = decide.remedies([case], POLICY, Mode.COUNTERS)
+
+    assert asked == ([] if accepted else [f"if the change is meant, accept it: {counting.RENEW}"])
+
+
 def test_what_is_open_names_the_pairs_that_would_decide() -> None:
     open_ = gate_case(OPEN, pairs_needed=31, minutes_needed=4.0)
 
