@@ -44,7 +44,7 @@ def open_question(case: GateCase) -> str:
     needed = ""
     if case.pairs_needed is not None:
         minutes = case.minutes_needed
-        cost = f", {units.number(minutes)} GPU minutes" if minutes is not None else ""
+        cost = f", {units.number(minutes)} minutes" if minutes is not None else ""
         needed = f"{case.pairs_needed} pairs{cost} would decide"
     return "; ".join(filter(None, (seen, needed)))
 

@@ -365,15 +365,12 @@ def blocks(decision: Decision, policy: Policy) -> bool:
 def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]:
     """What would settle what is open, in sentences with a command or a setting."""
     said = []
-    open_ = [c for c in cases if c.pairs_needed and c.decision is not Decision.GO]
-    asked = [c.pairs_needed for c in open_ if c.pairs_needed]
-    minutes = [c.minutes_needed for c in open_ if c.minutes_needed]
-    if asked:
-        cost = f"; about {sum(minutes):.1f} GPU minutes" if minutes else ""
-        how = f"confirm_pairs in {policy.path}"
+    asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
+    if most := max(asked, default=0):
+        how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
-            how = "harness gate --base REF, here and now"
-        said.append(f"{max(asked)} pairs would decide: {how}{cost}")
+            how, where = "harness gate --base REF", " here and now"
+        said.append(f"{most} pairs{where} would decide{_cost(cases, most)}: {how}")
     if any(c.state is State.MISSING and c.decision is not Decision.GO for c in cases):
         said.append(
             f"if a case is meant to go, exempt it in {policy.path}: "
@@ -389,6 +386,17 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
             "base: harness gate --base REF"
         )
     return said
+
+
+def _cost(cases: Sequence[GateCase], pairs: int) -> str:
+    """What so many pairs of every open case take: `confirm_pairs` is one number for all of them,
+    those included whose comparison is excused. Empty where nobody knows it of one of them."""
+    open_ = [(c.minutes_needed, c.pairs_needed) for c in cases if c.pairs_needed]
+    each = [minutes / needed for minutes, needed in open_ if minutes and needed]
+    if len(each) < len(open_):
+        return ""
+    minutes = units.number(pairs * sum(each))
+    return f", about {minutes} minutes for {_counted(len(each), 'open case')}"
 
 
 def _lacks_rules(case: GateCase) -> bool:

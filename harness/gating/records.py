@@ -107,7 +107,8 @@ class GateCase:
     """The smallest slowdown that would have been found, as a fraction: 0.03 is 3 %."""
     pairs_needed: int | None = None
     minutes_needed: float | None = None
-    """Pairs, and GPU minutes, that would decide; None where decided, or where none would."""
+    """Pairs that would decide, and the minutes that their processes take; None where the case is
+    decided, or where no number of pairs would."""
     counters: tuple[CounterChange, ...] = ()
     """Those that differ, where counters were compared."""
     exemption: str = ""

@@ -180,7 +180,7 @@ def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
     assert text.startswith("## ❌ Gate: NO-GO\n")
     assert "1 NO-GO, 1 INCONCLUSIVE, 1 GO of 3 cases" in text
     assert "| ❌ NO-GO | `forward/nsa` | +5.0 % \\[+4.1 … +5.9\\] slower | slower by 5 % |" in text
-    assert "a slowdown of 4 % would have been found; 40 pairs, 12 GPU minutes would decide" in text
+    assert "a slowdown of 4 % would have been found; 40 pairs, 12 minutes would decide" in text
     assert "Not measured, because the change cannot reach it: 1 case." in text
     assert "`harness calibrate suites/gate.yaml`" in text
     order = [text.index(f"`{name}/nsa`") for name in ("forward", "decode", "train")]
@@ -290,7 +290,7 @@ def test_a_remedy_is_a_sentence_and_only_what_is_typed_is_code() -> None:
             remedies=(
                 "if the change is meant, accept it: harness baseline counters",
                 "if a case is meant to go, exempt it in ci/gate.yaml: {cases: [...]}",
-                "31 pairs would decide: confirm_pairs in ci/gate.yaml; about 12 minutes",
+                "31 pairs would decide, about 12 minutes: confirm_pairs in ci/gate.yaml",
                 "harness calibrate suites/gate.yaml",
             ),
         )
@@ -298,7 +298,7 @@ def test_a_remedy_is_a_sentence_and_only_what_is_typed_is_code() -> None:
 
     assert "- if the change is meant, accept it: `harness baseline counters`\n" in text
     assert "- if a case is meant to go, exempt it in ci/gate.yaml: `{cases: [...]}`\n" in text
-    assert "- 31 pairs would decide: confirm\\_pairs in ci/gate.yaml; about 12 minutes\n" in text
+    assert "12 minutes: confirm\\_pairs in ci/gate.yaml\n" in text
     assert text.endswith("- `harness calibrate suites/gate.yaml`\n")
 
 

@@ -339,5 +339,26 @@ def test_what_is_open_names_the_pairs_that_would_decide() -> None:
 
     (said,) = decide.remedies([open_], POLICY, Mode.RELATIVE)
 
-    assert "31 pairs would decide" in said
-    assert "4.0 GPU minutes" in said
+    assert (
+        said
+        == "31 pairs would decide, about 4 minutes for 1 open case: confirm_pairs in ci/gate.yaml"
+    )
+
+
+def test_the_most_pairs_are_paid_for_by_every_open_case() -> None:
+    """`confirm_pairs` is one number: a case that 10 pairs would decide takes 40 as well."""
+    cases = [
+        gate_case(OPEN, pairs_needed=40, minutes_needed=4.0),
+        gate_case(OPEN, pairs_needed=10, minutes_needed=5.0),
+        gate_case(GO, pairs_needed=900, minutes_needed=90.0),  # excused, and confirmed as well
+        gate_case(GO),
+    ]
+
+    (relative,) = decide.remedies(cases, POLICY, Mode.RELATIVE)
+    (stored,) = decide.remedies(cases, POLICY, Mode.BASELINE)
+    (unknown,) = decide.remedies([*cases, gate_case(OPEN, pairs_needed=3)], POLICY, Mode.RELATIVE)
+
+    cost = "would decide, about 28 minutes for 3 open cases"
+    assert relative == f"40 pairs {cost}: confirm_pairs in ci/gate.yaml"
+    assert stored == "40 pairs here and now" + f" {cost}: harness gate --base REF"
+    assert unknown == "40 pairs would decide: confirm_pairs in ci/gate.yaml"
