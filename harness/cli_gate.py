@@ -212,7 +212,8 @@ def show(as_json: JsonOption = False, baseline_folder: BaselinesOption = files.F
     for path, record in found:
         p = _provenance(record)
         age = f"{files.age_days(str(p['at'])):.0f} d"
-        name, commit = str(p["device_name"]), str(p["commit"])[:10]
+        commit = str(p["commit"])[:10] + (records.UNCOMMITTED if p["uncommitted"] else "")
+        name = str(p["device_name"])
         table.add_row(escape(str(path)), escape(name), commit, str(p["at"]), age, str(p["cases"]))
     out.print(table if found else f"no baselines in {baseline_folder}")
 
@@ -304,7 +305,9 @@ def shown(verdict: GateVerdict) -> RenderableType:
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     effect = "blocks" if verdict.blocks else "does not block"
     if verdict.decision is not Decision.GO:
-        lines.append(Text(f"  With --ci it {effect}: the policy's stage is {verdict.stage}"))
+        setting = phrases.of_undecided(verdict)
+        why = f"says {setting}" if setting else f"has stage {verdict.stage}"
+        lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:
         spent = units.duration(verdict.gpu_s)
         lines.append(Text(f"Processes took {spent} on {verdict.device}"))
@@ -351,12 +354,15 @@ def _provenance(record: Kept) -> dict[str, object]:
             "device": record.device,
             "device_name": f"{record.device}, torch {record.torch}",
             "commit": record.commit,
+            "uncommitted": record.uncommitted,
             "run_id": "",
             "at": record.set_at,
             "cases": sum(map(len, record.cases.values())),
         }
+    uncommitted = False  # a run of such code makes no baseline
     if isinstance(record, calibration.Stored):
         at, name, cases = record.at, record.device_name, len(record.answer.cases)
+        uncommitted = record.uncommitted
     else:
         at, name = record.measured_at, record.environment.device_name
         cases = len(record.cases)
@@ -365,6 +371,7 @@ def _provenance(record: Kept) -> dict[str, object]:
         "device": record.device,
         "device_name": name,
         "commit": record.commit,
+        "uncommitted": uncommitted,
         "run_id": record.run_id,
         "at": at,
         "cases": cases,

@@ -150,8 +150,13 @@ def runs(
 
 def _side(run: Run) -> GateSide:
     git = run.environment.git
-    commit = git.commit if git else ""
-    return GateSide(ref=run.run_id, commit=commit, run_id=run.run_id, run_folder=run.folder)
+    return GateSide(
+        ref=run.run_id,
+        commit=git.commit if git else "",
+        run_id=run.run_id,
+        run_folder=run.folder,
+        uncommitted=bool(git and git.dirty_sha256),
+    )
 
 
 def _measured_otherwise(then: Case, now: Case) -> str:

@@ -54,7 +54,7 @@ def compared(answer: Compared) -> RenderableType:
 def _sides(a: GateSide, b: GateSide) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1))
     for name, side in (("A", a), ("B", b)):
-        commit = f"commit {side.commit[:10]}" if side.commit else "no commit"
+        commit = f"commit {side.commit[:10]}{side.beyond}" if side.commit else "no commit"
         ref = "the working tree" if side.ref == WORKING_TREE else side.ref
         table.add_row(Text(name, style="bold"), Text(ref), Text(commit))
     return table

@@ -107,7 +107,7 @@ class Comparison:
     """Pairs of a new confirmation that would decide, nine times in ten, if the ratio is as
     estimated. None where the case is decided, or where pairs cannot decide it."""
     minutes_needed: float | None
-    """GPU minutes of those pairs; None where no pair says how long it took."""
+    """Minutes that their processes take; None where no pair says how long it took."""
     reason: str
 
 

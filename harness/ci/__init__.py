@@ -6,5 +6,5 @@
 
 Names, reasons and details in a verdict may come from a stranger's change: each renderer writes
 them as text, which can neither end a table, a command or an element, nor mention anybody. A run
-without a gate is shown as a verdict too, see `runs`.
+without a gate is shown as a verdict too, which says that it is one, see `runs`.
 """

@@ -42,7 +42,10 @@ def annotations(verdict: GateVerdict) -> str:
         if len(mine) > PER_KIND:
             more = len(mine) - (PER_KIND - 1)
             said = f"{more} more like these; all of them are in the step summary"
-            mine = [*mine[: PER_KIND - 1], Annotation(kind=kind, title="gate", message=said)]
+            mine = [
+                *mine[: PER_KIND - 1],
+                Annotation(kind=kind, title=str(verdict.subject), message=said),
+            ]
         lines += [command(a) for a in mine]
     return "".join(f"{line}\n" for line in lines)
 
@@ -58,7 +61,7 @@ def _found(verdict: GateVerdict) -> Iterator[Annotation]:
     if verdict.decision is not Decision.GO:
         yield Annotation(
             kind=_kind(verdict.decision, verdict),
-            title=f"gate: {verdict.decision}",
+            title=f"{verdict.subject}: {verdict.decision}",
             message=verdict.reason,
         )
     for finding in verdict.findings:

@@ -10,23 +10,22 @@ from xml.etree import ElementTree
 
 from harness.ci import phrases
 from harness.ci.text import clipped, plain
-from harness.gating.records import GateCase, GateVerdict, Stage
+from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, Subject
 from harness.records import Decision
 
 MAX_TEXT = 10_000
 MAX_LINE = 500
-GATE = "gate"
-"""Class of the tests that stand for the whole."""
 
 
 def junit(verdict: GateVerdict) -> str:
     """The document. One test suite a suite file, one test a case; the verdict itself is a test."""
-    root = ElementTree.Element("testsuites", name="harness gate")
-    whole = _suite(root, GATE, verdict)
+    root = ElementTree.Element("testsuites", name=f"harness {verdict.subject}")
+    group = str(verdict.subject)  # class of the tests that stand for the whole
+    whole = _suite(root, group, verdict)
     _properties(whole, verdict)
     _test(
         whole,
-        GATE,
+        group,
         "verdict",
         verdict.decision,
         verdict.reason,
@@ -35,14 +34,21 @@ def junit(verdict: GateVerdict) -> str:
     )
     for finding in verdict.findings:
         decision = finding.decision if finding.counts else Decision.GO
-        _test(whole, GATE, finding.check, decision, finding.reason, "", verdict)
+        _test(whole, group, finding.check, decision, finding.reason, "", verdict)
     _count(whole, 0.0)
     for suite, cases in _by_suite(verdict):
         element = _suite(root, suite, verdict)
         for case in cases:
             text = phrases.text(case)
             _test(
-                element, suite, case.case_id, case.decision, phrases.why(case), text, verdict, case
+                element,
+                suite,
+                case.case_id,
+                case.decision,
+                phrases.sentence(case),
+                text,
+                verdict,
+                case,
             )
         for out in verdict.left_out:
             if out.suite == suite:
@@ -75,19 +81,32 @@ def _suite(root: ElementTree.Element, name: str, verdict: GateVerdict) -> Elemen
 
 def _properties(element: ElementTree.Element, verdict: GateVerdict) -> None:
     properties = ElementTree.SubElement(element, "properties")
-    for name, value in (
-        ("mode", str(verdict.mode)),
-        ("stage", str(verdict.stage)),
-        ("blocks", "yes" if verdict.blocks else "no"),
-        ("device", verdict.device),
-        ("head", verdict.head.commit or verdict.head.ref),
-        ("base", (verdict.base.commit or verdict.base.ref) if verdict.base else ""),
-        ("calibration", verdict.calibration),
-        ("policy", verdict.policy),
-    ):
+    if verdict.subject is Subject.RUN:
+        said = [
+            ("device", verdict.device),
+            ("head", _side(verdict.head)),
+            ("run", verdict.head.run_id),
+            ("suite", verdict.policy),
+        ]
+    else:
+        said = [
+            ("mode", str(verdict.mode)),
+            ("stage", str(verdict.stage)),
+            ("blocks", "yes" if verdict.blocks else "no"),
+            ("device", verdict.device),
+            ("head", _side(verdict.head)),
+            ("base", _side(verdict.base) if verdict.base else ""),
+            ("calibration", verdict.calibration),
+            ("policy", verdict.policy),
+        ]
+    for name, value in said:
         ElementTree.SubElement(
             properties, "property", name=name, value=clipped(plain(value), MAX_LINE)
         )
+
+
+def _side(side: GateSide) -> str:
+    return (side.commit or side.ref) + side.beyond
 
 
 def _test(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from harness import units
 from harness.ci import phrases
 from harness.ci.text import cell, code
-from harness.gating.records import GateCase, GateVerdict, Stage
+from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, Subject
 from harness.records import Decision
 
 SUMMARY_BYTES = 2**20 - 1
@@ -19,6 +19,8 @@ COMMENT_CHARACTERS = 60_000
 MAX_LISTED = 20
 """Of findings, remedies and cases left out."""
 
+_TYPED = ("harness ", "{")
+"""How what is to be typed begins, on a command line or in a policy."""
 _HEAD = "| | case | change | why |\n|:--|:--|:--|:--|\n"
 _SIGNS = {
     Decision.GO: "✅",
@@ -67,16 +69,16 @@ def page(verdict: GateVerdict, *, most: int, size: Callable[[str], int]) -> str:
 
 
 def _top(verdict: GateVerdict) -> Iterator[str]:
-    yield f"## {_SIGNS[verdict.decision]} Gate: {verdict.decision}"
-    blocked = "The change is blocked" if verdict.blocks else "The change is not blocked"
-    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {blocked} (stage {_STAGES[verdict.stage]})."
+    yield f"## {_SIGNS[verdict.decision]} {verdict.subject.capitalize()}: {verdict.decision}"
+    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {_effect(verdict)}."
+    mode = f"{verdict.mode} " if verdict.subject is Subject.GATE else ""
     facts = [
         f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
-        f"{verdict.mode} on {cell(verdict.device) or 'an unknown device'}",
-        f"head {code(verdict.head.commit[:12] or verdict.head.ref)}",
+        f"{mode}on {cell(verdict.device) or 'an unknown device'}",
+        f"head {_side(verdict.head)}",
     ]
     if verdict.base is not None:
-        facts.append(f"base {code(verdict.base.commit[:12] or verdict.base.ref)}")
+        facts.append(f"base {_side(verdict.base)}")
     if verdict.calibration:
         facts.append(f"calibration {cell(verdict.calibration)}")
     if verdict.gpu_s:
@@ -92,6 +94,20 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
         )
 
 
+def _effect(verdict: GateVerdict) -> str:
+    """What follows from the verdict, and by what."""
+    if verdict.subject is Subject.RUN:
+        return f"A run, judged by the rules of {code(verdict.policy) or 'its suite'}"
+    blocked = "is blocked" if verdict.blocks else "is not blocked"
+    setting = phrases.of_undecided(verdict)
+    why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")
+    return f"The change {blocked} ({why})"
+
+
+def _side(side: GateSide) -> str:
+    return code(side.commit[:12] or side.ref) + side.beyond
+
+
 def _bottom(verdict: GateVerdict) -> Iterator[str]:
     if verdict.left_out:
         n = len(verdict.left_out)
@@ -100,7 +116,17 @@ def _bottom(verdict: GateVerdict) -> Iterator[str]:
         yield _listed([f"{code(o.case_id)}: {cell(o.reason)}" for o in verdict.left_out])
     if verdict.remedies:
         yield "What would settle it:"
-        yield _listed([code(command, 500) for command in verdict.remedies])
+        yield _listed([_remedy(text) for text in verdict.remedies])
+
+
+def _remedy(text: str) -> str:
+    """A sentence, with the command or the policy's line that it ends in as code."""
+    sentence, colon, typed = text.partition(": ")
+    if text.startswith(_TYPED):
+        return code(text, 500)
+    if colon and typed.startswith(_TYPED):
+        return f"{cell(sentence)}: {code(typed, 500)}"
+    return cell(text, 500)
 
 
 def _row(case: GateCase) -> str:

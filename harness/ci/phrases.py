@@ -3,7 +3,7 @@
 import math
 
 from harness import units
-from harness.gating.records import WORST_FIRST, GateCase, GateVerdict
+from harness.gating.records import WORST_FIRST, GateCase, GateVerdict, Stage
 from harness.records import Decision
 
 MAX_CHECKS = 20
@@ -44,15 +44,23 @@ def open_question(case: GateCase) -> str:
     needed = ""
     if case.pairs_needed is not None:
         minutes = case.minutes_needed
-        cost = f", {units.number(minutes)} GPU minutes" if minutes is not None else ""
+        cost = f", {units.number(minutes)} minutes" if minutes is not None else ""
         needed = f"{case.pairs_needed} pairs{cost} would decide"
     return "; ".join(filter(None, (seen, needed)))
 
 
 def why(case: GateCase) -> str:
-    """The reason, with what is open, what is excused and what surprised; it stands beside the
-    change, and does not say that once more."""
-    parts = [case.reason.removeprefix(change(case)).strip(), open_question(case)]
+    """What `sentence` says; it stands beside the change, and does not say that once more."""
+    return _said(case, case.reason.removeprefix(change(case)).strip(" ;"))
+
+
+def sentence(case: GateCase) -> str:
+    """The reason, with what is open, what is excused and what surprised; it stands alone."""
+    return _said(case, case.reason)
+
+
+def _said(case: GateCase, reason: str) -> str:
+    parts = [reason, open_question(case)]
     if case.exemption:
         parts.append(f"exempt: {case.exemption}")
     if case.unexpected_pass:
@@ -80,5 +88,14 @@ def text(case: GateCase) -> str:
     return "\n".join(lines)
 
 
+def of_undecided(verdict: GateVerdict) -> str:
+    """`inconclusive: neutral`, where that setting of the policy's and not its stage says whether
+    the verdict blocks; else empty."""
+    settled = verdict.decision in (Decision.GO, Decision.NO_GO)
+    if settled or verdict.stage is not Stage.BLOCK:
+        return ""
+    return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
+
+
 def _count(value: int | None) -> str:
-    return "absent" if value is None else f"{value:,}"
+    return "unknown" if value is None else f"{value:,}"

@@ -1,8 +1,17 @@
-"""A run judged by its suite's rules, in the words of a gate, so that CI can show it alike."""
+"""A run judged by its suite's rules, in the form of a gate's verdict, so that CI can show it."""
 
 from collections.abc import Sequence
 
-from harness.gating.records import Finding, GateCase, GateSide, GateVerdict, Mode, Stage, State
+from harness.gating.records import (
+    Finding,
+    GateCase,
+    GateSide,
+    GateVerdict,
+    Mode,
+    Stage,
+    State,
+    Subject,
+)
 from harness.records import FAILURES, CaseSummary, Decision, Outcome, Run, Verdict
 
 
@@ -14,13 +23,15 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         reason=f"{verdict.decided_by}: {verdict.reason}",
         mode=Mode.ABSOLUTE,
         stage=Stage.BLOCK,
-        blocks=verdict.decision is not Decision.GO,
+        blocks=False,
         policy=run.suite.path,
+        subject=Subject.RUN,
         head=GateSide(
             ref=git.branch if git else "",
             commit=git.commit if git else "",
             run_id=run.run_id,
             run_folder=run.folder,
+            uncommitted=bool(git and git.dirty_sha256),
         ),
         device=run.environment.device_name,
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",

@@ -40,6 +40,8 @@ class Stored:
     answer: Calibration
     days: tuple[Day, ...] = ()
     """Of earlier calibrations and this one, oldest first."""
+    uncommitted: bool = False
+    """The code had uncommitted changes."""
 
     @property
     def day_cv(self) -> float:
@@ -80,6 +82,7 @@ def store(
         commit=commit,
         run_id=run_id,
         answer=answer,
+        uncommitted=bool(environment.git and environment.git.dirty_sha256),
         days=(*(before.days if before else ()), today)[-MAX_DAYS_KEPT:],
     )
     files.write(files.path_of(folder, device, suite, KIND), stored)

@@ -41,10 +41,12 @@ class CounterBaseline:
     torch: str
     """Version without its build: 2.13.0."""
     commit: str
-    """Of the tree they were counted in; its uncommitted changes are part of the same change."""
+    """Of the tree they were counted in."""
     set_at: str
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
+    uncommitted: bool = False
+    """The tree had uncommitted changes, as it has where they are accepted with their change."""
 
     def counts(self, suite: str, case_id: str) -> Counts | None:
         return self.cases.get(suite, {}).get(case_id)
@@ -98,6 +100,7 @@ def store(
         device=environment.device_name,
         torch=torch_of(environment),
         commit=environment.git.commit if environment.git else "",
+        uncommitted=bool(environment.git and environment.git.dirty_sha256),
         set_at=datetime.now(UTC).isoformat(timespec="seconds"),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )

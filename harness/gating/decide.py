@@ -40,6 +40,8 @@ AGAINST = {
     Mode.BASELINE: "against the baseline",
     Mode.COUNTERS: counting.CHECK,
 }
+NOISY = frozenset({AGAINST[Mode.RELATIVE], AGAINST[Mode.BASELINE]})
+"""Checks that compare times: all that noise can turn. A counter has none."""
 NOTHING_TO_COMPARE = frozenset({Outcome.UNSUPPORTED, Outcome.INCORRECT, Outcome.NON_FINITE})
 """Outcomes of the base after which a case is as good as new: a wrong kernel has no latency."""
 
@@ -239,10 +241,13 @@ def _excused(
         if exemption.expired(today):
             found = [*found, expired(exemption)]
             continue
-        said.append(exemption.sentence)
         if exemption.expect == "noisy":
-            found = [_uncounted(f) if f.check in AGAINST.values() else f for f in found]
-        elif exemption.expect == "missing" and state is State.MISSING:
+            # What is new has no times to compare: whether it may come in is no matter of noise.
+            if state is State.NEW or not any(f.check in NOISY for f in found):
+                continue
+            found = [_uncounted(f) if f.check in NOISY else f for f in found]
+        said.append(exemption.sentence)
+        if exemption.expect == "missing" and state is State.MISSING:
             found = [_uncounted(f) for f in found]
         elif exemption.expect == "failure":
             if all(f.decision is Decision.GO for f in found):
@@ -360,21 +365,18 @@ def blocks(decision: Decision, policy: Policy) -> bool:
 def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]:
     """What would settle what is open, in sentences with a command or a setting."""
     said = []
-    open_ = [c for c in cases if c.pairs_needed and c.decision is not Decision.GO]
-    asked = [c.pairs_needed for c in open_ if c.pairs_needed]
-    minutes = [c.minutes_needed for c in open_ if c.minutes_needed]
-    if asked:
-        cost = f"; about {sum(minutes):.1f} GPU minutes" if minutes else ""
-        how = f"confirm_pairs in {policy.path}"
+    asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
+    if most := max(asked, default=0):
+        how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
-            how = "harness gate --base REF, here and now"
-        said.append(f"{max(asked)} pairs would decide: {how}{cost}")
+            how, where = "harness gate --base REF", " here and now"
+        said.append(f"{most} pairs{where} would decide{_cost(cases, most)}: {how}")
     if any(c.state is State.MISSING and c.decision is not Decision.GO for c in cases):
         said.append(
             f"if a case is meant to go, exempt it in {policy.path}: "
             "{cases: [...], expect: missing, reason: ..., expires: ...}"
         )
-    if mode is Mode.COUNTERS and any(c.counters for c in cases):
+    if mode is Mode.COUNTERS and any(c.counters and c.decision is not Decision.GO for c in cases):
         said.append(f"if the change is meant, accept it: {counting.RENEW}")
     if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
         said.append("a base needs no counters on record: harness gate --counters --base REF")
@@ -384,6 +386,17 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
             "base: harness gate --base REF"
         )
     return said
+
+
+def _cost(cases: Sequence[GateCase], pairs: int) -> str:
+    """What so many pairs of every open case take: `confirm_pairs` is one number for all of them,
+    those included whose comparison is excused. Empty where nobody knows it of one of them."""
+    open_ = [(c.minutes_needed, c.pairs_needed) for c in cases if c.pairs_needed]
+    each = [minutes / needed for minutes, needed in open_ if minutes and needed]
+    if len(each) < len(open_):
+        return ""
+    minutes = units.number(pairs * sum(each))
+    return f", about {minutes} minutes for {_counted(len(each), 'open case')}"
 
 
 def _lacks_rules(case: GateCase) -> bool:

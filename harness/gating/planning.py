@@ -197,9 +197,10 @@ def _trees(
         return _Trees(head_side=GateSide(ref=request.head), folders=(root,))
     mine = request.head == WORKING_TREE
     commit = repository.commit("HEAD" if mine else request.head)
-    head = GateSide(ref=request.head, commit=commit)
+    dirty = repository.dirty()
+    head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
     findings: list[Finding] = []
-    if not mine and repository.dirty():
+    if not mine and dirty:
         reason = "uncommitted changes are not judged; with . as the head they are"
         findings.append(_noted("working tree", reason))
     if not request.base:
@@ -208,7 +209,7 @@ def _trees(
     base = repository.commit(request.base)
     if not request.exact:
         base = repository.merge_base(base, commit)
-    judged = repository.snapshot() if mine and repository.dirty() else commit
+    judged = repository.snapshot() if head.uncommitted else commit
     folders = held.enter_context(checked_out(repository, base, judged))
     before, after = (repository.text(side, loaded.path) for side in (base, judged))
     if request.given is None and before is not None and before != after:

@@ -156,8 +156,9 @@ class ExemptionModel(Form):
     cases: Patterns
     """Patterns or parts of case ids."""
     expect: Literal["noisy", "failure", "missing"]
-    """`noisy`: comparisons turn nothing. `failure`: nothing it does turns anything, and a pass is
-    reported. `missing`: it may be gone from the head."""
+    """`noisy`: comparisons of times turn nothing; counters, floors and ceilings count as ever.
+    `failure`: nothing it does turns anything, and a pass is reported. `missing`: it may be gone
+    from the head."""
     reason: Text
     expires: Date
     """Last day on which it holds. From the next day on it fails the gate."""

@@ -19,6 +19,8 @@ from harness.errors import HarnessError
 from harness.records import Decision
 
 SCHEMA_VERSION = 1
+UNCOMMITTED = " with uncommitted changes"
+"""Follows a commit that is not the whole of what was measured."""
 
 
 class Mode(StrEnum):
@@ -36,6 +38,13 @@ class Stage(StrEnum):
     SHADOW = "shadow"  # measured and recorded, shown to those who look
     WARN = "warn"  # shown to everybody, blocks nobody
     BLOCK = "block"  # a NO-GO blocks the change
+
+
+class Subject(StrEnum):
+    """What a verdict is on."""
+
+    GATE = "gate"  # a change or a tree, by a policy
+    RUN = "run"  # a stored run, by its suite: mode, stage and blocks say nothing
 
 
 class State(StrEnum):
@@ -98,7 +107,8 @@ class GateCase:
     """The smallest slowdown that would have been found, as a fraction: 0.03 is 3 %."""
     pairs_needed: int | None = None
     minutes_needed: float | None = None
-    """Pairs, and GPU minutes, that would decide; None where decided, or where none would."""
+    """Pairs that would decide, and the minutes that their processes take; None where the case is
+    decided, or where no number of pairs would."""
     counters: tuple[CounterChange, ...] = ()
     """Those that differ, where counters were compared."""
     exemption: str = ""
@@ -130,6 +140,13 @@ class GateSide:
     run_id: str = ""
     run_folder: str = ""
     """Where its measurements are stored; empty where none were made."""
+    uncommitted: bool = False
+    """What was measured is the commit and changes that are in none."""
+
+    @property
+    def beyond(self) -> str:
+        """What the commit is to be followed by, so that it names what was measured."""
+        return UNCOMMITTED if self.uncommitted else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +162,7 @@ class GateVerdict:
     blocks: bool
     """Whether, by its policy, this keeps the change from being merged."""
     policy: str
-    """Path of the policy file."""
+    """Path of the policy file; of the suite's where a run is judged by that."""
     head: GateSide
     base: GateSide | None = None
     device: str = ""
@@ -165,6 +182,7 @@ class GateVerdict:
     """How long all processes of the gate lived: what it cost."""
     remedies: tuple[str, ...] = ()
     """Commands that would settle what is open, or accept what changed."""
+    subject: Subject = Subject.GATE
 
     @property
     def exit_status(self) -> int:

@@ -161,7 +161,7 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     for name, task in names.items():
         found, unsteady = pairs(task, base, head, range(counts[task.key]))
         if unsteady:
-            weak[task.key] = f"{unsteady} of {unsteady + len(found)} pairs not steady, or disturbed"
+            weak[task.key] = _left_out(unsteady, len(found))
         if found and not base.broken(task) and not head.broken(task):
             screened[name] = found
     open_ = {n: names[n] for n, found in screened.items() if not screen(found, own[n])}
@@ -174,14 +174,24 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     for name, task in open_.items():
         if base.broken(task) or head.broken(task):
             del screened[name], confirmed[name]
-        elif not confirmed[name][0]:
-            weak[task.key] = f"none of {confirmed[name][1]} new pairs was steady and undisturbed"
+            continue
+        found, unsteady = confirmed[name]
+        # What is said of pairs is said of those that the answer rests on, the new ones.
+        weak.pop(task.key, None)
+        if not found:
+            weak[task.key] = f"none of {unsteady} new pairs was steady and undisturbed"
             del confirmed[name]
+        elif unsteady:
+            weak[task.key] = _left_out(unsteady, len(found))
     if not screened:
         return _Answers(remarks=weak)
     new = {n: found for n, (found, _) in confirmed.items()}
     compared = confirm(screened, new, {n: own[n] for n in screened})
     return _Answers({names[c.case_id].key: c for c in compared}, weak)
+
+
+def _left_out(unsteady: int, kept: int) -> str:
+    return f"{unsteady} of {unsteady + kept} pairs not steady, or disturbed"
 
 
 def _against_stored(request: Request, plan: Plan) -> _Answers:

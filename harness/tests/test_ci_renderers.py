@@ -8,13 +8,16 @@ from xml.etree import ElementTree
 
 import pytest
 import xmlschema
+from rich.console import Console
 
 from harness import gate
 from harness.analysis import scaling, summary
-from harness.ci import page, runs
+from harness.ci import page, phrases, runs
 from harness.ci.annotations import Annotation, Kind, annotations, command
 from harness.ci.junit import junit
 from harness.ci.page import comment, step_summary
+from harness.cli_gate import shown
+from harness.gating import counting
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
@@ -177,11 +180,67 @@ def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
     assert text.startswith("## ❌ Gate: NO-GO\n")
     assert "1 NO-GO, 1 INCONCLUSIVE, 1 GO of 3 cases" in text
     assert "| ❌ NO-GO | `forward/nsa` | +5.0 % \\[+4.1 … +5.9\\] slower | slower by 5 % |" in text
-    assert "a slowdown of 4 % would have been found; 40 pairs, 12 GPU minutes would decide" in text
+    assert "a slowdown of 4 % would have been found; 40 pairs, 12 minutes would decide" in text
     assert "Not measured, because the change cannot reach it: 1 case." in text
     assert "`harness calibrate suites/gate.yaml`" in text
     order = [text.index(f"`{name}/nsa`") for name in ("forward", "decode", "train")]
     assert order == sorted(order), "worst first"
+
+
+def test_a_commit_with_uncommitted_changes_is_not_named_alone() -> None:
+    verdict = gate_verdict(SLOWER, head=GateSide(ref=".", commit="a" * 40, uncommitted=True))
+
+    text, document = step_summary(verdict), junit(verdict)
+
+    assert f"head `{'a' * 12}` with uncommitted changes · base `{'b' * 12}` · " in text
+    assert f'value="{"a" * 40} with uncommitted changes"' in document
+    assert f'value="{"b" * 40}"' in document
+
+
+@pytest.mark.parametrize(
+    ("case", "stage", "blocks", "page_says", "command_says"),
+    [
+        (
+            SLOWER,
+            Stage.BLOCK,
+            True,
+            "is blocked (stage block)",
+            "blocks: the policy has stage block",
+        ),
+        (
+            OPEN,
+            Stage.BLOCK,
+            False,
+            "is not blocked (stage block, inconclusive: neutral)",
+            "does not block: the policy says inconclusive: neutral",
+        ),
+        (
+            OPEN,
+            Stage.BLOCK,
+            True,
+            "is blocked (stage block, inconclusive: block)",
+            "blocks: the policy says inconclusive: block",
+        ),
+        (
+            OPEN,
+            Stage.WARN,
+            False,
+            "is not blocked (stage warn: shown, blocks nothing)",
+            "does not block: the policy has stage warn",
+        ),
+    ],
+)
+def test_the_setting_that_decides_whether_it_blocks_is_named(
+    case: GateCase, stage: Stage, blocks: bool, page_says: str, command_says: str
+) -> None:
+    verdict = gate_verdict(case, stage=stage, blocks=blocks)
+    terminal = Console(width=200)
+
+    with terminal.capture() as captured:
+        terminal.print(shown(verdict))
+
+    assert f"The change {page_says}." in step_summary(verdict)
+    assert f"With --ci it {command_says}\n" in captured.get()
 
 
 def test_counters_that_differ_are_shown() -> None:
@@ -189,6 +248,58 @@ def test_counters_that_differ_are_shown() -> None:
     case = gate_case(decision=Decision.NO_GO, ratio=None, counters=(counter,))
 
     assert "| host\\_syncs 12 → 1,600 |" in step_summary(gate_verdict(case))
+
+
+def counted(before: int | None, *, accepted: bool = False) -> GateCase:
+    """A case whose steps wait for the host 1,600 times."""
+    after = {"host_syncs": 1600}
+    changes, finding = counting.judge(
+        {"host_syncs": before} if before is not None else {},
+        after,
+        whose="the base",
+        accepted=after if accepted else None,
+    )
+    case: GateCase = gate_case(
+        decision=finding.decision, reason=finding.reason, counters=changes, ratio=None, change=""
+    )
+    return case
+
+
+def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> None:
+    case = counted(12)
+
+    document = junit(gate_verdict(case))
+
+    assert phrases.why(case) == "since the base (no noise: the code differs)"
+    assert results(document)["train/nsa"] == "failure"
+    assert f'message="NO-GO: host_syncs 12 → 1,600 {phrases.why(case)}"' in document
+
+
+@pytest.mark.parametrize("before", [12, None])
+def test_a_change_on_record_begins_with_a_word(before: int | None) -> None:
+    case = counted(before, accepted=True)
+
+    assert phrases.why(case) == "on record with the same change"
+    assert phrases.sentence(case) == f"{phrases.change(case)}; on record with the same change"
+
+
+def test_a_remedy_is_a_sentence_and_only_what_is_typed_is_code() -> None:
+    text = step_summary(
+        gate_verdict(
+            OPEN,
+            remedies=(
+                "if the change is meant, accept it: harness baseline counters",
+                "if a case is meant to go, exempt it in ci/gate.yaml: {cases: [...]}",
+                "31 pairs would decide, about 12 minutes: confirm_pairs in ci/gate.yaml",
+                "harness calibrate suites/gate.yaml",
+            ),
+        )
+    )
+
+    assert "- if the change is meant, accept it: `harness baseline counters`\n" in text
+    assert "- if a case is meant to go, exempt it in ci/gate.yaml: `{cases: [...]}`\n" in text
+    assert "12 minutes: confirm\\_pairs in ci/gate.yaml\n" in text
+    assert text.endswith("- `harness calibrate suites/gate.yaml`\n")
 
 
 @pytest.mark.parametrize(
@@ -305,9 +416,32 @@ def test_a_run_is_shown_like_a_gate() -> None:
     cases = summary.summarise(run)
     verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
 
-    shown = runs.of_run(run, cases, verdict)
+    told = runs.of_run(run, cases, verdict)
 
-    assert shown.decision is verdict.decision
-    assert [c.decision for c in shown.cases] == [Decision.GO, Decision.NO_GO]
-    assert shown.cases[1].reason == "crash: planted: crash"
-    assert results(junit(shown))[shown.cases[1].case_id] == "failure"
+    assert told.decision is verdict.decision
+    assert [c.decision for c in told.cases] == [Decision.GO, Decision.NO_GO]
+    assert told.cases[1].reason == "crash: planted: crash"
+    assert results(junit(told))[told.cases[1].case_id] == "failure"
+
+
+@pytest.mark.parametrize("ended", [Outcome.CRASH, Outcome.OUT_OF_MEMORY])
+def test_a_run_does_not_pose_as_a_gate(ended: Outcome) -> None:
+    """No policy was asked, so there is no stage, and nothing is blocked."""
+    run = fake_runs.run(fake_runs.sweep(seq_len=[512]), lambda c: fake_runs.ended(c, ended))
+    cases = summary.summarise(run)
+    verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
+
+    told = runs.of_run(run, cases, verdict)
+    text, document, lines = comment(told), junit(told), annotations(told)
+
+    assert text.startswith(f"## {page._SIGNS[verdict.decision]} Run: {verdict.decision}\n")
+    assert f"A run, judged by the rules of `{run.suite.path}`." in text
+    assert not re.search(r"gate\b|stage|block|absolute", text.replace(run.suite.path, ""), re.I)
+    root = ElementTree.fromstring(document)
+    assert root.get("name") == "harness run"
+    named = {p.get("name"): p.get("value") for p in root.iter("property")}
+    assert named.keys() == {"device", "head", "run", "suite"}
+    assert (named["run"], named["suite"]) == (run.run_id, run.suite.path)
+    kind = "failure" if verdict.decision is Decision.NO_GO else "skipped"
+    assert results(document)["verdict"] == kind
+    assert f"title=run%3A {verdict.decision}" in lines

@@ -230,7 +230,7 @@ def test_the_export_command_writes_a_file_and_names_what_it_leaves_out(tmp_path:
     assert written.returncode == 0, written.stderr
     assert written.stderr == "left out: train/nsa/seq_len=1024: out_of_memory\n"
     assert len(json.loads((tmp_path / "run.json").read_text())["benchmarks"]) == 1
-    assert page.stdout.startswith(f"## ❔ Gate: {Decision.INCONCLUSIVE}")
+    assert page.stdout.startswith(f"## ❔ Run: {Decision.INCONCLUSIVE}")
 
 
 def test_a_verdict_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.compare import Change, Comparison
 from harness.analysis.summary import summarise
-from harness.gating import decide
+from harness.gating import counting, decide
 from harness.gating.decide import Evidence
 from harness.gating.policy import Exemption, Policy
 from harness.gating.records import Finding, GateCase, Mode, Stage, State
@@ -209,6 +209,32 @@ def test_a_known_noisy_case_is_excused_from_comparison_and_from_nothing_else() -
     assert judged(policy=replace(floor(6_000), exemptions=noisy.exemptions)).decision is NO_GO
 
 
+@pytest.mark.parametrize(("expect", "decision"), [("noisy", NO_GO), ("failure", GO)])
+def test_counters_have_no_noise_to_be_excused_for(expect: str, decision: Decision) -> None:
+    more = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+
+    found = judged(mode=Mode.COUNTERS, comparison=None, counted=more, policy=exempt(expect))
+
+    assert found.decision is decision
+    assert (found.exemption == "") is (expect == "noisy"), "named only where it excuses"
+
+
+def test_noise_lets_no_new_case_in_where_the_policy_blocks_them() -> None:
+    noisy = replace(exempt("noisy"), new_cases_block=True)
+
+    found = judged(comparison=None, base=[], refused="no axis gc", policy=noisy)
+
+    assert (found.decision, found.exemption) == (NO_GO, "")
+
+
+@pytest.mark.parametrize(("metric", "most"), [("step_s", 0.05), ("peak_memory_bytes", 1_000)])
+def test_noise_excuses_no_ceiling_of_times_or_of_memory(metric: str, most: float) -> None:
+    ceiling = Rule(name="ceiling", metric=metric, go=most)
+    noisy = replace(exempt("noisy"), rules=(ceiling,))
+
+    assert judged(policy=noisy).decision is NO_GO
+
+
 def test_an_expected_failure_is_excused_and_an_unexpected_pass_reported() -> None:
     failing = judged(fake_runs.ended(CASE, Outcome.CRASH), policy=exempt("failure"))
     passing = judged(policy=exempt("failure"))
@@ -295,10 +321,44 @@ def test_what_blocks_is_policy(
     assert [d for d in (GO, NO_GO, OPEN) if decide.blocks(d, policy)] == blocked
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bool) -> None:
+    before, after = {"host_syncs": 0}, {"host_syncs": 41}
+    changes, finding = counting.judge(
+        before, after, whose="the base", accepted=after if accepted else None
+    )
+    case = gate_case(finding.decision, counters=changes, reason=finding.reason)
+
+    asked = decide.remedies([case], POLICY, Mode.COUNTERS)
+
+    assert asked == ([] if accepted else [f"if the change is meant, accept it: {counting.RENEW}"])
+
+
 def test_what_is_open_names_the_pairs_that_would_decide() -> None:
     open_ = gate_case(OPEN, pairs_needed=31, minutes_needed=4.0)
 
     (said,) = decide.remedies([open_], POLICY, Mode.RELATIVE)
 
-    assert "31 pairs would decide" in said
-    assert "4.0 GPU minutes" in said
+    assert (
+        said
+        == "31 pairs would decide, about 4 minutes for 1 open case: confirm_pairs in ci/gate.yaml"
+    )
+
+
+def test_the_most_pairs_are_paid_for_by_every_open_case() -> None:
+    """`confirm_pairs` is one number: a case that 10 pairs would decide takes 40 as well."""
+    cases = [
+        gate_case(OPEN, pairs_needed=40, minutes_needed=4.0),
+        gate_case(OPEN, pairs_needed=10, minutes_needed=5.0),
+        gate_case(GO, pairs_needed=900, minutes_needed=90.0),  # excused, and confirmed as well
+        gate_case(GO),
+    ]
+
+    (relative,) = decide.remedies(cases, POLICY, Mode.RELATIVE)
+    (stored,) = decide.remedies(cases, POLICY, Mode.BASELINE)
+    (unknown,) = decide.remedies([*cases, gate_case(OPEN, pairs_needed=3)], POLICY, Mode.RELATIVE)
+
+    cost = "would decide, about 28 minutes for 3 open cases"
+    assert relative == f"40 pairs {cost}: confirm_pairs in ci/gate.yaml"
+    assert stored == "40 pairs here and now" + f" {cost}: harness gate --base REF"
+    assert unknown == "40 pairs would decide: confirm_pairs in ci/gate.yaml"

@@ -49,6 +49,13 @@ def test_a_verdict_comes_back_as_it_was() -> None:
     assert decode(encode(VERDICT), "verdict.json") == VERDICT
 
 
+def test_a_verdict_of_before_a_field_was_there_comes_back() -> None:
+    stored = json.loads(encode(VERDICT))
+    del stored["head"]["uncommitted"]
+
+    assert decode(json.dumps(stored), "verdict.json") == VERDICT
+
+
 def test_the_document_carries_the_exit_status() -> None:
     assert json.loads(encode(VERDICT))["exit_status"] == 1
 

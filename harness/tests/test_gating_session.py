@@ -6,17 +6,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness import store
+from harness.analysis.compare import Thresholds
 from harness.errors import HarnessError
-from harness.gating import baselines, files
+from harness.gating import baselines, files, session
+from harness.gating.interleave import Side, Task
 from harness.gating.planning import Request
 from harness.gating.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gating.session import carry_out
 from harness.records import Decision, Measurement, Outcome
+from harness.tests import fake_runs
 from harness.tests.gate_repositories import commit, git, repository, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,6 +223,7 @@ def test_both_sides_are_stored_as_runs_of_their_commits(
         assert [p.skipped for p in run.proofs] == ["not asked for"]
         assert run.environment.git is not None
         assert run.environment.git.commit == git(folder, "rev-parse", ref) == side.commit
+        assert not side.uncommitted
         packages = {m.code["toy"] for m in run.measurements if m.outcome is Outcome.OK}
         assert len(packages) == 1
     assert len({len(p) for p in packages}) == 1
@@ -242,6 +249,42 @@ def test_accuracy_is_asked_once_a_side(interleaved: tuple[GateVerdict, Path]) ->
     checked = [m.process for m in run.of("toy/slow") if m.accuracy and m.accuracy.tensors]
 
     assert checked == [0]
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "said", "pairs"),
+    [
+        ({0, 1}, "", 20),  # of the screen, which decided nothing
+        ({0, 1, 7, 12, 20, 25}, "4 of 20 pairs not steady, or disturbed", 16),
+        (set(range(6, 26)), "none of 20 new pairs was steady and undisturbed", 6),
+    ],
+)
+def test_an_answer_tells_of_the_pairs_that_it_rests_on(
+    disturbed: set[int], said: str, pairs: int
+) -> None:
+    case = fake_runs.case({"seq_len": 512})
+    task = Task(suite="s", case=case)
+    sides = [Side(name, (), None, None) for name in ("base", "head")]  # type: ignore[arg-type]
+
+    def measure(indices: range) -> None:
+        for seed, side in enumerate(sides):
+            made = fake_runs.timed(case, 0.1, processes=26, cv=0.3, seed=seed)
+            side.measured.setdefault(task.key, []).extend(
+                replace(made[i], steady=i not in disturbed) for i in indices
+            )
+
+    def rounds(plan: Any, _: str) -> None:
+        for _task, indices in plan:
+            measure(indices)
+
+    measure(range(6))
+    plan: Any = SimpleNamespace(sides=sides, tasks=[task], thresholds=lambda _: Thresholds())
+    bench: Any = SimpleNamespace(rounds=rounds)
+
+    answers = session._interleaved(plan, bench, {task.key: 6})
+
+    assert answers.remarks.get(task.key, "") == said
+    assert answers.comparisons[task.key].pairs == pairs
 
 
 def test_nothing_is_left_of_the_trees(interleaved: tuple[GateVerdict, Path]) -> None:
@@ -310,6 +353,9 @@ def test_one_more_value_read_by_the_host_is_seen_against_the_base(alone: Path) -
     assert of(found, "same").decision is GO
     seen = [(c.name, c.before, c.after) for c in of(found, "slow").counters]
     assert ("host_syncs", 0, 1) in seen
+    assert found.base is not None
+    assert (found.head.commit, found.head.uncommitted) == (found.base.commit, True)
+    assert not found.base.uncommitted
     assert "harness baseline counters" in found.remedies[0]
 
 

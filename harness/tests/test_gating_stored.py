@@ -1,5 +1,6 @@
 """Baselines and calibrations on disk: what is refused, what is old, and what another GPU says."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from harness.analysis.noise import recorded as recorded_noise
 from harness.analysis.pairs import Pair, Thresholds
+from harness.cli import app
 from harness.errors import HarnessError, StoreError
-from harness.gating import baselines, calibration, files
+from harness.gating import baselines, calibration, counting, files
 from harness.gating.interleave import Task, pairs
 from harness.records import Environment, Git, Measurement, Outcome, Run
 from harness.tests import fake_runs
@@ -226,3 +229,25 @@ def test_the_kept_samples_make_the_pair() -> None:
     assert pair.candidate_s == pytest.approx(pair.baseline_s, rel=0.02)
     noise = recorded_noise([recorded([*base, replace(head[0], process=1)])])
     assert max(map(abs, noise.residuals[0])) < 0.02
+
+
+# --- what is listed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "shown"), [("", False), ("9" * 64, True)])
+def test_a_record_of_uncommitted_code_is_not_listed_as_of_its_commit(
+    tmp_path: Path, changes: str, shown: bool
+) -> None:
+    git = HERE.git
+    assert git is not None
+    here = replace(HERE, git=replace(git, dirty_sha256=changes))
+    counting.store(tmp_path, here, {SUITE: {CASE.case_id: {"host_syncs": 0}}})
+    calibration.store(tmp_path, here, SUITE, "a b", {CASE.case_id: A_A})
+
+    def show(*options: str) -> str:
+        asked = ["baseline", "show", "--baselines", str(tmp_path), *options]
+        return CliRunner().invoke(app, asked, env={"COLUMNS": "300"}).output
+
+    assert [r["uncommitted"] for r in json.loads(show("--json"))] == [shown, shown]
+    text = " ".join(show().split())
+    assert text.count(f"{git.commit[:10]} with uncommitted changes") == 2 * shown
