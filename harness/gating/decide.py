@@ -362,7 +362,9 @@ def blocks(decision: Decision, policy: Policy) -> bool:
     )
 
 
-def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]:
+def remedies(
+    cases: Sequence[GateCase], policy: Policy, mode: Mode, *, on_gpu: bool = False
+) -> list[str]:
     """What would settle what is open, in sentences with a command or a setting."""
     said = []
     asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
@@ -370,7 +372,7 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
         how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
             how, where = "harness gate --base REF", " here and now"
-        said.append(f"{most} pairs{where} would decide{_cost(cases, most)}: {how}")
+        said.append(f"{most} pairs{where} would decide{_cost(cases, most, on_gpu)}: {how}")
     if any(c.state is State.MISSING and c.decision is not Decision.GO for c in cases):
         said.append(
             f"if a case is meant to go, exempt it in {policy.path}: "
@@ -388,7 +390,7 @@ def remedies(cases: Sequence[GateCase], policy: Policy, mode: Mode) -> list[str]
     return said
 
 
-def _cost(cases: Sequence[GateCase], pairs: int) -> str:
+def _cost(cases: Sequence[GateCase], pairs: int, on_gpu: bool) -> str:
     """What so many pairs of every open case take: `confirm_pairs` is one number for all of them,
     those included whose comparison is excused. Empty where nobody knows it of one of them."""
     open_ = [(c.minutes_needed, c.pairs_needed) for c in cases if c.pairs_needed]
@@ -396,7 +398,8 @@ def _cost(cases: Sequence[GateCase], pairs: int) -> str:
     if len(each) < len(open_):
         return ""
     minutes = units.number(pairs * sum(each))
-    return f", about {minutes} minutes for {_counted(len(each), 'open case')}"
+    unit = "GPU minutes" if on_gpu else "minutes"
+    return f", about {minutes} {unit} for {_counted(len(each), 'open case')}"
 
 
 def _lacks_rules(case: GateCase) -> bool:

@@ -85,7 +85,9 @@ def _judged(
         started_at=plan.began,
         ended_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         gpu_s=sum(c.gpu_s for c in cases),
-        remedies=tuple(decide.remedies(cases, plan.policy, request.mode)),
+        remedies=tuple(
+            decide.remedies(cases, plan.policy, request.mode, on_gpu=plan.here.gpu is not None)
+        ),
     )
 
 

@@ -356,9 +356,11 @@ def test_the_most_pairs_are_paid_for_by_every_open_case() -> None:
 
     (relative,) = decide.remedies(cases, POLICY, Mode.RELATIVE)
     (stored,) = decide.remedies(cases, POLICY, Mode.BASELINE)
+    (on_gpu,) = decide.remedies(cases, POLICY, Mode.RELATIVE, on_gpu=True)
     (unknown,) = decide.remedies([*cases, gate_case(OPEN, pairs_needed=3)], POLICY, Mode.RELATIVE)
 
     cost = "would decide, about 28 minutes for 3 open cases"
     assert relative == f"40 pairs {cost}: confirm_pairs in ci/gate.yaml"
     assert stored == "40 pairs here and now" + f" {cost}: harness gate --base REF"
+    assert on_gpu == relative.replace("minutes", "GPU minutes")
     assert unknown == "40 pairs would decide: confirm_pairs in ci/gate.yaml"
