@@ -86,7 +86,9 @@ def _judged(
         ended_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         gpu_s=sum(c.gpu_s for c in cases),
         remedies=tuple(
-            decide.remedies(cases, plan.policy, request.mode, on_gpu=plan.here.gpu is not None)
+            decide.remedies(
+                cases, plan.policy, request.mode, on_gpu=bool(plan.sides and plan.here.gpu)
+            )
         ),
     )
 
