@@ -98,7 +98,7 @@ def rules(verdict: Verdict) -> Table:
         (
             r.rule,
             r.requirement,
-            str(r.decision) if r.applies else "not applicable",
+            r.said,
             r.reason,
         )
         for r in verdict.rules
