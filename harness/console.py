@@ -56,7 +56,7 @@ def verdict(v: Verdict) -> RenderableType:
     table = Table(box=None, show_header=False, padding=(0, 1))
     for r in v.rules:
         table.add_row(
-            Text(str(r.decision), style=_DECISION_STYLE[r.decision]),
+            Text(r.said, style=_DECISION_STYLE[r.decision] if r.applies else "dim"),
             escape(r.rule),
             escape(r.reason),
         )

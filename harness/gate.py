@@ -7,7 +7,7 @@ in memory, and a timeout whose bound already proves it too slow.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness import units
@@ -32,7 +32,10 @@ EVERY_CASE_RAN = "every case ran"
 """The rule that every suite has without writing it."""
 
 WHAT_RAN = "what ran is what was asked for"
-"""The rule that a suite has where it states kernels or operators."""
+"""The rule that a suite has where it states kernels or operators that can be seen."""
+
+KERNELS_THAT_RAN = "the kernels are those asked for"
+"""The rule that a suite has instead, of its kernels, where there is no GPU: it is not applied."""
 
 WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
@@ -66,7 +69,7 @@ def judge(
     stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
     results = (
         _every_case_ran(suite, summaries),
-        *_attested(environment, summaries),
+        *_attested(summaries),
         *stated,
     )
     applied = [r for r in results if r.applies]
@@ -153,24 +156,25 @@ def _ran(case_id: str, summary: CaseSummary | None) -> _Finding:
     return _Finding(case_id, decision, _ended(summary))
 
 
-def _attested(environment: Environment, summaries: Sequence[CaseSummary]) -> tuple[RuleResult, ...]:
+def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
     """Whether every case that ran is known to have run what the suite states; a breach is an
-    outcome, which "every case ran" judges. Without a GPU kernels are not attested, and not judged.
+    outcome, which "every case ran" judges.
+
+    Operators are seen everywhere, so that one not attested is unknown, whatever the reason.
+    Kernels that there is no GPU to see are not judged.
     """
     about = [s for s in summaries if s.attested is not None]
-    if not about:
-        return ()
+    invisible = [s for s in summaries if s.kernels_invisible]
     unknown = [
         _Finding(s.case.case_id, Decision.INCONCLUSIVE, f"not attested: {s.unattested}")
         for s in about
         if not s.attested
     ]
-    here = environment.gpu is not None
-    return (
-        RuleResult(
+    if about:
+        stated = "operators" if invisible else "kernels and operators"
+        yield RuleResult(
             rule=WHAT_RAN,
-            requirement="the kernels and operators that the suite states ran, and no others it "
-            "forbids",
+            requirement=f"the {stated} that the suite states ran, and no others it forbids",
             decision=Decision.INCONCLUSIVE if unknown else Decision.GO,
             reason=_share(unknown, about) + _join(unknown)
             if unknown
@@ -178,9 +182,16 @@ def _attested(environment: Environment, summaries: Sequence[CaseSummary]) -> tup
             if len(about) == 1
             else f"seen in all {len(about)} cases that state any",
             evidence=_evidence(unknown),
-            applies=here or not unknown,
-        ),
-    )
+        )
+    if invisible:
+        yield RuleResult(
+            rule=KERNELS_THAT_RAN,
+            requirement="the kernels that the suite states ran, and no others it forbids",
+            decision=Decision.INCONCLUSIVE,
+            reason="no GPU here: kernels cannot be seen",
+            evidence=tuple(s.case.case_id for s in invisible),
+            applies=False,
+        )
 
 
 # --- a stated rule -----------------------------------------------------------------------

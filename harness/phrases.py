@@ -24,6 +24,8 @@ def target(t: Target) -> str:
 def time_use(used: TimeUse) -> str:
     """Where the wall time of a run went."""
     of = "" if used.whole else " of processes' life"
+    if used.work_share is None or used.sampling_share is None or used.overhead_s is None:
+        return f"{units.duration(used.wall_s)}{of}; what it went into is unknown"
     return (
         f"{units.duration(used.wall_s)}{of}: {units.percent(used.work_share)} work (accuracy, "
         f"counting, warm-up, sampling), {units.percent(used.sampling_share)} sampling; overhead "

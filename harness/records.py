@@ -653,10 +653,13 @@ class CaseSummary:
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
     attested: bool | None = None
-    """Whether what the suite states of kernels and operators was seen to hold in every process;
-    None where it states nothing. A breach is an outcome, PATH_MISMATCH."""
+    """Whether what the suite states of kernels and operators, and a machine like this one can see,
+    was seen to hold in every process; None where it states nothing of the kind. A breach is an
+    outcome, PATH_MISMATCH."""
     unattested: str = ""
     """Why it was not seen, where `attested` is False."""
+    kernels_invisible: bool = False
+    """Whether the suite states kernels and there is no GPU to see them on."""
 
 
 class Decision(StrEnum):
@@ -683,7 +686,13 @@ class RuleResult:
     evidence: tuple[str, ...] = ()
     """Ids of the cases that decided."""
     applies: bool = True
-    """False where the rule was stated for another GPU; it then turns no verdict."""
+    """False where the rule was stated for another GPU, or of kernels where there is no GPU; it then
+    turns no verdict."""
+
+    @property
+    def said(self) -> str:
+        """The decision, if it is one."""
+        return str(self.decision) if self.applies else "not applicable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

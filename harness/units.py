@@ -11,6 +11,11 @@ from collections.abc import Callable, Mapping
 
 from harness.records import METRICS, Estimate
 
+NOTHING_LEFT = -100.0
+"""How much longer, in percent, what takes no time takes: no measured effect is that."""
+MOST_PLACES = 4
+"""Decimal places to which the end of a wide interval is told at most."""
+
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 Formatter = Callable[[float], str]
@@ -182,12 +187,17 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
     A ratio under one half is turned over and marked: `91x [90 … 92] less`.
     """
     if 0.5 < ratio < 2:
-        below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
+        below, above = (None if end is None else _percent_more(end) for end in (low, high))
         return _with_interval((ratio - 1) * 100, below, above, " %", sign=True, digits=2)
     if ratio < 1:
         inverse = [None if end is None else 1 / end for end in (high, low)]
         return _with_interval(1 / ratio, inverse[0], inverse[1], "x", digits=2) + " less"
     return _with_interval(ratio, low, high, "x", digits=2)
+
+
+def _percent_more(ratio: float) -> float:
+    """What is left of a time, however little, is above -100 %."""
+    return max((ratio - 1) * 100, math.nextafter(NOTHING_LEFT, 0)) if ratio > 0 else NOTHING_LEFT
 
 
 def _count(value: float) -> str:
@@ -207,7 +217,9 @@ def _with_interval(
     """All three in one unit and to one decimal place, the one that the interval justifies.
 
     Three significant digits, unless the interval is so wide that fewer mean anything (the
-    rounding rule of the Particle Data Group), or so narrow that three would hide it.
+    rounding rule of the Particle Data Group), or so narrow that three would hide it. An end has
+    digits of its own where those would make it 0, or an effect's -100 %, and it is not; and the
+    value of an effect, before the point, where they would make it 0.
     """
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         rounded = _rounded(value, digits)
@@ -219,8 +231,26 @@ def _with_interval(
         place = min(justified, max(_place(value, 3), min(_place(half, 1), _place(value, 5))))
     else:
         place = _place(value, 3)
-    texts = [_fixed(x, place, sign) for x in (value, low, high)]
-    return f"{texts[0]}{unit} [{texts[1]} … {texts[2]}]"
+    coarse = place < 0 and round(value, place) == 0
+    told = _fixed(value, min(0, _place(value, 1)) if coarse else place, sign)
+    below, above = (_end(x, place, sign) for x in (low, high))
+    return f"{told}{unit} [{below} … {above}]"
+
+
+def _end(value: float, place: int, sign: bool) -> str:
+    """To this decimal place, unless that says 0, or of an effect -100 %, of what is not.
+
+    Then to the first digit that tells it from there; `<0.0001` where that is too far right.
+    """
+    for limit in (0.0, NOTHING_LEFT) if sign else (0.0,):
+        if value != limit and round(value, place) == limit:
+            own, last = _place(value - limit, 1), max(MOST_PLACES, place)
+            if own <= last:
+                return _fixed(value, own, sign)
+            least = 10.0**-last
+            nearest = limit + least if value > limit else limit - least
+            return f"{'<' if value > limit else '>'}{_fixed(nearest, last, sign)}"
+    return _fixed(value, place, sign)
 
 
 def _rounded(value: float, digits: int) -> float:

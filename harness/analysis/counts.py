@@ -68,18 +68,24 @@ def launches(m: Measurement) -> int | None:
     return m.counters.kernel_launches
 
 
-def unattested(case: Case, ok: Sequence[Measurement]) -> str:
-    """Why it is not known that these processes ran what the suite states.
+def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
+    """Why it is not known that these processes ran what the suite states and can be seen here.
 
-    Empty where it is known, and where the suite states nothing. That it was breached is known
+    Empty where it is known, and where there is nothing of the kind. That it was breached is known
     too, and another outcome.
+
+    Args:
+        case: What was asked for.
+        ok: Its processes that ended ok.
+        gpu: Whether there is a GPU here. Operators are seen without one, kernels are not.
     """
-    for m in ok if case.kernels or case.operators else ():
+    kernels = case.kernels if gpu else None
+    for m in ok if kernels or case.operators else ():
         if m.census is None:
             return "no census was taken"
         if m.census.skipped:
             return m.census.skipped
-        if case.kernels and m.census.no_kernels:
+        if kernels and m.census.no_kernels:
             return m.census.no_kernels
     return ""
 

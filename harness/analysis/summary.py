@@ -87,7 +87,9 @@ def _summarise(
     evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
     outcome, detail = _outcome(bad, ok, evidence, proof)
     least = _floor(case, evidence, observed, environment, proof)
-    unattested = counts.unattested(case, ok)
+    gpu = environment.gpu is not None
+    unattested = counts.unattested(case, ok, gpu=gpu)
+    visible = case.operators or (case.kernels and gpu)
     metrics = _metrics(case, evidence, observed, environment, least) if evidence else {}
     return CaseSummary(
         case=case,
@@ -109,8 +111,9 @@ def _summarise(
             *counts.disagreements(ok),
             *_under_its_floor(metrics.get("floor_share"), least),
         ),
-        attested=not unattested if ok and (case.kernels or case.operators) else None,
+        attested=not unattested if ok and visible else None,
         unattested=unattested,
+        kernels_invisible=bool(ok and case.kernels and not gpu),
     )
 
 

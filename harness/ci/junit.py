@@ -33,8 +33,11 @@ def junit(verdict: GateVerdict) -> str:
         verdict,
     )
     for finding in verdict.findings:
-        decision = finding.decision if finding.counts else Decision.GO
-        _test(whole, group, finding.check, decision, finding.reason, "", verdict)
+        if finding.counts:
+            _test(whole, group, finding.check, finding.decision, finding.reason, "", verdict)
+        else:
+            test = _testcase(whole, group, finding.check, 0.0)
+            _child(test, "skipped", message=f"not applied: {finding.reason}")
     _count(whole, 0.0)
     for suite, cases in _by_suite(verdict):
         element = _suite(root, suite, verdict)

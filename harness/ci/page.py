@@ -87,8 +87,7 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
     if verdict.findings:
         yield _listed(
             [
-                f"**{f.decision}**{'' if f.counts else ' (excused)'} "
-                f"{cell(f.check)}: {cell(f.reason)}"
+                f"**{f.decision if f.counts else 'not applied'}** {cell(f.check)}: {cell(f.reason)}"
                 for f in verdict.findings
             ]
         )

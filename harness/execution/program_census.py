@@ -89,7 +89,7 @@ def attested(
     program = case.program
     try:
         if program is None or not case.settings.census:
-            raise _Unknown("switched off by the suite")
+            raise _Unknown("switched off (measure.census)")
         if isinstance(timed, str):
             raise _Unknown(timed)
         answer = _Attempt(case, program, timed, ends_at, roots).answer(alive)

@@ -272,7 +272,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     if case.settings.accuracy:
         checked = accuracy.compare(workload, reporter.alive)
     else:
-        checked = Accuracy(skipped="switched off by the suite")
+        checked = Accuracy(skipped="switched off (measure.accuracy)")
     memory.release_cached()
 
     reporter.phase("warmup")

@@ -129,7 +129,7 @@ def asked(
         counted.append(step.counted)
         progress()
     if not profiling:
-        why = "switched off by the suite"
+        why = "switched off (measure.census)"
         return WhatRan(
             counters=_counters(counted, None, why),
             census=Census(skipped=why, wall_s=time.monotonic() - began),

@@ -179,7 +179,11 @@ def build(
         dirty=bool(env.git and env.git.dirty_sha256),
         artefacts=_artefacts(run, directory),
         elapsed=_elapsed(run),
-        time_use=phrases.time_use(used) if (used := time_use(run)) else "no process ran",
+        time_use=phrases.time_use(used)
+        if (used := time_use(run))
+        else "unknown"
+        if run.measurements
+        else "no process ran",
         timeline=tables.timeline(run),
         steadiness=steadiness.table(spreads(run), summaries),
         proof=steadiness.proof(run),

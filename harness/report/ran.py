@@ -303,11 +303,14 @@ def _asked(summaries: Sequence[CaseSummary]) -> str:
     stating = [s for s in summaries if s.case.kernels or s.case.operators]
     if not stating:
         return ""
-    seen = [s for s in stating if s.attested]
+    seen = [s for s in stating if s.attested and not s.kernels_invisible]
+    operators = [s for s in stating if s.attested and s.kernels_invisible]
     broken = [s for s in stating if s.outcome is Outcome.PATH_MISMATCH]
     parts = [f"The suite states kernels or operators of {len(stating)} cases"]
     if seen:
         parts.append(f"seen as stated in {len(seen)}")
+    if operators:
+        parts.append(f"operators seen as stated in {len(operators)}")
     if broken:
         parts.append(f"**not** in {len(broken)}, see What went wrong")
     unknown: dict[str, int] = {}
@@ -315,4 +318,6 @@ def _asked(summaries: Sequence[CaseSummary]) -> str:
         if s.attested is False:
             unknown[s.unattested] = unknown.get(s.unattested, 0) + 1
     parts += [f"not attested in {n}: {why}" for why, n in unknown.items()]
+    if invisible := sum(s.kernels_invisible for s in stating):
+        parts.append(f"kernels not attested in {invisible}: no GPU")
     return f"{'; '.join(parts)}."

@@ -10,6 +10,7 @@ from harness.analysis.effects import Effect
 from harness.analysis.expectation import SUSPICIOUS_MFU, Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.targets import Target
+from harness.gate import KERNELS_THAT_RAN
 from harness.records import (
     METRICS,
     CaseSummary,
@@ -135,8 +136,12 @@ def _other_rules(verdict: Verdict) -> Iterable[str]:
     for decision in (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL):
         if names := [f"“{r.rule}”" for r in others if r.applies and r.decision is decision]:
             yield f"Also {decision}, by {_list(names)}; see Verdict."
-    if names := [f"“{r.rule}”" for r in others if not r.applies]:
+    left = [r for r in others if not r.applies]
+    if names := [f"“{r.rule}”" for r in left if r.rule != KERNELS_THAT_RAN]:
         yield f"Stated for other GPUs and not applied here: {_list(names)}."
+    for r in left:
+        if r.rule == KERNELS_THAT_RAN:
+            yield f"Not applied, “{r.rule}”: {r.reason}."
 
 
 def _what_ran(run: Run, summaries: Sequence[CaseSummary]) -> str:

@@ -98,7 +98,7 @@ def rules(verdict: Verdict) -> Table:
         (
             r.rule,
             r.requirement,
-            str(r.decision) if r.applies else "not applicable",
+            r.said,
             r.reason,
         )
         for r in verdict.rules
@@ -272,7 +272,9 @@ def timeline(run: Run) -> Table:
     """Where the wall time went, or the life of the worker processes where that is all we know."""
     spent = by_phase(run)
     live = sum(m.wall_s for m in run.measurements)
-    spent["launch, exit"] = max(0.0, live - sum(spent.values()))
+    spent["launch, exit" if spent or not live else "not told"] = max(
+        0.0, live - sum(spent.values())
+    )
     if run.wall_s is not None:
         spent["torch, checks and proof before, and between processes"] = max(0.0, run.wall_s - live)
     whole = run.wall_s or live

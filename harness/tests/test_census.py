@@ -289,7 +289,7 @@ def test_the_pass_can_be_switched_off_and_still_counts() -> None:
     ran = census.take(attend, step_s=1e-3, time_left_s=9.0, profiling=False)
 
     assert ran.counters.dispatched_ops
-    assert ran.census.skipped == "switched off by the suite"
+    assert ran.census.skipped == "switched off (measure.census)"
 
 
 def linger(seconds: float) -> None:
@@ -406,7 +406,8 @@ def test_kernels_are_not_attested_without_a_gpu() -> None:
         census=ran.census,
     )
 
-    assert counts.unattested(stated, [measured]) == "no GPU"
+    assert counts.unattested(stated, [measured], gpu=True) == "no GPU"
+    assert counts.unattested(stated, [measured], gpu=False) == "", "there is nothing to see"
 
 
 def test_an_unseen_case_is_not_attested() -> None:
@@ -414,9 +415,10 @@ def test_an_unseen_case_is_not_attested() -> None:
     measured = Measurement(case_id="a", process=0, outcome=Outcome.OK, samples_s=(1.0,))
     skipped = replace(measured, census=attested(stated).census)
 
-    assert counts.unattested(stated, [measured]) == "no census was taken"
-    assert counts.unattested(stated, [skipped]) == "switched off by the suite"
-    assert counts.unattested(CASE, [measured]) == ""
+    for gpu in (True, False):
+        unseen = (counts.unattested(stated, [m], gpu=gpu) for m in (measured, skipped))
+        assert [*unseen] == ["no census was taken", "switched off (measure.census)"]
+        assert counts.unattested(CASE, [measured], gpu=gpu) == ""
 
 
 # --- counters as metrics -----------------------------------------------------------------

@@ -99,6 +99,8 @@ def test_an_imported_run_can_be_shown(tmp_path: Path) -> None:
     assert [case["outcome"] for case in shown["cases"]] == ["ok", "ok"]
     assert shown["cases"][0]["metrics"]["step_s"]["value"] == 0.25
     assert shown["cases"][0]["metrics"]["step_s"]["low"] is None, "one process has no interval"
+    assert shown["time"]["work_s"] is None
+    assert "; what it went into is unknown" in harness("show", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from harness.gating import counting, decide
 from harness.gating.decide import Evidence
 from harness.gating.policy import Exemption, Policy
 from harness.gating.records import Finding, GateCase, Mode, Stage, State
-from harness.records import Decision, Match, Measurement, Outcome, Rule
+from harness.records import Decision, Gpu, Match, Measurement, Outcome, Rule
 from harness.tests import fake_runs
+from harness.what_ran import Census, PathRule
 
 TODAY = datetime.date(2026, 11, 21)
 CASE = fake_runs.case({"seq_len": 512})
@@ -42,10 +43,11 @@ def judged(
     mode: Mode = Mode.RELATIVE,
     comparison: Comparison | None = SAME,
     base: list[Measurement] | None = None,
+    gpu: Gpu | None = fake_runs.H200,
     **changes: Any,
 ) -> GateCase:
     measured = fake_runs.timed(CASE, 0.1) if measured is None else measured
-    run = fake_runs.run([CASE], lambda _: measured)
+    run = fake_runs.run([CASE], lambda _: measured, env=fake_runs.environment(gpu=gpu))
     return decide.judge_case(
         Evidence(
             **{
@@ -198,6 +200,20 @@ def test_by_floors_alone_a_case_needs_one_and_must_clear_it(
 def test_a_floor_counts_beside_a_comparison_and_is_not_asked_for_there() -> None:
     assert judged(policy=floor(6_000)).decision is NO_GO
     assert judged(policy=POLICY).decision is GO
+
+
+def test_operators_that_nobody_saw_leave_a_case_undecided_without_a_gpu_too() -> None:
+    """Of a floor that it clears, and of a comparison that finds no change."""
+    stated = replace(CASE, operators=PathRule(must=("aten::mm",)))
+    unseen = fake_runs.timed(stated, 0.1, census=Census(skipped="switched off (measure.census)"))
+    here = fake_runs.environment(gpu=None)
+    (head,) = summarise(fake_runs.run([stated], lambda _: unseen, env=here))
+
+    for mode, policy in ((Mode.ABSOLUTE, floor(1)), (Mode.RELATIVE, POLICY)):
+        answer = judged(unseen, gpu=None, head=head, case=stated, mode=mode, policy=policy)
+
+        assert answer.decision is OPEN
+        assert answer.reason == "not attested: switched off (measure.census)"
 
 
 def test_a_known_noisy_case_is_excused_from_comparison_and_from_nothing_else() -> None:

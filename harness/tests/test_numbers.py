@@ -29,7 +29,7 @@ from harness.records import (
     Rule,
     Telemetry,
 )
-from harness.report import steadiness
+from harness.report import steadiness, tables
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, environment, run, timed
 
 CASE = case({"seq_len": 512})
@@ -348,6 +348,18 @@ def test_without_a_wall_time_the_lives_of_the_processes_stand_for_it() -> None:
     assert used.wall_s == used.lives_s
     assert "of processes' life" in phrases.time_use(used)
     assert timeuse.time_use(run([CASE], lambda _: [])) is None
+
+
+def test_where_the_time_of_processes_that_told_no_phase_went_is_unknown() -> None:
+    """As of a run that was imported from pytest-benchmark."""
+    made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=(), wall_s=0.179))
+
+    used = timeuse.time_use(made)
+
+    assert used is not None
+    assert (used.work_s, used.sampling_s, used.work_share, used.overhead_s) == (None,) * 4
+    assert phrases.time_use(used) == "179 ms of processes' life; what it went into is unknown"
+    assert tables.timeline(made).rows == (("not told", "179 ms", "100 %"),)
 
 
 # --- what sampling costs -----------------------------------------------------------------

@@ -230,6 +230,17 @@ def test_an_unknown_answer_is_not_a_pass(inner: Pytest) -> None:
     result.stdout.fnmatch_lines(["INCONCLUSIVE by slow enough: *"])
 
 
+def test_an_operator_that_nobody_looked_for_is_not_a_pass(inner: Pytest) -> None:
+    """Operators are seen on any machine, so that a census switched off leaves them unknown."""
+    stated = '    operators: {must: ["aten::scaled_dot_product_attention"]}\n'
+    inner.suite(SUITE.replace("stall_s: 20}", "stall_s: 20, census: false}") + stated)
+
+    result = inner.run("fakes.yaml::fake/one/seq_len=1")
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["INCONCLUSIVE by what ran *: not attested: switched off*"])
+
+
 def test_a_rule_that_no_case_decides_alone_fails_the_session(inner: Pytest) -> None:
     rule = "verdict:\n  - {name: one is idle, metric: dispatched_ops, go: 0, quantifier: any}\n"
     inner.suite(SUITE.replace(":good", ":multiplies") + rule)

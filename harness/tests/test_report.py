@@ -12,14 +12,14 @@ from typing import Any
 import jinja2
 import pytest
 
-from harness import report
+from harness import gate, report
 from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.errors import ReportError
 from harness.records import Case, Decision, Measurement, Outcome, Run
 from harness.report import context, figures, render, sentences
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
-from harness.what_ran import Breakdown, Census
+from harness.what_ran import Breakdown, Census, PathRule
 
 DATE = datetime.date(2026, 11, 21)
 NAME = "2026-11-21 Test Engineer Report - Small v{}.md"
@@ -114,6 +114,22 @@ def test_the_summary_is_computed(full: tuple[str, Any]) -> None:
         r"GPU was busy less than half of the time in 17 cases",
     ):
         assert re.search(claim, summary, re.MULTILINE), claim
+
+
+def test_what_nobody_looked_for_is_open_and_what_nobody_can_see_is_not_applied(
+    tmp_path: Path,
+) -> None:
+    stated = PathRule(must=("gemm",))
+    first, second = sweep(gc=["off", "on"])
+    cases = [replace(first, operators=stated), replace(second, kernels=stated)]
+    recorded = run(cases, lambda c: timed(c, 0.05), env=environment(gpu=None))
+
+    text = report.write(recorded, tmp_path, date=DATE).markdown.read_text()
+
+    assert f"**INCONCLUSIVE** by the rule “{gate.WHAT_RAN}”" in text
+    assert f"Not applied, “{gate.KERNELS_THAT_RAN}”: no GPU here: kernels cannot be seen." in text
+    assert "other GPUs" not in text
+    assert re.search(rf"\| {gate.KERNELS_THAT_RAN} \|.*\| not applicable \| no GPU here", text)
 
 
 def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from harness import gate
 from harness.analysis.summary import summarise
-from harness.records import Case, Decision, Measurement, Outcome, Rule, Run
+from harness.ci import runs
+from harness.ci.junit import junit
+from harness.records import Case, Decision, Gpu, Measurement, Outcome, Rule, Run
 from harness.report.ran import Ran, in_brief, ran
 from harness.tests import fake_runs
 from harness.what_ran import Breakdown, Census, Counters, Frame, PathRule, Use
@@ -180,8 +183,61 @@ def test_kernels_are_not_judged_without_a_gpu_and_never_called_a_pass() -> None:
     run, _ = recorded(kernels=STATED, census=NO_GPU)
     run = replace(run, environment=fake_runs.environment(gpu=None))
 
-    assert section(run).asked.endswith("not attested in 2: no GPU.")
-    assert judged(run)[gate.WHAT_RAN] == (Decision.INCONCLUSIVE, False)
+    assert section(run).asked.endswith("; kernels not attested in 2: no GPU.")
+    assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
+    assert gate.WHAT_RAN not in judged(run)
+
+
+@pytest.mark.parametrize("gpu", [fake_runs.H200, None], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "census",
+    [None, Census(skipped="switched off (measure.census)"), Census(skipped="one step takes 31 s")],
+    ids=["none", "off", "too-long"],
+)
+def test_operators_that_were_not_seen_leave_the_verdict_open_on_any_machine(
+    census: Census | None, gpu: Gpu | None
+) -> None:
+    run, _ = recorded(operators=STATED)
+    run = replace(
+        run,
+        environment=fake_runs.environment(gpu=gpu),
+        measurements=tuple(replace(m, census=census) for m in run.measurements),
+    )
+    summaries = summarise(run)
+
+    verdict = gate.judge(run.suite, run.environment, summaries, ())
+
+    assert (verdict.decision, verdict.decided_by) == (Decision.INCONCLUSIVE, gate.WHAT_RAN)
+    assert "not attested in 2: " in section(run).asked
+    in_ci = runs.of_run(run, summaries, verdict)
+    assert [c.decision for c in in_ci.cases] == [Decision.INCONCLUSIVE] * 2
+    states = _states(junit(in_ci))
+    assert {name for name, state in states.items() if state == "passing"} == {gate.EVERY_CASE_RAN}
+
+
+def test_without_a_gpu_operators_are_judged_beside_kernels_that_are_not() -> None:
+    run, _ = recorded(kernels=STATED, operators=PathRule(must=("aten::mm",)), census=NO_GPU)
+    run = replace(run, environment=fake_runs.environment(gpu=None))
+
+    assert section(run).asked.endswith(
+        "; operators seen as stated in 2; kernels not attested in 2: no GPU."
+    )
+    assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
+    assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
+    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
+    assert verdict.decision is Decision.GO
+    assert [r.said for r in verdict.rules] == ["GO", "GO", "not applicable"]
+    states = _states(junit(runs.of_run(run, summarise(run), verdict)))
+    assert states[gate.KERNELS_THAT_RAN] == "skipped"
+
+
+def _states(document: str) -> dict[str, str]:
+    """Test -> its state, as JUnit has it."""
+    tests = ElementTree.fromstring(document).iter("testcase")
+    return {
+        t.get("name", ""): next((c.tag for c in t if c.tag != "system-out"), "passing")
+        for t in tests
+    }
 
 
 def test_kernels_unseen_on_a_gpu_leave_the_verdict_open() -> None:

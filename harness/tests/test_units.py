@@ -90,10 +90,64 @@ def test_an_interval_shares_the_unit_of_its_value() -> None:
         ((0.95, 0.91, 0.99), "-5 % [-9 … -1]"),
         ((4.0, 3.4, 4.6), "4.0x [3.4 … 4.6]"),
         ((0.1, 0.08, 0.125), "10.0x [8.0 … 12.5] less"),
+        ((0.916, 0.0121, 68.981), "-10 % [-99 … +6,800]"),
+        ((0.953, 0.19, 4.8), "-5 % [-80 … +380]"),
+        ((1.003, 0.19, 4.8), "+0 % [-80 … +380]"),
+        ((1.00003, 0.996, 1.004), "+0.0 % [-0.4 … +0.4]"),
+        ((1.5, 1e-300, 40.0), "+50 % [<-99.9999 … +3,900]"),
+        ((4.0, 0.03, 90.0), "4x [0.03 … 90]"),
     ],
 )
 def test_change(ratio: tuple[float, float, float], text: str) -> None:
     assert units.change(*ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "told", "text"),
+    [
+        ("step_s", (0.927, 0.00625, 137.4), "900 ms [6 … 137,400]"),
+        ("tokens_per_s", (276, 1.86, 40_957), "280 [2 … 40,960]"),
+        ("tokens_per_s", (276, 1e-30, 40_957), "280 [<0.0001 … 40,960]"),
+        ("gpu_utilisation", (0.86, 0.0, 1.0), "86 % [0 … 100]"),
+        ("scaling_exponent", (0.4, -0.02, 0.8), "0.4 [-0.02 … 0.8]"),
+    ],
+)
+def test_an_end_has_digits_of_its_own_where_it_would_be_0(
+    metric: str, told: tuple[float, float, float], text: str
+) -> None:
+    assert units.cell(metric, estimate(*told)) == text
+
+
+POSITIVE = st.floats(1e-12, 1e15)
+
+
+@given(st.sampled_from(sorted(METRICS)), st.lists(POSITIVE, min_size=3, max_size=3))
+def test_an_end_that_is_not_0_is_not_printed_as_0(metric: str, told: list[float]) -> None:
+    low, value, high = sorted(told)
+
+    ends = printed_ends(units.cell(metric, estimate(value, low, high)))
+
+    assert 0 not in ends
+
+
+@given(st.lists(st.floats(1e-300, 1e6), min_size=3, max_size=3))
+def test_no_end_of_an_effect_is_printed_as_what_it_is_not(told: list[float]) -> None:
+    low, ratio, high = sorted(told)
+
+    text = units.change(ratio, low, high)
+
+    ends = printed_ends(text)
+    if " % [" in text:
+        assert -100 not in ends
+        assert (0 in ends) == (1.0 in (low, high))
+    else:
+        assert 0 not in ends
+
+
+def printed_ends(text: str) -> list[float]:
+    """Those between brackets; none where what is counted is the same in all processes."""
+    inside = text.partition("[")[2].partition("]")[0]
+    return [float(end.replace(",", "").lstrip("<>")) for end in inside.split(" … ") if end]
 
 
 @given(st.sampled_from(sorted(METRICS)), st.floats(1e-9, 1e15), st.floats(0, 0.5))
