@@ -32,6 +32,11 @@ from harness.suite_yaml import Document, Loc, Problem, nearest, read
 
 DEFAULT = Path("ci/gate.yaml")
 DEFAULT_MAX_AGE_DAYS = 30
+LEAST = """\
+The least a policy says:
+    schema: 1
+    stage: warn
+    suites: [{suite: suites/gate.yaml}]"""
 
 
 # --- the form ----------------------------------------------------------------------------
@@ -310,7 +315,7 @@ def load(path: Path) -> tuple[Policy, Document]:
     except OSError as error:
         remedy = "Name one with --policy, or copy ci/gate.yaml."
         raise SuiteError(path, f"no policy can be read: {error.strerror}", remedy) from None
-    document = read(text, path)
+    document = read(text, path, least=LEAST)
     model = checked(PolicyModel, document)
     given = model.compare.model_dump(exclude_unset=True)
     try:

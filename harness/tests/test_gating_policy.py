@@ -133,6 +133,15 @@ def test_a_policy_that_is_absent_is_one_message(tmp_path: Path) -> None:
         policy.load(tmp_path / "gate.yaml")
 
 
+def test_an_empty_policy_is_told_what_a_policy_says_at_least(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match=r"gate\.yaml: the file is empty") as refused:
+        load(tmp_path, "# nothing yet\n")
+
+    _, _, remedy = str(refused.value).partition("policy says:\n")
+    (choice,) = load(tmp_path, dedent(remedy)).choices
+    assert choice.suite == "suites/gate.yaml"
+
+
 def test_the_schema_that_ships_is_the_models() -> None:
     shipped = json.loads((ROOT / "ci/gate.schema.json").read_text())
 
