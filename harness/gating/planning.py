@@ -29,6 +29,7 @@ from harness.records import (
     Suite,
     gpu_matches,
 )
+from harness.suite_yaml import Document, Loc, Problem, nearest, show
 from harness.what_ran import PathRule
 
 Say = Callable[[str], None]
@@ -118,8 +119,12 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
     if request.mode is Mode.COUNTERS:
         counting.load(request.baselines)  # a damaged file is told before minutes are spent
-    chosen = {c.suite: _require(trees.head, c) for c in asked}
-    others = [_require(trees.head, c) for c in (*loaded.choices, *loaded.counted) if c not in asked]
+    chosen = {c.suite: _require(trees.head, c, document) for c in asked}
+    others = [
+        _require(trees.head, c, document)
+        for c in (*loaded.choices, *loaded.counted)
+        if c not in asked
+    ]
     gone = _gone(trees.folders[0], asked, chosen) if trees.base else []
     ids = [t.case.case_id for t in gone]
     known = [case for suite in (*chosen.values(), *others) for case in suite.cases]
@@ -229,15 +234,36 @@ def _noted(check: str, reason: str) -> Finding:
     return Finding(check=check, decision=Decision.GO, reason=reason)
 
 
-def _require(tree: Path, choice: Choice) -> Suite:
+def _require(tree: Path, choice: Choice, document: Document | None) -> Suite:
+    """The suite in the head, with the cases that the policy chooses: there must be some."""
     suite = _suite(tree, choice)
     if suite is None:
-        raise SuiteError(choice.suite, "the head has no such suite, and the policy names it")
-    return suite
+        beside = (tree / choice.suite).parent.glob("*.yaml")
+        names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
+        remedy = f"Name one that there is, or write it. {nearest(choice.suite, names)}".rstrip()
+        text = f"there is no such suite in the head: {choice.suite}"
+        raise _refused(choice, document, ("suite",), text, remedy)
+    kept = _chosen(suite, choice)
+    if not kept.cases:
+        wanted = next((i for i, f in enumerate(choice.filters) if not f.startswith("!")), 0)
+        text = f"no case fits {', '.join(map(show, choice.filters))} in {choice.suite}"
+        ids = [case.case_id for case in suite.cases]
+        remedy = nearest(choice.filters[wanted], ids)
+        raise _refused(choice, document, ("cases", wanted), text, remedy)
+    return kept
+
+
+def _refused(
+    choice: Choice, document: Document | None, loc: Loc, text: str, remedy: str
+) -> SuiteError:
+    """The error of a choice, at its place in the policy; of one from a command line, its own."""
+    if document is None or not choice.loc:
+        return SuiteError(choice.suite, text, remedy)
+    return document.error([Problem((*choice.loc, *loc), text, remedy)])
 
 
 def _suite(tree: Path, choice: Choice) -> Suite | None:
-    """A suite as a tree has it, with the cases that the policy chooses; None where it has none."""
+    """A suite as a tree has it, whole; None where it has none."""
     file = tree / choice.suite
     if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
         return None
@@ -245,10 +271,12 @@ def _suite(tree: Path, choice: Choice) -> Suite | None:
         text = file.read_bytes().decode()
     except UnicodeDecodeError:
         raise SuiteError(choice.suite, "this is not a text file") from None
-    suite = suites.loads(text, choice.suite)
+    return suites.loads(text, choice.suite)
+
+
+def _chosen(suite: Suite, choice: Choice) -> Suite:
+    """The suite with those of its cases that the policy chooses, if there are any."""
     kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
-    if not kept:
-        raise SuiteError(choice.suite, f"no case fits {list(choice.filters)}")
     return replace(suite, cases=kept)
 
 
@@ -260,8 +288,10 @@ def _gone(tree: Path, asked: Sequence[Choice], chosen: Mapping[str, Suite]) -> l
             before = _suite(tree, choice)
         except SuiteError:
             continue  # a suite that could not be read in the base had no case to lose
+        if before is None:
+            continue
         kept = {case.case_id for case in chosen[choice.suite].cases}
-        for case in before.cases if before else ():
+        for case in _chosen(before, choice).cases:
             if case.case_id not in kept:
                 gone.append(Task(suite=choice.suite, case=case))
     return gone

@@ -232,6 +232,8 @@ class Choice:
 
     suite: str
     filters: tuple[str, ...] = ()
+    loc: Loc = field(default=(), compare=False)
+    """Where the policy's file names it; empty where a command line does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,8 +330,8 @@ def load(path: Path) -> tuple[Policy, Document]:
         inconclusive_blocks=model.inconclusive == "block",
         new_cases_block=model.new_cases == "block",
         roots=tuple(model.roots),
-        choices=_choices(model.suites),
-        counted=_choices(model.counters),
+        choices=_choices(model.suites, "suites"),
+        counted=_choices(model.counters, "counters"),
         rules=tuple(_rule(a) for a in model.absolute if a.metric),
         kernels=tuple(
             Kernels(
@@ -363,8 +365,10 @@ def load(path: Path) -> tuple[Policy, Document]:
     return policy, document
 
 
-def _choices(models: Sequence[SuiteChoice]) -> tuple[Choice, ...]:
-    return tuple(Choice(suite=c.suite, filters=tuple(c.cases)) for c in models)
+def _choices(models: Sequence[SuiteChoice], key: str) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(suite=c.suite, filters=tuple(c.cases), loc=(key, i)) for i, c in enumerate(models)
+    )
 
 
 def _rule(model: AbsoluteModel) -> Rule:
@@ -399,7 +403,7 @@ def check(document: Document, cases: Sequence[Case], gone: Sequence[str]) -> Non
 
 
 def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterator[Problem]:
-    ids = [case.case_id for case in cases]
+    ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
     for i, rule in enumerate(data.get("absolute", ())):
         yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
     for name in ("exemptions", "reaches"):

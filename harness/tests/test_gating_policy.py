@@ -122,6 +122,15 @@ def test_a_line_about_no_case_is_refused(before: str, after: str, said: str) -> 
     assert said in str(refused.value)
 
 
+def test_a_case_that_several_suites_have_is_offered_once() -> None:
+    document = read(WHOLE.replace("seq_len=512]", "seq_len=513]", 1), "gate.yaml")
+
+    with pytest.raises(SuiteError) as refused:
+        policy.check(document, [*CASES, *CASES], [])
+
+    assert str(refused.value).count("'train/nsa/seq_len=2048'") == 1
+
+
 def test_a_case_that_only_the_base_has_may_be_spoken_of() -> None:
     text = WHOLE.replace("seq_len=512]", "seq_len=513]", 1)
 
