@@ -447,5 +447,5 @@ def _ask_each(side: Side, suite: Suite, path: str, first: str) -> None:
         try:
             side.launcher.preflight(replace(suite, cases=(case,)))
         except SuiteError as error:
-            said = str(error).partition(": ")[2] or first
+            said = str(error).partition("\n")[0].partition(": ")[2] or first
             side.cannot[path, case.case_id] = said.removeprefix(f"case {case.case_id}: ")
