@@ -276,6 +276,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
         (["overhead", "attention"], "needs an NVIDIA GPU"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "suites and runs"),
+        (["calibrate", "smoke", "--pairs", "3"], "value for '--pairs': it must be 10 or more\n"),
+        (["bisect", "smoke", "--effect", "7"], "value for '--effect': it must be 1 or less\n"),
+        (["list", "runs", "-n", "few"], "list --help"),
+        (["export", "latest"], "Missing option '--format'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
