@@ -152,7 +152,14 @@ def run(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with an interrupted run, or latest.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the plan and stop. It is read from the file alone: no factory or program is "
+            "asked whether it would take its cases.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
     store_root: StoreOption = STORE,
     reports: ReportsOption = REPORTS,

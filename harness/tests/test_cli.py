@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from harness import cli, environment
 from harness.suite import json_schema
@@ -130,6 +131,22 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> N
 
     assert [case["axes"]["seq_len"] for case in json.loads(planned.stdout)["cases"]] == [1, 2, 4]
     assert [path.name for path in tmp_path.iterdir()] == ["fakes.yaml"]
+
+
+def test_a_dry_run_says_that_it_asks_no_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["run", "smoke", "--dry-run", "--set", "seq_len=abc"]
+
+    planned, told = (
+        CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words)
+        for words in (asked, ["run", "--help"])
+    )
+
+    assert planned.exit_code == 0
+    assert "from the file alone: `harness run` asks each workload first" in planned.output
+    assert "no factory or program is asked" in " ".join(told.output.replace("│", " ").split())
 
 
 def test_a_failing_case_is_no_go(tmp_path: Path) -> None:

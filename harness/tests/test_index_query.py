@@ -246,10 +246,10 @@ def test_the_commands_that_are_shown_answer_from_the_runs_kept_here(
     kept = ROOT / "reports/runs"
     if not kept.is_dir():
         pytest.skip("not a checkout: no runs are kept here")
-    for record in kept.glob("*/run.jsonl"):
-        copy = tmp_path / record.relative_to(ROOT)
+    for kept_record in kept.glob("*/run.jsonl"):
+        copy = tmp_path / kept_record.relative_to(ROOT)
         copy.parent.mkdir(parents=True)
-        shutil.copy(record, copy)
+        shutil.copy(kept_record, copy)
     monkeypatch.chdir(tmp_path)
 
     for command in shown_commands():
