@@ -368,7 +368,9 @@ def _require_code(case: Case, order: Order) -> Mapping[str, str]:
     module = case.factory.partition(":")[0]
     code, strangers = provenance.loaded(module, order.roots)
     if strangers:
-        raise path.PathMismatch(f"not from the tree under test: {'; '.join(strangers)}")
+        first, *others = strangers
+        more = f", and so {'are' if len(others) > 1 else 'is'} {len(others)} more" if others else ""
+        raise path.PathMismatch(f"not from the tree under test: {first}{more}")
     return code
 
 

@@ -14,7 +14,7 @@ from harness import doctor, environment, store
 from harness import suite as suites
 from harness.analysis.compare import Thresholds
 from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock, machine
+from harness.execution import gpu_lock, machine, provenance
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
 from harness.gating import calibration, counting, files, policy, selection
@@ -24,6 +24,7 @@ from harness.gating.records import Finding, GateSide, LeftOut, Mode
 from harness.gating.worktrees import WORKING_TREE, Repository, checked_out
 from harness.records import (
     METRICS,
+    Case,
     Decision,
     Environment,
     Suite,
@@ -120,6 +121,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     if request.mode is Mode.COUNTERS:
         counting.load(request.baselines)  # a damaged file is told before minutes are spent
     chosen = {c.suite: _require(trees.head, c, document) for c in asked}
+    for suite in chosen.values():
+        _require_own(suite, [trees.head / folder for folder in loaded.roots])
     others = [
         _require(trees.head, c, document)
         for c in (*loaded.choices, *loaded.counted)
@@ -251,6 +254,37 @@ def _require(tree: Path, choice: Choice, document: Document | None) -> Suite:
         remedy = nearest(choice.filters[wanted], ids)
         raise _refused(choice, document, ("cases", wanted), text, remedy)
     return kept
+
+
+def _require_own(suite: Suite, roots: Sequence[Path]) -> None:
+    """Refuse cases whose code is not in the tree: whatever ran would be somebody else's."""
+    for case in suite.cases:
+        if not (package := _absent(case, roots)):
+            continue
+        line, column = suites.factory_place(suite, case)
+        raise SuiteError(
+            suite.path,
+            f"factory {case.factory!r}: there is no package {package!r} in the repository",
+            "Only code that lies there, under one of the policy's `roots`, is measured: name a\n"
+            "  factory of your own. The suites that ship measure nsa, in its own repository.",
+            line=line,
+            column=column,
+        )
+
+
+def _absent(case: Case, roots: Sequence[Path]) -> str:
+    """The package of a case's factory, where a tree does not have it; else empty."""
+    package = case.factory.partition(":")[0].partition(".")[0]
+    if package in ("", provenance.OURS) or any(_holds(root, package) for root in roots):
+        return ""
+    return package
+
+
+def _holds(root: Path, package: str) -> bool:
+    """Whether a folder has the package, or the module. One without code, such as a folder of
+    suites, is none, and Python goes on looking."""
+    found = (*(root / package).rglob("*"), *root.glob(f"{package}.*"))
+    return any(file.suffix in (".py", ".so") for file in found)
 
 
 def _refused(
@@ -430,6 +464,10 @@ def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
     """
     for path, suite in plan.suites.items():
         cases = tuple(t.case for t in plan.tasks if t.suite == path)
+        for case in cases if not refuse else ():
+            if package := _absent(case, side.roots):
+                side.cannot[path, case.case_id] = f"there is no package {package!r}"
+        cases = tuple(case for case in cases if (path, case.case_id) not in side.cannot)
         if not cases:
             continue
         try:

@@ -59,3 +59,22 @@ def test_it_is_told_at_its_place_with_what_there_is(
         CliRunner().invoke(cli.app, ["gate"], catch_exceptions=False)
 
     assert said in str(refused.value)
+
+
+def test_a_suite_of_code_that_is_not_there_is_refused_with_what_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that ship are in a repository without nsa, though there is a folder `suites`."""
+    shipped = (Path(__file__).resolve().parents[2] / "suites/counters.yaml").read_text()
+    text = POLICY + "counters: [{suite: suites/counters.yaml}]\n"
+    files = {"ci/gate.yaml": text, "suites/counters.yaml": shipped}
+    monkeypatch.chdir(repository(tmp_path / "toys", files))
+
+    with pytest.raises(SuiteError) as refused:
+        CliRunner().invoke(cli.app, ["gate", "--counters"], catch_exceptions=False)
+
+    place, said = str(refused.value).split(": ", 1)
+    line = shipped.splitlines()[int(place.split(":")[1]) - 1]
+    assert line.strip() == "factory: suites.workloads:train"
+    assert "no package 'suites' in the repository\n  Only code that lies there" in said
+    assert "name a\n  factory of your own" in said
