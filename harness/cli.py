@@ -6,6 +6,7 @@ Exit status: 0 go; 1 a regression or NO-GO; 2 the request could not be carried o
 
 import datetime
 import json
+import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -75,9 +76,21 @@ class _Interruptible(typer.core.TyperGroup):
         try:
             with terminating_like_ctrl_c():
                 return super().invoke(ctx)
+        except typer.BadParameter as error:
+            raise _usage_error(error) from None
         except KeyboardInterrupt:
             err.print("interrupted")
             raise typer.Exit(EXIT_UNDECIDED) from None
+
+
+def _usage_error(error: typer.BadParameter) -> HarnessError:
+    """What a command line says wrongly, as every other mistake is told: in one message."""
+    said = error.format_message()
+    said = re.sub(r"Input should be greater than or equal to (\S+)", r"it must be \1 or more", said)
+    said = re.sub(r"Input should be less than or equal to (\S+)", r"it must be \1 or less", said)
+    said = said.replace("Input should", "it should")
+    command = error.ctx.command_path if error.ctx else "harness"
+    return HarnessError(said, f"See: {command} --help")
 
 
 app = typer.Typer(
@@ -139,7 +152,14 @@ def run(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Go on with an interrupted run, or latest.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the plan and stop. It is read from the file alone: no factory or program is "
+            "asked whether it would take its cases.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
     store_root: StoreOption = STORE,
     reports: ReportsOption = REPORTS,

@@ -123,9 +123,9 @@ def history(
 ) -> None:
     """Show one case over all runs that have it, oldest first.
 
-    harness history 'train/nsa/seq_len=512*gc=off' --gpu H200 --limit 20
+    harness history 'checkpointing/*batch=16/gc=off' --gpu H200 --limit 20
 
-    harness history train/nsa/seq_len=512 --metric host_syncs
+    harness history checkpointing/nsa/seq_len=2048/batch=16/gc=off --metric host_syncs
     """
     choice = Choice(
         suite=suite,

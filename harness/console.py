@@ -147,6 +147,9 @@ def plan(suite: Suite) -> RenderableType:
         Text(f"{suite.title}: {suite.question}"),
         table,
         Text(f"{len(suite.cases)} cases, {processes} processes"),
+        Text(
+            "Planned from the file alone: `harness run` asks each workload first if it takes a case"
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from harness import __version__
 from harness.errors import HarnessError
@@ -40,6 +41,16 @@ MAX_BYTES = 256 * 2**20
 MAX_BENCHMARKS = 10_000
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
+_KINDS: Mapping[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
+"""What JSON calls a value of Python's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +125,7 @@ def read_benchmarks(path: Path) -> Imported:
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise _foreign(path, f"{where}: {first['msg']}") from None
+        raise _foreign(path, _mistake(error.errors(include_url=False)[0])) from None
     except (ValueError, RecursionError) as error:
         raise _foreign(path, f"not JSON: {error}") from None
     try:
@@ -152,8 +161,19 @@ def read_benchmarks(path: Path) -> Imported:
 def _foreign(path: Path, problem: str) -> HarnessError:
     return HarnessError(
         f"{path}: this is no JSON of pytest-benchmark: {problem}",
-        "`pytest --benchmark-json FILE` writes one.",
+        "`pytest --benchmark-json FILE` writes one; say --format for what `harness export` wrote.",
     )
+
+
+def _mistake(error: ErrorDetails) -> str:
+    """What keeps a JSON document from being pytest-benchmark's, in the words of its reader."""
+    where = ".".join(map(str, error["loc"])) or "the file"
+    if error["type"] == "missing":
+        return f"{where} is missing"
+    held = _KINDS.get(type(error["input"]), "something else")
+    if error["type"] in ("model_type", "dict_type"):
+        return f"{where} is {held}, not an object"
+    return f"{where} is {held}: {error['msg'].replace('Input should', 'it should')}"
 
 
 def _case(benchmark: _Benchmark) -> Case:

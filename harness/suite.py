@@ -39,7 +39,7 @@ from harness.suite_schema import (
 )
 from harness.suite_yaml import Loc, Problem, nearest, read, scalar
 
-__all__ = ["available", "json_schema", "load", "loads", "workload_lines"]
+__all__ = ["available", "factory_place", "json_schema", "load", "loads", "workload_lines"]
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
@@ -93,6 +93,19 @@ def workload_lines(suite: Suite) -> Mapping[str, int]:
         workload["name"]: document.values["workloads", i][0]
         for i, workload in enumerate(document.data["workloads"])
     }
+
+
+def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
+    """Line and column, from 1, at which a suite's file names the factory of a case; 0, 0 where its
+    text does not."""
+    try:
+        document = read(suite.text, suite.path)
+        for i, workload in enumerate(document.data["workloads"]):
+            if workload["name"] == case.workload and workload["factory"] == case.factory:
+                return document.values["workloads", i, "factory"]
+    except (SuiteError, LookupError, TypeError):
+        pass  # the suite was not made from a file
+    return 0, 0
 
 
 def available() -> tuple[Path, ...]:

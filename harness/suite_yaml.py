@@ -77,8 +77,13 @@ class Document:
         return SuiteError(self.path, first.text, remedy, line=line, column=column)
 
 
-def read(text: str, path: Path | str) -> Document:
+def read(
+    text: str, path: Path | str, *, least: str = "See suites/smoke.yaml for an example."
+) -> Document:
     """Parse one YAML document.
+
+    Args:
+        least: The remedy for an empty file: what such a file says at least, or an example.
 
     Raises:
         SuiteError: The text is not YAML, is empty, or holds something this module refuses.
@@ -108,9 +113,9 @@ def read(text: str, path: Path | str) -> Document:
             column=len(before) - before.rfind("\n"),
         ) from None
     except RecursionError:
-        raise SuiteError(path, "nested too deeply to be a suite") from None
+        raise SuiteError(path, "nested too deeply to be read") from None
     if data is None:
-        raise SuiteError(path, "the file is empty", "See suites/smoke.yaml for an example.")
+        raise SuiteError(path, "the file is empty", least)
     return Document(path, data, reader.values, reader.keys)
 
 
@@ -134,7 +139,7 @@ class _Reader:
             return self._scalar(node, loc)
         kind = "map" if isinstance(node, MappingNode) else "seq"
         if node.tag != _TAG + kind:
-            raise self._refuse(node, f"tag {node.tag} is not allowed", "A suite is plain data.")
+            raise self._refuse(node, f"tag {node.tag} is not allowed", "This file is plain data.")
         self.open.append(node)
         value = (
             self._mapping(node, loc)
@@ -167,7 +172,7 @@ class _Reader:
             name = next((step for step in reversed(loc) if isinstance(step, str)), "the file")
             raise self._refuse(node, f"{name} has no value", "Give one, or drop the line.")
         if tag not in _SCALARS:
-            raise self._refuse(node, f"tag {tag} is not allowed", "A suite is plain data.")
+            raise self._refuse(node, f"tag {tag} is not allowed", "This file is plain data.")
         try:
             return _convert(tag, node.value)
         except ValueError as error:

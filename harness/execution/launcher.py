@@ -33,6 +33,7 @@ from harness.execution.messages import (
     encode_order,
 )
 from harness.records import Case, Suite
+from harness.suite import factory_place
 
 WARM_PREFIX = "NSA_"
 """Variables of this name may be set in a process that has torch loaded already."""
@@ -243,8 +244,16 @@ class Launcher:
         refusals = [refusal for answer in answers for refusal in answer.refusals]
         if refusals:
             first, others = refusals[0], len(refusals) - 1
-            more = f"\n  So {'are' if others > 1 else 'is'} {others} more." if others else ""
-            raise SuiteError(suite.path, f"case {first.case_id}: {first.problem}{more}")
+            more = [f"So {'are' if others > 1 else 'is'} {others} more."] if others else []
+            case = next(c for c in suite.cases if c.case_id == first.case_id)
+            line, column = factory_place(suite, case) if first.of_factory else (0, 0)
+            raise SuiteError(
+                suite.path,
+                f"case {first.case_id}: {first.problem}",
+                "\n  ".join([*filter(None, [first.remedy]), *more]),
+                line=line,
+                column=column,
+            )
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 
     def _preload(self, modules: Iterable[str]) -> None:

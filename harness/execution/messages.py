@@ -121,6 +121,9 @@ class Refusal:
 
     case_id: str
     problem: str
+    remedy: str = ""
+    of_factory: bool = False
+    """Whether the suite's `factory:` is at fault, not the case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ worker answers exactly once, with a Measurement that the parent completes.
 import errno
 import gc
 import importlib
+import inspect
 import math
 import os
 import statistics
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -129,11 +131,19 @@ def _with_origins(
     return replace(failure, evidence=replace(evidence, origins=origins))
 
 
+class NoFactory(LookupError):
+    """What a suite names as a factory is none."""
+
+    def __init__(self, name: str, problem: str, remedy: str) -> None:
+        super().__init__(f"factory {name!r}: {problem}")
+        self.remedy = remedy
+
+
 def load_factory(name: str) -> Factory:
     """Import `package.module:function`.
 
     Raises:
-        LookupError: There is no such module or function; with the nearest name there is.
+        NoFactory: There is no such module or function; with the nearest name there is.
     """
     module_name, _, function = name.partition(":")
     try:
@@ -141,18 +151,37 @@ def load_factory(name: str) -> Factory:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; what it imports does not
-        raise LookupError(
-            f"factory {name!r}: no module {error.name!r} is installed, or in the current folder"
+        raise NoFactory(
+            name,
+            f"no module {error.name!r} is installed, or in the current folder",
+            "If it is spelt right: install it, put its folder on PYTHONPATH, or run where it lies.",
         ) from error
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
-        near = get_close_matches(function, vars(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise LookupError(f"factory {name!r}: {module_name} has no {function!r}{hint}") from error
+        said = f"{module_name} has no {function!r}"
+        raise NoFactory(name, said, _instead(function, module)) from error
     if not callable(factory):
-        raise LookupError(f"factory {name!r} is of type {type(factory).__name__}, not a function")
+        raise NoFactory(
+            name,
+            f"it is of type {type(factory).__name__}, not a function",
+            "Name a function that returns a harness.workload.Workload.",
+        )
     return factory
+
+
+def _instead(function: str, module: ModuleType) -> str:
+    """What to name in place of a function that a module does not have."""
+    if near := get_close_matches(function, vars(module), n=1):
+        return f"Did you mean {near[0]!r}?"
+    own = [
+        repr(name)
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
+    return f"Its functions: {', '.join(own)}." if own else f"{module.__name__} has no function."
 
 
 def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved:
@@ -194,6 +223,10 @@ def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
         preflight = getattr(sys.modules[module], PREFLIGHT, None)
         if preflight is not None:
             preflight(function, case.provider, case.axes, {**os.environ, **case.env})
+    except NoFactory as error:
+        return Refusal(
+            case_id=case.case_id, problem=str(error), remedy=error.remedy, of_factory=True
+        )
     except (LookupError, ValueError) as error:
         return Refusal(case_id=case.case_id, problem=str(error))
     return None
@@ -335,7 +368,9 @@ def _require_code(case: Case, order: Order) -> Mapping[str, str]:
     module = case.factory.partition(":")[0]
     code, strangers = provenance.loaded(module, order.roots)
     if strangers:
-        raise path.PathMismatch(f"not from the tree under test: {'; '.join(strangers)}")
+        first, *others = strangers
+        more = f", and so {'are' if len(others) > 1 else 'is'} {len(others)} more" if others else ""
+        raise path.PathMismatch(f"not from the tree under test: {first}{more}")
     return code
 
 

@@ -14,7 +14,7 @@ from harness import doctor, environment, store
 from harness import suite as suites
 from harness.analysis.compare import Thresholds
 from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock, machine
+from harness.execution import gpu_lock, machine, provenance
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
 from harness.gating import calibration, counting, files, policy, selection
@@ -24,11 +24,13 @@ from harness.gating.records import Finding, GateSide, LeftOut, Mode
 from harness.gating.worktrees import WORKING_TREE, Repository, checked_out
 from harness.records import (
     METRICS,
+    Case,
     Decision,
     Environment,
     Suite,
     gpu_matches,
 )
+from harness.suite_yaml import Document, Loc, Problem, nearest, show
 from harness.what_ran import PathRule
 
 Say = Callable[[str], None]
@@ -118,8 +120,14 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
     if request.mode is Mode.COUNTERS:
         counting.load(request.baselines)  # a damaged file is told before minutes are spent
-    chosen = {c.suite: _require(trees.head, c) for c in asked}
-    others = [_require(trees.head, c) for c in (*loaded.choices, *loaded.counted) if c not in asked]
+    chosen = {c.suite: _require(trees.head, c, document) for c in asked}
+    for suite in chosen.values():
+        _require_own(suite, [trees.head / folder for folder in loaded.roots])
+    others = [
+        _require(trees.head, c, document)
+        for c in (*loaded.choices, *loaded.counted)
+        if c not in asked
+    ]
     gone = _gone(trees.folders[0], asked, chosen) if trees.base else []
     ids = [t.case.case_id for t in gone]
     known = [case for suite in (*chosen.values(), *others) for case in suite.cases]
@@ -230,15 +238,67 @@ def _noted(check: str, reason: str) -> Finding:
     return Finding(check=check, decision=Decision.GO, reason=reason)
 
 
-def _require(tree: Path, choice: Choice) -> Suite:
+def _require(tree: Path, choice: Choice, document: Document | None) -> Suite:
+    """The suite in the head, with the cases that the policy chooses: there must be some."""
     suite = _suite(tree, choice)
     if suite is None:
-        raise SuiteError(choice.suite, "the head has no such suite, and the policy names it")
-    return suite
+        beside = (tree / choice.suite).parent.glob("*.yaml")
+        names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
+        remedy = f"Name one that there is, or write it. {nearest(choice.suite, names)}".rstrip()
+        text = f"there is no such suite in the head: {choice.suite}"
+        raise _refused(choice, document, ("suite",), text, remedy)
+    kept = _chosen(suite, choice)
+    if not kept.cases:
+        wanted = next((i for i, f in enumerate(choice.filters) if not f.startswith("!")), 0)
+        text = f"no case fits {', '.join(map(show, choice.filters))} in {choice.suite}"
+        ids = [case.case_id for case in suite.cases]
+        remedy = nearest(choice.filters[wanted], ids)
+        raise _refused(choice, document, ("cases", wanted), text, remedy)
+    return kept
+
+
+def _require_own(suite: Suite, roots: Sequence[Path]) -> None:
+    """Refuse cases whose code is not in the tree: whatever ran would be somebody else's."""
+    for case in suite.cases:
+        if not (package := _absent(case, roots)):
+            continue
+        line, column = suites.factory_place(suite, case)
+        raise SuiteError(
+            suite.path,
+            f"factory {case.factory!r}: there is no package {package!r} in the repository",
+            "Only code that lies there, under one of the policy's `roots`, is measured: name a\n"
+            "  factory of your own. The suites that ship measure nsa, in its own repository.",
+            line=line,
+            column=column,
+        )
+
+
+def _absent(case: Case, roots: Sequence[Path]) -> str:
+    """The package of a case's factory, where a tree does not have it; else empty."""
+    package = case.factory.partition(":")[0].partition(".")[0]
+    if package in ("", provenance.OURS) or any(_holds(root, package) for root in roots):
+        return ""
+    return package
+
+
+def _holds(root: Path, package: str) -> bool:
+    """Whether a folder has the package, or the module. One without code, such as a folder of
+    suites, is none, and Python goes on looking."""
+    found = (*(root / package).rglob("*"), *root.glob(f"{package}.*"))
+    return any(file.suffix in (".py", ".so") for file in found)
+
+
+def _refused(
+    choice: Choice, document: Document | None, loc: Loc, text: str, remedy: str
+) -> SuiteError:
+    """The error of a choice, at its place in the policy; of one from a command line, its own."""
+    if document is None or not choice.loc:
+        return SuiteError(choice.suite, text, remedy)
+    return document.error([Problem((*choice.loc, *loc), text, remedy)])
 
 
 def _suite(tree: Path, choice: Choice) -> Suite | None:
-    """A suite as a tree has it, with the cases that the policy chooses; None where it has none."""
+    """A suite as a tree has it, whole; None where it has none."""
     file = tree / choice.suite
     if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
         return None
@@ -246,10 +306,12 @@ def _suite(tree: Path, choice: Choice) -> Suite | None:
         text = file.read_bytes().decode()
     except UnicodeDecodeError:
         raise SuiteError(choice.suite, "this is not a text file") from None
-    suite = suites.loads(text, choice.suite)
+    return suites.loads(text, choice.suite)
+
+
+def _chosen(suite: Suite, choice: Choice) -> Suite:
+    """The suite with those of its cases that the policy chooses, if there are any."""
     kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
-    if not kept:
-        raise SuiteError(choice.suite, f"no case fits {list(choice.filters)}")
     return replace(suite, cases=kept)
 
 
@@ -261,8 +323,10 @@ def _gone(tree: Path, asked: Sequence[Choice], chosen: Mapping[str, Suite]) -> l
             before = _suite(tree, choice)
         except SuiteError:
             continue  # a suite that could not be read in the base had no case to lose
+        if before is None:
+            continue
         kept = {case.case_id for case in chosen[choice.suite].cases}
-        for case in before.cases if before else ():
+        for case in _chosen(before, choice).cases:
             if case.case_id not in kept:
                 gone.append(Task(suite=choice.suite, case=case))
     return gone
@@ -401,6 +465,10 @@ def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
     """
     for path, suite in plan.suites.items():
         cases = tuple(t.case for t in plan.tasks if t.suite == path)
+        for case in cases if not refuse else ():
+            if package := _absent(case, side.roots):
+                side.cannot[path, case.case_id] = f"there is no package {package!r}"
+        cases = tuple(case for case in cases if (path, case.case_id) not in side.cannot)
         if not cases:
             continue
         try:
@@ -418,5 +486,5 @@ def _ask_each(side: Side, suite: Suite, path: str, first: str) -> None:
         try:
             side.launcher.preflight(replace(suite, cases=(case,)))
         except SuiteError as error:
-            said = str(error).partition(": ")[2] or first
+            said = str(error).partition("\n")[0].partition(": ")[2] or first
             side.cannot[path, case.case_id] = said.removeprefix(f"case {case.case_id}: ")

@@ -32,6 +32,11 @@ from harness.suite_yaml import Document, Loc, Problem, nearest, read
 
 DEFAULT = Path("ci/gate.yaml")
 DEFAULT_MAX_AGE_DAYS = 30
+LEAST = """\
+The least a policy says:
+    schema: 1
+    stage: warn
+    suites: [{suite: suites/gate.yaml}]"""
 
 
 # --- the form ----------------------------------------------------------------------------
@@ -228,6 +233,8 @@ class Choice:
 
     suite: str
     filters: tuple[str, ...] = ()
+    loc: Loc = field(default=(), compare=False)
+    """Where the policy's file names it; empty where a command line does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +318,7 @@ def load(path: Path) -> tuple[Policy, Document]:
     except OSError as error:
         remedy = "Name one with --policy, or copy ci/gate.yaml."
         raise SuiteError(path, f"no policy can be read: {error.strerror}", remedy) from None
-    document = read(text, path)
+    document = read(text, path, least=LEAST)
     model = checked(PolicyModel, document)
     given = model.compare.model_dump(exclude_unset=True)
     try:
@@ -324,8 +331,8 @@ def load(path: Path) -> tuple[Policy, Document]:
         inconclusive_blocks=model.inconclusive == "block",
         new_cases_block=model.new_cases == "block",
         roots=tuple(model.roots),
-        choices=_choices(model.suites),
-        counted=_choices(model.counters),
+        choices=_choices(model.suites, "suites"),
+        counted=_choices(model.counters, "counters"),
         rules=tuple(_rule(a) for a in model.absolute if a.metric),
         kernels=tuple(
             Kernels(
@@ -359,8 +366,10 @@ def load(path: Path) -> tuple[Policy, Document]:
     return policy, document
 
 
-def _choices(models: Sequence[SuiteChoice]) -> tuple[Choice, ...]:
-    return tuple(Choice(suite=c.suite, filters=tuple(c.cases)) for c in models)
+def _choices(models: Sequence[SuiteChoice], key: str) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(suite=c.suite, filters=tuple(c.cases), loc=(key, i)) for i, c in enumerate(models)
+    )
 
 
 def _rule(model: AbsoluteModel) -> Rule:
@@ -395,7 +404,7 @@ def check(document: Document, cases: Sequence[Case], gone: Sequence[str]) -> Non
 
 
 def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterator[Problem]:
-    ids = [case.case_id for case in cases]
+    ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
     for i, rule in enumerate(data.get("absolute", ())):
         yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
     for name in ("exemptions", "reaches"):

@@ -226,7 +226,7 @@ def test_every_command_and_option_there_exists() -> None:
     assert {words[0] for words in found} >= {"export", "doctor"}
     for name, *rest in found:
         command = root.commands[name]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
         options = {word.partition("=")[0] for word in rest if word.startswith("-")}
         assert options <= known, f"{name} {' '.join(rest)}"
 

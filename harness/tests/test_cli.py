@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from harness import cli, environment
 from harness.suite import json_schema
@@ -132,6 +133,22 @@ def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["fakes.yaml"]
 
 
+def test_a_dry_run_says_that_it_asks_no_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["run", "smoke", "--dry-run", "--set", "seq_len=abc"]
+
+    planned, told = (
+        CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, words)
+        for words in (asked, ["run", "--help"])
+    )
+
+    assert planned.exit_code == 0
+    assert "from the file alone: `harness run` asks each workload first" in planned.output
+    assert "no factory or program is asked" in " ".join(told.output.replace("│", " ").split())
+
+
 def test_a_failing_case_is_no_go(tmp_path: Path) -> None:
     write_suite(tmp_path, "raises")
 
@@ -229,7 +246,8 @@ def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
 
     message = refused(harness("run", "--resume", "latest", cwd=recorded))
 
-    assert "no module 'own' is installed, or in the current folder\n  So is 1 more." in message
+    assert "no module 'own' is installed, or in the current folder\n  If it is" in message
+    assert "\n  So is 1 more." in message
     assert record.read_bytes() == before
 
 
@@ -275,6 +293,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
         (["overhead", "attention"], "needs an NVIDIA GPU"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "suites and runs"),
+        (["calibrate", "smoke", "--pairs", "3"], "value for '--pairs': it must be 10 or more\n"),
+        (["bisect", "smoke", "--effect", "7"], "value for '--effect': it must be 1 or less\n"),
+        (["list", "runs", "-n", "few"], "list --help"),
+        (["export", "latest"], "Missing option '--format'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -303,6 +325,45 @@ def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:
 
     assert "NSA_USE_FA3 is not a flag" in message
     assert "Did you mean NSA_USE_FA2?" in message
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        pytest.param(
+            "own:mak",
+            "factory 'own:mak': own has no 'mak'\n  Did you mean 'make'?\n  So is 1 more.",
+            id="near",
+        ),
+        pytest.param(
+            "own:other",
+            "factory 'own:other': own has no 'other'\n  Its functions: 'make', 'more'.\n",
+            id="far",
+        ),
+        pytest.param(
+            "owm:make",
+            "factory 'owm:make': no module 'owm' is installed, or in the current folder\n"
+            "  If it is spelt right: install it, put its folder on PYTHONPATH, or run where it ",
+            id="module",
+        ),
+        pytest.param(
+            "own:NUMBER",
+            "factory 'own:NUMBER': it is of type int, not a function\n"
+            "  Name a function that returns a harness.workload.Workload.\n",
+            id="no function",
+        ),
+    ],
+)
+def test_a_factory_that_is_none_is_told_at_its_place(
+    module: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text("NUMBER = 1\ndef make(): ...\ndef more(): ...\n")
+    text = SUITE.replace("harness.tests.fake_workloads:%s", module)
+    (tmp_path / "fakes.yaml").write_text(text)
+
+    message = refused(harness("run", "fakes.yaml", cwd=tmp_path))
+
+    assert f"error: fakes.yaml:8:14: case sleep/fake/seq_len=1: {said}" in message
 
 
 def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> None:

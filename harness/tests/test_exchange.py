@@ -107,8 +107,12 @@ def test_an_imported_run_can_be_shown(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         pytest.param({"benchmarks": []}, "there is no benchmark in it", id="none"),
-        pytest.param({"benchmarks": 3}, "benchmarks: Input should be", id="no-list"),
-        pytest.param({"machine_info": None}, "machine_info: Input should be", id="no-machine"),
+        pytest.param(
+            {"benchmarks": 3}, "benchmarks is a number: it should be a valid tuple", id="no-list"
+        ),
+        pytest.param(
+            {"machine_info": None}, "machine_info is null, not an object", id="no-machine"
+        ),
         pytest.param({"benchmarks": first(data=[])}, "without the rounds behind", id="no-rounds"),
         pytest.param(
             {"benchmarks": first(data=[0.5, 0.0, 0.1])}, "round 1 took 0.0 s", id="no-time"
@@ -137,6 +141,25 @@ def test_what_is_no_json_of_pytest_benchmark_is_refused(tmp_path: Path, data: by
 
     with pytest.raises(HarnessError, match="no JSON of pytest-benchmark"):
         exchange.read_benchmarks(tmp_path / "bench.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("[1]", "the file is a list, not an object"),
+        ("{}", "machine_info is missing"),
+        ('{"machine_info": {"node": 3}}', "machine_info.node is a number: it should be a valid s"),
+    ],
+)
+def test_what_is_wrong_with_a_document_is_said_in_words_of_json(
+    tmp_path: Path, data: str, said: str
+) -> None:
+    (tmp_path / "bench.json").write_text(data)
+
+    with pytest.raises(HarnessError) as error:
+        exchange.read_benchmarks(tmp_path / "bench.json")
+
+    assert f"no JSON of pytest-benchmark: {said}" in str(error.value)
 
 
 def test_names_from_elsewhere_stay_in_the_runs_folder(tmp_path: Path) -> None:

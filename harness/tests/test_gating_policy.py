@@ -122,6 +122,15 @@ def test_a_line_about_no_case_is_refused(before: str, after: str, said: str) -> 
     assert said in str(refused.value)
 
 
+def test_a_case_that_several_suites_have_is_offered_once() -> None:
+    document = read(WHOLE.replace("seq_len=512]", "seq_len=513]", 1), "gate.yaml")
+
+    with pytest.raises(SuiteError) as refused:
+        policy.check(document, [*CASES, *CASES], [])
+
+    assert str(refused.value).count("'train/nsa/seq_len=2048'") == 1
+
+
 def test_a_case_that_only_the_base_has_may_be_spoken_of() -> None:
     text = WHOLE.replace("seq_len=512]", "seq_len=513]", 1)
 
@@ -131,6 +140,15 @@ def test_a_case_that_only_the_base_has_may_be_spoken_of() -> None:
 def test_a_policy_that_is_absent_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="no policy can be read"):
         policy.load(tmp_path / "gate.yaml")
+
+
+def test_an_empty_policy_is_told_what_a_policy_says_at_least(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match=r"gate\.yaml: the file is empty") as refused:
+        load(tmp_path, "# nothing yet\n")
+
+    _, _, remedy = str(refused.value).partition("policy says:\n")
+    (choice,) = load(tmp_path, dedent(remedy)).choices
+    assert choice.suite == "suites/gate.yaml"
 
 
 def test_the_schema_that_ships_is_the_models() -> None:

@@ -417,5 +417,5 @@ def test_a_head_without_the_suite_is_refused(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", {**tree(("same",)), "ci/gate.yaml": SHORT})
     (folder / "toysuites/toys.yaml").unlink()
 
-    with pytest.raises(HarnessError, match="the head has no such suite"):
+    with pytest.raises(HarnessError, match="there is no such suite in the head"):
         judge(folder, mode=Mode.ABSOLUTE)

@@ -1,6 +1,10 @@
 """What the index is asked, and how the commands show it: it answers what the runs say."""
 
+import inspect
 import json
+import re
+import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness import cli, console_store, index, store
+from harness import cli, cli_index, console_store, index, store
 from harness.analysis import summary
 from harness.errors import HarnessError
 from harness.index_query import Choice
@@ -17,6 +21,8 @@ from harness.records import Outcome
 from harness.studies import index_speed
 from harness.tests.fake_runs import H200, case, environment, run, timed
 from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # --- what it answers ---------------------------------------------------------------------
 
@@ -220,3 +226,34 @@ def test_the_study_asks_what_its_store_can_answer(
 
     assert {name: index_speed.ask(tmp_path, name)[2] for name in index_speed.QUESTIONS} == expected
     assert capsys.readouterr().err == ""
+
+
+# --- the commands that the page and `--help` show -----------------------------------------
+
+
+def shown_commands() -> list[list[str]]:
+    """Those of README.md, "What the store holds", and of `harness history --help`."""
+    page = (ROOT / "harness/README.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What the store holds\n")[2].partition("\n### ")[0]
+    (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    lines = [*block.splitlines(), *(inspect.getdoc(cli_index.history) or "").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("harness ")]
+
+
+def test_the_commands_that_are_shown_answer_from_the_runs_kept_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ROOT / "reports/runs"
+    if not kept.is_dir():
+        pytest.skip("not a checkout: no runs are kept here")
+    for kept_record in kept.glob("*/run.jsonl"):
+        copy = tmp_path / kept_record.relative_to(ROOT)
+        copy.parent.mkdir(parents=True)
+        shutil.copy(kept_record, copy)
+    monkeypatch.chdir(tmp_path)
+
+    for command in shown_commands():
+        answer = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, command, catch_exceptions=False)
+        assert answer.exit_code == 0, command
+        assert command[0] != "history" or "NVIDIA H200" in answer.output, command
+    assert len(shown_commands()) == 5
