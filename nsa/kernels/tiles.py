@@ -5,6 +5,7 @@ compute a 64-bit address and its bounds for each element; there a kernel is give
 strides, and copies 16 bytes at a time (cp.async). One constant, BULK, tells a kernel which.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from types import SimpleNamespace
 
@@ -52,25 +53,22 @@ def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """
     assert x.data_ptr() % 16 == 0, "base must be 16-byte aligned"
     known: TensorDescriptor = object.__new__(TensorDescriptor)
-    known.base = x
-    known.shape, known.strides, known.block_shape, known.padding = _layout(
-        x.shape, x.stride(), x.dtype, rows, columns
-    )
+    known.__dict__.update(_layout(x.shape, x.stride(), x.dtype, rows, columns), base=x)
     return known
 
 
 @lru_cache(maxsize=1024)
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows: int, columns: int
-) -> tuple[list[int], list[int], list[int], str]:
-    """Shape, strides, tile and padding, as TensorDescriptor took them; nobody changes them."""
+) -> Mapping[str, object]:
+    """All that a TensorDescriptor holds, its base aside, as it took them; nobody changes them."""
     base = SimpleNamespace(dtype=dtype, data_ptr=lambda: 0)  # the address is asked each time
     unit = 16 // dtype.itemsize
     known = [
         unit if size == 1 else stride for size, stride in zip(shape[:-1], strides[:-1], strict=True)
     ]
     taken = TensorDescriptor(base, list(shape), [*known, 1], [1, rows, 1, columns])
-    return taken.shape, taken.strides, taken.block_shape, taken.padding
+    return {name: held for name, held in vars(taken).items() if name != "base"}
 
 
 def sources(
