@@ -34,7 +34,7 @@ case "$part" in
   train) harness run train-125m ;;
   decode) harness run decode ;;
   gate)
-    "$python" -m harness.studies.gate_planted "$folder/gate" --minutes 7
+    "$python" -m harness.studies.gate_planted "$folder/gate" --minutes 6
     ;;
   bisect)
     "$python" -m harness.studies.planted_branch "$folder/bisect" --commits 40 --at 25 \

@@ -216,9 +216,10 @@ class Scratch:
 def study(
     scratch: Scratch, slower: Sequence[float], again: int, minutes: float
 ) -> Iterator[Sequence[Line]]:
-    """Gate after gate: one A/A, the slowdowns, the other A/A; none is begun past the time."""
+    """Gate after gate: those of the same commit, which are short, then the slowdowns; none is
+    begun past the time."""
     began = time.monotonic()
-    plan = [0.0, *slower, *[0.0] * (again - 1)]
+    plan = [*[0.0] * max(1, again), *slower]  # the first tells how long a step takes
     step_s: dict[str, float] = {}
     factory_of = {
         case.case_id: case.factory

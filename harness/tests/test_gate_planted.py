@@ -100,8 +100,8 @@ def test_a_slowdown_is_planted_on_a_branch_and_its_gate_told(
     assert "WRONG" not in said
     assert [(k["gate"], k["decision"]) for k in kept] == [
         ("A/A 1", "GO"),
-        ("+100%", "NO-GO"),
         ("A/A 2", "GO"),
+        ("+100%", "NO-GO"),
     ]
     assert f"| +100% | {CASE_ID} | NO-GO | " in said
     assert git(out / "repository", "status", "--porcelain") == ""
