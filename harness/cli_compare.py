@@ -210,7 +210,8 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
         raise HarnessError(
             f"{file} is not there to say what is measured", "Name a suite: --suite suites/x.yaml."
         )
-    found = policy.load(file)[0] if file.is_file() else comparing.PLAIN
+    plain = not file.is_file() and file == policy.DEFAULT  # one that was asked for must be there
+    found = comparing.PLAIN if plain else policy.load(file)[0]
     kept = replace(
         found, path=str(file), rules=(), kernels=(), exemptions=(), new_cases_block=False
     )

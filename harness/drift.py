@@ -71,6 +71,14 @@ def differences(then: Environment, now: Environment) -> tuple[Difference, ...]:
     return tuple(_environment(then, now))
 
 
+def unknown_code(then: Environment, now: Environment) -> tuple[Difference, ...]:
+    """That nobody can tell whether the code is the same: neither time was it in a repository."""
+    if then.git or now.git:
+        return ()
+    how = "the code may be another: it lies in no git repository"
+    return (Difference(name="commit", then="not known", now="not known", how=how),)
+
+
 def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
     """What differs between the cases of two expansions of a suite, as `changed`; alike in one."""
     return tuple(_configuration(then, now))

@@ -46,7 +46,7 @@ Sink = Callable[[Progress], None]
 
 
 def csv_sink(path: Path) -> Sink:
-    """Write `path` anew, a line per Progress, on disk at once.
+    """Write `path` anew, a line per Progress, on disk at once; untouched until the first.
 
     Raises:
         TrainError: It cannot be written; also from the sink, when the disk fills.
@@ -59,8 +59,17 @@ def csv_sink(path: Path) -> Sink:
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write((f.name for f in fields(Progress)), mode="w")
-    return lambda progress: write(asdict(progress).values())
+        path.open("a").close()  # now, rather than when the first steps are paid for
+    begun = False
+
+    def sink(progress: Progress) -> None:
+        nonlocal begun
+        if not begun:
+            write((f.name for f in fields(Progress)), mode="w")
+            begun = True
+        write(asdict(progress).values())
+
+    return sink
 
 
 def tensorboard_sink(stack: ExitStack, folder: Path) -> Sink:

@@ -58,6 +58,12 @@ _ROUTE_FLAGS = {
     "NSA_USE_TRITON",
     "NSA_USE_TRITON_SEL",
 }
+_REMEDIES: Mapping[Precision, str] = {
+    "fp32": "Lower --lr.",
+    "bf16": "Lower --lr, or use --precision fp32.",
+    "fp16": "Lower --lr, or use --precision bf16 or fp32.",
+}
+"""Against a loss that is not finite."""
 _ENTROPY_SAMPLE_BYTES = 2**20
 Attention = Literal["nsa", "dense"]
 
@@ -93,7 +99,7 @@ def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Ite
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the loss is {loss} at step {step}; it was finite up to step {logged}\n"
-                "  Lower --lr, or use --precision bf16 or fp32."
+                f"  {_REMEDIES[trainer.config.precision]}"
             )
         held_out = None
         if held_out_batches:

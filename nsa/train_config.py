@@ -75,6 +75,8 @@ class TrainConfig:
         for name in (*whole, "lr", "clip", "initial_scale", "loader_timeout_s"):
             if not (value := getattr(self, name)) > 0:  # which NaN is not, either
                 raise ValueError(f"{name}={value} must be positive")
+        if self.lr == math.inf:
+            raise ValueError("lr=inf must be finite")
         for name in ("warmup_steps", "seed", "weight_decay"):
             if not (value := getattr(self, name)) >= 0:
                 raise ValueError(f"{name}={value} must be 0 or more")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import drift, environment
+from harness import console, drift, environment
 from harness.program import Program
 from harness.records import Case, Environment, Git, Gpu, MeasureSettings
 from harness.tests.fake_runs import H200
@@ -27,6 +27,16 @@ def test_the_same_place_has_not_drifted() -> None:
     later = replace(THEN, captured_at="later", command=("harness", "run", "--resume", "x"))
 
     assert drift.differences(THEN, later) == ()
+    assert "nothing that could move a number differs from r" in str(console.drift("r", ()))
+
+
+def test_code_outside_git_is_not_known_to_be_the_same() -> None:
+    outside = replace(THEN, git=None)
+
+    (said,) = drift.unknown_code(outside, outside)
+
+    assert str(said) == "commit: not known then, not known now"
+    assert drift.unknown_code(THEN, THEN) == drift.unknown_code(outside, THEN) == ()
 
 
 def test_everything_at_once_comes_in_order_of_suspicion() -> None:

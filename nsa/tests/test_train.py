@@ -555,7 +555,8 @@ def test_a_loss_that_is_not_finite_stops_at_the_next_log(
     with Trainer(tiny(steps=9)) as trainer:
         values = iter(torch.tensor([1.0, 1.0, value, 1.0]))
         monkeypatch.setattr(trainer, "step", lambda: next(values))
-        with pytest.raises(NonFiniteError, match=r"at step 4; it was finite up to step 2"):
+        finite = r"at step 4; it was finite up to step 2\n  Lower --lr\.$"
+        with pytest.raises(NonFiniteError, match=finite):
             list(train(trainer, log_every=2))
 
 

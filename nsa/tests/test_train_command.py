@@ -279,6 +279,18 @@ def test_a_curve_that_cannot_be_written_is_found_before_training(
     assert captured.out == ""
 
 
+def test_a_run_that_is_refused_leaves_the_log_of_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.csv").write_text("precious\n")
+    monkeypatch.setenv("NSA_USE_TRITON", "1")
+
+    assert main([*QUICK, "--out", str(tmp_path)]) == 2
+
+    assert "triton: needs " in capsys.readouterr().err
+    assert (tmp_path / "train.csv").read_text() == "precious\n"
+
+
 def test_a_full_disk_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.csv").symlink_to("/dev/full")
 
