@@ -127,6 +127,11 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
         pytest.param(["main", "work", "--suite", "no.yaml"], "no such suite", id="suite"),
         pytest.param(["main", "work", "-f", "nothing"], "no case fits", id="filter"),
         pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml is not there", id="policy"),
+        pytest.param(
+            ["main", "work", "--suite", "any.yaml", "--policy", "no.yaml"],
+            "no.yaml: no policy can be read",
+            id="policy beside a suite",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_said(
