@@ -235,13 +235,7 @@ def run(
             writer, recorded = store.resume(
                 store_root,
                 before.folder,
-                notes=[
-                    str(d)
-                    for d in (
-                        *drift.differences(before.environment, here),
-                        *drift.unknown_code(before.environment, here),
-                    )
-                ],
+                notes=[str(d) for d in drift.differences(before.environment, here)],
             )
             done = settled(chosen, recorded.measurements)
         if taken.lock is not None:
@@ -417,7 +411,6 @@ def _show_drift(recorded: Run, here: Environment, as_json: bool) -> NoReturn:
     """Show what differs from a run, and exit: 0 where nothing does."""
     found = (
         *drift.differences(recorded.environment, here),
-        *drift.unknown_code(recorded.environment, here),
         *_suite_drift(recorded),
     )
     if as_json:

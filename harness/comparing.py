@@ -155,7 +155,7 @@ def _side(run: Run) -> GateSide:
         commit=git.commit if git else "",
         run_id=run.run_id,
         run_folder=run.folder,
-        uncommitted=bool(git and git.dirty_sha256),
+        uncommitted=run.environment.uncommitted,
     )
 
 

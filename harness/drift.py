@@ -67,16 +67,9 @@ _SUITE = "another question was asked, or the same in another way"
 
 
 def differences(then: Environment, now: Environment) -> tuple[Difference, ...]:
-    """All that differs between two environments and could move a number, most suspect first."""
+    """All that differs between two environments and could move a number, most suspect first; the
+    code too where nobody can tell, since neither time it lay in a repository."""
     return tuple(_environment(then, now))
-
-
-def unknown_code(then: Environment, now: Environment) -> tuple[Difference, ...]:
-    """That nobody can tell whether the code is the same: neither time was it in a repository."""
-    if then.git or now.git:
-        return ()
-    how = "the code may be another: it lies in no git repository"
-    return (Difference(name="commit", then="not known", now="not known", how=how),)
 
 
 def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
@@ -114,6 +107,9 @@ def _environment(then: Environment, now: Environment) -> Iterator[Difference]:
     for name in sorted({*then.variables, *now.variables}):
         how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
         yield from _one(name, then.variables.get(name), now.variables.get(name), how)
+    if not (then.git or now.git):
+        how = "the code may be another: it lies in no git repository"
+        yield Difference(name="commit", then="not known", now="not known", how=how)
     yield from _one(
         "commit",
         then.git.commit[:10] if then.git else None,

@@ -351,7 +351,7 @@ def _read(folder: Path) -> _Entry:
         device_id=here.gpu.uuid if here.gpu else "",
         host=here.hostname,
         branch=here.git.branch if here.git else "",
-        dirty=bool(here.git and here.git.dirty_sha256),
+        dirty=here.uncommitted,
         cases=tuple(
             (
                 c.case.case_id,

@@ -11,13 +11,14 @@ Schema history
 """
 
 import math
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from harness.program import Program
-from harness.what_ran import Census, Counters, PathRule
+from harness.what_ran import Breakdown, Census, Counters, PathRule
 
 SCHEMA_VERSION = 2
 
@@ -475,6 +476,16 @@ class Measurement:
         bad = {i for indices in self.discarded.values() for i in indices}
         return tuple(s for i, s in enumerate(self.samples_s) if i not in bad)
 
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """Where the time of a step goes, by the clock of the samples, as all else that is told of
+        it: a host that waits for the result of a short step sees it take longer, and records held
+        that time until 2026-11-22."""
+        recorded = self.census.breakdown if self.census else None
+        if recorded is None or not self.kept_s:
+            return recorded
+        return replace(recorded, step_s=statistics.median(self.kept_s))
+
     def is_evidence(self, min_samples: int) -> bool:
         """Whether enough samples are left for a number to rest on."""
         return bool(self.samples_s) and (
@@ -580,6 +591,11 @@ class Environment:
     def device_name(self) -> str:
         """The GPU's name, or `cpu`."""
         return self.gpu.name if self.gpu else "cpu"
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether the code under test was not all in its commit."""
+        return bool(self.git and self.git.dirty_sha256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,16 +96,13 @@ def workload_lines(suite: Suite) -> Mapping[str, int]:
 
 
 def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
-    """Line and column, from 1, at which a suite's file names the factory of a case; 0, 0 where its
-    text does not."""
-    try:
-        document = read(suite.text, suite.path)
-        for i, workload in enumerate(document.data["workloads"]):
-            if workload["name"] == case.workload and workload["factory"] == case.factory:
-                return document.values["workloads", i, "factory"]
-    except (SuiteError, LookupError, TypeError):
-        pass  # the suite was not made from a file
-    return 0, 0
+    """Line and column, from 1, at which a suite's file names the factory of a case; 0, 0 where the
+    suite has no file."""
+    if not suite.text:  # it was not made from a file
+        return 0, 0
+    document = read(suite.text, suite.path)
+    names = [workload["name"] for workload in document.data["workloads"]]
+    return document.values["workloads", names.index(case.workload), "factory"]
 
 
 def available() -> tuple[Path, ...]:

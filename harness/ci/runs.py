@@ -31,7 +31,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
             commit=git.commit if git else "",
             run_id=run.run_id,
             run_folder=run.folder,
-            uncommitted=bool(git and git.dirty_sha256),
+            uncommitted=run.environment.uncommitted,
         ),
         device=run.environment.device_name,
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",

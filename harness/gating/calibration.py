@@ -82,7 +82,7 @@ def store(
         commit=commit,
         run_id=run_id,
         answer=answer,
-        uncommitted=bool(environment.git and environment.git.dirty_sha256),
+        uncommitted=environment.uncommitted,
         days=(*(before.days if before else ()), today)[-MAX_DAYS_KEPT:],
     )
     files.write(files.path_of(folder, device, suite, KIND), stored)

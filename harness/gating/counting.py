@@ -100,7 +100,7 @@ def store(
         device=environment.device_name,
         torch=torch_of(environment),
         commit=environment.git.commit if environment.git else "",
-        uncommitted=bool(environment.git and environment.git.dirty_sha256),
+        uncommitted=environment.uncommitted,
         set_at=datetime.now(UTC).isoformat(timespec="seconds"),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )

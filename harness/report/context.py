@@ -176,7 +176,7 @@ def build(
         not_run=tables.not_run(summaries, run),
         cost=tables.cost(summaries, run),
         commands=_commands(run),
-        dirty=bool(env.git and env.git.dirty_sha256),
+        dirty=env.uncommitted,
         artefacts=_artefacts(run, directory),
         elapsed=_elapsed(run),
         time_use=phrases.time_use(used)

@@ -1,8 +1,7 @@
 """The section "What ran": where the time goes, kernels or operators, counts, and what was asked."""
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness import phrases, units
 from harness.records import CaseSummary, Measurement, Outcome, Run
@@ -65,7 +64,7 @@ def in_brief(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
     found = []
     for s in summaries:
         m = _first(run, s)
-        b = _breakdown(m) if m else None
+        b = m.breakdown if m else None
         if b is not None and (gap := b.launch_gap) is not None and gap >= GAPPY:
             found.append((gap, s, b))
     if not found:
@@ -82,15 +81,6 @@ def _first(run: Run, summary: CaseSummary) -> Measurement | None:
     return next((m for m in run.of(summary.case.case_id) if m.counters or m.census), None)
 
 
-def _breakdown(m: Measurement) -> Breakdown | None:
-    """By the clock of the samples, as all else that is told of the step: a host that waits for
-    the result of a short one sees it take longer, and records held that time."""
-    breakdown = m.census.breakdown if m.census else None
-    if breakdown is None or not m.kept_s:
-        return breakdown
-    return replace(breakdown, step_s=statistics.median(m.kept_s))
-
-
 def _typical(
     summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
 ) -> list[tuple[CaseSummary, Breakdown, Census]]:
@@ -100,7 +90,7 @@ def _typical(
         m = first[s.case.case_id]
         if s.outcome is not Outcome.OK or m is None or m.census is None:
             continue
-        b = _breakdown(m)
+        b = m.breakdown
         key = s.case.workload, s.case.provider
         if b is not None and (key not in longest or b.step_s > longest[key][1].step_s):
             longest[key] = s, b, m.census

@@ -275,8 +275,8 @@ def _idle_gpu(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
 
 
 def _knows_launch_gap(m: Measurement) -> bool:
-    breakdown = m.census.breakdown if m.census else None
-    return breakdown is not None and breakdown.launch_gap is not None
+    b = m.breakdown
+    return b is not None and b.launch_gap is not None
 
 
 def _anomalies(summaries: Sequence[CaseSummary]) -> Iterable[str]:

@@ -1,13 +1,13 @@
 """What the key-major kernels of selected attention share: items, tiles of rows, configurations."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import Architecture, padded
+from nsa.kernels.common import Architecture, head_blocks, padded
 from nsa.kernels.inverse import ITEM_FIELDS, MAX_PART, Selected
 
 
@@ -30,14 +30,29 @@ Configs = Mapping[Architecture, tuple[tuple[int, Config], ...]]
 """Channels of a key and a value together, padded, at most -> configuration; ascending."""
 
 
-def config_for(table: Configs, arch: Architecture, channels: int) -> Config:
-    """The configuration of the smallest entry that holds so many channels."""
-    return next(config for limit, config in table[arch] if channels <= limit)
-
-
-def values_block(Dv: int) -> int:
-    """The width of a tile of values."""
-    return max(MIN_VALUES, padded(Dv))
+def constants(
+    table: Configs, arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool
+) -> dict[str, Any]:
+    """What the key-major kernels are all compiled for, and Triton's options: by the smallest entry
+    of the table that holds so many channels."""
+    D1, D2 = head_blocks(Dk)
+    DV_BLOCK = max(MIN_VALUES, padded(Dv))
+    config = next(config for limit, config in table[arch] if limit >= D1 + D2 + DV_BLOCK)
+    return {
+        "HKV": HKV,
+        "G": G,
+        "N": N,
+        "D": Dk,
+        "D1": D1,
+        "D2": D2,
+        "DV": Dv,
+        "DV_BLOCK": DV_BLOCK,
+        "KEYS": KEYS,
+        "WIDE": wide,
+        "ROWS": config.rows,
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+    }
 
 
 def strides(x: Tensor | None, axes: int) -> Sequence[int]:

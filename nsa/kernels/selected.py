@@ -22,20 +22,18 @@ from torch import Tensor
 
 from nsa.kernels import inverse
 from nsa.kernels.combine import combine
-from nsa.kernels.common import LOG2_E, Architecture, architecture, head_blocks, last_contiguous
+from nsa.kernels.common import LOG2_E, Architecture, architecture, last_contiguous
 from nsa.kernels.inverse import Selected, invert
 from nsa.kernels.keymajor import (
-    KEYS,
     Config,
     Configs,
-    config_for,
+    constants,
     load_item,
     load_pairs,
     load_rows,
     needs_wide_offsets,
     row_offsets,
     store_rows,
-    values_block,
 )
 from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.selected_backward import selected_backward
@@ -256,26 +254,8 @@ def selected_forward(
 
 @lru_cache(maxsize=KINDS)
 def _launch(arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool) -> Launch:
-    D1, D2 = head_blocks(Dk)
-    DV_BLOCK = values_block(Dv)
-    config = config_for(FORWARD, arch, D1 + D2 + DV_BLOCK)
-    return Launch(
-        _partial_kernel,
-        HKV=HKV,
-        G=G,
-        N=N,
-        D=Dk,
-        D1=D1,
-        D2=D2,
-        DV=Dv,
-        DV_BLOCK=DV_BLOCK,
-        KEYS=KEYS,
-        WIDE=wide,
-        AHEAD=config.stages == 1,
-        ROWS=config.rows,
-        num_warps=config.warps,
-        num_stages=config.stages,
-    )
+    shared = constants(FORWARD, arch, HKV, G, N, Dk, Dv, wide)
+    return Launch(_partial_kernel, **shared, AHEAD=shared["num_stages"] == 1)
 
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:

@@ -23,16 +23,14 @@ from nsa.kernels.common import (
     Architecture,
     architecture,
     ceil_div,
-    head_blocks,
     last_contiguous,
     power_of_2,
 )
 from nsa.kernels.inverse import Selected
 from nsa.kernels.keymajor import (
-    KEYS,
     Config,
     Configs,
-    config_for,
+    constants,
     load_item,
     load_pairs,
     load_rows,
@@ -41,7 +39,6 @@ from nsa.kernels.keymajor import (
     seen_slots,
     store_rows,
     strides,
-    values_block,
 )
 from nsa.kernels.launch import KINDS, Launch
 from nsa.kernels.side import Side
@@ -488,28 +485,8 @@ def _launch(
     atomic: bool,
     wide: bool,
 ) -> Launch:
-    D1, D2 = head_blocks(Dk)
-    DV_BLOCK = values_block(Dv)
-    config = config_for(BACKWARD, arch, D1 + D2 + DV_BLOCK)
-    return Launch(
-        _backward_kernel,
-        HKV=HKV,
-        G=G,
-        N=N,
-        D=Dk,
-        D1=D1,
-        D2=D2,
-        DV=Dv,
-        DV_BLOCK=DV_BLOCK,
-        KEYS=KEYS,
-        GATED=gated,
-        ATOMIC=atomic,
-        WIDE=wide,
-        HALVES=D1 > 64,
-        ROWS=config.rows,
-        num_warps=config.warps,
-        num_stages=config.stages,
-    )
+    shared = constants(BACKWARD, arch, HKV, G, N, Dk, Dv, wide)
+    return Launch(_backward_kernel, **shared, GATED=gated, ATOMIC=atomic, HALVES=shared["D1"] > 64)
 
 
 @lru_cache(maxsize=KINDS)
