@@ -23,6 +23,7 @@ class Day:
     at: str
     commit: str
     levels: Mapping[str, float]
+    uncommitted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,16 @@ class Stored:
 
     @property
     def day_cv(self) -> float:
-        """How far a level scatters between days, from those on which this commit was measured."""
-        return between_days(
-            [day.levels for day in self.days if day.commit == self.commit], self.answer.noise
-        )
+        """How far a level scatters between days, from those on which this commit was measured: the
+        last calibration of each, for two an hour apart do not tell what a night does. What is not
+        committed is of no commit."""
+        alike = {
+            day.at[:10]: day.levels
+            for day in self.days
+            if day.commit == self.commit and self.commit
+            if not day.uncommitted and not self.uncommitted
+        }
+        return between_days(list(alike.values()), self.answer.noise)
 
     @property
     def sentence(self) -> str:
@@ -73,7 +80,7 @@ def store(
     at = datetime.now(UTC).isoformat(timespec="seconds")
     commit = environment.git.commit if environment.git else ""
     answer = calibrate(pairs)
-    today = Day(at=at, commit=commit, levels=answer.levels())
+    today = Day(at=at, commit=commit, levels=answer.levels(), uncommitted=environment.uncommitted)
     stored = Stored(
         suite=suite,
         device=device,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.calibrate import DAY_CV
 from harness.analysis.noise import recorded as recorded_noise
 from harness.analysis.pairs import Pair, Thresholds
 from harness.cli import app
@@ -55,6 +56,28 @@ def test_a_calibration_of_this_gpu_sets_the_thresholds(tmp_path: Path) -> None:
     found = calibration.thresholds(stored, CASE.case_id, Thresholds(), {"tolerance": 0.04})
     assert found.tolerance == 0.04, "what the policy sets stays"
     assert found == replace(stored.answer.thresholds(CASE.case_id), tolerance=0.04)
+
+
+def day(at: str, level_s: float) -> calibration.Day:
+    assert HERE.git
+    return calibration.Day(at=at, commit=HERE.git.commit, levels={CASE.case_id: level_s})
+
+
+def test_the_scatter_of_days_is_of_days_and_of_one_code(tmp_path: Path) -> None:
+    apart = [day(f"2026-11-{n}T09:00", 0.1 * n) for n in (10, 11, 12)]
+    again = [day(f"2026-11-10T{h}:00", 1.0) for h in (10, 11, 12)]
+    stored = kept(tmp_path)
+    assumed = DAY_CV[stored.answer.noise]
+
+    def cv(days: Sequence[calibration.Day], **changes: Any) -> float:
+        return replace(stored, days=tuple(days), **changes).day_cv
+
+    assert cv(apart) == cv([*again, *apart[1:]]) == pytest.approx(0.0912, abs=1e-4)
+    assert cv(again) == cv([*again, *apart[2:]]) == assumed, "an hour is no day"
+    assert cv([replace(d, commit="other") for d in apart]) == assumed
+    assert cv([replace(d, uncommitted=True) for d in apart]) == assumed
+    assert cv(apart, uncommitted=True) == assumed
+    assert cv([replace(d, commit="") for d in apart], commit="") == assumed
 
 
 @pytest.mark.parametrize(
