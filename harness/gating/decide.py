@@ -363,9 +363,18 @@ def blocks(decision: Decision, policy: Policy) -> bool:
 
 
 def remedies(
-    cases: Sequence[GateCase], policy: Policy, mode: Mode, *, on_gpu: bool = False
+    cases: Sequence[GateCase],
+    policy: Policy,
+    mode: Mode,
+    *,
+    on_gpu: bool = False,
+    merging: bool = True,
 ) -> list[str]:
-    """What would settle what is open, in sentences with a command or a setting."""
+    """What would settle what is open, in sentences with a command or a setting.
+
+    Args:
+        merging: A change asks to come in. What was only compared needs no leave.
+    """
     said = []
     asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
     if most := max(asked, default=0):
@@ -373,6 +382,8 @@ def remedies(
         if mode is Mode.BASELINE:
             how, where = "harness gate --base REF", " here and now"
         said.append(f"{most} pairs{where} would decide{_cost(cases, most, on_gpu)}: {how}")
+    if not merging:
+        return said
     if any(c.state is State.MISSING and c.decision is not Decision.GO for c in cases):
         said.append(
             f"if a case is meant to go, exempt it in {policy.path}: "

@@ -87,7 +87,11 @@ def _judged(
         gpu_s=sum(c.gpu_s for c in cases),
         remedies=tuple(
             decide.remedies(
-                cases, plan.policy, request.mode, on_gpu=bool(plan.sides and plan.here.gpu)
+                cases,
+                plan.policy,
+                request.mode,
+                on_gpu=bool(plan.sides and plan.here.gpu),
+                merging=not request.exact,
             )
         ),
     )

@@ -350,6 +350,17 @@ def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bo
     assert asked == ([] if accepted else [f"if the change is meant, accept it: {counting.RENEW}"])
 
 
+def test_what_is_only_compared_needs_no_leave() -> None:
+    gone = gate_case(OPEN, state=State.MISSING)
+    changes, finding = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+    more = gate_case(finding.decision, counters=changes, reason=finding.reason)
+    open_ = gate_case(OPEN, pairs_needed=31)
+
+    assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS)) == 2
+    assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, merging=False) == []
+    assert len(decide.remedies([gone, open_], POLICY, Mode.RELATIVE, merging=False)) == 1
+
+
 def test_what_is_open_names_the_pairs_that_would_decide() -> None:
     open_ = gate_case(OPEN, pairs_needed=31, minutes_needed=4.0)
 
