@@ -6,14 +6,13 @@ Exit status: 0 go; 1 a regression or NO-GO; 2 the request could not be carried o
 
 import datetime
 import json
-import re
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 import typer.core
@@ -37,11 +36,12 @@ from harness import suite as suites
 from harness.analysis import overhead as sampling
 from harness.analysis import scaling, spread, summary, targets, timeuse
 from harness.analysis.dead_axes import oddities
-from harness.errors import HarnessError, StoreError, SuiteError
+from harness.cli_group import Commands
+from harness.errors import HarnessError, SuiteError
 from harness.execution import machine
 from harness.execution.launcher import Launcher
 from harness.execution.proof import prove, unproved
-from harness.execution.runner import run_suite, settled, terminating_like_ctrl_c
+from harness.execution.runner import run_suite, settled
 from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
 from harness.progress_bar import ProgressBar
@@ -57,45 +57,9 @@ from harness.records import (
 EXIT_REFUSED = 2
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 
-
-ORDER = (
-    *("run", "show", "report", "doctor", "overhead"),
-    *("gate", "compare", "bisect", "calibrate", "baseline"),
-    *("list", "history", "export", "import", "index", "schema"),
-)
-"""In which `--help` names the commands: what a newcomer wants first stands first."""
-
-
-class _Interruptible(typer.core.TyperGroup):
-    """Ctrl-C and SIGTERM clean up and exit 3 in every phase of every command."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=ORDER.index)
-
-    def invoke(self, ctx: Any) -> Any:  # a Context of the click inside typer
-        try:
-            with terminating_like_ctrl_c():
-                return super().invoke(ctx)
-        except typer.BadParameter as error:
-            raise _usage_error(error) from None
-        except KeyboardInterrupt:
-            err.print("interrupted")
-            raise typer.Exit(EXIT_UNDECIDED) from None
-
-
-def _usage_error(error: typer.BadParameter) -> HarnessError:
-    """What a command line says wrongly, as every other mistake is told: in one message."""
-    said = error.format_message()
-    said = re.sub(r"Input should be greater than or equal to (\S+)", r"it must be \1 or more", said)
-    said = re.sub(r"Input should be less than or equal to (\S+)", r"it must be \1 or less", said)
-    said = said.replace("Input should", "it should")
-    command = error.ctx.command_path if error.ctx else "harness"
-    return HarnessError(said, f"See: {command} --help")
-
-
 app = typer.Typer(
     name="harness",
-    cls=_Interruptible,
+    cls=Commands,
     help="Measure sparse-attention kernels and models, and say how sure the numbers are.",
     epilog="Exit status: 0 go, 1 no-go, 2 the request could not be carried out, 3 undecided.",
     no_args_is_help=True,
@@ -215,18 +179,8 @@ def run(
         command = ("harness", *sys.argv[1:])
         taken = machine.take(held, chosen, command=command, wait_s=wait_for_gpu, say=_say)
         launcher, here = taken.launcher, taken.here
-        if before is not None and before.environment.device_name != here.device_name:
-            raise StoreError(
-                f"run {before.run_id} is of {before.environment.device_name}, and this machine "
-                f"would go on with {here.device_name}",
-                f"Resume it there, or start a new run with `harness run {chosen.path}`.",
-            )
-        if before is not None and _driver(before.environment) != _driver(here):
-            raise StoreError(
-                f"run {before.run_id} was begun with driver {_driver(before.environment)}, and "
-                f"here is {_driver(here)}",
-                f"One run has one driver: start a new one with `harness run {chosen.path}`.",
-            )
+        if before is not None:
+            drift.require_alike(before, here)
         _warn(chosen, here, launcher.preflight(chosen), launcher.not_preloaded)
         done: Collection[tuple[str, int]] = ()
         if before is None:
@@ -337,10 +291,6 @@ def overhead(
         out.print(said, markup=False, highlight=False)
         out.print(f"Run: {recorded.folder}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
-
-
-def _driver(environment: Environment) -> str:
-    return environment.gpu.driver if environment.gpu else "none"
 
 
 def _say(text: str) -> None:

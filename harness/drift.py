@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from harness.errors import StoreError
 from harness.program import Program
-from harness.records import Case, Environment, Suite
+from harness.records import Case, Environment, Run, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,44 @@ def differences(then: Environment, now: Environment) -> tuple[Difference, ...]:
     """All that differs between two environments and could move a number, most suspect first; the
     code too where nobody can tell, since neither time it lay in a repository."""
     return tuple(_environment(then, now))
+
+
+def require_alike(before: Run, here: Environment) -> None:
+    """Refuse to go on with a run where its numbers would be of two things.
+
+    Raises:
+        StoreError: The device, its driver or the code is another than the one it was begun with.
+    """
+    then, new = before.environment, f"start a new one with `harness run {before.suite.path}`"
+    if then.device_name != here.device_name:
+        raise StoreError(
+            f"run {before.run_id} is of {then.device_name}, and this machine would go on with "
+            f"{here.device_name}",
+            f"Resume it there, or {new}.",
+        )
+    if _driver(then) != _driver(here):
+        raise StoreError(
+            f"run {before.run_id} was begun with driver {_driver(then)}, and here is "
+            f"{_driver(here)}",
+            f"One run has one driver: {new}.",
+        )
+    if then.git is None or here.git is None:
+        return  # nobody knows: a note says so
+    if then.git.commit != here.git.commit:
+        commit = then.git.commit[:10]
+        raise StoreError(
+            f"run {before.run_id} was begun at commit {commit}, and here is {here.git.commit[:10]}",
+            f"One run has one code: check {commit} out and resume, or {new}.",
+        )
+    if then.git.dirty_sha256 != here.git.dirty_sha256:
+        raise StoreError(
+            f"run {before.run_id} was begun with other uncommitted changes than there are here",
+            f"One run has one code: put back what differs and resume, or {new}.",
+        )
+
+
+def _driver(environment: Environment) -> str:
+    return environment.gpu.driver if environment.gpu else "none"
 
 
 def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:

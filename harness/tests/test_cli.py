@@ -297,6 +297,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         (["bisect", "smoke", "--effect", "7"], "value for '--effect': it must be 1 or less\n"),
         (["list", "runs", "-n", "few"], "list --help"),
         (["export", "latest"], "Missing option '--format'"),
+        (["run", "smoke", "--no-prove"], "--no-prove (Possible options: --no-proof, "),
+        (["run", "smoke", "--filter"], "'--filter' requires an argument"),
+        (["run", "smoke", "decode"], "unexpected extra argument"),
+        (["baseline", "keep"], "No such command 'keep'"),
+        (["gait"], "No such command 'gait'"),
+        (["--suite", "smoke"], "No such option"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 
 from harness import console, drift, environment
+from harness.errors import StoreError
 from harness.program import Program
 from harness.records import Case, Environment, Git, Gpu, MeasureSettings
 from harness.tests.fake_runs import H200
 from harness.tests.fake_runs import environment as fake_environment
+from harness.tests.fake_runs import run as fake_run
 from harness.tests.small_run import SUITE
 
-THEN = fake_environment()
+GIT = Git(commit="406312f8" + "0" * 32, branch="main")
+THEN = fake_environment(git=GIT)
+RUN = fake_run([], lambda _: [], env=THEN)
 
 
 def names(now: Environment) -> list[str]:
@@ -36,6 +40,25 @@ def test_code_outside_git_is_not_known_to_be_the_same() -> None:
     (said,) = drift.differences(outside, outside)
 
     assert str(said) == "commit: not known then, not known now"
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (replace(THEN, gpu=None), "is of NVIDIA H200, and this machine would go on with cpu"),
+        (gpu(driver="1"), "was begun with driver 570.124.06, and here is 1"),
+        (replace(THEN, git=replace(GIT, commit="f" * 40)), "at commit .*, and here is ffffffffff"),
+        (replace(THEN, git=replace(GIT, dirty_sha256="a")), "with other uncommitted changes"),
+    ],
+)
+def test_one_run_is_of_one_thing(now: Environment, said: str) -> None:
+    with pytest.raises(StoreError, match=said):
+        drift.require_alike(RUN, now)
+
+
+def test_a_run_goes_on_where_nothing_or_nothing_known_differs() -> None:
+    drift.require_alike(RUN, replace(THEN, captured_at="later"))
+    drift.require_alike(RUN, replace(THEN, git=None))
 
 
 def test_everything_at_once_comes_in_order_of_suspicion() -> None:
