@@ -1,11 +1,13 @@
 """A/A: the same code on both sides, run exactly as a gate runs base and head."""
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import doctor, environment
 from harness.analysis.calibrate import MIN_PAIRS
+from harness.analysis.pairs import Pair
 from harness.errors import HarnessError
 from harness.execution import machine
 from harness.execution.launcher import Launcher
@@ -33,7 +35,8 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
     """Measure a suite against itself, and keep what that says of this node.
 
     Raises:
-        HarnessError: The machine is not fit, or a case did not end ok in every process.
+        HarnessError: The machine is not fit, a case did not end ok in every process, or too few
+            of its pairs were steady.
     """
     if request.pairs < MIN_PAIRS:
         raise HarnessError(
@@ -62,27 +65,58 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         if refuted := bench.prove():
             raise HarnessError(f"the instrument is wrong: {'; '.join(refuted)}")
         tasks = [Task(suite=suite.path, case=case) for case in suite.cases]
-        bench.rounds([(task, range(request.pairs)) for task in tasks], "A/A")
+        found = steady_pairs(bench.rounds, sides, tasks, request.pairs)
         bench.finish()
-        found = {}
-        for task in tasks:
-            a, b = (side.of(task) for side in sides)
-            if bad := next((m for m in (*a, *b) if m.outcome is not Outcome.OK), None):
-                raise HarnessError(
-                    f"{task.case.case_id} ended {bad.outcome}: {bad.detail}",
-                    "A calibration takes cases that run: leave it out with --filter '!...'.",
-                )
-            found[task.case.case_id], unsteady = pairs(
-                task, sides[0], sides[1], range(request.pairs)
-            )
-            if len(found[task.case.case_id]) < MIN_PAIRS:
-                raise HarnessError(
-                    f"{task.case.case_id} found no steady state in {unsteady} of {request.pairs} "
-                    f"pairs, and {MIN_PAIRS} steady ones are the least",
-                    "Take more --pairs, or give the suite a longer warmup_s.",
-                )
         run_id = " ".join(side.writers[suite.path].run_id for side in sides)
         return calibration.store(request.baselines, here, suite.path, run_id, found)
+
+
+def steady_pairs(
+    take: Callable[[Sequence[tuple[Task, range]], str], None],
+    sides: Sequence[Side],
+    tasks: Sequence[Task],
+    wanted: int,
+) -> Mapping[str, Sequence[Pair]]:
+    """The steady A/A pairs of every case.
+
+    One unsteady process must not cost all the others: where fewer than MIN_PAIRS are steady more
+    are taken, while one in two of at most twice as many as wanted would do.
+
+    Args:
+        take: Carries out rounds, as `Bench.rounds`.
+
+    Raises:
+        HarnessError: A case did not end ok, or too few of its pairs are steady.
+    """
+    tried = {task.key: 0 for task in tasks}
+    found: dict[str, Sequence[Pair]] = {}
+    asked, text = [(task, wanted) for task in tasks], "A/A"
+    while asked:
+        take([(t, range(tried[t.key], tried[t.key] + n)) for t, n in asked], text)
+        short = []
+        for task, taken in asked:
+            tried[task.key] += taken
+            found[task.case.case_id], unsteady = _steady(task, sides, tried[task.key])
+            if lacking := max(0, MIN_PAIRS - len(found[task.case.case_id])):
+                if tried[task.key] + 2 * lacking > 2 * wanted:
+                    raise HarnessError(
+                        f"{task.case.case_id} found no steady state in {unsteady} of "
+                        f"{tried[task.key]} pairs, and {MIN_PAIRS} steady ones are the least",
+                        "Take more --pairs, or give the suite a longer warmup_s.",
+                    )
+                short.append((task, lacking))
+        asked, text = short, "A/A again"
+    return found
+
+
+def _steady(task: Task, sides: Sequence[Side], tried: int) -> tuple[Sequence[Pair], int]:
+    a, b = sides
+    if bad := next((m for m in (*a.of(task), *b.of(task)) if m.outcome is not Outcome.OK), None):
+        raise HarnessError(
+            f"{task.case.case_id} ended {bad.outcome}: {bad.detail}",
+            "A calibration takes cases that run: leave it out with --filter '!...'.",
+        )
+    return pairs(task, a, b, range(tried))
 
 
 def _require_fit(suite: Suite, here: Environment, request: Request) -> None:
