@@ -151,7 +151,9 @@ def _processes(mode: Mode, task: Task, plan: Plan) -> int:
         return counting.PROCESSES
     if mode is Mode.RELATIVE:
         return plan.thresholds(task).screen_pairs
-    return max(task.case.settings.processes, baselines.FEWEST)
+    asked = max(task.case.settings.processes, baselines.FEWEST)
+    # Two processes bound nothing where processes scatter.
+    return max(asked, plan.thresholds(task).screen_pairs) if mode is Mode.BASELINE else asked
 
 
 def _counting(case: Case, processes: int) -> Case:

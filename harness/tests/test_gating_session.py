@@ -331,12 +331,15 @@ def test_a_run_becomes_the_baseline_that_a_later_tree_is_held_against(alone: Pat
     by_floors = judge(alone, mode=Mode.ABSOLUTE)
     made = baselines.of_run(store.load(alone / "reports/runs", by_floors.head.run_id))
     files.write(files.path_of(alone / files.FOLDER, made.device, made.suite), made)
-    write(alone, {"toy/slow.py": kernel(0.02)})
+    more = POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
+    write(alone, {"toy/slow.py": kernel(0.02), "ci/gate.yaml": more})
 
     held = judge(alone, mode=Mode.BASELINE)
-    write(alone, {"toy/slow.py": kernel()})
+    write(alone, {"toy/slow.py": kernel(), "ci/gate.yaml": POLICY})
 
     assert by_floors.decision is GO, by_floors.reason
+    today = store.load(alone / "reports/runs", held.head.run_id)
+    assert len(today.of("toy/same")) == 4, "the suite's three are too few"
     assert of(held, "slow").decision is NO_GO, held
     assert of(held, "same").decision is not NO_GO, held
     assert of(held, "slow").change == "slower"
