@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness import exchange, exchange_lines, exchange_rows, gate, store
+from harness import exchange, exchange_lines, exchange_tables, gate, store
 from harness.analysis import scaling, summary
 from harness.ci import runs
 from harness.ci.annotations import annotations
@@ -91,9 +91,9 @@ def import_(
         case Source.JSONL:
             ids = exchange_lines.import_runs(file, store_root)
         case Source.CSV:
-            ids = _record(*exchange_rows.from_csv(file), store_root)
+            ids = _record(*exchange_tables.from_csv(file), store_root)
         case Source.PARQUET:
-            ids = _record(*exchange_rows.from_parquet(file), store_root)
+            ids = _record(*exchange_tables.from_parquet(file), store_root)
         case Source.PYTEST_BENCHMARK:
             ids = _record([exchange.read_benchmarks(file)], (), store_root)
         case _:
@@ -156,7 +156,7 @@ def export(
     if form is Format.PARQUET:
         if output is None:
             raise HarnessError("Parquet is nothing to print", "Name a file with --output.")
-        exchange_rows.to_parquet((store.load(store_root, s) for s in sources), output)
+        exchange_tables.to_parquet((store.load(store_root, s) for s in sources), output)
         return
     _write(_exported(form, sources, bool(verdicts), store_root), output)
 
@@ -166,7 +166,7 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
         folders = [Path(store.load(root, s).folder) for s in sources]
         return b"".join(map(exchange_lines.export, folders))
     if form is Format.CSV:
-        return exchange_rows.to_csv(store.load(root, s) for s in sources).encode()
+        return exchange_tables.to_csv(store.load(root, s) for s in sources).encode()
     (source,) = sources
     if form is Format.PYTEST_BENCHMARK:
         return _benchmarks(store.load(root, source)).encode()

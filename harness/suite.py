@@ -17,6 +17,7 @@ from typing import Any
 from harness import suite_command
 from harness import suite_sweep as sweep
 from harness.errors import SuiteError
+from harness.forms import Matching
 from harness.records import (
     METRICS,
     Case,
@@ -29,7 +30,6 @@ from harness.records import (
 )
 from harness.suite_schema import (
     CostModel,
-    Matching,
     MeasureModel,
     SuiteModel,
     WorkloadModel,

@@ -5,105 +5,42 @@ What concerns a suite's own names (an axis, a case to match) is in harness.suite
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
-    PlainValidator,
     Tag,
     ValidationError,
     model_validator,
 )
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from harness.records import METRICS, Outcome, Scalar
-from harness.suite_yaml import Document, Problem, nearest, show
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
-AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
-VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
-FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
-
-_PATTERNS = {
-    NAME: "letters, digits and . _ + -, a letter or digit first",
-    AXIS: "lower_case, or UPPER_CASE for an environment variable",
-    VARIABLE: "letters, digits and _, no digit first",
-    FACTORY: "package.module:function",
-    SUBJECT: "at most 80 letters, digits, spaces and . _ + -, for it names the report's file",
-}
-_FORMS = {
-    "model_type": "must be a mapping of `key: value` lines",
-    "dict_type": "must be a mapping of `key: value` lines",
-    "list_type": "must be a list",
-    "string_type": "must be text",
-    "int_type": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-}
-"""Pydantic's error types, in the words of a suite's author."""
+from harness.forms import (
+    FACTORY,
+    SUBJECT,
+    AllowedOutcome,
+    AxisName,
+    Form,
+    Matching,
+    Name,
+    Positive,
+    Text,
+    Value,
+    Values,
+    VariableName,
+    checked,
+    one_or_list,
+    problem,
+    schema_of,
+    wrong,
+)
+from harness.records import METRICS, Scalar
+from harness.suite_yaml import Document, nearest
 
 
-def _wrong(text: str, *, key: str = "", remedy: str = "") -> PydanticCustomError:
-    """What a validator here raises; `key` says which key of a mapping is at fault."""
-    return PydanticCustomError("suite", "{text}", {"text": text, "key": key, "remedy": remedy})
-
-
-def _scalar(value: Any) -> Scalar:
-    if isinstance(value, bool | int | float | str):
-        return value
-    raise _wrong("must be one value: a number, text, true or false")
-
-
-def _one_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list) else "one"
-
-
-Value = Annotated[
-    bool | int | float | str,
-    PlainValidator(_scalar, json_schema_input_type=bool | int | float | str),
-]
-Values = Annotated[
-    Annotated[Value, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
-    Discriminator(_one_or_list),
-]
-Name = Annotated[str, Field(pattern=NAME)]
-AxisName = Annotated[str, Field(pattern=AXIS)]
-VariableName = Annotated[str, Field(pattern=VARIABLE)]
-Matching = dict[str, Values]
-"""Axis (or `workload`, `provider`) -> the value it must have, or a list of such values."""
-AllowedOutcome = Annotated[Outcome, Field(strict=False)]
-Text = Annotated[str, Field(min_length=1)]
-Positive = Annotated[float, Field(gt=0)]
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        """Refuse an unknown key before pydantic does, to say which were meant."""
-        known = [f.alias or name for name, f in cls.model_fields.items()]
-        for key in data if isinstance(data, dict) else ():
-            if key not in known:
-                raise PydanticCustomError(
-                    "unknown_key",
-                    "unknown key '{key}'",
-                    {"key": key, "remedy": nearest(key, known)},
-                )
-        return data
-
-
-class MeasureModel(_Model):
+class MeasureModel(Form):
     """How a case is measured. What is not set here has the harness's default."""
 
     processes: Annotated[int, Field(ge=1)] | None = None
@@ -146,7 +83,7 @@ class MeasureSomeModel(MeasureModel):
     """Cases of this workload."""
 
 
-class AllowModel(_Model):
+class AllowModel(Form):
     """An outcome other than ok that is expected of some cases."""
 
     match: Matching = {}
@@ -155,7 +92,7 @@ class AllowModel(_Model):
     reason: Text
 
 
-class SomeEnvModel(_Model):
+class SomeEnvModel(Form):
     """Environment variables of some cases of a workload."""
 
     match: Annotated[Matching, Field(min_length=1)]
@@ -163,7 +100,7 @@ class SomeEnvModel(_Model):
     set: Annotated[dict[VariableName, Value], Field(min_length=1)]
 
 
-class PathModel(_Model):
+class PathModel(Form):
     """Names that must, and must not, be among those that ran; patterns (fnmatch)."""
 
     must: list[Text] = []
@@ -174,7 +111,7 @@ class PathModel(_Model):
     @model_validator(mode="after")
     def _says_something(self) -> "PathModel":
         if not (self.must or self.must_not):
-            raise _wrong("needs must, must_not or both")
+            raise wrong("needs must, must_not or both")
         return self
 
 
@@ -187,7 +124,7 @@ class PathSomeModel(PathModel):
 
 Paths = Annotated[
     Annotated[PathModel, Tag("one")] | Annotated[list[PathSomeModel], Tag("list")],
-    Discriminator(_one_or_list),
+    Discriminator(one_or_list),
 ]
 
 
@@ -195,14 +132,14 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise _wrong(f"is no regular expression: {error}") from None
+        raise wrong(f"is no regular expression: {error}") from None
     return text
 
 
 def _with_value(text: str) -> str:
     if VALUE not in re.compile(_pattern(text)).groupindex:
         named = f"(?P<{VALUE}>...)"
-        raise _wrong(f"has no group named {VALUE!r}", remedy=f"Put {named} around the number.")
+        raise wrong(f"has no group named {VALUE!r}", remedy=f"Put {named} around the number.")
     return text
 
 
@@ -220,11 +157,11 @@ Product = Annotated[
         Field(min_length=1),
         Tag("list"),
     ],
-    Discriminator(_one_or_list),
+    Discriminator(one_or_list),
 ]
 
 
-class ProgressModel(_Model):
+class ProgressModel(Form):
     """By which lines of output a program tells that it goes on."""
 
     step: Pattern
@@ -239,7 +176,7 @@ class ProgressModel(_Model):
     """`sampled`: end the program when there are enough samples. `exit`: it runs to its own end."""
 
 
-class ReadingModel(_Model):
+class ReadingModel(Form):
     """Where one metric of a program is read: `line`, `json`, or `file` with `json` or `csv`."""
 
     line: Annotated[Text, AfterValidator(_with_value)] | None = None
@@ -266,11 +203,11 @@ class ReadingModel(_Model):
         ways = [name for name, way in self._ways().items() if way]
         if len(ways) != 1:
             said = "needs" if not ways else f"says {' and '.join(ways)}; it needs"
-            raise _wrong(f"{said} one of line, json or csv")
+            raise wrong(f"{said} one of line, json or csv")
         if (self.csv and not self.file) or (self.line and self.file):
-            raise _wrong("reads a file by json or csv, and output by line or json")
+            raise wrong("reads a file by json or csv, and output by line or json")
         if self.prefix and (self.file or not self.json_):
-            raise _wrong("goes with a JSON line of output, and with nothing else", key="prefix")
+            raise wrong("goes with a JSON line of output, and with nothing else", key="prefix")
         return self
 
     def _ways(self) -> Mapping[str, str | None]:
@@ -280,7 +217,7 @@ class ReadingModel(_Model):
 _OF_PROGRAMS = ("cwd", "progress", "metrics", "tokens", "flops")
 
 
-class WorkloadModel(_Model):
+class WorkloadModel(Form):
     """One computation, swept over providers and axes."""
 
     name: Name
@@ -290,7 +227,7 @@ class WorkloadModel(_Model):
     command: (
         Annotated[
             Annotated[Text, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
-            Discriminator(_one_or_list),
+            Discriminator(one_or_list),
         ]
         | None
     ) = None
@@ -327,7 +264,7 @@ class WorkloadModel(_Model):
     env: Annotated[
         Annotated[dict[VariableName, Value], Tag("one")]
         | Annotated[list[SomeEnvModel], Tag("list")],
-        Discriminator(_one_or_list),
+        Discriminator(one_or_list),
     ] = {}
     """Environment variables of the worker: the same for all cases, or a list of `{match, set}`.
     A flag that is set for a case and that nothing asks for is a path_mismatch."""
@@ -338,14 +275,14 @@ class WorkloadModel(_Model):
     """The same of PyTorch's operators, as its profiler names them, on any device."""
     measure: Annotated[
         Annotated[MeasureModel, Tag("one")] | Annotated[list[MeasureSomeModel], Tag("list")],
-        Discriminator(_one_or_list),
+        Discriminator(one_or_list),
     ] = MeasureModel()
     """Overrides the suite's: settings for all cases of the workload, or a list of settings, each
     with the cases it is for: `{match, timeout_s}`."""
     allow: Annotated[
         Annotated[dict[AllowedOutcome, Text], Tag("one")]
         | Annotated[list[AllowModel], Tag("list")],
-        Discriminator(_one_or_list),
+        Discriminator(one_or_list),
     ] = {}
     """Outcomes expected here, each with the reason: `{timeout: why}`, or a list of
     `{match, outcome, reason}`."""
@@ -353,16 +290,16 @@ class WorkloadModel(_Model):
     @model_validator(mode="after")
     def _factory_or_program(self) -> "WorkloadModel":
         if (self.factory is None) == (self.command is None):
-            raise _wrong("needs a factory or a command, and not both")
+            raise wrong("needs a factory or a command, and not both")
         if self.factory is not None:
             if foreign := [key for key in _OF_PROGRAMS if key in self.model_fields_set]:
-                raise _wrong("goes with command, not with factory", key=foreign[0])
+                raise wrong("goes with command, not with factory", key=foreign[0])
             if "providers" not in self.model_fields_set:
-                raise _wrong("needs providers beside its factory")
+                raise wrong("needs providers beside its factory")
         return self
 
 
-class RangeModel(_Model):
+class RangeModel(Form):
     """Bounds of an expected number, in SI base units; at least one of them."""
 
     low: float | None = None
@@ -371,13 +308,13 @@ class RangeModel(_Model):
     @model_validator(mode="after")
     def _ordered(self) -> "RangeModel":
         if self.low is None and self.high is None:
-            raise _wrong("needs low, high or both")
+            raise wrong("needs low, high or both")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise _wrong(f"must not be above high, {self.high:g}", key="low")
+            raise wrong(f"must not be above high, {self.high:g}", key="low")
         return self
 
 
-class ExpectationModel(_Model):
+class ExpectationModel(Form):
     """What somebody expects of some cases, on a GPU, and on whose word. Names one metric."""
 
     match: Matching = {}
@@ -410,7 +347,7 @@ class ExpectationModel(_Model):
     def _one_metric(self) -> "ExpectationModel":
         if len(self.model_fields_set & METRICS.keys()) != 1:
             names = ", ".join(m for m in METRICS if m in type(self).model_fields)
-            raise _wrong("must name exactly one metric", remedy=f"{names}.")
+            raise wrong("must name exactly one metric", remedy=f"{names}.")
         return self
 
     @property
@@ -420,13 +357,13 @@ class ExpectationModel(_Model):
         return metric, getattr(self, metric)
 
 
-def _metric(name: str) -> str:
+def metric_name(name: str) -> str:
     if name not in METRICS:
-        raise _wrong(f"must name a metric, not {name!r}", remedy=nearest(name, [*METRICS]))
+        raise wrong(f"must name a metric, not {name!r}", remedy=nearest(name, [*METRICS]))
     return name
 
 
-class RuleModel(_Model):
+class RuleModel(Form):
     """One line of the verdict. GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
 
     name: Text
@@ -447,9 +384,9 @@ class RuleModel(_Model):
     @model_validator(mode="after")
     def _sensible(self) -> "RuleModel":
         if self.metric == "scaling_exponent" and self.axis is None:
-            raise _wrong("needs an axis to be fitted over", key="metric", remedy="Add axis.")
+            raise wrong("needs an axis to be fitted over", key="metric", remedy="Add axis.")
         if self.metric != "scaling_exponent" and self.axis is not None:
-            raise _wrong("goes with scaling_exponent and with nothing else", key="axis")
+            raise wrong("goes with scaling_exponent and with nothing else", key="axis")
         return self
 
     def contrary(self, *, higher_is_better: bool) -> str:
@@ -462,7 +399,7 @@ class RuleModel(_Model):
         return f"must be worse than go, and {self.metric} is good when {good}"
 
 
-class RequiresModel(_Model):
+class RequiresModel(Form):
     """What the machine must be for the numbers to mean what they are taken for."""
 
     gpu: Text | None = None
@@ -471,7 +408,7 @@ class RequiresModel(_Model):
     """Pattern of the driver's version, such as `580.*`."""
 
 
-class CostModel(_Model):
+class CostModel(Form):
     """The training run that the report extrapolates to."""
 
     steps: Annotated[int, Field(ge=1)]
@@ -480,7 +417,7 @@ class CostModel(_Model):
     usd_per_gpu_hour: Positive | None = None
 
 
-class SuiteModel(_Model):
+class SuiteModel(Form):
     """What to measure, what is expected of it, and what decides."""
 
     version: Literal[1] = Field(alias="schema")
@@ -511,22 +448,6 @@ def validate(document: Document) -> SuiteModel:
     return checked(SuiteModel, document)
 
 
-Form = _Model
-"""Base of the models of other files that are read as suites are."""
-wrong = _wrong
-metric_name = _metric
-AnyForm = TypeVar("AnyForm", bound=_Model)
-
-
-def checked(model: type[AnyForm], document: Document) -> AnyForm:
-    """The document as a model; a SuiteError as `validate` where it has not its form."""
-    try:
-        return model.model_validate(document.data)
-    except ValidationError as error:
-        problems = [_problem(e, document.data) for e in error.errors(include_url=False)]
-        raise document.error(problems) from None
-
-
 def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:
     """One checked setting of MeasureSettings, as `{name: value}`.
 
@@ -536,90 +457,10 @@ def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:
     try:
         return MeasureModel.model_validate({name: value}).given()
     except ValidationError as error:
-        problem = _problem(error.errors(include_url=False)[0], {name: value})
-        raise ValueError(problem.text, problem.remedy) from None
+        found = problem(error.errors(include_url=False)[0], {name: value})
+        raise ValueError(found.text, found.remedy) from None
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a suite file, for editors."""
     return schema_of(SuiteModel)
-
-
-def schema_of(model: type[_Model]) -> dict[str, Any]:
-    """The JSON Schema of a model."""
-    schema = model.model_json_schema(by_alias=True, schema_generator=_NoNulls)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-class _NoNulls(GenerateJsonSchema):
-    """None stands for an absent key; the word null is refused in a suite."""
-
-    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
-        inner: CoreSchema = schema["schema"]
-        return self.generate_inner(inner)
-
-    def default_schema(self, schema: Any) -> JsonSchemaValue:
-        if schema.get("default", ...) is None:
-            inner: CoreSchema = schema["schema"]
-            return self.generate_inner(inner)
-        return super().default_schema(schema)
-
-
-def _problem(error: ErrorDetails, data: Any) -> Problem:
-    """A pydantic error in the words and at the place of the suite's author."""
-    context: Mapping[str, Any] = error.get("ctx", {})
-    loc, value = _place([*error["loc"], context.get("key", "")], data)
-    remedy = context.get("remedy", "")
-    name = _name(loc)
-    at_key = error["loc"][-1:] == ("[key]",)
-    match kind := error["type"]:
-        case "unknown_key":
-            return Problem(loc, error["msg"], remedy, at_key=True)
-        case "suite":
-            return Problem(loc, f"{name} {error['msg']}", remedy)
-        case "missing":
-            return Problem(loc, f"{error['loc'][-1]} is missing")
-        case "string_pattern_mismatch":
-            text = f"{show(loc[-1] if at_key else value)} is no valid name"
-            return Problem(loc, text, f"Write {_PATTERNS[context['pattern']]}.", at_key=at_key)
-        case "enum":
-            valid = [outcome.value for outcome in Outcome if outcome is not Outcome.OK]
-            wrong = str(loc[-1] if at_key else value)
-            return Problem(loc, f"{show(wrong)} is no outcome", nearest(wrong, valid), at_key)
-        case "too_short" | "string_too_short":
-            least = context["min_length"]
-            text = "must not be empty" if least == 1 else f"needs at least {least} items"
-            return Problem(loc, f"{name} {text}")
-    text = f"{name} {_FORMS.get(kind) or re.sub(r'^Input should', 'must', error['msg'])}"
-    if isinstance(value, bool | int | float | str) and "not " not in text:
-        text += f", not {show(value)}"
-    if kind == "string_type":
-        remedy = "Put it in quotes."
-    return Problem(loc, text, remedy)
-
-
-def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:
-    """The part of pydantic's location that leads through the file, and the value there.
-
-    Pydantic names union members and `[key]` on the way; those stand nowhere in the file.
-    """
-    loc: list[str | int] = []
-    for step in steps:
-        inside = (isinstance(data, dict) and step in data) or (
-            isinstance(data, list) and isinstance(step, int) and step < len(data)
-        )
-        if inside:
-            data = data[step]
-            loc.append(step)
-    return tuple(loc), data
-
-
-def _name(loc: Sequence[str | int]) -> str:
-    """A short name for a place: `axes.seq_len[1]` rather than the whole way from the root."""
-    name = ""
-    for step in loc:
-        if isinstance(step, int):
-            name += f"[{step}]"
-        else:
-            name = f"{name}.{step}" if name and not name.endswith("]") else step
-    return name or "the suite"

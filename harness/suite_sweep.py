@@ -14,9 +14,9 @@ from math import prod
 from typing import Any
 
 from harness import suite_command
+from harness.forms import Matching
 from harness.records import Case, Match, MeasureSettings, Outcome, Scalar
 from harness.suite_schema import (
-    Matching,
     MeasureModel,
     PathModel,
     PathSomeModel,

@@ -15,18 +15,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from harness.analysis.compare import Thresholds
 from harness.errors import SuiteError
+from harness.forms import Form, Matching, Text, checked, schema_of, wrong
 from harness.gating.records import Stage
 from harness.records import METRICS, Case, Match, Rule
 from harness.suite import fits
-from harness.suite_schema import (
-    Form,
-    Matching,
-    Text,
-    checked,
-    metric_name,
-    schema_of,
-    wrong,
-)
+from harness.suite_schema import metric_name
 from harness.suite_sweep import check_match, match
 from harness.suite_yaml import Document, Loc, Problem, nearest, read
 

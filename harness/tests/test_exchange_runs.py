@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, exchange_rows, store
+from harness import cli, exchange_tables, store
 from harness.analysis import summary
 from harness.errors import HarnessError
 from harness.exchange_rows import COLUMNS, NEEDED
@@ -172,7 +172,7 @@ def rows_without_ids(row: dict[str, object]) -> dict[str, object]:
 def test_what_is_absent_has_a_row(tmp_path: Path) -> None:
     made = record(tmp_path)
 
-    rows = [*csv.DictReader(io.StringIO(exchange_rows.to_csv([made])))]
+    rows = [*csv.DictReader(io.StringIO(exchange_tables.to_csv([made])))]
 
     assert [*rows[0]] == [c.name for c in COLUMNS]
     by_case = {c.case_id: [r for r in rows if r["case_id"] == c.case_id] for c in made.suite.cases}
