@@ -355,11 +355,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=_at_least(1), help="optimiser steps, and the length of the schedule")
     add("--warmup-steps", type=_at_least(0))
     add("--dataset", metavar="NAME", help="synthetic, text, fineweb_edu or fineweb_edu:PATH")
-    add("--loader-timeout", type=float, dest="loader_timeout_s", metavar="SECONDS")
+    add("--loader-timeout", type=_above_0, dest="loader_timeout_s", metavar="SECONDS")
     add("--precision", type=_one_of(get_args(Precision)), help="fp32, bf16 or fp16")
-    add("--lr", type=float, help="peak learning rate")
-    add("--weight-decay", type=float)
-    add("--clip", type=float, help="largest norm of the gradient")
+    add("--lr", type=_above_0, help="peak learning rate")
+    add("--weight-decay", type=_from_0)
+    add("--clip", type=_above_0, help="largest norm of the gradient")
     add("--seed", type=_at_least(0), help="decides weights and data")
     add("--device", help="cpu, cuda or cuda:N; a GPU where there is one")
     return parser
@@ -372,6 +372,24 @@ def _at_least(low: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _above_0(text: str) -> float:
+    return _number(text, lambda value: value > 0, "above 0")
+
+
+def _from_0(text: str) -> float:
+    return _number(text, lambda value: value >= 0, "of at least 0")
+
+
+def _number(text: str, fits: Callable[[float], bool], form: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):  # which NaN does not
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {form}")
+    return value
 
 
 def _png(text: str) -> Path:
