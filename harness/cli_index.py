@@ -147,8 +147,10 @@ def history(
     case_id, points = index.ask(store_root, question, _say)
     measured = {name for point in points for name in point.metrics}
     if metric not in METRICS and metric not in measured:
-        near = difflib.get_close_matches(metric, sorted({*METRICS, *measured}), 3, 0.3)
-        raise HarnessError(f"there is no metric {metric!r}", f"There is {', '.join(near)}.")
+        names = sorted(measured or METRICS)
+        near = difflib.get_close_matches(metric, names, 1, 0.5)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise HarnessError(f"there is no metric {metric!r}", f"{meant}There is {', '.join(names)}.")
     if as_json:
         _document({"case": case_id, "metric": metric, "points": [asdict(p) for p in points]})
     elif points:

@@ -179,7 +179,8 @@ def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
     [
         pytest.param(["history", "seq_len"], "fits 2 cases", id="two"),
         pytest.param(["history", "train/nsa/seq_len=513"], f"like it:\n    {CASE}", id="none"),
-        pytest.param(["history", CASE, "-m", "step"], "There is step_s", id="metric"),
+        pytest.param(["history", CASE, "-m", "step"], r"mean step_s\? There is mfu, ", id="metric"),
+        pytest.param(["history", CASE, "-m", "nope"], "\n  There is ", id="unlike metric"),
         pytest.param(["list", "suites", "--gpu", "A100"], "suites are all listed", id="suites"),
     ],
 )
