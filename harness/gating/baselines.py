@@ -1,5 +1,6 @@
 """Stored baselines: the times of a run on one GPU, with where and of what they were taken."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ class StoredProcess:
     hz: float | None = None
     wall_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if not self.samples_s or not all(math.isfinite(s) and s > 0 for s in self.samples_s):
+            raise ValueError("a sample is not a positive, finite time, or there is none")
+
     @property
     def process(self) -> Process:
         step_s = statistics.median(self.samples_s)
@@ -52,6 +57,11 @@ class Baseline:
     cases: Mapping[str, tuple[StoredProcess, ...]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Case -> the outcome that the suite allows it."""
+    asked: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Case -> what it was then; see `configuration`."""
+
+    def __post_init__(self) -> None:
+        files.moment(self.measured_at)
 
     def processes(self, case_id: str) -> tuple[Process, ...]:
         return tuple(p.process for p in self.cases.get(case_id, ()))
@@ -62,6 +72,44 @@ def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...
     return tuple(
         _stored(m).process for m in measured if m.outcome is Outcome.OK and usable(m, case)
     )
+
+
+def configuration(case: Case) -> Mapping[str, str]:
+    """All that decides what a case measures, but for its code."""
+    settings = case.settings
+    return {
+        "factory": case.factory,
+        "provider": case.provider,
+        **{name: str(value) for name, value in sorted(case.axes.items())},
+        **{f"variable {name}": value for name, value in sorted(case.env.items())},
+        **({"program": str(case.program)} if case.program else {}),
+        "flush_l2": str(settings.flush_l2),
+        "rotate_inputs": str(settings.rotate_inputs),
+        "graph": str(settings.graph),
+    }
+
+
+def changed(baseline: Baseline, case: Case) -> str:
+    """Why a case of the same id is not the one that was measured; empty where it is."""
+    make = f"make one: harness run {baseline.suite}, then harness baseline set latest"
+    then, now = baseline.asked.get(case.case_id), configuration(case)
+    if then is None:
+        return f"the baseline does not say what the case was; {make}"
+    for name in dict.fromkeys((*then, *now)):
+        if (a := then.get(name, "absent")) != (b := now.get(name, "absent")):
+            return f"the case is another than the baseline's: {name} was {a}, and is {b}; {make}"
+    return ""
+
+
+def case_ids(folder: Path, suite: str) -> frozenset[str]:
+    """All cases of a suite that any device has a baseline of.
+
+    Raises:
+        StoreError: A file is damaged.
+    """
+    name, remedy = files.path_of(folder, "any", suite).name, RENEW.format(suite=suite)
+    found = (files.read(path, Baseline, remedy) for path in sorted(folder.glob(f"*/{name}")))
+    return frozenset(case_id for b in found if b for case_id in b.cases)
 
 
 def of_run(run: Run) -> Baseline:
@@ -114,6 +162,7 @@ def of_run(run: Run) -> Baseline:
             if c.case_id not in left_out
         },
         left_out=left_out,
+        asked={c.case_id: configuration(c) for c in run.suite.cases},
     )
 
 
@@ -134,8 +183,8 @@ def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days
         return f"no baseline of {suite} on {here.device_name} ({device}); {make}"
     if baseline.device != device:
         return f"the baseline is of another device ({baseline.device}); {make}"
-    if (age := files.age_days(baseline.measured_at)) > max_age_days:
-        return f"the baseline is {age:.0f} days old, and the policy allows {max_age_days}; {make}"
+    if problem := files.out_of_date(baseline.measured_at, max_age_days):
+        return f"the baseline {problem}; {make}"
     found = drift.differences(baseline.environment, here)
     other = [str(d) for d in found if d.name not in EXPECTED]
     return f"the baseline is of another environment ({other[0]}); {make}" if other else ""

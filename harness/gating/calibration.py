@@ -44,6 +44,9 @@ class Stored:
     uncommitted: bool = False
     """The code had uncommitted changes."""
 
+    def __post_init__(self) -> None:
+        files.moment(self.at)
+
     @property
     def day_cv(self) -> float:
         """How far a level scatters between days, from those on which this commit was measured: the
@@ -125,10 +128,8 @@ def load(
             f"{environment.device_name} ({device})",
             _remedy(suite),
         )
-    if (age := files.age_days(found.at)) > max_age_days:
-        raise HarnessError(
-            f"{path} is {age:.0f} days old, and the policy allows {max_age_days}", _remedy(suite)
-        )
+    if problem := files.out_of_date(found.at, max_age_days):
+        raise HarnessError(f"{path} {problem}", _remedy(suite))
     if found.answer.biased:
         raise HarnessError(
             f"{path} says that {found.answer.biased[0]} differs from itself on this node: nothing "

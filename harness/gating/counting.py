@@ -48,6 +48,9 @@ class CounterBaseline:
     uncommitted: bool = False
     """The tree had uncommitted changes, as it has where they are accepted with their change."""
 
+    def __post_init__(self) -> None:
+        files.moment(self.set_at)
+
     def counts(self, suite: str, case_id: str) -> Counts | None:
         return self.cases.get(suite, {}).get(case_id)
 

@@ -108,13 +108,15 @@ def judge_case(
     )
 
 
-def judge_gone(suite: str, case: Case, *, policy: Policy, today: datetime.date) -> GateCase:
-    """The answer for a case that the base has and the head has not."""
-    found = [_not_measured("the base has this case, and the head has not")]
-    found, excuse, _ = _excused(found, case.case_id, State.MISSING, policy, today)
+def judge_gone(
+    suite: str, case_id: str, why: str, *, policy: Policy, today: datetime.date
+) -> GateCase:
+    """The answer for a case that there was, and that is not measured."""
+    found = [_not_measured(why)]
+    found, excuse, _ = _excused(found, case_id, State.MISSING, policy, today)
     decision, reason = settle(found)
     return GateCase(
-        case_id=case.case_id,
+        case_id=case_id,
         suite=suite,
         decision=decision,
         reason=reason,
@@ -191,7 +193,12 @@ def _absolute(
     ).rules
     prefix = f"{head.case.case_id}: "
     return [
-        Finding(check=r.rule, decision=r.decision, reason=r.reason.removeprefix(prefix))
+        Finding(
+            check=r.rule,
+            decision=r.decision,
+            reason=r.reason.removeprefix(prefix)
+            + ("" if r.decision is Decision.GO else f"; {r.rule}"),
+        )
         for r in judged
         if r.rule in {rule.name for rule in rules}
     ]
@@ -242,8 +249,8 @@ def _excused(
             found = [*found, expired(exemption)]
             continue
         if exemption.expect == "noisy":
-            # What is new has no times to compare: whether it may come in is no matter of noise.
-            if state is State.NEW or not any(f.check in NOISY for f in found):
+            # Where nothing was compared, as a base or a baseline is missing, it was not for noise.
+            if state is not State.COMPARED or not any(f.check in NOISY for f in found):
                 continue
             found = [_uncounted(f) if f.check in NOISY else f for f in found]
         said.append(exemption.sentence)
@@ -376,6 +383,7 @@ def remedies(
         merging: A change asks to come in. What was only compared needs no leave.
     """
     said = []
+    told, limits = [f for c in cases for f in c.findings], {rule.name for rule in policy.rules}
     asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
     if most := max(asked, default=0):
         how, where = f"confirm_pairs in {policy.path}", ""
@@ -389,6 +397,8 @@ def remedies(
             f"if a case is meant to go, exempt it in {policy.path}: "
             "{cases: [...], expect: missing, reason: ..., expires: ...}"
         )
+    if any(f.decision is Decision.NO_GO and f.counts and f.check in limits for f in told):
+        said.append(f"if a floor or ceiling is meant to move, move it in {policy.path}")
     if mode is Mode.COUNTERS and any(c.counters and c.decision is not Decision.GO for c in cases):
         said.append(f"if the change is meant, accept it: {counting.RENEW}")
     if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):

@@ -22,6 +22,8 @@ from harness.records import Environment
 FOLDER = Path("ci/baselines")
 SCHEMA_VERSION = 1
 DAY_S = 86_400.0
+SUITES = "suites"
+"""Where suites usually lie: left out of the names of their records."""
 
 Record = TypeVar("Record")
 
@@ -35,14 +37,40 @@ def device_id(environment: Environment) -> str:
 
 
 def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
-    """Where the record of a device and a suite lies; no name leads out of the folder."""
-    safe = [re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in (device, Path(suite).stem)]
+    """Where the record of a device and a suite lies; no name leads out of the folder.
+
+    suites/gate.yaml is `gate`, and big/gate.yaml `big__gate`: two suites share no file.
+    """
+    path = Path(suite)
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    parts = path.with_suffix("").parts
+    name = "__".join(parts[1:] if parts[0] == SUITES else parts)
+    safe = [re.sub(r"[^A-Za-z0-9_-]", "_", n) for n in (device, name)]
     return folder / safe[0] / f"{safe[1]}{kind}.json"
 
 
+def moment(at: str) -> datetime:
+    """A moment, ISO 8601; without an offset it is of UTC.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = datetime.fromisoformat(at)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def age_days(at: str) -> float:
-    """Days since a moment, ISO 8601 with its offset."""
-    return (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds() / DAY_S
+    """Days since a moment."""
+    return (datetime.now(UTC) - moment(at)).total_seconds() / DAY_S
+
+
+def out_of_date(at: str, max_age_days: int) -> str:
+    """What is wrong with the age of a record; empty where nothing is."""
+    age = age_days(at)
+    if age < -1:
+        return f"is dated {at}, which is yet to come"
+    return f"is {age:.0f} days old, and the policy allows {max_age_days}" * (age > max_age_days)
 
 
 def write(path: Path, record: Any) -> None:

@@ -5,7 +5,7 @@ measured.
 """
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from harness.errors import HarnessError, SuiteError
 from harness.execution import gpu_lock, machine, provenance
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
-from harness.gating import calibration, counting, files, policy, selection
+from harness.gating import baselines, calibration, counting, files, policy, selection
 from harness.gating.interleave import Side, Task
 from harness.gating.policy import Choice, Policy
 from harness.gating.records import Finding, GateSide, LeftOut, Mode
@@ -61,6 +61,15 @@ class Request:
     today: datetime.date = field(default_factory=datetime.date.today)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A case that there was, in the base or on record, and that is not measured."""
+
+    suite: str
+    case_id: str
+    reason: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """What a gate will measure, and what it found on the way there."""
@@ -73,8 +82,7 @@ class Plan:
     sides: tuple[Side, ...] = ()
     """The base first, where there is one; none where nothing is left to measure."""
     tasks: list[Task]
-    gone: list[Task]
-    """Cases that only the base has."""
+    gone: list[Gone]
     base_counters: str | None = None
     """The base's file of counters on record."""
     left_out: list[LeftOut] = field(default_factory=list)
@@ -128,8 +136,10 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         for c in (*loaded.choices, *loaded.counted)
         if c not in asked
     ]
-    gone = _gone(trees.folders[0], asked, chosen) if trees.base else []
-    ids = [t.case.case_id for t in gone]
+    gone = [*_gone(request, trees, loaded, chosen)]
+    ids = [g.case_id for g in gone]
+    if request.mode is Mode.BASELINE:
+        ids += [i for path in chosen for i in baselines.case_ids(request.baselines, path)]
     known = [case for suite in (*chosen.values(), *others) for case in suite.cases]
     if document is not None:
         policy.check(document, known, ids)
@@ -154,6 +164,9 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
             git = environment.read_git(root)
             plan.sides[-1].environment = replace(plan.here, git=git)
         plan.tasks = [_asked(t, plan, request.mode) for t in plan.tasks]
+        if request.mode is Mode.BASELINE:
+            plan.gone += _not_in_suite(request, trees.head, plan)
+        _name_foreign_rules(plan, request.mode)
         _calibrate(plan, request)
         _preflight(plan, request)
     return plan
@@ -172,6 +185,7 @@ class _Trees:
     """The base's first, where there is one."""
     changed: tuple[str, ...] = ()
     base_counters: str | None = None
+    base_policy: str | None = None
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -230,6 +244,7 @@ def _trees(
         folders=folders,
         changed=repository.changed(base, judged),
         base_counters=repository.text(base, _from_root(kept, root)),
+        base_policy=before if request.given is None else None,
         findings=findings,
     )
 
@@ -315,21 +330,66 @@ def _chosen(suite: Suite, choice: Choice) -> Suite:
     return replace(suite, cases=kept)
 
 
-def _gone(tree: Path, asked: Sequence[Choice], chosen: Mapping[str, Suite]) -> list[Task]:
-    """Cases of the base's suites that the head's no longer have."""
-    gone = []
-    for choice in asked:
+def _gone(
+    request: Request, trees: _Trees, loaded: Policy, chosen: Mapping[str, Suite]
+) -> Iterator[Gone]:
+    """What the base judged, or the file of counters holds, and this gate does not."""
+    measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
+    if trees.base is None:
+        kept = counting.load(request.baselines) if request.mode is Mode.COUNTERS else None
+        for path, cases in kept.cases.items() if kept else ():
+            why = f"it has counters on record, and is not counted; {counting.RENEW} forgets it"
+            for case_id in sorted(cases.keys() - measured.get(path, set())):
+                yield Gone(suite=path, case_id=case_id, reason=why)
+        return
+    for choice in _choices_before(trees, loaded, request.mode):
         try:
-            before = _suite(tree, choice)
+            before = _suite(trees.folders[0], choice)
         except SuiteError:
             continue  # a suite that could not be read in the base had no case to lose
         if before is None:
             continue
-        kept = {case.case_id for case in chosen[choice.suite].cases}
+        whole = _suite(trees.head, choice)
+        still = {c.case_id for c in whole.cases} if whole else set()
         for case in _chosen(before, choice).cases:
-            if case.case_id not in kept:
-                gone.append(Task(suite=choice.suite, case=case))
-    return gone
+            if case.case_id not in measured.get(choice.suite, set()):
+                why = "the base has this case, and the head has not"
+                if case.case_id in still:
+                    why = f"the base's {loaded.path} chose this case, and the head's does not"
+                yield Gone(suite=choice.suite, case_id=case.case_id, reason=why)
+
+
+def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[Choice]:
+    """What the base's own policy chose; what the head's does where the base had none to read."""
+    before = loaded
+    if trees.base_policy is not None:
+        try:
+            before, _ = policy.parse(trees.base_policy, Path(loaded.path))
+        except SuiteError:
+            before = loaded  # nothing could be judged by it
+    return before.counted if mode is Mode.COUNTERS else before.choices
+
+
+def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
+    """What this device has a baseline of, and its suite no longer holds. What the policy leaves
+    out of a suite may well have one."""
+    for path in plan.suites:
+        stored = baselines.load(request.baselines, files.device_id(plan.here), path)
+        whole = _suite(tree, Choice(suite=path))
+        there = {case.case_id for case in whole.cases} if whole else set()
+        for case_id in sorted(stored.cases.keys() - there) if stored else ():
+            why = "the baseline has this case, and the suite has not"
+            yield Gone(suite=path, case_id=case_id, reason=why)
+
+
+def _name_foreign_rules(plan: Plan, mode: Mode) -> None:
+    """Say that floors and ceilings are stated, and none for this device: nothing else would."""
+    device, rules = plan.here.device_name, plan.policy.rules
+    if mode is Mode.COUNTERS or not rules or any(gpu_matches(r.gpu, device) for r in rules):
+        return
+    stated = ", ".join(sorted({r.gpu for r in rules}))
+    reason = f"{plan.policy.path} states floors and ceilings for {stated}, and none for {device}"
+    plan.findings.append(_noted("absolute", reason))
 
 
 def _asked(task: Task, plan: Plan, mode: Mode) -> Task:

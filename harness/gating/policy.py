@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from harness import units
 from harness.analysis.compare import Thresholds
 from harness.errors import SuiteError
 from harness.forms import Form, Matching, Text, checked, schema_of, wrong
@@ -311,6 +312,11 @@ def load(path: Path) -> tuple[Policy, Document]:
     except OSError as error:
         remedy = "Name one with --policy, or copy ci/gate.yaml."
         raise SuiteError(path, f"no policy can be read: {error.strerror}", remedy) from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> tuple[Policy, Document]:
+    """The same of a text that another commit may hold at this path."""
     document = read(text, path, least=LEAST)
     model = checked(PolicyModel, document)
     given = model.compare.model_dump(exclude_unset=True)
@@ -326,7 +332,11 @@ def load(path: Path) -> tuple[Policy, Document]:
         roots=tuple(model.roots),
         choices=_choices(model.suites, "suites"),
         counted=_choices(model.counters, "counters"),
-        rules=tuple(_rule(a) for a in model.absolute if a.metric),
+        rules=tuple(
+            _rule(a, f"{path}:{document.values['absolute', i][0]}")
+            for i, a in enumerate(model.absolute)
+            if a.metric
+        ),
         kernels=tuple(
             Kernels(
                 match=match(a.match),
@@ -365,14 +375,15 @@ def _choices(models: Sequence[SuiteChoice], key: str) -> tuple[Choice, ...]:
     )
 
 
-def _rule(model: AbsoluteModel) -> Rule:
+def _rule(model: AbsoluteModel, place: str) -> Rule:
     assert model.metric is not None
     bound = model.low if METRICS[model.metric].higher_is_better else model.high
     assert bound is not None
     title, gpu = METRICS[model.metric].title, "" if model.gpu == "*" else f" on {model.gpu}"
+    limit = units.quantity(model.metric, bound)
     side = "floor of" if METRICS[model.metric].higher_is_better else "ceiling on"
     return Rule(
-        name=f"{side} {title}{gpu} ({model.source})",
+        name=f"{side} {title}{gpu}: {limit} ({model.source}, {place})",
         metric=model.metric,
         go=bound,
         match=match(model.match),

@@ -57,8 +57,8 @@ def _judged(
         why = "not measured: the machine is not fit"
         cases = _cases(request, plan, _Answers(remarks={t.key: why for t in plan.tasks}))
     cases += [
-        decide.judge_gone(t.suite, t.case, policy=plan.policy, today=request.today)
-        for t in plan.gone
+        decide.judge_gone(g.suite, g.case_id, g.reason, policy=plan.policy, today=request.today)
+        for g in plan.gone
     ]
     plan.findings += [
         decide.expired(e)
@@ -225,6 +225,8 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
             if fewest := [len(s) for s in sides if len(s) < baselines.FEWEST]:
                 side = "stored for it" if len(sides[0]) < baselines.FEWEST else "today"
                 why[task.key] = f"{fewest[0]} steady processes {side}; two are the least"
+            elif other := baselines.changed(stored, task.case):
+                why[task.key] = other
             elif not plan.sides[-1].broken(task):
                 then[case_id], now[case_id] = sides
         if now:

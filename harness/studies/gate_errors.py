@@ -265,8 +265,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gates", type=int, default=10_000, help="simulated gates a setting")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=Path("reports/runs"), help="recorded noise")
+    parser.add_argument(
+        "--until", default="~", metavar="RUN", help="the newest of these that counts"
+    )
     options = parser.parse_args(arguments)
-    runs = [store.load(options.runs, header.run_id) for header in store.headers(options.runs)]
+    ids = [h.run_id for h in store.headers(options.runs) if h.run_id <= options.until]
+    runs = [store.load(options.runs, run_id) for run_id in ids]
     stored = recorded(runs)
     began = time.monotonic()
     lines: list[Line] = []

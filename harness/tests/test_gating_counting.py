@@ -83,11 +83,11 @@ def test_one_long_step_is_counted_again_by_another_process() -> None:
 
 
 def test_of_another_torch_nothing_is_said() -> None:
-    kept = counting.CounterBaseline(device="cpu", torch="2.12.0", commit="c", set_at="t")
+    kept = counting.CounterBaseline(device="cpu", torch="2.12.0", commit="c", set_at="2026-11-22")
     here: Any = SimpleNamespace(device_name="cpu", versions={"torch": "2.13.0+cu130"})
 
     assert "with torch 2.12.0, and this is 2.13.0" in counting.unfit(kept, Path("b"), here)
-    same = counting.CounterBaseline(device="cpu", torch="2.13.0", commit="c", set_at="t")
+    same = counting.CounterBaseline(device="cpu", torch="2.13.0", commit="c", set_at="2026-11-22")
     assert counting.unfit(same, Path("b"), here) == ""
     here.device_name = "NVIDIA H200"
     assert "counted on cpu, and this is NVIDIA H200" in counting.unfit(same, Path("b"), here)

@@ -2,6 +2,7 @@
 
 import datetime
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from harness.analysis.compare import Change, Comparison
 from harness.analysis.summary import summarise
 from harness.gating import counting, decide
 from harness.gating.decide import Evidence
-from harness.gating.policy import Exemption, Policy
+from harness.gating.policy import Exemption, Policy, load
 from harness.gating.records import Finding, GateCase, Mode, Stage, State
 from harness.records import Decision, Gpu, Match, Measurement, Outcome, Rule
 from harness.tests import fake_runs
@@ -159,8 +160,10 @@ def test_the_policy_may_block_new_cases() -> None:
 
 
 def test_a_case_that_is_gone_is_undecided_unless_exempted() -> None:
-    gone = decide.judge_gone("s", CASE, policy=POLICY, today=TODAY)
-    meant = decide.judge_gone("s", CASE, policy=exempt("missing"), today=TODAY)
+    gone = decide.judge_gone("s", CASE.case_id, "it is gone", policy=POLICY, today=TODAY)
+    meant = decide.judge_gone(
+        "s", CASE.case_id, "it is gone", policy=exempt("missing"), today=TODAY
+    )
 
     assert (gone.decision, gone.state) == (OPEN, State.MISSING)
     assert (meant.decision, meant.state) == (GO, State.MISSING)
@@ -197,6 +200,23 @@ def test_by_floors_alone_a_case_needs_one_and_must_clear_it(
     assert found.decision is decision
 
 
+def test_a_broken_floor_is_told_with_its_limit_its_source_and_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "gate.yaml"
+    file.write_text(
+        "schema: 1\nstage: block\nsuites: [{suite: s.yaml}]\nabsolute:\n"
+        "  - {metric: tokens_per_s, low: 6000, gpu: H200, source: run 7}\n"
+    )
+    policy, _ = load(file)
+
+    found = judged(policy=policy)
+
+    assert found.decision is NO_GO
+    limit = f"floor of tokens/s on H200: 6,000 tokens/s (run 7, {file}:5)"
+    assert found.reason.endswith(f"; {limit}")
+    said = decide.remedies([found], policy, Mode.RELATIVE)
+    assert said == [f"if a floor or ceiling is meant to move, move it in {file}"]
+
+
 def test_a_floor_counts_beside_a_comparison_and_is_not_asked_for_there() -> None:
     assert judged(policy=floor(6_000)).decision is NO_GO
     assert judged(policy=POLICY).decision is GO
@@ -223,6 +243,19 @@ def test_a_known_noisy_case_is_excused_from_comparison_and_from_nothing_else() -
     assert judged(comparison=slower, policy=noisy).decision is GO
     assert judged(fake_runs.ended(CASE, Outcome.CRASH), policy=noisy).decision is NO_GO
     assert judged(policy=replace(floor(6_000), exemptions=noisy.exemptions)).decision is NO_GO
+
+
+@pytest.mark.parametrize("mode", [Mode.RELATIVE, Mode.BASELINE])
+def test_noise_excuses_no_comparison_that_was_not_made(mode: Mode) -> None:
+    crashed = fake_runs.ended(CASE, Outcome.CRASH)
+
+    lost = judged(mode=mode, comparison=None, base=crashed, policy=exempt("noisy"))
+    missing = judged(
+        mode=mode, comparison=None, base=[], no_comparison="no baseline", policy=exempt("noisy")
+    )
+
+    assert (lost.decision, missing.decision) == (OPEN, OPEN)
+    assert (missing.reason, missing.exemption) == ("no baseline", "")
 
 
 @pytest.mark.parametrize(("expect", "decision"), [("noisy", NO_GO), ("failure", GO)])

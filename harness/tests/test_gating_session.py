@@ -362,6 +362,43 @@ def test_one_more_value_read_by_the_host_is_seen_against_the_base(alone: Path) -
     assert "harness baseline counters" in found.remedies[0]
 
 
+def test_what_is_on_record_and_no_longer_asked_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the file of counters, in a baseline, and by a policy that chooses less than the base's."""
+    folder = repository(tmp_path / "toys", tree(("same", "slow")))
+    monkeypatch.chdir(folder)
+    session.count(Request(mode=Mode.COUNTERS), Quiet(), lambda _: None)
+    run_id = judge(folder, mode=Mode.ABSOLUTE).head.run_id
+    made = baselines.of_run(store.load(folder / "reports/runs", run_id))
+    files.write(files.path_of(folder / files.FOLDER, made.device, made.suite), made)
+    narrow = POLICY.replace('["*/same", "*/slow"]', '["*/same"]')
+
+    write(folder, {"ci/gate.yaml": narrow})
+    by_policy = judge(folder, mode=Mode.COUNTERS, base="HEAD", every_case=True)
+    on_record = judge(folder, mode=Mode.COUNTERS)
+    write(folder, {**tree(("same",)), "ci/gate.yaml": narrow})
+    baseline = judge(folder, mode=Mode.BASELINE)
+
+    whys = [of(v, "slow") for v in (by_policy, on_record, baseline)]
+    assert [(c.state, c.decision) for c in whys] == [(State.MISSING, OPEN)] * 3
+    assert whys[0].reason == "the base's ci/gate.yaml chose this case, and the head's does not"
+    assert "has counters on record, and is not counted; harness baseline" in whys[1].reason
+    assert whys[2].reason == "the baseline has this case, and the suite has not"
+    assert {v.decision for v in (by_policy, on_record, baseline)} == {OPEN}
+
+
+def test_floors_for_other_gpus_alone_are_said_to_be(alone: Path) -> None:
+    other = POLICY.replace("metric: tokens_per_s", "gpu: H200, metric: tokens_per_s")
+    write(alone, {"ci/gate.yaml": other})
+
+    found = judge(alone, mode=Mode.ABSOLUTE)
+    write(alone, {"ci/gate.yaml": POLICY})
+
+    said = [f.reason for f in found.findings if f.check == "absolute"]
+    assert said == ["ci/gate.yaml states floors and ceilings for H200, and none for cpu"]
+
+
 # --- the command -------------------------------------------------------------------------
 
 

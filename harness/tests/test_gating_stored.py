@@ -210,7 +210,64 @@ def test_a_damaged_file_is_told_with_its_place(tmp_path: Path) -> None:
 def test_no_name_leads_out_of_the_folder() -> None:
     path = files.path_of(Path("ci/baselines"), "../../etc", "suites/../../passwd.yaml")
 
-    assert path == Path("ci/baselines/______etc/passwd.json")
+    assert path == Path("ci/baselines/______etc/________passwd.json")
+
+
+def test_two_suites_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def name(suite: str) -> str:
+        return files.path_of(tmp_path, "GPU-1", suite).name
+
+    monkeypatch.chdir(tmp_path)
+
+    assert name("suites/gate.yaml") == name(str(tmp_path / "suites/gate.yaml")) == "gate.json"
+    assert name("big/gate.yaml") == name(str(tmp_path / "big/gate.yaml")) == "big__gate.json"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"measured_at": "yesterday"}, "Invalid isoformat"),
+        ({"samples_s": [0.1, float("nan")]}, "not a positive, finite time"),
+        ({"samples_s": [0.1, -1.0]}, "not a positive, finite time"),
+        ({"samples_s": []}, "or there is none"),
+    ],
+)
+def test_a_damaged_baseline_is_told_before_anything_is_compared(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    made = baselines.of_run(recorded())
+    path = files.path_of(tmp_path, made.device, made.suite)
+    files.write(path, made)
+    stored = json.loads(path.read_text())
+    into = stored if "measured_at" in changes else stored["cases"][CASE.case_id][0]
+    into.update(changes)
+    path.write_text(json.dumps(stored))
+
+    with pytest.raises(StoreError, match=f"is no Baseline: .*{said}"):
+        baselines.load(tmp_path, made.device, SUITE)
+
+
+def test_a_moment_without_an_offset_is_of_utc_and_tomorrow_is_refused(tmp_path: Path) -> None:
+    then = replace(baselines.of_run(recorded()), measured_at=days_ago(2)[:19])
+    to_come = replace(then, measured_at=days_ago(-9))
+    kept(tmp_path, at=days_ago(-9))
+
+    assert baselines.unfit(then, SUITE, HERE, 30) == ""
+    assert "which is yet to come" in baselines.unfit(to_come, SUITE, HERE, 30)
+    with pytest.raises(HarnessError, match="which is yet to come"):
+        loaded(tmp_path)
+
+
+def test_a_case_of_the_same_id_that_asks_another_question_has_no_baseline() -> None:
+    made = baselines.of_run(recorded())
+    longer = replace(CASE, axes={**CASE.axes, "seq_len": 1024})
+    captured = replace(CASE, settings=replace(CASE.settings, graph=True))
+    more = replace(CASE, settings=replace(CASE.settings, processes=9, timeout_s=1.0))
+
+    assert "seq_len was 512, and is 1024; make one: " in baselines.changed(made, longer)
+    assert "graph was False, and is True; make one: " in baselines.changed(made, captured)
+    assert "does not say what the case was" in baselines.changed(replace(made, asked={}), CASE)
+    assert baselines.changed(made, more) == baselines.changed(made, CASE) == ""
 
 
 # --- pairs -------------------------------------------------------------------------------
