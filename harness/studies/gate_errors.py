@@ -1,6 +1,6 @@
 """How often the gate errs: its decision, simulated whole, on modelled and on recorded noise.
 
-    python -m harness.studies.gate_errors --gates 10000 --seed 1
+    python -m harness.studies.gate_errors --gates 10000 --seed 1 --until RUN
 
 Every simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A
 pairs as a calibration does, screens, confirms the rest and is judged by the very functions that
