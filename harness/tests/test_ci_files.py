@@ -266,6 +266,90 @@ def test_the_gates_step_fails_as_its_stage_says(tmp_path: Path, stage: str, stat
     assert list((tmp_path / "work").iterdir()) == []
 
 
+@pytest.mark.parametrize("stage", ["shadow", "warn", "block"])
+@pytest.mark.parametrize("status", [0, 1, 2, 3])
+def test_the_gate_alone_decides_whether_githubs_job_is_red(
+    tmp_path: Path, stage: str, status: int
+) -> None:
+    """Neither an unfit machine nor a failing test goes before it, or in place of its verdict."""
+    (job,) = jobs(ROOT / ".github/workflows/gpu-gate.yml").values()
+    programs = runner_where_all_else_fails(tmp_path, status)
+    python = tmp_path / "gate-venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    work = tmp_path / "work"
+    work.mkdir()
+    files = {name: str(tmp_path / name) for name in ("GITHUB_PATH", "GITHUB_STEP_SUMMARY")}
+    contexts = Contexts({"inputs": {"stage": stage, "suite": "suites/gate.yaml"}}, work)
+
+    red = False
+    for step in job["steps"]:
+        wanted = step.get("if", "success()")
+        asked = wanted if "cancelled()" in wanted else f"success() && ({wanted})"
+        if "run" not in step or not contexts.value(asked, success=not red):
+            continue
+        ran = bash(
+            step["run"],
+            cwd=work,
+            env={
+                **files,
+                "PATH": f"{programs}:/usr/bin:/bin",
+                "RUNNER_TEMP": str(tmp_path),
+                "STAGE": stage,
+                "WAIT_S": "1",
+            },
+        )
+        softened = contexts.value(str(step.get("continue-on-error", "false")))
+        red = red or (ran.returncode != 0 and not softened)
+
+    assert red is (status == 2 or (stage == "block" and status != 0))
+    assert shown(work) == (GITHUBS_FORMS if status != 2 else set())
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3])
+def test_the_gate_alone_decides_whether_gitlabs_job_is_red(tmp_path: Path, status: int) -> None:
+    shared, job = load_gitlab()[".gate"], load_gitlab()["gate-gpu"]
+    env = {
+        "PATH": f"{runner_where_all_else_fails(tmp_path, status)}:/usr/bin:/bin",
+        "CI_PROJECT_DIR": str(tmp_path),
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+
+    ran = bash("\n".join([*shared["before_script"], *job["script"]]), cwd=work, env=env)
+    bash("\n".join(shared["after_script"]), cwd=work, env=env)
+
+    assert ran.returncode == status
+    assert "allow_failure" not in job
+    assert shown(work) == ({"junit", "comment"} if status != 2 else set())
+
+
+GITHUBS_FORMS = {"step-summary", "annotations", "junit", "comment"}
+
+
+def runner_where_all_else_fails(folder: Path, status: int) -> Path:
+    """Programs of a runner: an unfit machine, cases that fail as tests, a gate that ends so."""
+    harness = f"""
+        case "$1" in
+          doctor) exit 3 ;;
+          gate) [ {status} = 2 ] || echo verdict > gate/verdict.json; exit {status} ;;
+          export) echo "$*" | sed 's/.*--format //; s/ .*//' >> shown ;;
+        esac
+    """
+    programs = {"harness": harness, "pytest": "exit 1", "python": "exit 0", "python3": "exit 0"}
+    (folder / "programs").mkdir()
+    for name, text in programs.items():
+        program = folder / "programs" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return folder / "programs"
+
+
+def shown(work: Path) -> set[str]:
+    """The forms in which the verdict was exported."""
+    return set((work / "shown").read_text().split()) if (work / "shown").exists() else set()
+
+
 def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A script as a runner starts it: `shell: bash` of GitHub's, and GitLab's."""
     return subprocess.run(
