@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -265,30 +266,200 @@ def test_the_gates_step_fails_as_its_stage_says(tmp_path: Path, stage: str, stat
     assert list((tmp_path / "work").iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("counters", "gpu", "wanted", "good"),
-    [
-        ("success", "success", "true", True),
-        ("success", "skipped", "false", True),
-        ("success", "skipped", "true", False),
-        ("success", "failure", "true", False),
-        ("success", "cancelled", "true", False),
-        ("failure", "success", "true", False),
-        ("skipped", "skipped", "false", False),
-        ("", "", "", False),
-    ],
-)
-def test_what_did_not_run_is_no_pass(counters: str, gpu: str, wanted: str, good: bool) -> None:
-    job = jobs(ROOT / ".github/workflows/gate.yml")["verdict"]
-    (step,) = job["steps"]
+@pytest.mark.parametrize("stage", ["shadow", "warn", "block"])
+@pytest.mark.parametrize("status", [0, 1, 2, 3])
+def test_the_gate_alone_decides_whether_githubs_job_is_red(
+    tmp_path: Path, stage: str, status: int
+) -> None:
+    """Neither an unfit machine nor a failing test goes before it, or in place of its verdict."""
+    (job,) = jobs(ROOT / ".github/workflows/gpu-gate.yml").values()
+    programs = runner_where_all_else_fails(tmp_path, status)
+    python = tmp_path / "gate-venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    work = tmp_path / "work"
+    work.mkdir()
+    files = {name: str(tmp_path / name) for name in ("GITHUB_PATH", "GITHUB_STEP_SUMMARY")}
+    contexts = Contexts({"inputs": {"stage": stage, "suite": "suites/gate.yaml"}}, work)
 
-    ran = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
-        env={"COUNTERS": counters, "GPU": gpu, "GPU_WANTED": wanted},
+    red = False
+    for step in job["steps"]:
+        wanted = step.get("if", "success()")
+        asked = wanted if "cancelled()" in wanted else f"success() && ({wanted})"
+        if "run" not in step or not contexts.value(asked, success=not red):
+            continue
+        ran = bash(
+            step["run"],
+            cwd=work,
+            env={
+                **files,
+                "PATH": f"{programs}:/usr/bin:/bin",
+                "RUNNER_TEMP": str(tmp_path),
+                "STAGE": stage,
+                "WAIT_S": "1",
+            },
+        )
+        softened = contexts.value(str(step.get("continue-on-error", "false")))
+        red = red or (ran.returncode != 0 and not softened)
+
+    assert red is (status == 2 or (stage == "block" and status != 0))
+    assert shown(work) == (GITHUBS_FORMS if status != 2 else set())
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3])
+def test_the_gate_alone_decides_whether_gitlabs_job_is_red(tmp_path: Path, status: int) -> None:
+    shared, job = load_gitlab()[".gate"], load_gitlab()["gate-gpu"]
+    env = {
+        "PATH": f"{runner_where_all_else_fails(tmp_path, status)}:/usr/bin:/bin",
+        "CI_PROJECT_DIR": str(tmp_path),
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+
+    ran = bash("\n".join([*shared["before_script"], *job["script"]]), cwd=work, env=env)
+    bash("\n".join(shared["after_script"]), cwd=work, env=env)
+
+    assert ran.returncode == status
+    assert "allow_failure" not in job
+    assert shown(work) == ({"junit", "comment"} if status != 2 else set())
+
+
+GITHUBS_FORMS = {"step-summary", "annotations", "junit", "comment"}
+
+
+def runner_where_all_else_fails(folder: Path, status: int) -> Path:
+    """Programs of a runner: an unfit machine, cases that fail as tests, a gate that ends so."""
+    harness = f"""
+        case "$1" in
+          doctor) exit 3 ;;
+          gate) [ {status} = 2 ] || echo verdict > gate/verdict.json; exit {status} ;;
+          export) echo "$*" | sed 's/.*--format //; s/ .*//' >> shown ;;
+        esac
+    """
+    programs = {"harness": harness, "pytest": "exit 1", "python": "exit 0", "python3": "exit 0"}
+    (folder / "programs").mkdir()
+    for name, text in programs.items():
+        program = folder / "programs" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return folder / "programs"
+
+
+def shown(work: Path) -> set[str]:
+    """The forms in which the verdict was exported."""
+    return set((work / "shown").read_text().split()) if (work / "shown").exists() else set()
+
+
+def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A script as a runner starts it: `shell: bash` of GitHub's, and GitLab's."""
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=cwd,
+        env=env,
         capture_output=True,
+        text=True,
         check=False,
     )
 
-    assert set(job["needs"]) == set(jobs(ROOT / ".github/workflows/gate.yml")) - {"verdict"}
+
+OURS = "us/ours"
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What GitHub's expressions read, and their values. What is absent is empty, as there."""
+
+    known: dict[str, Any]
+    folder: Path = ROOT
+
+    def value(self, expression: str, *, success: bool = True) -> Any:
+        """The value of an expression: names, strings, ==, !=, &&, ||, ! and a few functions."""
+        inner = expression.strip().removeprefix("${{").removesuffix("}}")
+        functions = {
+            "success": lambda: success,
+            "always": lambda: True,
+            "cancelled": lambda: False,
+            "hashFiles": lambda pattern: "hash" if list(self.folder.glob(pattern)) else "",
+            "look": self.look,
+        }
+        python = "".join(
+            text if text.startswith("'") else self._python(text)
+            for text in re.split(r"('[^']*')", " ".join(inner.split()))
+        )
+        return eval(python, {"__builtins__": {}}, functions)
+
+    def look(self, name: str) -> Any:
+        found: Any = self.known
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return "" if found is None else found
+
+    @staticmethod
+    def _python(text: str) -> str:
+        text = re.sub(r"\b(\w+(?:\.\w+)+)\b", r"look('\1')", text)
+        text = re.sub(r"\b(true|false)\b", lambda m: m[1].capitalize(), text)
+        return re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
+
+
+def event(name: str, head: str | None = None) -> dict[str, Any]:
+    """The context `github` of a run, for a pull request from the repository `head`."""
+    known: dict[str, Any] = {"event_name": name, "repository": OURS}
+    if name == "pull_request":
+        repo = {"full_name": head} if head else None  # none: the fork is gone
+        known["event"] = {"pull_request": {"head": {"repo": repo}}}
+    return known
+
+
+@pytest.mark.parametrize(
+    ("github", "runner", "forks_need_gpu", "gpu", "good"),
+    [
+        pytest.param(event("pull_request", OURS), "[]", True, "success", True, id="ours"),
+        pytest.param(event("pull_request", OURS), "[]", True, "failure", False, id="ours, no-go"),
+        pytest.param(event("pull_request", OURS), "[]", True, "cancelled", False, id="cancelled"),
+        pytest.param(event("pull_request", OURS), "", True, "", True, id="no runner yet"),
+        pytest.param(event("pull_request", OURS), "", False, "", True, id="no runner"),
+        pytest.param(event("workflow_dispatch"), "[]", True, "success", True, id="by hand"),
+        pytest.param(event("workflow_dispatch"), "[]", True, "failure", False, id="by hand, no-go"),
+        # GitHub passes no variable to the run of a fork, whatever the repository has.
+        pytest.param(event("pull_request", "a/fork"), "", True, "", False, id="fork"),
+        pytest.param(event("pull_request"), "", True, "", False, id="fork that is gone"),
+        pytest.param(event("pull_request", "a/fork"), "", False, "", True, id="fork, no runner"),
+        # A private repository can pass them all the same.
+        pytest.param(event("pull_request", "a/fork"), "[]", True, "", False, id="fork, told"),
+        pytest.param(event("pull_request", "a/fork"), "[]", False, "", False, id="fork, both"),
+        pytest.param(event("pull_request", OURS), "[]", False, "success", False, id="both"),
+    ],
+)
+@pytest.mark.parametrize("counters", ["success", "failure", "skipped", ""])
+def test_what_did_not_run_is_no_pass(
+    github: dict[str, Any],
+    runner: str,
+    forks_need_gpu: bool,
+    gpu: str,
+    good: bool,
+    counters: str,
+    tmp_path: Path,
+) -> None:
+    """What the expressions give in that run decides, not what a test thinks they would."""
+    workflow = load(ROOT / ".github/workflows/gate.yml")
+    calling, job = workflow["jobs"]["gpu"], workflow["jobs"]["verdict"]
+    (step,) = job["steps"]
+    contexts = Contexts({"github": github, "vars": {"GPU_RUNNER": runner} if runner else {}})
+
+    runs = contexts.value(calling["if"])
+    ended = {"counters": {"result": counters}, "gpu": {"result": gpu if runs else "skipped"}}
+    told = Contexts({**contexts.known, "needs": ended})
+    committed = {**workflow["env"], "FORKS_NEED_GPU": forks_need_gpu}
+    expressions = {name: told.value(text) for name, text in job["env"].items()}
+    env = {name: as_github_writes(value) for name, value in {**committed, **expressions}.items()}
+    ran = bash(step["run"], cwd=tmp_path, env=env)
+
+    assert bool(runs) is bool(gpu), "where no result is given, the GPU's part is skipped"
+    assert (ran.returncode == 0) is (good and counters == "success"), ran.stdout + ran.stderr
+    assert set(job["needs"]) == set(workflow["jobs"]) - {"verdict"}
     assert job["if"] == "${{ always() }}"
-    assert (ran.returncode == 0) is good
+    assert workflow["env"]["FORKS_NEED_GPU"] is True, "as it is copied, an unknown is no pass"
+
+
+def as_github_writes(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -81,7 +81,7 @@ def test_the_workflows_name_their_files_alike() -> None:
     called = load(WORKFLOWS / "gpu-gate.yml")["on"]["workflow_call"]["inputs"]
     gitlab = load(ROOT / "ci/gitlab.yml")["variables"]
 
-    for name in ("requirements", "policy", "suite"):
+    for name in ("requirements", "policy"):
         chosen = gate["jobs"]["gpu"]["with"][name]
         assert called[name]["default"] == chosen
         assert gitlab[f"GATE_{name.upper()}"]["value"] == chosen
