@@ -413,8 +413,11 @@ def _require_writable(file: Path | None) -> None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        there = file.exists()
         with file.open("a", encoding="utf-8"):
             pass
+        if not there:
+            file.unlink()  # an empty verdict would be taken for one
     except OSError as error:
         raise HarnessError(
             f"cannot write {file}: {error.strerror}", "Name a file that can be written."

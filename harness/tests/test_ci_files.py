@@ -234,7 +234,10 @@ def test_every_command_and_option_there_exists() -> None:
 
 @pytest.mark.parametrize("stage", ["shadow", "warn", "block", "$(touch evil)"])
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 137])
-def test_the_gates_step_fails_as_its_stage_says(tmp_path: Path, stage: str, status: int) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["told", "crashed"])
+def test_the_gates_step_fails_as_its_stage_says(
+    tmp_path: Path, stage: str, status: int, told: bool
+) -> None:
     """Only a verdict can be softened; a gate that did not work is red in every stage."""
     check, gate = (
         s["run"]
@@ -243,7 +246,8 @@ def test_the_gates_step_fails_as_its_stage_says(tmp_path: Path, stage: str, stat
     )
     (tmp_path / "harness").write_text(f"#!/bin/sh\nexit {status}\n")
     (tmp_path / "harness").chmod(0o755)
-    (tmp_path / "work").mkdir()
+    (tmp_path / "work/gate").mkdir(parents=True)
+    (tmp_path / "work/gate/verdict.json").write_text("{}" if told else "")
 
     ran = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", f"{check}\n{gate}"],
@@ -260,10 +264,10 @@ def test_the_gates_step_fails_as_its_stage_says(tmp_path: Path, stage: str, stat
         check=False,
     )
 
-    softened = stage in ("shadow", "warn") and status in (1, 3)
+    softened = told and stage in ("shadow", "warn") and status in (1, 3)
     refused = stage not in ("shadow", "warn", "block")
     assert ran.returncode == (2 if refused else 0 if softened else status), ran.stderr
-    assert list((tmp_path / "work").iterdir()) == []
+    assert [f.name for f in (tmp_path / "work").rglob("*")] == ["gate", "verdict.json"]
 
 
 @pytest.mark.parametrize("stage", ["shadow", "warn", "block"])

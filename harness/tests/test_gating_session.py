@@ -419,13 +419,14 @@ def test_the_command_writes_its_verdict_and_exits_with_it(alone: Path, tmp_path:
     verdict, summary = tmp_path / "out/verdict.json", tmp_path / "out/summary.md"
     write(alone, {"ci/baselines/counters.json": "{}"})
 
-    damaged = command(alone, "--counters")
+    damaged = command(alone, "--counters", "--verdict", str(verdict))
     said = damaged.communicate(timeout=60)[1]
+    left = verdict.exists()
     (alone / "ci/baselines/counters.json").unlink()
     strict = command(alone, "--counters", "--verdict", str(verdict), "--summary", str(summary))
     shown = strict.communicate(timeout=60)[0]
 
-    assert damaged.returncode == 2
+    assert (damaged.returncode, left) == (2, False)
     assert "counters.json is no CounterBaseline" in said
     assert strict.returncode == 3
     assert "Gate: INCONCLUSIVE" in shown
