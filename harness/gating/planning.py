@@ -149,7 +149,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     if trees.base and not request.every_case:
         _leave_out(plan, trees.changed, trees.folders)
     if plan.tasks:
-        plan.sides = _sides(request, trees.folders, plan, held, say)
+        elsewhere = repository.worktrees() if repository else ()
+        plan.sides = _sides(request, trees.folders, elsewhere, plan, held, say)
         if repository and request.head == WORKING_TREE:  # of a snapshot nobody knows the commit
             git = environment.read_git(root)
             plan.sides[-1].environment = replace(plan.here, git=git)
@@ -358,6 +359,7 @@ def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
 def _sides(
     request: Request,
     trees: Sequence[Path],
+    elsewhere: Sequence[Path],
     plan: Plan,
     held: ExitStack,
     say: Say,
@@ -372,7 +374,9 @@ def _sides(
     sides = []
     for name, tree in zip(("base", "head")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
-        launcher = held.enter_context(Launcher(roots, device=device, around=around))
+        launcher = held.enter_context(
+            Launcher(roots, elsewhere=elsewhere, device=device, around=around)
+        )
         here = environment.capture(
             launcher.describe(),
             command=request.command,
