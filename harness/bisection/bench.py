@@ -87,7 +87,11 @@ class Bench:
 
 
 def opened(
-    held: ExitStack, begun: Begun | CausesBegun, journal: Journal | None, means: Means
+    held: ExitStack,
+    begun: Begun | CausesBegun,
+    journal: Journal | None,
+    means: Means,
+    elsewhere: Sequence[Path] = (),
 ) -> Bench:
     """Take hold of the machine, and begin the journal or go on with it.
 
@@ -96,6 +100,7 @@ def opened(
         begun: What is asked; its environment is filled in here.
         journal: Of a search that goes on; None begins one.
         means: What may be used up.
+        elsewhere: Working trees of the repository, which the code must not come from.
 
     Raises:
         HarnessError: The machine is not the one the search began on, or does not fit the suite.
@@ -104,7 +109,7 @@ def opened(
     if journal is not None:
         held.enter_context(journal)
     lock = gpu_lock.lock_first(held, wait_s=means.wait_s, say=means.say)
-    launcher = held.enter_context(Launcher())
+    launcher = held.enter_context(Launcher(elsewhere=elsewhere))
     here = environment.capture(
         launcher.describe(), command=begun.command, repository=None, cases=[begun.case]
     )

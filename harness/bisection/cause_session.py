@@ -148,7 +148,8 @@ def carry_out(
     began = time.monotonic()
     with ExitStack() as held:
         held.enter_context(differing.around(begun.inherited))
-        bench = opened(held, begun, journal, means)
+        elsewhere = repository.worktrees() if repository else ()
+        bench = opened(held, begun, journal, means, elsewhere)
         journal = bench.journal
         request = journal.request
         if not isinstance(request, CausesBegun):

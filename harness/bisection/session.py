@@ -93,7 +93,7 @@ def carry_out(
     """
     began = time.monotonic()
     with ExitStack() as held:
-        bench = opened(held, begun, journal, means)
+        bench = opened(held, begun, journal, means, repository.worktrees())
         journal = bench.journal
         request = journal.request
         if not isinstance(request, Begun):

@@ -75,6 +75,7 @@ def measure(case: Case, order: Order, channel: Channel, reporter: Reporter) -> M
         timed=session.timed(),
         ends_at=order.launched_at + case.settings.timeout_s - CUT_S,
         roots=order.roots,
+        elsewhere=order.elsewhere,
         alive=session.alive,
     )
 

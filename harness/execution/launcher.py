@@ -109,6 +109,7 @@ class Launcher:
         self,
         roots: Sequence[Path] = (),
         *,
+        elsewhere: Sequence[Path] = (),
         device: str = "any",
         around: Mapping[str, str] | None = None,
     ) -> None:
@@ -117,10 +118,12 @@ class Launcher:
         Args:
             roots: Workloads and all they import come from these folders, or it is a path mismatch;
                 workers start in the first of them.
+            elsewhere: Other working trees of the repository; what comes from there is one as well.
             device: As of a suite; workers of `cpu` see no GPU.
             around: Variables of the environment that all workers start in; a case's own win.
         """
         self._roots = tuple(str(root) for root in roots)
+        self._elsewhere = tuple(str(tree) for tree in elsewhere)
         self._host: Launcher | None = None  # whose zygote this one uses, see `at`
         self._around = dict(around or {})
         self._hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
@@ -153,6 +156,7 @@ class Launcher:
         and must not preload, so that its zygote holds none of the code; it is the one to close.
         """
         guest = Launcher(roots)
+        guest._elsewhere = self._elsewhere
         guest._host, guest._device = self, self._device
         guest._around, guest._hidden = self._around, self._hidden
         return guest
@@ -197,6 +201,7 @@ class Launcher:
             tell=tell,
             device=self._device,
             roots=self._roots,
+            elsewhere=self._elsewhere,
         )
         answers, write_end = os.pipe()
         os.set_blocking(answers, False)

@@ -57,6 +57,8 @@ class Order:
     """`cuda` where the run was begun on a GPU: a worker that sees none must not measure."""
     roots: tuple[str, ...] = ()
     """Folders that the code under test must come from; empty where anything will do."""
+    elsewhere: tuple[str, ...] = ()
+    """Working trees of the repository that no code may come from; that of the roots may be one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ def attested(
     timed: Timed | str,
     ends_at: float,
     roots: tuple[str, ...],
+    elsewhere: tuple[str, ...] = (),
     alive: Callable[[], None],
 ) -> Measurement:
     """The measurement with what ran, or with a reason why that is unknown.
@@ -80,6 +81,7 @@ def attested(
         timed: Or why there are no steps to count.
         ends_at: time.monotonic by which this must be over.
         roots: The tree under test.
+        elsewhere: Other working trees of its repository.
         alive: To be called now and then.
 
     Returns:
@@ -92,7 +94,7 @@ def attested(
             raise _Unknown("switched off (measure.census)")
         if isinstance(timed, str):
             raise _Unknown(timed)
-        answer = _Attempt(case, program, timed, ends_at, roots).answer(alive)
+        answer = _Attempt(case, program, timed, ends_at, roots, elsewhere).answer(alive)
     except _Unknown as unknown:
         why = str(unknown)
         return replace(
@@ -112,13 +114,28 @@ def attested(
         census=ran.census,
         effective={**measured.effective, **found},
     )
-    strangers = provenance.strangers(answer["places"].items(), roots) if roots else ()
     wrong = [attestation.breach(case, ran)]
-    if strangers:
-        wrong.append(f"not from the tree under test: {'; '.join(strangers)}")
+    if strangers := _strangers(answer["places"], roots, elsewhere):
+        listed = "; ".join(strangers)
+        wrong.append(f"not from the tree under test: {listed}; {provenance.REMEDY}")
     if breach := "; ".join(filter(None, wrong)):
         return _mismatch(measured, breach)
     return measured
+
+
+def _strangers(
+    places: Mapping[str, str], roots: Sequence[str], elsewhere: Sequence[str]
+) -> tuple[str, ...]:
+    """One sentence per module that came from elsewhere than asked."""
+    tested = _tested(roots) if roots else set()
+    found = [item for item in places.items() if item[0].partition(".")[0] in tested]
+    others = [item for item in places.items() if item not in found]
+    return (*provenance.strangers(found, roots), *provenance.foreign(others, roots, elsewhere))
+
+
+def _tested(roots: Sequence[str]) -> set[str]:
+    """The packages that must come from the roots."""
+    return provenance.held(roots) - OTHERS
 
 
 def _mismatch(measured: Measurement, detail: str) -> Measurement:
@@ -142,12 +159,19 @@ class _Attempt:
     """One more life of a program, with the hook."""
 
     def __init__(
-        self, case: Case, program: Program, timed: Timed, ends_at: float, roots: tuple[str, ...]
+        self,
+        case: Case,
+        program: Program,
+        timed: Timed,
+        ends_at: float,
+        roots: tuple[str, ...],
+        elsewhere: tuple[str, ...],
     ) -> None:
         self._case = case
         self._program = program
         self._timed = timed
         self._roots = roots
+        self._elsewhere = elsewhere
         self._skip = max(1, timed.setup_steps) + SKIPPED_STEPS
         self._began = began = time.monotonic()
         if timed.step_s > MAX_STEP_S:
@@ -180,7 +204,8 @@ class _Attempt:
                 step_s=self._timed.step_s,
                 profile_s=self._profile_s,
                 ends_at=self._ends_at,
-                packages=tuple(sorted(provenance.held(self._roots) - OTHERS)),
+                packages=tuple(sorted(_tested(self._roots))),
+                folders=self._elsewhere,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")

@@ -1,26 +1,41 @@
 """Child side: which files the code under test was loaded from.
 
 Two trees of one project share every name. What a worker of the one side imported from the other
-is found nowhere but in the modules themselves.
+is found nowhere but in the modules themselves. Nor is what both sides imported from a third, the
+user's own, as an editable install has it.
 """
 
 import os
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from harness.execution import process
+
 OURS = "harness"
 """Measures both sides; it is the same for both, and so from neither tree."""
+REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
+
+_HARNESS = Path(__file__).resolve().parents[1]
+_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
+_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+"""Under these git would speak of another repository."""
 
 
-def loaded(factory_module: str, roots: Sequence[str]) -> tuple[Mapping[str, str], tuple[str, ...]]:
+def loaded(
+    factory_module: str, roots: Sequence[str], elsewhere: Sequence[str] = ()
+) -> tuple[Mapping[str, str], tuple[str, ...]]:
     """The packages under test that are loaded, and what is wrong with where they came from.
 
-    Under test is the factory's package, and whatever else the roots hold a package of.
+    Under test is the factory's package, whatever else the roots hold a package of, and whatever
+    was loaded from another working tree of the repository.
 
     Args:
         factory_module: Dotted name of the module that holds the case's factory.
         roots: Folders that all of it must come from; empty where nothing was asked.
+        elsewhere: Working trees of the repository that none of it may come from.
 
     Returns:
         Package -> file; and one sentence per module that came from elsewhere.
@@ -28,15 +43,17 @@ def loaded(factory_module: str, roots: Sequence[str]) -> tuple[Mapping[str, str]
     if not roots:
         return {}, ()
     tested = ({_top(factory_module)} | held(roots)) - {OURS, *sys.stdlib_module_names}
-    code, found = {}, []
+    code, found, others = {}, [], []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
+            file = getattr(module, "__dict__", {}).get("__file__")  # a lazy one is not woken up
+            others += [(name, file)] if isinstance(file, str) else []
             continue
         places = _places(module)
         if name == _top(name) and places:
             code[name] = places[0]
         found += [(name, place) for place in places]
-    return code, strangers(found, roots)
+    return code, (*strangers(found, roots), *foreign(others, roots, elsewhere))
 
 
 def strangers(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[str, ...]:
@@ -47,6 +64,55 @@ def strangers(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[
         for name, place in places
         if not os.path.realpath(place).startswith(inside)
     )
+
+
+def foreign(
+    places: Iterable[tuple[str, str]], roots: Sequence[str], elsewhere: Sequence[str]
+) -> tuple[str, ...]:
+    """One sentence per module that is code of another working tree than that of the roots.
+
+    The harness is none, wherever it lies. Nor is what is installed, or what git ignores there: a
+    virtual environment may lie in a working tree.
+    """
+    if not (roots and elsewhere):
+        return ()
+    mine = process.top(roots).resolve()
+    trees = sorted({mine, *(Path(tree).resolve() for tree in elsewhere)}, key=_depth)
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED} - {*trees}
+    found: dict[Path, dict[str, tuple[str, str]]] = {}
+    for name, place in places:
+        file = Path(place).resolve()
+        owner = next((tree for tree in reversed(trees) if file.is_relative_to(tree)), mine)
+        if owner == mine or _top(name) == OURS:
+            continue
+        if not any(file.is_relative_to(folder) for folder in (_HARNESS, *installed)):
+            found.setdefault(owner, {})[name] = (str(file), place)
+    return tuple(
+        f"{name} is {place}"
+        for owner, named in found.items()
+        for ignored in [_ignored(owner, [file for file, _ in named.values()])]
+        for name, (file, place) in named.items()
+        if file not in ignored
+    )
+
+
+def _depth(folder: Path) -> int:
+    """A working tree may lie in another: the innermost is the one a file is of."""
+    return len(folder.parts)
+
+
+def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
+    """Those of the files that git ignores in their working tree; none where it cannot be asked."""
+    asked = subprocess.run(
+        ["git", "check-ignore", "--stdin", "-z"],
+        cwd=tree,
+        env={name: value for name, value in os.environ.items() if name not in _LOCAL},
+        input="\0".join(files),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return {file for file in asked.stdout.split("\0") if file}
 
 
 def held(roots: Sequence[str]) -> set[str]:

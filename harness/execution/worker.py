@@ -366,11 +366,11 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
 def _require_code(case: Case, order: Order) -> Mapping[str, str]:
     """Where the code under test was loaded from; PathMismatch if from elsewhere than asked."""
     module = case.factory.partition(":")[0]
-    code, strangers = provenance.loaded(module, order.roots)
+    code, strangers = provenance.loaded(module, order.roots, order.elsewhere)
     if strangers:
         first, *others = strangers
         more = f", and so {'are' if len(others) > 1 else 'is'} {len(others)} more" if others else ""
-        raise path.PathMismatch(f"not from the tree under test: {first}{more}")
+        raise path.PathMismatch(f"not from the tree under test: {first}{more}; {provenance.REMEDY}")
     return code
 
 

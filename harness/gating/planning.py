@@ -11,26 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness import doctor, environment, store
-from harness import suite as suites
 from harness.analysis.compare import Thresholds
 from harness.errors import HarnessError, SuiteError
-from harness.execution import gpu_lock, machine, provenance
+from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
 from harness.gating import baselines, calibration, counting, files, policy, selection
+from harness.gating.chosen import absent, chosen_of, require, require_own, suite_of
 from harness.gating.interleave import Side, Task
 from harness.gating.policy import Choice, Policy
 from harness.gating.records import Finding, GateSide, LeftOut, Mode
 from harness.gating.worktrees import WORKING_TREE, Repository, checked_out
 from harness.records import (
     METRICS,
-    Case,
     Decision,
     Environment,
     Suite,
     gpu_matches,
 )
-from harness.suite_yaml import Document, Loc, Problem, nearest, show
 from harness.what_ran import PathRule
 
 Say = Callable[[str], None]
@@ -128,11 +126,11 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
     if request.mode is Mode.COUNTERS:
         counting.load(request.baselines)  # a damaged file is told before minutes are spent
-    chosen = {c.suite: _require(trees.head, c, document) for c in asked}
+    chosen = {c.suite: require(trees.head, c, document) for c in asked}
     for suite in chosen.values():
-        _require_own(suite, [trees.head / folder for folder in loaded.roots])
+        require_own(suite, [trees.head / folder for folder in loaded.roots])
     others = [
-        _require(trees.head, c, document)
+        require(trees.head, c, document)
         for c in (*loaded.choices, *loaded.counted)
         if c not in asked
     ]
@@ -159,7 +157,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     if trees.base and not request.every_case:
         _leave_out(plan, trees.changed, trees.folders)
     if plan.tasks:
-        plan.sides = _sides(request, trees.folders, plan, held, say)
+        elsewhere = repository.worktrees() if repository else ()
+        plan.sides = _sides(request, trees.folders, elsewhere, plan, held, say)
         if repository and request.head == WORKING_TREE:  # of a snapshot nobody knows the commit
             git = environment.read_git(root)
             plan.sides[-1].environment = replace(plan.here, git=git)
@@ -253,83 +252,6 @@ def _noted(check: str, reason: str) -> Finding:
     return Finding(check=check, decision=Decision.GO, reason=reason)
 
 
-def _require(tree: Path, choice: Choice, document: Document | None) -> Suite:
-    """The suite in the head, with the cases that the policy chooses: there must be some."""
-    suite = _suite(tree, choice)
-    if suite is None:
-        beside = (tree / choice.suite).parent.glob("*.yaml")
-        names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
-        remedy = f"Name one that there is, or write it. {nearest(choice.suite, names)}".rstrip()
-        text = f"there is no such suite in the head: {choice.suite}"
-        raise _refused(choice, document, ("suite",), text, remedy)
-    kept = _chosen(suite, choice)
-    if not kept.cases:
-        wanted = next((i for i, f in enumerate(choice.filters) if not f.startswith("!")), 0)
-        text = f"no case fits {', '.join(map(show, choice.filters))} in {choice.suite}"
-        ids = [case.case_id for case in suite.cases]
-        remedy = nearest(choice.filters[wanted], ids)
-        raise _refused(choice, document, ("cases", wanted), text, remedy)
-    return kept
-
-
-def _require_own(suite: Suite, roots: Sequence[Path]) -> None:
-    """Refuse cases whose code is not in the tree: whatever ran would be somebody else's."""
-    for case in suite.cases:
-        if not (package := _absent(case, roots)):
-            continue
-        line, column = suites.factory_place(suite, case)
-        raise SuiteError(
-            suite.path,
-            f"factory {case.factory!r}: there is no package {package!r} in the repository",
-            "Only code that lies there, under one of the policy's `roots`, is measured: name a\n"
-            "  factory of your own. The suites that ship measure nsa, in its own repository.",
-            line=line,
-            column=column,
-        )
-
-
-def _absent(case: Case, roots: Sequence[Path]) -> str:
-    """The package of a case's factory, where a tree does not have it; else empty."""
-    package = case.factory.partition(":")[0].partition(".")[0]
-    if package in ("", provenance.OURS) or any(_holds(root, package) for root in roots):
-        return ""
-    return package
-
-
-def _holds(root: Path, package: str) -> bool:
-    """Whether a folder has the package, or the module. One without code, such as a folder of
-    suites, is none, and Python goes on looking."""
-    found = (*(root / package).rglob("*"), *root.glob(f"{package}.*"))
-    return any(file.suffix in (".py", ".so") for file in found)
-
-
-def _refused(
-    choice: Choice, document: Document | None, loc: Loc, text: str, remedy: str
-) -> SuiteError:
-    """The error of a choice, at its place in the policy; of one from a command line, its own."""
-    if document is None or not choice.loc:
-        return SuiteError(choice.suite, text, remedy)
-    return document.error([Problem((*choice.loc, *loc), text, remedy)])
-
-
-def _suite(tree: Path, choice: Choice) -> Suite | None:
-    """A suite as a tree has it, whole; None where it has none."""
-    file = tree / choice.suite
-    if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
-        return None
-    try:
-        text = file.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise SuiteError(choice.suite, "this is not a text file") from None
-    return suites.loads(text, choice.suite)
-
-
-def _chosen(suite: Suite, choice: Choice) -> Suite:
-    """The suite with those of its cases that the policy chooses, if there are any."""
-    kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
-    return replace(suite, cases=kept)
-
-
 def _gone(
     request: Request, trees: _Trees, loaded: Policy, chosen: Mapping[str, Suite]
 ) -> Iterator[Gone]:
@@ -344,14 +266,14 @@ def _gone(
         return
     for choice in _choices_before(trees, loaded, request.mode):
         try:
-            before = _suite(trees.folders[0], choice)
+            before = suite_of(trees.folders[0], choice)
         except SuiteError:
             continue  # a suite that could not be read in the base had no case to lose
         if before is None:
             continue
-        whole = _suite(trees.head, choice)
+        whole = suite_of(trees.head, choice)
         still = {c.case_id for c in whole.cases} if whole else set()
-        for case in _chosen(before, choice).cases:
+        for case in chosen_of(before, choice).cases:
             if case.case_id not in measured.get(choice.suite, set()):
                 why = "the base has this case, and the head has not"
                 if case.case_id in still:
@@ -375,7 +297,7 @@ def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
     out of a suite may well have one."""
     for path in plan.suites:
         stored = baselines.load(request.baselines, files.device_id(plan.here), path)
-        whole = _suite(tree, Choice(suite=path))
+        whole = suite_of(tree, Choice(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
             why = "the baseline has this case, and the suite has not"
@@ -418,6 +340,7 @@ def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
 def _sides(
     request: Request,
     trees: Sequence[Path],
+    elsewhere: Sequence[Path],
     plan: Plan,
     held: ExitStack,
     say: Say,
@@ -432,7 +355,9 @@ def _sides(
     sides = []
     for name, tree in zip(("base", "head")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
-        launcher = held.enter_context(Launcher(roots, device=device, around=around))
+        launcher = held.enter_context(
+            Launcher(roots, elsewhere=elsewhere, device=device, around=around)
+        )
         here = environment.capture(
             launcher.describe(),
             command=request.command,
@@ -526,7 +451,7 @@ def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
     for path, suite in plan.suites.items():
         cases = tuple(t.case for t in plan.tasks if t.suite == path)
         for case in cases if not refuse else ():
-            if package := _absent(case, side.roots):
+            if package := absent(case, side.roots):
                 side.cannot[path, case.case_id] = f"there is no package {package!r}"
         cases = tuple(case for case in cases if (path, case.case_id) not in side.cannot)
         if not cases:

@@ -117,6 +117,15 @@ class Repository:
         except HarnessError:
             return None
 
+    def worktrees(self) -> tuple[Path, ...]:
+        """All working trees of the repository, this one first."""
+        listed = self.ask("worktree", "list", "--porcelain").split("\n\n")
+        places = [entry.splitlines() for entry in listed]
+        trees = (
+            Path(place[0].removeprefix("worktree ")) for place in places if "bare" not in place
+        )
+        return tuple(dict.fromkeys([self.root, *trees]))
+
     def dirty(self) -> bool:
         """Whether the working tree holds what is not committed, but for what the harness writes."""
         code = (f":(exclude){folder}" for folder in WRITTEN)

@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,8 @@ class Asked:
     """time.monotonic by which the answer is of use."""
     packages: tuple[str, ...] = ()
     """Top-level names whose modules' files are to be told."""
+    folders: tuple[str, ...] = ()
+    """Folders whose modules are to be told, whatever their names."""
 
 
 def watch(folder: Path, note: Note) -> None:
@@ -171,7 +173,7 @@ class Marks:
             "by": self._by,
             "torch": torch.__version__,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
-            "places": _places(self._asked.packages),
+            "places": _places(self._asked.packages, self._asked.folders),
         }
         draft = self._folder / f"{ANSWER}.{os.getpid()}"
         draft.write_text(json.dumps(answer), encoding="utf-8")
@@ -209,9 +211,16 @@ def _lives(claim: Path) -> bool:
     return state.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-def _places(packages: tuple[str, ...]) -> dict[str, str]:
-    """Module -> file, of the packages asked for."""
+def _places(packages: Sequence[str], folders: Sequence[str]) -> dict[str, str]:
+    """Module -> file, of the packages and folders asked for."""
+    inside = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118
     found = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     return {
-        name: file for name, file in found.items() if file and name.partition(".")[0] in packages
+        name: file
+        for name, file in found.items()
+        if isinstance(file, str)
+        and (
+            name.partition(".")[0] in packages
+            or (inside and os.path.realpath(file).startswith(inside))
+        )
     }

@@ -154,7 +154,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(bench, "Launcher", lambda: made)
+    monkeypatch.setattr(bench, "Launcher", lambda **_: made)
     monkeypatch.setattr(bench, "verified", lambda measured, case, roots: measured)
     monkeypatch.setattr(bench, "run_one", lambda case, process, at, *rest: at.run(case, process))
     here = environment(gpu=None)

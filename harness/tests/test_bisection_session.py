@@ -51,6 +51,10 @@ class Machine:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def launcher(self, *, elsewhere: Sequence[Path]) -> "Machine":
+        assert [*elsewhere] == [self.repository], "the user's own tree is no place for the code"
+        return self
+
     def describe(self) -> dict[str, Any]:
         return {}
 
@@ -104,7 +108,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...
 def machine(past: tuple[Path, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(*past)
     here = environment(gpu=None)
-    monkeypatch.setattr(bench, "Launcher", lambda: made)
+    monkeypatch.setattr(bench, "Launcher", made.launcher)
     monkeypatch.setattr("harness.environment.capture", lambda *a, **k: here)
     monkeypatch.setattr(
         bench, "run_one", lambda case, process, tree, *rest: tree.run(case, process)

@@ -33,6 +33,11 @@ FILES = {
     "suites/decoding.py": "import nsa.decode as d\n",
     "nsa/tests/test_ops.py": "import nsa.ops\n",
     "ci/check.sh": "",
+    "ci/tool.py": "",
+    "src/kern/__init__.py": "",
+    "src/kern/ops.py": "",
+    "setup.py": "",
+    "nsa/torch.py": "",
     "harness/execution/worker.py": "",
     "harness/tests/test_x.py": "",
     "harness/README.md": "",
@@ -83,6 +88,10 @@ def selected(tree: Path, changed: Sequence[str], policy: Policy = POLICY) -> lis
         ("harness/README.md", []),
         ("ci/gate.yaml", ["train", "decode"]),
         ("ci/check.sh", ["train", "decode"]),  # in doubt
+        ("ci/tool.py", ["train", "decode"]),  # of no package: its name is not known
+        ("src/kern/ops.py", ["train", "decode"]),  # of one that lies under no root
+        ("setup.py", []),
+        ("nsa/torch.py", ["train"]),  # may be the one that is imported and lies under no root
         ("constraints.txt", ["train", "decode"]),
         ("pyproject.toml", ["train", "decode"]),
         ("nsa/table.json", ["train", "decode"]),  # who reads it, no import tells
@@ -133,6 +142,114 @@ def test_a_module_that_does_not_parse_may_import_anything(tree: Path) -> None:
     write(tree, {"nsa/reference.py": "def (\n"})
 
     assert selected(tree, ["nsa/unused.py"]) == ["train"]
+
+
+LOADS = [
+    "import sys\nsys.path.insert(0, 'src')\nfrom kern.ops import go\n",
+    "from sys import path\n",
+    "import sys as system\n",
+    "import importlib.util as u\nu.spec_from_file_location('k', 'k')\n",
+    "from importlib.util import spec_from_file_location as spec\n",
+    "import importlib.machinery\n",
+    "from importlib import machinery\n",
+    "import runpy\n",
+    "from pkgutil import walk_packages\n",
+    "import subprocess, sys\nsubprocess.run([sys.executable, '-m', 'kern'])\n",
+    "exec(open(name).read())\n",
+    "from pathlib import Path\ntext = (Path(__file__).parent / 'kern.py').read_text()\n",
+    "from importlib import import_module as load\nload(name)\n",
+    "import importlib\nfound = map(importlib.import_module, names)\n",
+    "__path__.append('src')\n",
+]
+
+
+@pytest.mark.parametrize("text", LOADS)
+def test_a_case_that_loads_code_in_another_way_is_reached_by_all_code(
+    text: str, tree: Path
+) -> None:
+    """Even by a module that another case imports under its name."""
+    write(tree, {"nsa/reference.py": text})
+
+    for path in ("nsa/unused.py", "nsa/kernels/decode.py", "nsa/tests/inputs.py"):
+        assert "train" in selected(tree, [path]), path
+    assert selected(tree, ["nsa/unused.py"]) == ["train"]
+    assert selected(tree, ["nsa/tests/test_ops.py", "nsa/tests/conftest.py", "a.md"]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys, re\nsys.stdout.flush()\nre.compile('a')\nmodel.eval()\n",
+        "from importlib.util import find_spec\nfind_spec('kern')\n",
+        "import importlib\nimportlib.import_module('nsa.kernels.banded')\n",
+        "names = root.rglob('*.py')\n",
+        "'''As in\nkern.py'''\n",
+    ],
+)
+def test_what_loads_no_code_leaves_the_choice_to_imports(text: str, tree: Path) -> None:
+    write(tree, {"nsa/reference.py": text})
+
+    assert selected(tree, ["nsa/unused.py"]) == []
+
+
+def test_how_the_harness_loads_code_is_no_matter_of_a_case(tree: Path) -> None:
+    write(tree, {"nsa/reference.py": "import harness.workload\n", "harness/workload.py": LOADS[0]})
+
+    assert selected(tree, ["nsa/unused.py"]) == []
+
+
+def test_a_name_relative_to_a_computed_package_may_be_any_module(tree: Path) -> None:
+    write(tree, {"nsa/reference.py": "import importlib\nimportlib.import_module('.a', name)\n"})
+
+    assert selected(tree, ["nsa/unused.py"]) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("name", "roots", "reached"),
+    [
+        ("kern.ops", (".",), ["train", "decode"]),  # as an editable install has it
+        ("kern.ops", (".", "src"), ["train"]),
+        ("src.kern.ops", (".",), ["train"]),
+    ],
+)
+def test_a_package_that_lies_under_no_root_is_not_known(
+    name: str, roots: tuple[str, ...], reached: list[str], tree: Path
+) -> None:
+    write(tree, {"nsa/reference.py": f"from {name} import go\n"})
+
+    assert selected(tree, ["src/kern/ops.py"], replace(POLICY, roots=roots)) == reached
+
+
+def test_a_name_that_lies_under_no_root_may_be_a_package_known_by_another(tree: Path) -> None:
+    write(tree, {"src/__init__.py": "", "nsa/reference.py": "import kern.ops\n"})
+
+    assert selected(tree, ["src/kern/ops.py"]) == ["train"]
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_a_link_is_followed_to_what_changed(package: bool, tree: Path) -> None:
+    write(tree, {"nsa/reference.py": "from suites.linked import kern\n", "shared/kern.py": ""})
+    write(tree, {"shared/__init__.py": ""} if package else {})
+    (tree / "suites/linked").mkdir()
+    (tree / "suites/linked/kern.py").symlink_to("../../shared/again.py")
+    (tree / "shared/again.py").symlink_to("kern.py")
+    (tree / "nsa/folder").symlink_to("../shared")
+
+    for path in ("suites/linked/kern.py", "shared/again.py", "shared/kern.py"):
+        assert selected(tree, [path]) == ["train"], path
+
+    write(tree, {"nsa/reference.py": "from nsa.folder import kern\n"})
+    assert selected(tree, ["shared/kern.py"]) == ["train"]
+
+
+def test_a_module_is_known_only_where_both_sides_know_it(tree: Path, tmp_path: Path) -> None:
+    head = tmp_path / "head"
+    write(head, {**FILES, "ci/__init__.py": ""})
+
+    why = select(CANDIDATES, ["ci/tool.py"], [tree, head], POLICY).why
+    alone = select(CANDIDATES, ["ci/tool.py"], [head], POLICY).why
+
+    assert (len(why), len(alone)) == (2, 0)
 
 
 def test_the_policys_map_adds_cases_or_says_which_alone(tree: Path) -> None:

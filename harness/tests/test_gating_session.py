@@ -399,6 +399,34 @@ def test_floors_for_other_gpus_alone_are_said_to_be(alone: Path) -> None:
     assert said == ["ci/gate.yaml states floors and ceilings for H200, and none for cpu"]
 
 
+@pytest.mark.parametrize(("roots", "found"), [("", State.FAILED), ("[., src]", State.COMPARED)])
+def test_code_of_neither_side_is_not_compared(
+    roots: str, found: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an editable install has it: both sides would import the user's own tree."""
+    folder = repository(
+        tmp_path / "toys",
+        {
+            **tree(("same",), same="from kern.ops import run\n"),
+            "src/kern/__init__.py": "",
+            "src/kern/ops.py": kernel(),
+            "ci/gate.yaml": SHORT + (f"roots: {roots}\n" if roots else ""),
+        },
+    )
+    write(folder, {"src/kern/ops.py": kernel(more="float(out[0])")})
+    monkeypatch.syspath_prepend(str(folder / "src"))
+
+    verdict = judge(folder, mode=Mode.COUNTERS, base="HEAD", every_case=True)
+
+    case = of(verdict, "same")
+    assert (case.decision, case.state) == (NO_GO, found), case
+    if not roots:
+        assert f"kern is {folder / 'src/kern/__init__.py'}" in case.reason
+        assert "under `roots` in the policy" in case.reason
+    else:
+        assert "host_syncs" in [c.name for c in case.counters]
+
+
 # --- the command -------------------------------------------------------------------------
 
 

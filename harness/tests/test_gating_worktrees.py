@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.errors import HarnessError
+from harness.execution import provenance
 from harness.execution.launcher import Launcher
 from harness.execution.runner import Silent, run_one
 from harness.gating import leftovers
@@ -239,8 +241,8 @@ class Folder:
         return self.folder / "log"
 
 
-def measured(roots: list[Path], folder: Path) -> Measurement:
-    with Launcher(roots) as launcher:
+def measured(roots: list[Path], folder: Path, elsewhere: Sequence[Path] = ()) -> Measurement:
+    with Launcher(roots, elsewhere=elsewhere) as launcher:
         return run_one(CASE, 0, launcher, Folder(folder), (), Silent())
 
 
@@ -274,6 +276,88 @@ def test_code_from_another_tree_is_a_path_mismatch(
 
     assert measurement.outcome is Outcome.PATH_MISMATCH
     assert f"toysuites is {other}" in measurement.detail
+
+
+@pytest.mark.parametrize("place", ["mine", "linked"])
+@pytest.mark.parametrize(
+    ("ignored", "roots", "outcome"),
+    [
+        ("", ["."], Outcome.PATH_MISMATCH),
+        ("", [".", "src"], Outcome.OK),
+        ("/src/\n", ["."], Outcome.OK),  # such as a virtual environment
+    ],
+)
+def test_code_of_the_users_own_tree_is_a_path_mismatch(
+    place: str,
+    ignored: str,
+    roots: list[str],
+    outcome: Outcome,
+    toys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An editable install answers from the user's tree, on both sides alike; so may one that was
+    made in another worktree."""
+    workloads = (toys / "toysuites/workloads.py").read_text()
+    commit(toys, {"toysuites/workloads.py": f"import kern.ops\n{workloads}"})
+    kern = {"src/kern/__init__.py": "", "src/kern/ops.py": ""}
+    if ignored:
+        commit(toys, {".gitignore": f"__pycache__/\n{ignored}"})
+        write(toys, kern)
+    else:
+        commit(toys, kern)
+    git(toys, "worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"))
+    write(tmp_path / "linked", kern)
+    repo = Repository.around(toys)
+    code = {"mine": toys, "linked": tmp_path / "linked"}[place] / "src"
+    monkeypatch.syspath_prepend(str(code))
+
+    with checked_out(repo, repo.commit("main")) as (tree,):
+        found = measured([tree / root for root in roots], tmp_path, repo.worktrees())
+
+    assert found.outcome is outcome, found.detail
+    if outcome is Outcome.PATH_MISMATCH:
+        assert found.detail == (
+            f"not from the tree under test: kern is {code}/kern/__init__.py, and so is 1 more; "
+            "name the folder it is imported from under `roots` in the policy "
+            "(--root of a bisection)"
+        )
+
+
+def test_in_ones_own_tree_ones_own_code_is_no_stranger(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads = (toys / "toysuites/workloads.py").read_text()
+    commit(toys, {"toysuites/workloads.py": f"import kern\n{workloads}", "src/kern.py": ""})
+    monkeypatch.syspath_prepend(str(toys / "src"))
+
+    found = measured([toys], tmp_path, Repository.around(toys).worktrees())
+
+    assert found.outcome is Outcome.OK, found.detail
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_what_is_installed_in_the_users_tree_is_none_of_it(
+    installed: bool, toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment is none of it even where nobody has told git to ignore it."""
+    folder = toys / "venv/site-packages"
+    place = folder / "kern.py"
+    write(toys, {"venv/site-packages/kern.py": ""})
+    if installed:
+        monkeypatch.setattr("sysconfig.get_path", lambda _: str(folder))
+
+    found = provenance.foreign([("kern", str(place))], [str(tmp_path / "tree")], [str(toys)])
+
+    assert found == (() if installed else (f"kern is {place}",))
+
+
+def test_the_harness_is_no_stranger_where_it_lies_in_the_repository(tmp_path: Path) -> None:
+    here = [("harness.store", str(ROOT / "harness/store.py")), ("nsa", str(ROOT / "nsa/ops.py"))]
+
+    found = provenance.foreign(here, [str(tmp_path)], [str(ROOT)])
+
+    assert found == (f"nsa is {ROOT / 'nsa/ops.py'}",)
 
 
 def test_a_worker_that_does_not_say_where_its_code_came_from_is_not_believed(

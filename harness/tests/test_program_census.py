@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from harness import suite
-from harness.execution import process, program_census
+from harness.execution import process, program_census, provenance
 from harness.execution.messages import ASK_FOR_STACKS
 from harness.execution.program_census import Timed
+from harness.measure import marks
 from harness.measure.marks import ANSWER, CLAIM, UNHEARD, Asked, Marks
 from harness.measure.startup import sitecustomize
 from harness.records import Case, Measurement, Outcome
@@ -89,7 +90,11 @@ def case_of(folder: Path, *lines: str) -> Case:
 
 
 def attested(
-    case: Case, timed: Timed | str = TIMED, roots: tuple[str, ...] = (), left_s: float = 60.0
+    case: Case,
+    timed: Timed | str = TIMED,
+    roots: tuple[str, ...] = (),
+    left_s: float = 60.0,
+    elsewhere: tuple[str, ...] = (),
 ) -> Measurement:
     measured = Measurement(
         case_id=case.case_id, process=0, outcome=Outcome.OK, samples_s=(1.0,), steady=True
@@ -100,6 +105,7 @@ def attested(
         timed=timed,
         ends_at=time.monotonic() + left_s,
         roots=roots,
+        elsewhere=elsewhere,
         alive=lambda: None,
     )
 
@@ -263,8 +269,35 @@ def test_a_module_of_another_tree_is_a_path_mismatch(
 
     assert measured.outcome is Outcome.PATH_MISMATCH
     assert measured.detail == (
-        "not from the tree under test: model.layers is /home/me/model/layers.py"
+        "not from the tree under test: model.layers is /home/me/model/layers.py; "
+        f"{provenance.REMEDY}"
     )
+
+
+def test_a_module_of_another_working_tree_is_one_too(
+    answering: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of whatever name: the roots may not hold its package."""
+    subprocess.run(["git", "init", "--quiet", tmp_path / "mine"], check=True)
+    (tmp_path / "tree").mkdir()
+    place = tmp_path / "mine" / "src" / "kern.py"
+    answering["places"] = {"kern": str(place)}
+    case = case_of(tmp_path, "command: ls")
+    roots = (str(tmp_path / "tree"),)
+
+    assert attested(case, roots=roots).outcome is Outcome.OK
+    measured = attested(case, roots=roots, elsewhere=(str(tmp_path / "mine"),))
+
+    assert measured.outcome is Outcome.PATH_MISMATCH
+    assert measured.detail == f"not from the tree under test: kern is {place}; {provenance.REMEDY}"
+
+
+def test_modules_are_told_by_their_package_or_their_folder() -> None:
+    here = Path(__file__).parent
+
+    assert marks._places(("json",), ()).keys() >= {"json", "json.decoder"}
+    assert __name__ not in marks._places(("json",), ())
+    assert __name__ in marks._places((), (str(here),))
 
 
 # --- marks -------------------------------------------------------------------------------
