@@ -48,6 +48,7 @@ _ROUTING = _MODEL - {"NSA_PREFILL_BATCHED"}
 READ_FLAGS: Mapping[str, set[str]] = {
     "attention": _FA2,  # its provider is the route of the selection
     "forward": _MODEL,
+    "layer": _MODEL,
     "decode": _MODEL,
     "decode_attention": set(),  # its provider is the route of everything
     "train": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},

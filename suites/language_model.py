@@ -111,6 +111,20 @@ def forward_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Inf
     return _inference_plan(provider, given, T=given.integer("seq_len"))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One case of `layer`."""
+
+    whole: InferencePlan
+    """Of the model that the layer is the first of."""
+
+
+def layer_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> LayerPlan:
+    """Check the axes of one case of `layer`."""
+    given = Axes("layer", axes, flags)
+    return LayerPlan(whole=_inference_plan(provider, given, T=given.integer("seq_len")))
+
+
 def decode_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
     """Check the axes of one case of `decode`."""
     given = Axes("decode", axes, flags)
@@ -151,6 +165,48 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         tokens=plan.B * plan.T,
         flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
         effective=lambda: {**seen, "checked_tokens": length},
+        flags=flags.asked_for,
+        capturable=True,
+    )
+
+
+def layer(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """One attention layer, called as somebody else's model calls it, without gradients: ByteLM
+    calls its parts, to compile them.
+
+    Axes and flags as of `forward`.
+    """
+    flags = Flags.from_env()
+    plan = layer_plan(provider, axes, flags).whole
+    model = _inference_model(plan, flags)
+    rng = torch.Generator().manual_seed(SEED)
+    x = torch.randn(plan.B, plan.T, plan.model.dim, generator=rng).to(_device(), plan.dtype)
+    seen = dict[str, Scalar]()
+
+    @torch.no_grad()
+    def attended(model: ByteLM, x: Tensor, routes: Routes, prefill: Prefill) -> Tensor:
+        attention = model.blocks[0].get_submodule("attention")
+        out: Tensor = attention(x, routes=routes, prefill=prefill)
+        return out
+
+    def run() -> Tensor:
+        routes = _routes(plan.model, flags)
+        out = attended(model, x, routes, flags.prefill)
+        handed = {"routes": routes, "prefill": flags.prefill}
+        seen.update(_observed(model, out, handed), seq_len=out.shape[1])
+        return out
+
+    def defined(dtype: torch.dtype) -> dict[str, Tensor]:
+        exact = _definition(model, dtype)
+        return {"o": attended(exact, x.to(dtype), Routes.reference(), "batched")}
+
+    return Workload(
+        run=run,
+        check=lambda: {"o": run()},
+        reference=partial(defined, torch.float64),
+        eager=partial(defined, plan.dtype),
+        tokens=plan.B * plan.T,
+        effective=lambda: seen,
         flags=flags.asked_for,
         capturable=True,
     )

@@ -17,7 +17,16 @@ from suites import language_model as _language_model
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["attention", "counts", "decode", "decode_attention", "forward", "preflight", "train"]
+__all__ = [
+    "attention",
+    "counts",
+    "decode",
+    "decode_attention",
+    "forward",
+    "layer",
+    "preflight",
+    "train",
+]
 
 PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode", "torch.profiler")
 """What the factories import when they are called; imported once for all workers."""
@@ -27,6 +36,7 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "decode": _language_model.decode_plan,
     "decode_attention": _decoding.Plan.read,
     "forward": _language_model.forward_plan,
+    "layer": _language_model.layer_plan,
     "train": _language_model.train_config,
 }
 
@@ -71,6 +81,7 @@ attention = _at_the_seam(_attention.attention)
 decode = _at_the_seam(_language_model.decode)
 decode_attention = _at_the_seam(_decoding.decode_attention)
 forward = _at_the_seam(_language_model.forward)
+layer = _at_the_seam(_language_model.layer)
 train = _at_the_seam(_language_model.train)
 
 
@@ -89,6 +100,8 @@ def counts(
         case _language_model.InferencePlan() as f:
             flops = costs.forward_flops(f.model, batch=f.B, tokens=f.new_tokens, q_start=f.T)
             return Counts(tokens=f.B * f.new_tokens, flops=flops)
+        case _language_model.LayerPlan(whole=w):
+            return Counts(tokens=w.B * w.T, flops=None)
         case TrainConfig() as c:
             each = costs.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
             return Counts(tokens=c.batch_size * c.seq_len * c.accum, flops=c.accum * each)

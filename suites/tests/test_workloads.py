@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from harness.records import Case, Scalar
 from harness.workload import Factory, Unsupported, Workload
 from nsa import ops, reference, selected
 from nsa.flags import FlagError, Flags
+from nsa.module import DenseAttention, NSAttention
 from nsa.ops import Routes
 from nsa.peaks import peak_flops
 from suites import workloads
@@ -63,6 +65,27 @@ def test_the_language_model_agrees_with_its_definition(
     seen = workload.effective()
     assert seen["batch"] == 2
     assert seen["attention"] == provider
+
+
+@pytest.mark.parametrize("provider", ["nsa", "dense"])
+def test_a_layer_agrees_with_its_definition_and_is_called_as_a_module(
+    provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind: Any = {"nsa": NSAttention, "dense": DenseAttention}[provider]
+    called, forward = list[int](), kind.forward
+    workload = workloads.layer(provider, {**MODEL, "seq_len": 40})
+
+    def counted(self: Any, *x: Any, **given: Any) -> Any:
+        called.append(1)
+        return forward(self, *x, **given)
+
+    monkeypatch.setattr(kind, "forward", counted)
+
+    assert accuracy.compare(workload).tensors
+    assert called
+    accuracy.require_finite_output(workload.run())
+    assert workload.effective
+    assert workload.effective()["attention"] == provider
 
 
 @pytest.mark.parametrize("branch", ["whole", "compress", "select", "window"])
