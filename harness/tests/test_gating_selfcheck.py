@@ -88,6 +88,7 @@ def test_a_node_is_calibrated_by_real_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # of other tests; unfit to measure with
 
     said = CliRunner().invoke(app, ["calibrate", "toysuites/toys.yaml", "--json"])
 
