@@ -95,7 +95,7 @@ def test_a_node_is_calibrated_by_real_processes(
     assert said.exit_code in (0, 3), said.exception  # 3: chance made the node differ from itself
     answer = json.loads(said.stdout)
     assert [c["case_id"] for c in answer["answer"]["cases"]] == ["sleep/a/step_s=0.004"]
-    (kept,) = (tmp_path / "ci/baselines").glob("*/toys.calibration.json")
+    (kept,) = (tmp_path / "ci/baselines").glob("*/toysuites__toys.calibration.json")
     assert json.loads(kept.read_text())["answer"] == answer["answer"]
     runs = [store.load(tmp_path / "reports/runs", r) for r in answer["run_id"].split()]
     assert [(len(r.measurements) >= 12, bool(r.ended_at)) for r in runs] == [(True, True)] * 2
