@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a GPU can show, part by part: ci/gpu.sh PART [FOLDER]. A part takes at most eight
+# What only a GPU can show, part by part: ci/gpu.sh PART [FOLDER]. A part takes at most ten
 # minutes of an H200; reports and records come under reports/, what else is made under FOLDER.
 #
 #   tests      every test that needs a GPU
@@ -34,7 +34,7 @@ case "$part" in
   train) harness run train-125m ;;
   decode) harness run decode ;;
   gate)
-    "$python" -m harness.studies.gate_planted "$folder/gate" --minutes 6
+    "$python" -m harness.studies.gate_planted "$folder/gate"
     ;;
   bisect)
     "$python" -m harness.studies.planted_branch "$folder/bisect" --commits 40 --at 25 \

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-import typer.core
 
 from harness import (
     cli_bisect,

@@ -198,13 +198,7 @@ def _benchmarks(run: Run) -> str:
 
 
 def _read(path: Path) -> GateVerdict:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_VERDICT_BYTES + 1)
-    except OSError as error:
-        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_VERDICT_BYTES:
-        raise HarnessError(f"{path}: more than {MAX_VERDICT_BYTES} bytes", "Is it a verdict?")
+    data = exchange.read_limited(path, MAX_VERDICT_BYTES, "Is it a verdict?")
     return decode(data, str(path))
 
 

@@ -41,9 +41,6 @@ ONE_SIDE = frozenset({State.NEW, State.MISSING})
 PLAIN = Policy(path="", stage=Stage.SHADOW)
 """No floors, no exemptions, the harness's own numbers."""
 
-_HOW = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
-"""Settings that change what is measured; others change how often, or for how long."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
@@ -161,11 +158,7 @@ def _side(run: Run) -> GateSide:
 
 def _measured_otherwise(then: Case, now: Case) -> str:
     """Why one id is not one case: other axes, other code, another way to take a sample."""
-    found = [
-        f"{name}: {a} in A, {b} in B"
-        for name, (a, b) in drift.changed(then, now).items()
-        if not name.startswith("measure.") or name in _HOW
-    ]
+    found = [f"{name}: {a} in A, {b} in B" for name, (a, b) in drift.measured(then, now).items()]
     return f"not the same case: {'; '.join(found[:2])}" if found else ""
 
 

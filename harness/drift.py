@@ -67,6 +67,10 @@ _PREFIXES = {
 _SUITE = "another question was asked, or the same in another way"
 
 
+_HOW = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
+"""Settings that change what is measured; others change how often, or for how long."""
+
+
 def differences(then: Environment, now: Environment) -> tuple[Difference, ...]:
     """All that differs between two environments and could move a number, most suspect first; the
     code too where nobody can tell, since neither time it lay in a repository."""
@@ -119,6 +123,12 @@ def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
 def changed(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
     """What differs between two cases: factory or program, axes, variables and settings."""
     return _changed(_flat(then), _flat(now))
+
+
+def measured(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
+    """What of that makes it another case under one id, and not the same measured more often."""
+    found = changed(then, now)
+    return {name: a for name, a in found.items() if not name.startswith("measure.") or name in _HOW}
 
 
 def _environment(then: Environment, now: Environment) -> Iterator[Difference]:

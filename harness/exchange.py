@@ -109,19 +109,29 @@ class _Document(_Model):
     version: str
 
 
+def read_limited(path: Path, most: int = MAX_BYTES, remedy: str = "Split it.") -> bytes:
+    """A whole file that somebody names.
+
+    Raises:
+        HarnessError: It cannot be read, or holds more than so many bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > most:
+        raise HarnessError(f"{path}: more than {most} bytes", remedy)
+    return data
+
+
 def read_benchmarks(path: Path) -> Imported:
     """Read a JSON file of pytest-benchmark.
 
     Raises:
         HarnessError: It is not one, has no rounds, or holds a time that is none.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise HarnessError(f"{path}: more than {MAX_BYTES} bytes", "Split it.")
+    data = read_limited(path)
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.exchange import MAX_BYTES, Imported
+from harness.exchange import Imported, read_limited
 from harness.exchange_rows import KINDS, NEEDED, Row, Value, rows_of, runs_of
 from harness.records import Run
 
@@ -42,7 +42,7 @@ def from_csv(file: Path) -> tuple[tuple[Imported, ...], tuple[str, ...]]:
     Raises:
         HarnessError: With the line that cannot be read.
     """
-    data = _read(file)
+    data = read_limited(file)
     try:
         reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
         header = next(reader, [])
@@ -119,7 +119,7 @@ def from_parquet(file: Path) -> tuple[tuple[Imported, ...], tuple[str, ...]]:
         HarnessError: There is no pyarrow, or the file is no such table.
     """
     arrow, parquet = _arrow(file)
-    data = _read(file)
+    data = read_limited(file)
     try:
         table = parquet.read_table(io.BytesIO(data))
     except (OSError, arrow.ArrowException) as error:
@@ -156,17 +156,6 @@ def _arrow(file: Path) -> tuple[Any, Any]:
 
 
 # --- both --------------------------------------------------------------------------------
-
-
-def _read(file: Path) -> bytes:
-    try:
-        with file.open("rb") as source:
-            data = source.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise HarnessError(f"{file}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise HarnessError(f"{file}: more than {MAX_BYTES} bytes", "Split it.")
-    return data
 
 
 def _require(header: Sequence[str], file: Path) -> None:

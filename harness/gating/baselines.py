@@ -14,7 +14,6 @@ from harness.gating import files
 from harness.gating.interleave import clock, usable
 from harness.records import Case, Environment, Measurement, Outcome, Run
 
-RENEW = "Renew it: harness run {suite}, then harness baseline set latest."
 EXPECTED = ("commit", "uncommitted changes", "host")
 """What may differ: the code is what is compared, and a runner in a container has a new name each
 time. A CPU goes by its host's name anyway."""
@@ -57,8 +56,8 @@ class Baseline:
     cases: Mapping[str, tuple[StoredProcess, ...]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Case -> the outcome that the suite allows it."""
-    asked: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Case -> what it was then; see `configuration`."""
+    asked: Mapping[str, Case] = field(default_factory=dict)
+    """What each case was then."""
 
     def __post_init__(self) -> None:
         files.moment(self.measured_at)
@@ -74,30 +73,14 @@ def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...
     )
 
 
-def configuration(case: Case) -> Mapping[str, str]:
-    """All that decides what a case measures, but for its code."""
-    settings = case.settings
-    return {
-        "factory": case.factory,
-        "provider": case.provider,
-        **{name: str(value) for name, value in sorted(case.axes.items())},
-        **{f"variable {name}": value for name, value in sorted(case.env.items())},
-        **({"program": str(case.program)} if case.program else {}),
-        "flush_l2": str(settings.flush_l2),
-        "rotate_inputs": str(settings.rotate_inputs),
-        "graph": str(settings.graph),
-    }
-
-
 def changed(baseline: Baseline, case: Case) -> str:
     """Why a case of the same id is not the one that was measured; empty where it is."""
-    make = f"make one: harness run {baseline.suite}, then harness baseline set latest"
-    then, now = baseline.asked.get(case.case_id), configuration(case)
+    make = _make(baseline.suite)
+    then = baseline.asked.get(case.case_id)
     if then is None:
         return f"the baseline does not say what the case was; {make}"
-    for name in dict.fromkeys((*then, *now)):
-        if (a := then.get(name, "absent")) != (b := now.get(name, "absent")):
-            return f"the case is another than the baseline's: {name} was {a}, and is {b}; {make}"
+    for name, (a, b) in drift.measured(then, case).items():
+        return f"the case is another than the baseline's: {name} was {a}, and is {b}; {make}"
     return ""
 
 
@@ -107,8 +90,8 @@ def case_ids(folder: Path, suite: str) -> frozenset[str]:
     Raises:
         StoreError: A file is damaged.
     """
-    name, remedy = files.path_of(folder, "any", suite).name, RENEW.format(suite=suite)
-    found = (files.read(path, Baseline, remedy) for path in sorted(folder.glob(f"*/{name}")))
+    name = files.path_of(folder, "any", suite).name
+    found = (files.read(path, Baseline, _renew(suite)) for path in sorted(folder.glob(f"*/{name}")))
     return frozenset(case_id for b in found if b for case_id in b.cases)
 
 
@@ -162,7 +145,7 @@ def of_run(run: Run) -> Baseline:
             if c.case_id not in left_out
         },
         left_out=left_out,
-        asked={c.case_id: configuration(c) for c in run.suite.cases},
+        asked={c.case_id: c for c in run.suite.cases},
     )
 
 
@@ -172,13 +155,13 @@ def load(folder: Path, device: str, suite: str) -> Baseline | None:
     Raises:
         StoreError: The file is damaged.
     """
-    return files.read(files.path_of(folder, device, suite), Baseline, RENEW.format(suite=suite))
+    return files.read(files.path_of(folder, device, suite), Baseline, _renew(suite))
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
     """Why a baseline says nothing about numbers taken here and now; empty where it does."""
     device = files.device_id(here)
-    make = f"make one: harness run {suite}, then harness baseline set latest"
+    make = _make(suite)
     if baseline is None:
         return f"no baseline of {suite} on {here.device_name} ({device}); {make}"
     if baseline.device != device:
@@ -188,6 +171,14 @@ def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days
     found = drift.differences(baseline.environment, here)
     other = [str(d) for d in found if d.name not in EXPECTED]
     return f"the baseline is of another environment ({other[0]}); {make}" if other else ""
+
+
+def _make(suite: str) -> str:
+    return f"make one: harness run {suite}, then harness baseline set latest"
+
+
+def _renew(suite: str) -> str:
+    return f"Renew it: harness run {suite}, then harness baseline set latest."
 
 
 def _stored(m: Measurement) -> StoredProcess:

@@ -383,7 +383,6 @@ def remedies(
         merging: A change asks to come in. What was only compared needs no leave.
     """
     said = []
-    told, limits = [f for c in cases for f in c.findings], {rule.name for rule in policy.rules}
     asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
     if most := max(asked, default=0):
         how, where = f"confirm_pairs in {policy.path}", ""
@@ -397,7 +396,9 @@ def remedies(
             f"if a case is meant to go, exempt it in {policy.path}: "
             "{cases: [...], expect: missing, reason: ..., expires: ...}"
         )
-    if any(f.decision is Decision.NO_GO and f.counts and f.check in limits for f in told):
+    limits = {rule.name for rule in policy.rules}
+    broken = (f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO)
+    if any(f.check in limits for f in broken):
         said.append(f"if a floor or ceiling is meant to move, move it in {policy.path}")
     if mode is Mode.COUNTERS and any(c.counters and c.decision is not Decision.GO for c in cases):
         said.append(f"if the change is meant, accept it: {counting.RENEW}")

@@ -39,13 +39,18 @@ def device_id(environment: Environment) -> str:
 def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
     """Where the record of a device and a suite lies; no name leads out of the folder.
 
-    suites/gate.yaml is `gate`, and big/gate.yaml `big__gate`: two suites share no file.
+    suites/gate.yaml is `gate`, big/gate.yaml `big__gate` and gate.yaml `__gate`: two suites share
+    no file.
     """
     path = Path(suite)
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
-    parts = path.with_suffix("").parts
-    name = "__".join(parts[1:] if parts[0] == SUITES else parts)
+    if path.is_relative_to(SUITES):
+        parts = path.relative_to(SUITES).with_suffix("").parts
+    else:
+        folders = path.parent.parts or ("",)
+        parts = (*folders, path.stem)
+    name = "__".join(parts)
     safe = [re.sub(r"[^A-Za-z0-9_-]", "_", n) for n in (device, name)]
     return folder / safe[0] / f"{safe[1]}{kind}.json"
 

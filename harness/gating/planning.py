@@ -124,8 +124,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     asked = loaded.counted if request.mode is Mode.COUNTERS else loaded.choices
     if not asked:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
-    if request.mode is Mode.COUNTERS:
-        counting.load(request.baselines)  # a damaged file is told before minutes are spent
+    # A damaged file is told before minutes are spent.
+    kept = counting.load(request.baselines) if request.mode is Mode.COUNTERS else None
     chosen = {c.suite: require(trees.head, c, document) for c in asked}
     for suite in chosen.values():
         require_own(suite, [trees.head / folder for folder in loaded.roots])
@@ -134,7 +134,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         for c in (*loaded.choices, *loaded.counted)
         if c not in asked
     ]
-    gone = [*_gone(request, trees, loaded, chosen)]
+    gone = [*_gone(request.mode, trees, loaded, chosen, kept)]
     ids = [g.case_id for g in gone]
     if request.mode is Mode.BASELINE:
         ids += [i for path in chosen for i in baselines.case_ids(request.baselines, path)]
@@ -253,18 +253,21 @@ def _noted(check: str, reason: str) -> Finding:
 
 
 def _gone(
-    request: Request, trees: _Trees, loaded: Policy, chosen: Mapping[str, Suite]
+    mode: Mode,
+    trees: _Trees,
+    loaded: Policy,
+    chosen: Mapping[str, Suite],
+    kept: counting.CounterBaseline | None,
 ) -> Iterator[Gone]:
     """What the base judged, or the file of counters holds, and this gate does not."""
     measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
     if trees.base is None:
-        kept = counting.load(request.baselines) if request.mode is Mode.COUNTERS else None
         for path, cases in kept.cases.items() if kept else ():
             why = f"it has counters on record, and is not counted; {counting.RENEW} forgets it"
             for case_id in sorted(cases.keys() - measured.get(path, set())):
                 yield Gone(suite=path, case_id=case_id, reason=why)
         return
-    for choice in _choices_before(trees, loaded, request.mode):
+    for choice in _choices_before(trees, loaded, mode):
         try:
             before = suite_of(trees.folders[0], choice)
         except SuiteError:

@@ -65,7 +65,11 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         if refuted := bench.prove():
             raise HarnessError(f"the instrument is wrong: {'; '.join(refuted)}")
         tasks = [Task(suite=suite.path, case=case) for case in suite.cases]
-        found = steady_pairs(bench.rounds, sides, tasks, request.pairs)
+        try:
+            found = steady_pairs(bench.rounds, sides, tasks, request.pairs)
+        except HarnessError:
+            bench.finish()  # what was measured stays; nothing of it is left to resume
+            raise
         bench.finish()
         run_id = " ".join(side.writers[suite.path].run_id for side in sides)
         return calibration.store(request.baselines, here, suite.path, run_id, found)

@@ -220,6 +220,7 @@ def test_two_suites_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
 
     assert name("suites/gate.yaml") == name(str(tmp_path / "suites/gate.yaml")) == "gate.json"
+    assert (name("suites.yaml"), name("gate.yaml")) == ("__suites.json", "__gate.json")
     assert name("big/gate.yaml") == name(str(tmp_path / "big/gate.yaml")) == "big__gate.json"
 
 
@@ -264,8 +265,8 @@ def test_a_case_of_the_same_id_that_asks_another_question_has_no_baseline() -> N
     captured = replace(CASE, settings=replace(CASE.settings, graph=True))
     more = replace(CASE, settings=replace(CASE.settings, processes=9, timeout_s=1.0))
 
-    assert "seq_len was 512, and is 1024; make one: " in baselines.changed(made, longer)
-    assert "graph was False, and is True; make one: " in baselines.changed(made, captured)
+    assert ": axis seq_len was 512, and is 1024; make one: " in baselines.changed(made, longer)
+    assert ": measure.graph was False, and is True; make one: " in baselines.changed(made, captured)
     assert "does not say what the case was" in baselines.changed(replace(made, asked={}), CASE)
     assert baselines.changed(made, more) == baselines.changed(made, CASE) == ""
 

@@ -29,3 +29,12 @@ def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in Flags.from_env().set_names:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Traces, differentiates and partitions as always, but generates no code."""
+    monkeypatch.setattr("nsa.compiled.BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -15,6 +15,7 @@ from nsa.lm import Block, ByteLM, cross_entropy, parse_checkpointing
 from nsa.module import Heads, NSAttention
 from nsa.ops import Routes
 from nsa.tests.gpu import no_waiting
+from nsa.tests.training import QUICK_COMPILER, TORCH_LOOKS_AT_GRAD
 
 TINY = PRESETS["tiny"]
 DENSE = replace(TINY, attention="dense")
@@ -180,20 +181,6 @@ def test_checkpointing_recomputes_its_layers_and_changes_no_gradient(
 
 
 # --- compiled ----------------------------------------------------------------------------
-
-
-QUICK_COMPILER = pytest.mark.usefixtures("_quick_compiler")
-TORCH_LOOKS_AT_GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-"""The compiler reads it of every input, and shows nobody the warning unless it is an error."""
-
-
-@pytest.fixture
-def _quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Traces, differentiates and partitions as always, but generates no code."""
-    monkeypatch.setattr("nsa.compiled.BACKEND", "aot_eager")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(model: ByteLM, tokens: Tensor, targets: Tensor, **options: object) -> list[Tensor]:

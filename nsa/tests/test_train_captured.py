@@ -1,6 +1,5 @@
 """Training compiled and replayed as a CUDA graph, and what is said to be in force."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,9 @@ from nsa.tests.training import (
     DENSE,
     MASKED,
     QUICK,
+    QUICK_COMPILER,
     TINY,
+    TORCH_LOOKS_AT_GRAD,
     apart,
     needs_gpu,
     planted,
@@ -34,21 +35,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_flags")
 # --- compiled, and as a CUDA graph -------------------------------------------------------
 
 
-@pytest.fixture
-def _quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Traces and differentiates as always, but generates no code."""
-    monkeypatch.setattr("nsa.compiled.BACKEND", "aot_eager")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-# The compiler looks at the gradient of every input; its warning shows only where it is an error.
-COMPILES = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-
-
-@COMPILES
-@pytest.mark.usefixtures("_quick_compiler")
+@TORCH_LOOKS_AT_GRAD
+@QUICK_COMPILER
 def test_a_compiled_step_trains_alike() -> None:
     config = tiny(accum=2, checkpointing="1-1")
     with Trainer(config) as plain, Trainer(replace(config, compile="on")) as fast:
@@ -143,7 +131,7 @@ def test_a_graph_on_the_cpu_is_refused_before_anything_is_built(
 
 @pytest.mark.gpu
 @needs_gpu
-@COMPILES
+@TORCH_LOOKS_AT_GRAD
 @pytest.mark.parametrize("compile_", COMPILE)
 @pytest.mark.parametrize("checkpointing", ["off", "on"])
 @pytest.mark.parametrize("model", [TINY, DENSE], ids=["nsa", "dense"])
@@ -167,7 +155,7 @@ def test_a_replayed_step_trains_alike(model, checkpointing: str, compile_: Compi
 
 @pytest.mark.gpu
 @needs_gpu
-@COMPILES
+@TORCH_LOOKS_AT_GRAD
 @pytest.mark.parametrize("checkpointing", ["off", "on"])
 def test_kernels_train_compiled_and_replayed(checkpointing: str) -> None:
     """The whole of it, as the 125M model trains, against the definition's routes."""

@@ -15,6 +15,10 @@ from nsa.trainer import Trainer
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
+QUICK_COMPILER = pytest.mark.usefixtures("quick_compiler")
+TORCH_LOOKS_AT_GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+"""The compiler reads it of every input, and shows nobody the warning unless it is an error."""
+
 TINY = PRESETS["tiny"]
 DENSE = replace(TINY, attention="dense")
 MASKED = Flags(force_sel_mask=True)
