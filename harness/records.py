@@ -385,7 +385,7 @@ class Evidence:
     frame: str = ""
     """The innermost Python frame: `function (file:line)`."""
     last_kernel: str = ""
-    """On a GPU; `unknown` and why, where nothing told."""
+    """On a GPU: whether a kernel still runs. Some stored runs name the last launch too."""
     peak_host_bytes: int | None = None
     """Largest resident memory of the process."""
     peak_device_bytes: int | None = None

@@ -79,16 +79,10 @@ def signal_name(exit_code: int) -> str:
     return {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
 
 
-def last_kernel(telemetry: Telemetry, *, said: str = "", seconds: float = 5.0) -> str:
-    """What can be said of the kernel a silent process launched last.
+def last_kernel(telemetry: Telemetry, *, seconds: float = 5.0) -> str:
+    """Whether a kernel still runs, by the last seconds of a silent process's telemetry.
 
-    CUDA tells nobody outside the process, and the process does not answer. Whether something
-    still runs on the GPU is known.
-
-    Args:
-        telemetry: Of the process.
-        said: What a re-enactment says, see `reenactment`.
-        seconds: Of the telemetry, the last ones.
+    CUDA names the kernel only inside the process, which does not answer.
     """
     utilisation = telemetry.channels.get("gpu_utilisation", ())
     since = telemetry.t_s[-1] - seconds if telemetry.t_s else 0.0
@@ -96,7 +90,7 @@ def last_kernel(telemetry: Telemetry, *, said: str = "", seconds: float = 5.0) -
         u for t, u in zip(telemetry.t_s, utilisation, strict=False) if t >= since and u is not None
     ]
     if not seen:
-        return said
+        return ""
     mean = sum(seen) / len(seen)
     if mean > 0.5:
         what = "a kernel does not end"
@@ -104,7 +98,7 @@ def last_kernel(telemetry: Telemetry, *, said: str = "", seconds: float = 5.0) -
         what = "nothing runs there, the host waits for something else"
     else:
         what = "kernels come and go"
-    return f"{said or 'unknown'}; the GPU was busy for {mean:.0%} of the last {seconds:g} s: {what}"
+    return f"unknown; the GPU was busy for {mean:.0%} of the last {seconds:g} s: {what}"
 
 
 def _traceback(log: Path, folder: Folder) -> tuple[str, EvidenceFile | None]:

@@ -29,7 +29,6 @@ from harness.execution.messages import (
     Message,
     Order,
     Reader,
-    Tell,
     encode_order,
 )
 from harness.records import Case, Suite
@@ -169,7 +168,6 @@ class Launcher:
         *,
         check: tuple[Case, ...] = (),
         prove: bool = False,
-        tell: Tell | None = None,
     ) -> Worker:
         """Start a worker on a case; without one, on describing the environment.
 
@@ -179,7 +177,6 @@ class Launcher:
             log: Where its stdout and stderr go; appended to.
             check: Cases to check instead.
             prove: Put the instrument to the proof instead.
-            tell: Re-enact what hung instead of measuring it.
 
         Raises:
             HarnessError: No interpreter with torch can be started here.
@@ -198,7 +195,6 @@ class Launcher:
             launched_at=launched_at,
             check=check,
             prove=prove,
-            tell=tell,
             device=self._device,
             roots=self._roots,
             elsewhere=self._elsewhere,

@@ -29,17 +29,6 @@ class Garbled(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """Do what hung once more, and tell of every launch; nothing is measured."""
-
-    path: str
-    """The file to tell into, see harness.measure.launches."""
-    accuracy: bool
-    """It hung in the comparison with the definition, not in a run."""
-    runs: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """Parent to worker: measure this case; without one check others, or describe the
     environment."""
@@ -51,8 +40,6 @@ class Order:
     """Cases to ask their workload's preflight about."""
     prove: bool = False
     """Instead of measuring a case, put the instrument to the proof."""
-    tell: Tell | None = None
-    """Instead of measuring the case, re-enact what hung."""
     device: str = ""
     """`cuda` where the run was begun on a GPU: a worker that sees none must not measure."""
     roots: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from harness.execution import reenactment, vacancy
+from harness.execution import vacancy
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import Vacancy
 from harness.execution.watchdog import watch
@@ -151,7 +151,7 @@ def run_one(
     """Measure one case in one fresh process; nothing is stored, and no worker is left."""
     observer.started(case, process)
     log = writer.log_path(case.case_id, process)
-    measurement = watch(
+    return watch(
         launcher.launch(case, process, log),
         case,
         process,
@@ -161,9 +161,6 @@ def run_one(
         phase=partial(observer.phase, case, process),
         progressed=partial(observer.progressed, case, process),
     )
-    if measurement.outcome is Outcome.HANG and case.program is None:
-        return reenactment.with_last_launch(measurement, case, process, launcher)
-    return measurement
 
 
 @contextmanager

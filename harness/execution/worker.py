@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +36,6 @@ from harness.execution.messages import (
     Progress,
     Proved,
     Refusal,
-    Tell,
 )
 from harness.execution.pace import EXACT_RUNS
 from harness.execution.process import refusal
@@ -49,7 +47,6 @@ from harness.measure import (
     digest,
     memory,
     path,
-    reenact,
     selfproof,
     timing,
 )
@@ -192,24 +189,9 @@ def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved
         return Checked(refusals=refusals, work={} if refusals else _work(order.check))
     if order.case is not None and order.case.program is not None:
         return Answer(measurement=command.measure(order.case, order, channel, _Reporter(channel)))
-    if order.case is not None and order.tell is not None:
-        return Answer(measurement=_reenact(order.case, order, order.tell, channel))
     if order.case is None:
         return Facts(facts=importlib.import_module("harness.measure.facts").describe())
     return Answer(measurement=_measure(order.case, order, channel))
-
-
-def _reenact(case: Case, order: Order, tell: Tell, channel: Channel) -> Measurement:
-    """Do again what hung, telling of every launch. An answer says that it did not hang again."""
-    reenact.reenact(
-        load_factory(case.factory),
-        case,
-        Path(tell.path),
-        runs=tell.runs,
-        comparing=tell.accuracy,
-        alive=_Reporter(channel).alive,
-    )
-    return Measurement(case_id=case.case_id, process=order.process, outcome=Outcome.OK)
 
 
 def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:

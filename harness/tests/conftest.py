@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harness import store
-from harness.execution import reenactment
 from harness.execution.launcher import Launcher
 from harness.tests.small_run import ENVIRONMENT, SUITE
 
@@ -19,13 +18,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A harness measures on a GPU that nobody else holds, and a test that has used one in this
     process holds it to the end. So those that start a harness come first."""
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
-
-
-@pytest.fixture(autouse=True)
-def short_reenactments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What hangs here hangs within milliseconds; a dozen tests would wait for seconds each."""
-    monkeypatch.setattr(reenactment, "QUIET_S", 0.2)
-    monkeypatch.setattr(reenactment, "REENACT_S", 0.8)
 
 
 @pytest.fixture(scope="module")

@@ -34,26 +34,6 @@ def hangs_at_5(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: wait_for_godot() if i == 5 else None)
 
 
-@torch.library.custom_op("harness_tests::never", mutates_args=())
-def never(x: Tensor) -> Tensor:
-    """As a kernel that does not end, with its launch awaited."""
-    time.sleep(3600)
-    return x.clone()
-
-
-def hangs_in_an_operator(provider: str, axes: Axes) -> Workload:
-    """In its backward pass, from run 3 on."""
-    x = torch.ones(4, requires_grad=True)
-
-    def step(i: int) -> None:
-        y = (x * 2).sum()
-        if i == 3:
-            y.register_hook(never)
-        torch.autograd.grad(y, x)
-
-    return _counted(step)
-
-
 def hangs_after_an_operator(provider: str, axes: Axes) -> Workload:
     def step(i: int) -> None:
         torch.ones(4).mul(2)
@@ -74,14 +54,6 @@ def hangs_after_compiling(provider: str, axes: Axes) -> Workload:
     source = compiler.ASTSource(fn=spin, signature={"x_ptr": "*i32"}, constexprs={})
     compiler.compile(source, target=GPUTarget("cuda", 90, 32))
     return hangs_after_an_operator(provider, axes)
-
-
-def hangs_once(provider: str, axes: Axes) -> Workload:
-    """In the first process alone; `path` tells them apart."""
-    mark = Path(str(axes["path"]))
-    again = mark.exists()
-    mark.touch()
-    return _counted(lambda i: time.sleep(3600) if i == 3 and not again else torch.ones(4) * 2)
 
 
 def spins_on_the_gpu(provider: str, axes: Axes) -> Workload:

@@ -1,7 +1,5 @@
-"""A hang is told from slowness, with its stacks and its last launch; and the next case runs."""
+"""A hang is not a slow case; its stacks are kept, and the next case runs."""
 
-import errno
-import importlib
 import os
 import re
 import subprocess
@@ -12,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.execution import evidence, pace, reenactment, stacks
+from harness.execution import evidence, pace, stacks
 from harness.execution.launcher import Launcher
-from harness.measure import launches, reenact
 from harness.records import Outcome, Telemetry
-from harness.tests.faulty import EITHER, LONG_ENOUGH, evidence_of, file_of, make_case, run
+from harness.tests.faulty import EITHER, evidence_of, file_of, make_case, run
 from harness.tests.workers import GPU, QUICK
 
 
@@ -44,127 +41,18 @@ def test_a_hang_at_step_5_is_told_from_slowness_by_its_own_pace(
     assert file_of(hang, "native stacks").note
 
 
-@pytest.fixture
-def hangs_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hang is seen soon; its re-enactment has the time it has in earnest."""
-    monkeypatch.setattr(pace, "STALL_FLOOR_S", 0.4)
-    monkeypatch.setattr(reenactment, "REENACT_S", 4.5)
-
-
-@pytest.mark.usefixtures("hangs_early")
-def test_the_last_launch_of_a_hang_is_found_by_reenacting_it(
-    warm: Launcher, tmp_path: Path
-) -> None:
-    (hang,) = run(warm, tmp_path, make_case("hangs_in_an_operator"))
-
-    assert hang.outcome is Outcome.HANG
-    said = evidence_of(hang).last_kernel
-    assert said.startswith("harness_tests.never in run 3 (from 0): in a re-enactment with every"), (
-        said
-    )
-    assert "it did not return" in said
-
-
-@pytest.mark.usefixtures("hangs_early")
-def test_a_hang_on_the_host_is_said_to_lie_after_the_last_launch(
-    warm: Launcher, tmp_path: Path
-) -> None:
-    (hang,) = run(warm, tmp_path, make_case("hangs_after_an_operator"))
-
-    said = evidence_of(hang).last_kernel
-    assert re.match(r"aten\.\w+ in run 3 .* it returned, and no other followed for 0.2 s", said), (
-        said
-    )
-
-
-@pytest.mark.usefixtures("hangs_early")
-def test_a_hang_that_does_not_come_back_has_no_last_launch(warm: Launcher, tmp_path: Path) -> None:
-    axes = {"path": str(tmp_path / "mark")}
-
-    (hang,) = run(warm, tmp_path, make_case("hangs_once", axes=axes))
-
-    assert hang.outcome is Outcome.HANG
-    assert evidence_of(hang).last_kernel == "unknown: a re-enactment of 5 runs did not hang"
-
-
-def test_a_reenactment_that_comes_nowhere_is_given_up_in_time(
-    warm: Launcher, tmp_path: Path
-) -> None:
-    settings = replace(LONG_ENOUGH, stall_s=0.5)
-
-    (hang,) = run(warm, tmp_path, make_case("hangs_in_setup", settings=settings))
-
-    assert evidence_of(hang).last_kernel == ("unknown: a re-enactment came to no operator in 0.8 s")
-
-
-def test_without_room_for_a_reenactment_the_hang_is_recorded(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pace, "STALL_FLOOR_S", 0.4)
-    monkeypatch.setattr(launches, "create", _full)
-
-    (hang,) = run(warm, tmp_path, make_case("hangs_in_an_operator"))
-
-    assert hang.outcome is Outcome.HANG
-    assert evidence_of(hang).last_kernel.startswith("unknown: no re-enactment: [Errno 28]")
-
-
-def _full(path: Path) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-
-@pytest.mark.parametrize("text", ["", "1", "1\tbega", "x\tbegan\taten.mm"])
-def test_what_is_half_told_is_not_told(text: str, tmp_path: Path) -> None:
-    (tmp_path / "told").write_bytes(text.encode().ljust(launches.SIZE, b"\0"))
-
-    assert launches.read(tmp_path / "told") is None
-
-
-def test_what_the_gpu_did_stands_beside_the_last_launch() -> None:
-    said = reenactment.hangs(launches.Launch(run=3, name="spin", returned=False))
-    telemetry = Telemetry(t_s=(1.0, 2.0), channels={"gpu_utilisation": (1.0, 1.0)})
-
-    assert evidence.last_kernel(telemetry, said=said) == (
-        "spin in run 3 (from 0): "
-        "in a re-enactment with every launch awaited it did not return for 0.2 s; "
-        "the GPU was busy for 100% of the last 5 s: a kernel does not end"
-    )
-
-
-def test_triton_kernels_are_told_by_their_names(tmp_path: Path) -> None:
-    knobs, compiler = (
-        pytest.importorskip("triton.knobs"),
-        importlib.import_module("triton.compiler.compiler"),
-    )
-    told = tmp_path / "told"
-    launches.create(told)
-    metadata = compiler.LazyDict({"name": "_spin", "function": 1, "stream": 0})
-
-    with launches.telling_into(told) as teller, reenact.kernels(teller):
-        teller.run = 7
-        knobs.runtime.launch_enter_hook(metadata)
-        began = launches.read(told)
-        knobs.runtime.launch_exit_hook(metadata)
-        ended = launches.read(told)
-
-    assert began == launches.Launch(run=7, name="_spin", returned=False)
-    assert ended == launches.Launch(run=7, name="_spin", returned=True)
-    assert knobs.runtime.launch_enter_hook.calls == []
-
-
 @pytest.mark.free_gpu
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
-@pytest.mark.usefixtures("hangs_early")
-def test_a_kernel_that_does_not_end_is_named(
+def test_a_kernel_that_does_not_end_is_a_hang(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reenactment, "QUIET_S", 2.0)  # a CUDA context and a kernel come first
+    monkeypatch.setattr(pace, "STALL_FLOOR_S", 0.4)
 
     (hang,) = run(warm, tmp_path, make_case("spins_on_the_gpu"))
 
     assert hang.outcome is Outcome.HANG
-    assert evidence_of(hang).last_kernel.startswith("spin in run 3 (from 0): ")
+    assert evidence_of(hang).frame.startswith("step (fault_workloads.py:")
 
 
 def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
