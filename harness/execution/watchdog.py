@@ -9,7 +9,7 @@ Where a single run outlasts `timeout_s` the timeout comes first.
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -48,6 +48,33 @@ TIMED_PHASES = ("warmup", "sampling")
 """Phases in which the worker does nothing but run the computation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a process ended, as the parent saw it."""
+
+    outcome: Outcome | None = None
+    """None if the worker's own answer says it."""
+    detail: str = ""
+    lower_bound_s: float | None = None
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that the parent alone knows of one process."""
+
+    ending: Ending
+    started_at: str
+    wall_s: float
+    cold: bool
+    phases: tuple[Phase, ...]
+    telemetry: Telemetry | None
+    log: str
+    """Relative to the run's folder."""
+    unkillable: int
+    """Processes that survived SIGKILL."""
+
+
 def watch(
     worker: Worker,
     case: Case,
@@ -76,90 +103,107 @@ def watch(
         phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    story = _Story(worker.launched_at, case.settings, phase, progressed)
-    unanswered = Measurement(case_id=case.case_id, process=process, outcome=Outcome.CRASH)
+    story = Story(worker.launched_at, case.settings, phase, progressed)
     folder = evidence.Folder(run_folder, log)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
-        measurement = _see_through(worker, case, unanswered, story, recorder, log, folder)
+        ending = _see_through(worker, case, story, recorder, log, folder)
     finally:
-        immortal = worker.end()
+        unkillable = worker.end()
     ended_at = time.monotonic()
-    if immortal:
-        note = f"{immortal} processes would not die of SIGKILL"
-        measurement = replace(measurement, detail=f"{measurement.detail}; {note}".lstrip("; "))
-    telemetry = recorder.telemetry() if case.settings.telemetry else None
-    phases = story.phases(ended_at)
-    measurement = replace(
-        measurement,
-        effective={**measurement.effective, "start": "cold" if worker.cold else "warm"},
-        telemetry=telemetry,
-        discarded=discards.unfit(measurement, telemetry, phases),
-        phases=phases,
+    observed = Observed(
+        ending=ending,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
+        cold=worker.cold,
+        phases=story.phases(ended_at),
+        telemetry=recorder.telemetry() if case.settings.telemetry else None,
         log=str(log.relative_to(run_folder)),
+        unkillable=unkillable,
     )
-    return evidence.complete(measurement, case, folder, log)
+    return evidence.complete(completed(story, observed, case, process), case, folder, log)
+
+
+def completed(story: "Story", observed: Observed, case: Case, process: int) -> Measurement:
+    """What the worker answered, joined to what the parent observed."""
+    ending = observed.ending
+    detail, found = ending.detail, ending.evidence
+    if ending.outcome is None and story.answer is not None:
+        said = story.answer
+        detail = "; ".join(filter(None, (said.detail, detail)))
+    elif ending.outcome is not None and story.preliminary is not None:
+        said = story.preliminary
+        detail = f"{said.detail}; the search for its origin: {ending.outcome}, {detail}"
+    else:
+        timed = ending.outcome in (Outcome.TIMEOUT, Outcome.HANG)
+        built = story.built if timed else Built(tokens=None, flops=None, bytes=None)
+        said = Measurement(
+            case_id=case.case_id,
+            process=process,
+            outcome=ending.outcome or Outcome.CRASH,
+            tokens=built.tokens,  # a bound on a step's time then bounds its rate
+            flops=built.flops,
+            bytes=built.bytes,
+            lower_bound_s=ending.lower_bound_s,
+        )
+    if said.evidence is not None:
+        known = said.evidence.runs is not None
+        found = replace(
+            said.evidence,
+            phase=said.evidence.phase or found.phase,
+            runs=said.evidence.runs if known else found.runs,
+            runs_exact=said.evidence.runs_exact if known else found.runs_exact,
+            pace_s=found.pace_s,
+            needed_s=found.needed_s,
+            files=(*said.evidence.files, *found.files),
+        )
+    if observed.unkillable:
+        note = f"{observed.unkillable} processes would not die of SIGKILL"
+        detail = "; ".join(filter(None, (detail, note)))
+    return replace(
+        said,
+        detail=detail,
+        effective={**said.effective, "start": "cold" if observed.cold else "warm"},
+        telemetry=observed.telemetry,
+        discarded=discards.unfit(said, observed.telemetry, observed.phases),
+        phases=observed.phases,
+        started_at=observed.started_at,
+        wall_s=observed.wall_s,
+        log=observed.log,
+        evidence=None if said.outcome is Outcome.OK else found,
+    )
 
 
 def _see_through(
     worker: Worker,
     case: Case,
-    unanswered: Measurement,
-    story: "_Story",
+    story: "Story",
     recorder: Recorder,
     log: Path,
     folder: evidence.Folder,
-) -> Measurement:
-    settings = case.settings
+) -> Ending:
     reader = Reader(worker.answers)
     while True:
         worker.wait(seconds=recorder.next_at - time.monotonic())
         recorder.read_if_due()
-        exited = worker.exit_code is not None  # asked first: what it said is then all there
+        exit_code = worker.exit_code  # asked first: what it said is then all there
         try:
-            reader.drain(story.hear)
+            reader.drain(lambda message: story.hear(message, time.monotonic()))
         except Garbled as error:
-            detail = f"garbled answer {story.where()}: {error}"
-            return replace(unanswered, detail=detail, evidence=story.evidence())
-
-        if exited:
-            if story.answer:
-                return story.with_evidence(story.answer)
-            code = worker.exit_code or 0
-            seen = replace(story.evidence(), signal=evidence.signal_name(code))
-            ended = replace(unanswered, detail=_ending(code, story.where()), evidence=seen)
-            return story.or_preliminary(ended)
-        now = time.monotonic()
-        if story.answer:
-            if now - story.heard_at <= EXIT_S:
-                continue
-            note = f"killed: it did not exit within {EXIT_S:g} s of its answer"
-            detail = "; ".join(filter(None, (story.answer.detail, note)))
-            return story.with_evidence(replace(story.answer, detail=detail))
-        if now - worker.launched_at > settings.timeout_s:
-            late = replace(
-                story.counted(unanswered),
-                outcome=Outcome.TIMEOUT,
-                detail=f"not done in {settings.timeout_s:g} s, {story.where()}{story.projection()}",
-                lower_bound_s=story.lower_bound_s(now),
-                evidence=story.evidence(now),
+            return Ending(
+                outcome=Outcome.CRASH,
+                detail=f"garbled answer {story.where()}: {error}",
+                evidence=story.evidence(),
             )
-            return story.or_preliminary(late)
-        limit_s = story.stall_limit_s
-        if now - story.heard_at > limit_s:
+        ending = story.ending(time.monotonic(), exit_code)
+        if ending is None:
+            continue
+        if ending.outcome is Outcome.HANG:
             pids = stacks.family(worker.pid) if case.program else [worker.pid]
-            seen = _stacks(worker, pids, log, folder, story.evidence(now), recorder.telemetry())
+            seen = _stacks(worker, pids, log, folder, ending.evidence, recorder.telemetry())
             stuck = f"stuck in {seen.frame}" if seen.frame else "it would not write its stacks"
-            hung = replace(
-                story.counted(unanswered),
-                outcome=Outcome.HANG,
-                detail=f"no sign of life for {limit_s:.3g} s, {story.where()}; {stuck}",
-                lower_bound_s=story.lower_bound_s(now),
-                evidence=seen,
-            )
-            return story.or_preliminary(hung)
+            return replace(ending, detail=f"{ending.detail}; {stuck}", evidence=seen)
+        return ending
 
 
 def _stacks(
@@ -189,30 +233,32 @@ def _stacks(
     )
 
 
-class _Story:
-    """What the worker has said so far."""
+class Story:
+    """What one worker has said so far, and what its silence means."""
 
     def __init__(
         self,
         launched_at: float,
         settings: MeasureSettings,
-        phase: Callable[[str], None],
-        progressed: Callable[[int], None],
+        phase: Callable[[str], None] = lambda _: None,
+        progressed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.heard_at = launched_at
         """time.monotonic of the last sign of life."""
         self.answer: Measurement | None = None
+        self.preliminary: Measurement | None = None
+        """The answer, sent before a search for the cause that may fail itself."""
+        self.built = Built(tokens=None, flops=None, bytes=None)
+        self._settings = settings
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
-        self._built = Built(tokens=None, flops=None, bytes=None)
-        self._preliminary: Measurement | None = None
         self._pace = Pace(settings)
         self._on_phase = phase
         self._on_progress = progressed
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: Message, heard_at: float) -> None:
         """Take in one message; Garbled if it makes no sense here."""
-        self.heard_at = time.monotonic()
+        self.heard_at = heard_at
         match message:
             case PhaseBegan(name=name, at=at):
                 if name == self._phases[-1][0]:
@@ -221,21 +267,50 @@ class _Story:
                     self._phases.append((name, at))
                     self._on_phase(name)
             case Built():
-                self._built = message
+                self.built = message
             case Progress():
                 self._pace.ran(message.runs, message.spent_s, message.shortest_s)
                 self._on_progress(message.runs)
             case Preliminary(measurement=measurement):
-                self._preliminary = measurement
+                self.preliminary = measurement
             case Answer(measurement=measurement) if self.answer is None:
                 self.answer = measurement
             case _:
                 raise Garbled(f"an unexpected {message.kind} message")
 
-    def counted(self, unanswered: Measurement) -> Measurement:
-        """With what one run does, so that a bound on its time bounds its rate."""
-        built = self._built
-        return replace(unanswered, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
+    def ending(self, now: float, exit_code: int | None) -> Ending | None:
+        """How the process ended; None if it may go on.
+
+        Args:
+            now: On the clock of time.monotonic.
+            exit_code: None as long as the process lives.
+        """
+        limit_s, timeout_s = self.stall_limit_s, self._settings.timeout_s
+        if exit_code is not None:
+            if self.answer:
+                return Ending(evidence=self.evidence())
+            seen = replace(self.evidence(), signal=evidence.signal_name(exit_code))
+            detail = _exit_without_answer(exit_code, self.where())
+            return Ending(outcome=Outcome.CRASH, detail=detail, evidence=seen)
+        if self.answer:
+            if now - self.heard_at <= EXIT_S:
+                return None
+            note = f"killed: it did not exit within {EXIT_S:g} s of its answer"
+            return Ending(detail=note, evidence=self.evidence())
+        if now - self._launched_at > timeout_s:
+            outcome = Outcome.TIMEOUT
+            detail = f"not done in {timeout_s:g} s, {self.where()}{self.projection()}"
+        elif now - self.heard_at > limit_s:
+            outcome = Outcome.HANG
+            detail = f"no sign of life for {limit_s:.3g} s, {self.where()}"
+        else:
+            return None
+        return Ending(
+            outcome=outcome,
+            detail=detail,
+            lower_bound_s=self.lower_bound_s(now),
+            evidence=self.evidence(now),
+        )
 
     def evidence(self, now: float | None = None) -> Evidence:
         """How far it had come and how fast it went; with `now`, its silence too."""
@@ -248,38 +323,6 @@ class _Story:
             needed_s=self._pace.needed_s,
             silent_s=None if now is None else now - self.heard_at,
             stall_limit_s=None if now is None else self.stall_limit_s,
-        )
-
-    def with_evidence(self, answer: Measurement) -> Measurement:
-        """The worker's answer, with what was seen from here where it did not end OK."""
-        if answer.outcome is Outcome.OK:
-            return answer
-        seen, told = self.evidence(), answer.evidence or Evidence()
-        return replace(
-            answer,
-            evidence=replace(
-                told,
-                phase=told.phase or seen.phase,
-                runs=seen.runs if told.runs is None else told.runs,
-                runs_exact=seen.runs_exact if told.runs is None else told.runs_exact,
-                pace_s=seen.pace_s,
-                needed_s=seen.needed_s,
-            ),
-        )
-
-    def or_preliminary(self, unanswered: Measurement) -> Measurement:
-        """What the worker said before it searched for the cause, if it got so far."""
-        if self._preliminary is None:
-            return unanswered
-        said = f"{self._preliminary.detail}; the search for its origin: {unanswered.outcome}, "
-        files = unanswered.evidence.files if unanswered.evidence else ()
-        told = self._preliminary.evidence or Evidence()
-        return self.with_evidence(
-            replace(
-                self._preliminary,
-                detail=said + unanswered.detail,
-                evidence=replace(told, files=(*told.files, *files)),
-            )
         )
 
     @property
@@ -333,7 +376,7 @@ class _Story:
         )
 
 
-def _ending(code: int, where: str) -> str:
+def _exit_without_answer(code: int, where: str) -> str:
     """An exit without an answer, in words."""
     if code >= 0:
         return f"exited with status {code} and no answer, {where}"

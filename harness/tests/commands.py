@@ -29,12 +29,12 @@ def suite_of(program: str, folder: Path, *lines: str) -> Suite:
     return suite.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
 
 
-def run(warm: Launcher, folder: Path, asked: Suite) -> Measurement:
+def run(warm: Launcher, folder: Path, asked: Suite, observer: Quiet | None = None) -> Measurement:
     """One process of the only case; nothing is left running."""
     writer = Memory(folder)
     for case in asked.cases:
         (folder / case.case_id).parent.mkdir(parents=True, exist_ok=True)
-    run_suite(asked, writer=writer, probes=[Counter()], observer=Quiet(), launcher=warm)
+    run_suite(asked, writer=writer, probes=[Counter()], observer=observer or Quiet(), launcher=warm)
     assert descendants() == []
     (m,) = writer.measurements
     return m

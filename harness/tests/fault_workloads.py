@@ -27,20 +27,18 @@ def _counted(step: Callable[[int], object]) -> Workload:
     return _good_but(run=run)
 
 
-def hangs_at_5(provider: str, axes: Axes) -> Workload:
+def _hang(axes: Axes) -> None:
+    """Make the file that the axis `path` names, then hang; no other Python frame comes between."""
+
     def wait_for_godot() -> None:
+        os.close(os.open(str(axes["path"]), os.O_CREAT))
         time.sleep(3600)
 
-    return _counted(lambda i: wait_for_godot() if i == 5 else None)
+    wait_for_godot()
 
 
-def hangs_after_an_operator(provider: str, axes: Axes) -> Workload:
-    def step(i: int) -> None:
-        torch.ones(4).mul(2)
-        if i == 3:
-            time.sleep(3600)
-
-    return _counted(step)
+def hangs_at_5(provider: str, axes: Axes) -> Workload:
+    return _counted(lambda i: _hang(axes) if i == 5 else None)
 
 
 def hangs_after_compiling(provider: str, axes: Axes) -> Workload:
@@ -53,7 +51,7 @@ def hangs_after_compiling(provider: str, axes: Axes) -> Workload:
 
     source = compiler.ASTSource(fn=spin, signature={"x_ptr": "*i32"}, constexprs={})
     compiler.compile(source, target=GPUTarget("cuda", 90, 32))
-    return hangs_after_an_operator(provider, axes)
+    return hangs_at_5(provider, axes)
 
 
 def spins_on_the_gpu(provider: str, axes: Axes) -> Workload:
@@ -69,6 +67,7 @@ def spins_on_the_gpu(provider: str, axes: Axes) -> Workload:
         y = x + 1
         if i == 3:
             spin[(1,)](x)
+            os.close(os.open(str(axes["path"]), os.O_CREAT))
         (y * 2).cpu()
 
     return _counted(step)
@@ -158,10 +157,10 @@ def inf_loss(provider: str, axes: Axes) -> Workload:
 
 def hangs_in_diagnosis(provider: str, axes: Axes) -> Workload:
     """The second time it is built it never ends."""
-    mark = Path(str(axes["path"]))
-    if mark.exists():
-        time.sleep(3600)
-    mark.touch()
+    built = Path(f"{axes['path']}.built")
+    if built.exists():
+        _hang(axes)
+    built.touch()
     return inf_loss(provider, axes)
 
 

@@ -19,9 +19,9 @@ from harness.execution.runner import run_suite
 from harness.execution.vacancy import Vacancy
 from harness.probes import GpuUse
 from harness.records import Measurement, NonFiniteOrigin, Outcome
-from harness.tests.faulty import evidence_of, file_of, make_case, run
+from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, file_of, make_case, run
 from harness.tests.small_run import ENVIRONMENT
-from harness.tests.workers import GPU, QUICK, Memory, Quiet, make_suite
+from harness.tests.workers import GPU, Memory, Quiet, make_suite
 from harness.tests.workers import make_case as make_good
 
 # --- of the worker -----------------------------------------------------------------------
@@ -181,11 +181,15 @@ def test_nan_that_does_not_come_again_is_said_to_be_so(warm: Launcher, tmp_path:
     assert origin.note == "not seen again in 4 runs: it does not depend on the case alone"
 
 
-def test_a_search_that_hangs_does_not_cost_the_outcome(warm: Launcher, tmp_path: Path) -> None:
-    settings = replace(QUICK, stall_s=0.5)
-    axes = {"path": str(tmp_path / "mark")}
+def test_a_search_that_hangs_does_not_cost_the_outcome(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LeapingClock(tmp_path / "mark")
+    monkeypatch.setattr(watchdog, "time", clock)
+    axes = {"path": str(clock.mark)}
+    case = make_case("hangs_in_diagnosis", axes=axes, settings=PATIENT)
 
-    (m,) = run(warm, tmp_path, make_case("hangs_in_diagnosis", axes=axes, settings=settings))
+    (m,) = run(warm, tmp_path, case, observer=clock)
 
     assert m.outcome is Outcome.NON_FINITE
     assert "first in run 2" in m.detail
