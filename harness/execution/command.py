@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.execution import evidence, process, program_census
-from harness.execution.messages import Built, Channel, Order
+from harness.execution.messages import Built, Channel, MeasureOrder
 from harness.execution.output import Log
 from harness.execution.process import Read, Tail
 from harness.execution.series import Series
 from harness.execution.told import Metrics, NotFinite, Step, StepReader, Untold
 from harness.program import Program
-from harness.records import Accuracy, Case, Clock, Evidence, Measurement, Outcome
+from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome
 
 ALIVE_S = 0.1
 """Lines are a sign of life at most so often."""
@@ -48,14 +48,14 @@ class Reporter(Protocol):
     def alive(self) -> None: ...
 
 
-def measure(case: Case, order: Order, channel: Channel, reporter: Reporter) -> Measurement:
+def measure(
+    order: MeasureOrder, program: Program, channel: Channel, reporter: Reporter
+) -> Measurement:
     """Run the program of a case and say how it went."""
-    program = case.program
-    if program is None:
-        raise ValueError(f"{case.case_id} has no program")
+    case = order.case
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
     reporter.phase("setup")
-    session = _Session(case, program, order, reporter)
+    session = _Session(program, order, reporter)
     try:
         session.run()
     except NotFinite as error:
@@ -84,9 +84,8 @@ def measure(case: Case, order: Order, channel: Channel, reporter: Reporter) -> M
 class _Session:
     """One life of a program."""
 
-    case: Case
     program: Program
-    order: Order
+    order: MeasureOrder
     reporter: Reporter
     process: "subprocess.Popen[bytes] | None" = None
     stdout: Tail = field(default_factory=Tail)
@@ -107,7 +106,7 @@ class _Session:
         self.folder = process.folder(self.program, self.order.roots)
         self.metrics = Metrics(self.program, self.folder)
         setup_steps = self.program.steps.setup_steps if self.program.steps else 0
-        self.series = Series(self.case.settings, setup_steps=setup_steps)
+        self.series = Series(self.order.case.settings, setup_steps=setup_steps)
 
     def run(self) -> None:
         """See the program through.
@@ -116,7 +115,7 @@ class _Session:
             Untold: It did not tell what it should.
             NotFinite: It told NaN or infinity.
         """
-        env = process.environment(self.case, self.order.roots)
+        env = process.environment(self.order.case, self.order.roots)
         self.process = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.process)
@@ -190,7 +189,7 @@ class _Session:
         """Whether there is enough, and the suite lets the program be ended."""
         if self.program.steps is None or not self.program.steps.until_sampled:
             return False
-        deadline = self.order.launched_at + self.case.settings.timeout_s - CUT_S
+        deadline = self.order.launched_at + self.order.case.settings.timeout_s - CUT_S
         if self.series.enough:
             self.ended = "sampled"
         elif self.series.must_end(now, deadline):
@@ -226,7 +225,7 @@ class _Session:
         code = self.process.returncode if self.process else None
         known = self.program.steps is not None
         return Measurement(
-            case_id=self.case.case_id,
+            case_id=self.order.case.case_id,
             process=self.order.process,
             outcome=outcome,
             detail=detail,
@@ -269,7 +268,7 @@ class _Session:
         effective = self._effective()
         steps, told = self.program.steps, self.metrics.values.get("step_s")
         if told:
-            series = Series(self.case.settings, setup_steps=steps.setup_steps if steps else 0)
+            series = Series(self.order.case.settings, setup_steps=steps.setup_steps if steps else 0)
             for value in told:
                 series.add([Step(None, value.value)], value.at)
             if any(value.value <= 0 for value in told):
@@ -279,7 +278,7 @@ class _Session:
             series = self.series
             effective["timed_by"] = "progress lines"
         else:
-            series = Series(self.case.settings, setup_steps=0)
+            series = Series(self.order.case.settings, setup_steps=0)
             series.add([Step(None, self.ended_at - self.began_at)], self.ended_at)
             effective["timed_by"] = "the whole program"
         division = series.look(last=True)
@@ -290,7 +289,7 @@ class _Session:
             effective["read_together"] = series.together
         if self.ended == "timeout":
             effective["samples_cut"] = "timeout"
-        elif steps and series.count - start < self.case.settings.min_samples:
+        elif steps and series.count - start < self.order.case.settings.min_samples:
             effective["samples_cut"] = "the program ended"
         samples = tuple(series.time_s[start:])
         if series.time_s and (steps or told):
@@ -298,7 +297,7 @@ class _Session:
         readings = self._readings(series.began_at[start])
         memory = readings.pop("peak_memory_bytes", ())
         return Measurement(
-            case_id=self.case.case_id,
+            case_id=self.order.case.case_id,
             process=self.order.process,
             outcome=Outcome.OK,
             clock=Clock.HOST,
@@ -326,5 +325,5 @@ class _Session:
         return found
 
     def _effective(self) -> dict[str, bool | int | float | str]:
-        found = process.find(self.case, self.program, self.folder)
+        found = process.find(self.order.case, self.program, self.folder)
         return {"program": found or self.program.argv[0]}

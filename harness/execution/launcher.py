@@ -25,10 +25,14 @@ from harness.errors import HarnessError, SuiteError
 from harness.execution.messages import (
     ASK_FOR_STACKS,
     Checked,
+    CheckOrder,
+    DescribeOrder,
     Facts,
+    MeasureOrder,
     Message,
     Order,
     Reader,
+    SelfTestOrder,
     encode_order,
 )
 from harness.records import Case, Suite
@@ -160,53 +164,40 @@ class Launcher:
         guest._around, guest._hidden = self._around, self._hidden
         return guest
 
-    def launch(
-        self,
-        case: Case | None,
-        process: int,
-        log: Path,
-        *,
-        check: tuple[Case, ...] = (),
-        prove: bool = False,
-    ) -> Worker:
-        """Start a worker on a case; without one, on describing the environment.
+    def launch(self, case: Case, process: int, log: Path) -> Worker:
+        """Start a worker that measures a case.
 
         Args:
             case: What to measure.
             process: Which of the case's processes this is.
             log: Where its stdout and stderr go; appended to.
-            check: Cases to check instead.
-            prove: Put the instrument to the proof instead.
 
         Raises:
             HarnessError: No interpreter with torch can be started here.
         """
-        env = {} if case is None or case.program is not None else case.env
+        env = {} if case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         zygote = (
             _Zygote({**self._around, **env, **self._hidden}, self._roots)
             if cold
             else self._warmed()
         )
-        launched_at = time.monotonic()
-        order = Order(
+        order = MeasureOrder(
             case=case,
             process=process,
-            launched_at=launched_at,
-            check=check,
-            prove=prove,
+            launched_at=time.monotonic(),
             device=self._device,
             roots=self._roots,
             elsewhere=self._elsewhere,
         )
-        answers, write_end = os.pipe()
-        os.set_blocking(answers, False)
-        try:
-            with log.open("ab") as log_file:
-                pid = zygote.fork(order, env, write_end, log_file.fileno())
-        finally:
-            os.close(write_end)
-        return Worker(zygote, pid, answers, launched_at, cold=cold)
+        return _fork(zygote, order, env, log, launched_at=order.launched_at, cold=cold)
+
+    def self_test(self, log: Path) -> Worker:
+        """Start a worker that tests the clocks and counters."""
+        return self._start(SelfTestOrder(roots=self._roots), log)
+
+    def _start(self, order: CheckOrder | SelfTestOrder | DescribeOrder, log: Path) -> Worker:
+        return _fork(self._warmed(), order, {}, log, launched_at=time.monotonic(), cold=False)
 
     def describe(self) -> dict[str, Any]:
         """What harness.measure.facts.describe() says in a fresh worker.
@@ -214,7 +205,7 @@ class Launcher:
         Raises:
             HarnessError: It failed, or took too long; with the last line it logged.
         """
-        facts = self._ask((), Facts).facts
+        facts = self._ask(DescribeOrder(roots=self._roots), Facts).facts
         self._device = str(facts["torch_settings"]["device"])
         return facts
 
@@ -239,7 +230,9 @@ class Launcher:
     def check(self, suite: Suite) -> Mapping[str, Work]:
         """`preflight` without the import: the zygote stays free of the workloads' code."""
         answers = [
-            self._ask(suite.cases[i : i + CASES_PER_CHECK], Checked)
+            self._ask(
+                CheckOrder(cases=suite.cases[i : i + CASES_PER_CHECK], roots=self._roots), Checked
+            )
             for i in range(0, len(suite.cases), CASES_PER_CHECK)
         ]
         refusals = [refusal for answer in answers for refusal in answer.refusals]
@@ -265,12 +258,12 @@ class Launcher:
             self.not_preloaded = problem
             zygote.close()
 
-    def _ask(self, check: tuple[Case, ...], answer: type[Said]) -> Said:
+    def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Said]) -> Said:
         """The one answer of a worker that measures nothing."""
         said: list[Message] = []
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
-            worker = self.launch(None, 0, log, check=check)
+            worker = self._start(order, log)
             try:
                 reader = Reader(worker.answers)
                 deadline = time.monotonic() + DESCRIBE_S
@@ -281,7 +274,8 @@ class Launcher:
                 worker.end()
             answers = [message for message in said if isinstance(message, answer)]
             if not answers:
-                what = "check the cases" if check else "describe its environment"
+                checking = isinstance(order, CheckOrder)
+                what = "check the cases" if checking else "describe its environment"
                 raise HarnessError(f"a worker cannot {what}: {last_line(log.read_bytes())}")
         return answers[0]
 
@@ -291,6 +285,25 @@ class Launcher:
         if self._warm is None or self._warm.closed:
             self._warm = _Zygote({**self._around, **self._hidden}, self._roots)
         return self._warm
+
+
+def _fork(
+    zygote: "_Zygote",
+    order: Order,
+    env: Mapping[str, str],
+    log: Path,
+    *,
+    launched_at: float,
+    cold: bool,
+) -> Worker:
+    answers, write_end = os.pipe()
+    os.set_blocking(answers, False)
+    try:
+        with log.open("ab") as log_file:
+            pid = zygote.fork(order, env, write_end, log_file.fileno())
+    finally:
+        os.close(write_end)
+    return Worker(zygote, pid, answers, launched_at, cold=cold)
 
 
 class _Zygote:

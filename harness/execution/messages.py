@@ -29,23 +29,44 @@ class Garbled(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Parent to worker: measure this case; without one check others, or describe the
-    environment."""
+class MeasureOrder:
+    """Parent to worker: measure this case."""
 
-    case: Case | None
+    kind: Literal["measure"] = "measure"
+    case: Case
     process: int
     launched_at: float
-    check: tuple[Case, ...] = ()
-    """Cases to ask their workload's preflight about."""
-    prove: bool = False
-    """Instead of measuring a case, put the instrument to the proof."""
     device: str = ""
-    """`cuda` where the run was begun on a GPU: a worker that sees none must not measure."""
+    """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
     roots: tuple[str, ...] = ()
-    """Folders that the code under test must come from; empty where anything will do."""
+    """Folders that the code under test must come from; empty allows any."""
     elsewhere: tuple[str, ...] = ()
-    """Working trees of the repository that no code may come from; that of the roots may be one."""
+    """Working trees of the repository that no code may come from, except from the roots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOrder:
+    """Ask the workloads of these cases whether they can run."""
+
+    kind: Literal["check"] = "check"
+    cases: tuple[Case, ...]
+    roots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTestOrder:
+    """Test the clocks and counters that measure."""
+
+    kind: Literal["self_test"] = "self_test"
+    roots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeOrder:
+    """Describe the environment, as far as torch knows it."""
+
+    kind: Literal["describe"] = "describe"
+    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +119,7 @@ class Preliminary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The answer to an order without a case: harness.measure.facts.describe()."""
+    """The answer to a DescribeOrder: harness.measure.facts.describe()."""
 
     kind: Literal["facts"] = "facts"
     facts: dict[str, Any]
@@ -117,7 +138,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The answer to an order to check cases."""
+    """The answer to a CheckOrder."""
 
     kind: Literal["checked"] = "checked"
     refusals: tuple[Refusal, ...]
@@ -127,18 +148,21 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proved:
-    """The answer to an order to prove the instrument."""
+    """The answer to a SelfTestOrder."""
 
     kind: Literal["proved"] = "proved"
     readings: Readings
 
 
+Order = MeasureOrder | CheckOrder | SelfTestOrder | DescribeOrder
 Message = PhaseBegan | Built | Progress | Preliminary | Answer | Facts | Checked | Proved
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]
 )
-_order = pydantic.TypeAdapter(Order)
+_order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
+    Annotated[Order, pydantic.Discriminator("kind")]
+)
 
 
 def encode_order(order: Order) -> bytes:

@@ -31,7 +31,7 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
     said: list[Message] = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        worker = launcher.launch(None, 0, log, prove=True)
+        worker = launcher.self_test(log)
         problem = ""
         try:
             recorder = Recorder(probes, worker)

@@ -29,13 +29,17 @@ from harness.execution.messages import (
     Built,
     Channel,
     Checked,
+    CheckOrder,
+    DescribeOrder,
     Facts,
+    MeasureOrder,
     Order,
     PhaseBegan,
     Preliminary,
     Progress,
     Proved,
     Refusal,
+    SelfTestOrder,
 )
 from harness.execution.pace import EXACT_RUNS
 from harness.execution.process import refusal
@@ -87,19 +91,28 @@ class DeviceMissing(Exception):
 
 def work(order: Order, channel: Channel) -> None:
     """Carry out an order and answer it."""
-    cause: accuracy.NonFinite | None = None
+    if isinstance(order, MeasureOrder):
+        _measure_case(order, channel)
+        return
     try:
         channel.send(_answer(order, channel))
-    except Exception as error:  # noqa: BLE001 - whatever a workload raises is its outcome, logged
-        if order.case is not None:  # first: on a full disk the traceback cannot be logged
-            failure = _failure(order.case, order.process, error)
-            if isinstance(error, accuracy.NonFinite):
-                cause = error
-                channel.send(Preliminary(measurement=failure))
-            else:
-                channel.send(Answer(measurement=failure))
+    except Exception as error:  # noqa: BLE001 - logged; the parent reads the log if nothing answers
         traceback.print_exception(error)
-    if cause is not None and order.case is not None:
+
+
+def _measure_case(order: MeasureOrder, channel: Channel) -> None:
+    cause: accuracy.NonFinite | None = None
+    try:
+        channel.send(Answer(measurement=_measured(order, channel)))
+    except Exception as error:  # noqa: BLE001 - whatever a workload raises is its outcome, logged
+        failure = _failure(order.case, order.process, error)
+        if isinstance(error, accuracy.NonFinite):
+            cause = error
+            channel.send(Preliminary(measurement=failure))
+        else:
+            channel.send(Answer(measurement=failure))
+        traceback.print_exception(error)  # last: on a full disk it cannot be logged
+    if cause is not None:
         cause.__traceback__ = None  # it holds the workload, which is to be built anew
         channel.send(Answer(measurement=_with_origins(failure, order.case, cause, channel)))
 
@@ -181,17 +194,23 @@ def _instead(function: str, module: ModuleType) -> str:
     return f"Its functions: {', '.join(own)}." if own else f"{module.__name__} has no function."
 
 
-def _answer(order: Order, channel: Channel) -> Answer | Checked | Facts | Proved:
-    if order.prove:
-        return Proved(readings=selfproof.prove(_Reporter(channel).phase))
-    if order.check:
-        refusals = tuple(filter(None, (_refusal(case, order.roots) for case in order.check)))
-        return Checked(refusals=refusals, work={} if refusals else _work(order.check))
-    if order.case is not None and order.case.program is not None:
-        return Answer(measurement=command.measure(order.case, order, channel, _Reporter(channel)))
-    if order.case is None:
-        return Facts(facts=importlib.import_module("harness.measure.facts").describe())
-    return Answer(measurement=_measure(order.case, order, channel))
+def _answer(
+    order: CheckOrder | SelfTestOrder | DescribeOrder, channel: Channel
+) -> Checked | Facts | Proved:
+    match order:
+        case CheckOrder(cases=cases, roots=roots):
+            refusals = tuple(filter(None, (_refusal(case, roots) for case in cases)))
+            return Checked(refusals=refusals, work={} if refusals else _work(cases))
+        case SelfTestOrder():
+            return Proved(readings=selfproof.prove(_Reporter(channel).phase))
+        case DescribeOrder():
+            return Facts(facts=importlib.import_module("harness.measure.facts").describe())
+
+
+def _measured(order: MeasureOrder, channel: Channel) -> Measurement:
+    if order.case.program is not None:
+        return command.measure(order, order.case.program, channel, _Reporter(channel))
+    return _measure(order.case, order, channel)
 
 
 def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
@@ -268,7 +287,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
     )
 
 
-def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
+def _measure(case: Case, order: MeasureOrder, channel: Channel) -> Measurement:
     reporter = _Reporter(channel)
 
     reporter.phase("setup")
@@ -345,7 +364,7 @@ def _measure(case: Case, order: Order, channel: Channel) -> Measurement:
     )
 
 
-def _require_code(case: Case, order: Order) -> Mapping[str, str]:
+def _require_code(case: Case, order: MeasureOrder) -> Mapping[str, str]:
     """Where the code under test was loaded from; PathMismatch if from elsewhere than asked."""
     module = case.factory.partition(":")[0]
     code, strangers = provenance.loaded(module, order.roots, order.elsewhere)
