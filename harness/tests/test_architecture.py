@@ -35,7 +35,7 @@ ALLOWED = {
     "suites": {"torch", "nsa", "suites", "harness.workload", "harness.records"},
 }
 # The harness modules that may import torch: they run in the worker process.
-WORKER_SIDE = ("harness/measure/", "harness/execution/worker.py", "harness/execution/zygote.py")
+WORKER_SIDE = ("harness/measure/", "harness/execution/worker", "harness/execution/zygote.py")
 # The one module of nsa that may read the environment.
 FLAGS = "nsa/flags.py"
 # The one module of the harness that prints and ends the process; workers end themselves.

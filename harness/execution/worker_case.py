@@ -1,0 +1,144 @@
+"""Child side: one case, measured by one fresh process. Correctness comes before timing."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping
+
+import torch
+
+from harness.execution import provenance
+from harness.execution.messages import Built, Channel, MeasureOrder, PhaseBegan, Progress
+from harness.execution.pace import EXACT_RUNS
+from harness.execution.worker_factory import load_factory
+from harness.measure import accuracy, arrange, attestation, digest, memory, path, timing
+from harness.records import Accuracy, Measurement, Outcome
+from harness.workload import Workload
+
+PROGRESS_INTERVAL_S = 0.02
+"""At most so often is progress reported; a run that is reported late was finished earlier."""
+
+
+class DeviceMissing(Exception):
+    """The run was begun on a GPU, and this worker sees none."""
+
+
+def measure(order: MeasureOrder, channel: Channel) -> Measurement:
+    """Measure the workload of a case; whatever it raises is the caller's to name."""
+    case, reporter = order.case, Reporter(channel)
+
+    reporter.phase("setup")
+    if order.device == "cuda" and not torch.cuda.is_available():
+        raise DeviceMissing("the run was begun on a GPU, and this worker sees none")
+    build = load_factory(case.factory)
+    _require_code(order)
+    workload = build(case.provider, case.axes)
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
+        )
+    channel.send(Built(tokens=workload.tokens, flops=workload.flops, bytes=workload.bytes))
+
+    reporter.phase("accuracy")
+    if case.settings.accuracy:
+        checked = accuracy.compare(workload, reporter.alive)
+    else:
+        checked = Accuracy(skipped="switched off (measure.accuracy)")
+    memory.release_cached()
+
+    reporter.phase("warmup")
+    stopwatch = digest.OfFirst(timing.stopwatch(flush_l2=case.settings.flush_l2))
+    arranged = arrange.arrange(workload, case.settings)
+    memory.start_peak()
+    taken = timing.take(
+        arranged.run,
+        case.settings,
+        stopwatch,
+        deadline=order.launched_at + case.settings.timeout_s,
+        progress=reporter.ran,
+        sampling=lambda at: reporter.phase("sampling", at),
+        inspect=accuracy.require_finite_step,
+    )
+    peak = stopwatch.device_peak_bytes()
+    accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
+    effective, flags_read = path.effective(workload), path.flags_read(workload)
+    path.require(case, effective, flags_read)
+    effective |= arranged.how
+    code = _require_code(order)
+    if taken.cut:
+        effective["samples_cut"] = "timeout"
+    reporter.phase("census")
+    ran = attestation.attest(
+        case,
+        arranged.run,
+        step_s=statistics.median(taken.samples_s),
+        time_left_s=order.launched_at + case.settings.timeout_s - time.monotonic(),
+        progress=reporter.alive,
+        effective=effective,
+        flags_read=flags_read,
+    )
+    return Measurement(
+        case_id=case.case_id,
+        process=order.process,
+        outcome=Outcome.OK,
+        clock=stopwatch.clock,
+        warmup_s=taken.warmup_s,
+        samples_s=taken.samples_s,
+        host_samples_s=taken.host_samples_s,
+        samples_at_s=tuple(at - order.launched_at for at in taken.samples_at),
+        steady=taken.steady,
+        tokens=workload.tokens,
+        flops=workload.flops,
+        bytes=workload.bytes,
+        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes - arranged.own_bytes,
+        accuracy=checked,
+        effective=effective,
+        flags_read=flags_read,
+        code=code,
+        output_digest=stopwatch.digest,
+        counters=ran.counters,
+        census=ran.census,
+    )
+
+
+def _require_code(order: MeasureOrder) -> Mapping[str, str]:
+    """Where the code under test was loaded from; PathMismatch if from elsewhere than asked."""
+    module = order.case.factory.partition(":")[0]
+    code, strangers = provenance.loaded(module, order.roots, order.elsewhere)
+    if strangers:
+        first, *others = strangers
+        more = f", and so {'are' if len(others) > 1 else 'is'} {len(others)} more" if others else ""
+        raise path.PathMismatch(f"not from the tree under test: {first}{more}; {provenance.REMEDY}")
+    return code
+
+
+class Reporter:
+    """Tells the parent where the worker is, without flooding it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._runs = 0
+        self._spent_s = 0.0
+        self._shortest_s = math.inf
+        self._sent_at = -PROGRESS_INTERVAL_S
+
+    def phase(self, name: str, at: float | None = None) -> None:
+        self._sent_at = -PROGRESS_INTERVAL_S  # the first run of a phase is always reported
+        self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
+
+    def ran(self, seconds: float) -> None:
+        self._runs += 1
+        self._spent_s += seconds
+        self._shortest_s = min(self._shortest_s, seconds)
+        if self._runs <= EXACT_RUNS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+            self.alive()
+
+    def alive(self) -> None:
+        self._sent_at = time.monotonic()
+        self._channel.send(
+            Progress(
+                runs=self._runs,
+                spent_s=self._spent_s,
+                shortest_s=self._shortest_s if self._runs else 0.0,
+            )
+        )
