@@ -12,17 +12,17 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import environment, gate, store
 from harness.analysis import scaling, summary
-from harness.execution import gpu_lock, machine
+from harness.execution import machine
 from harness.execution.launcher import Launcher
+from harness.execution.machine import Rig
 from harness.execution.runner import Silent, run_suite, settled
-from harness.execution.vacancy import mismatch, watch_over
-from harness.probes.open import open_probes
+from harness.execution.vacancy import mismatch
 from harness.records import (
     Case,
     CaseSummary,
@@ -112,22 +112,21 @@ class Session:
             HarnessError: It cannot be measured here, or not be stored.
         """
         alone, heard = replace(suite, cases=(case,)), _Heard()
-        with _turn(self._shared), ExitStack() as held:
-            place = self._place(suite, replace(suite, cases=tuple(asked)), held)
-            here = place.environment
+        rig = Rig(suite.device, wait_s=self._wait_for_gpu_s, say=warnings.warn)
+        with _turn(self._shared), rig:
+            place = self._place(suite, replace(suite, cases=tuple(asked)), rig)
             self._launcher(suite).preflight(alone)
-            gpu = watch_over(held, here, wait_s=self._wait_for_gpu_s, say=warnings.warn)
-            for probe in (probes := open_probes(here.gpu, why=here.gpu_unavailable)):
-                held.callback(probe.close)
-            run_suite(
-                alone,
-                writer=held.enter_context(store.join(place.folder)),
-                probes=probes,
-                observer=heard,
-                launcher=self._launcher(suite),
-                gpu=gpu,
-                unfit=mismatch(suite.requires, here),
-            )
+            rig.observe(place.environment)
+            with store.join(place.folder) as writer:
+                run_suite(
+                    alone,
+                    writer=writer,
+                    probes=rig.probes,
+                    observer=heard,
+                    launcher=self._launcher(suite),
+                    gpu=rig.gpu,
+                    unfit=mismatch(suite.requires, place.environment),
+                )
         recorded = Run(
             run_id=place.folder.name,
             folder=str(place.folder),
@@ -137,23 +136,18 @@ class Session:
         )
         return judge(recorded)
 
-    def _place(self, suite: Suite, asked: Suite, held: ExitStack) -> _Place:
+    def _place(self, suite: Suite, asked: Suite, rig: Rig) -> _Place:
         """Where the suite is measured, its GPU locked; its run is begun if no process has yet."""
-        wait_s = self._wait_for_gpu_s
-        lock = gpu_lock.lock_first(held, suite.device, wait_s=wait_s, say=warnings.warn)
         if (known := self._places.get(suite.path)) is not None:
-            gpu = known.environment.gpu
-            lock = gpu_lock.lock_only(held, lock, gpu, wait_s=wait_s, say=warnings.warn)
-            if lock is not None:
-                lock.describe(known.folder.name)
+            rig.hold(known.environment.gpu)
+            rig.measures(known.folder.name)
             return known
-        here = environment.capture(
-            self._launcher(suite).describe(),
+        here = rig.describe(
+            self._launcher(suite),
             command=self._command,
             repository=environment.home_of(suite.cases[0].factory),
             cases=asked.cases,
         )
-        lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=warnings.warn)
         machine.require_gpu(suite, here, "Leave its file out, or run pytest on a GPU node.")
         note = self._shared / f"{hashlib.sha256(suite.path.encode()).hexdigest()}.json"
         if note.exists():
@@ -163,8 +157,7 @@ class Session:
                 folder = writer.folder.resolve()
             whole = len(suite.cases)
             note.write_text(json.dumps({"folder": str(folder), "cases_of_suite": whole}))
-        if lock is not None:
-            lock.describe(folder.name)
+        rig.measures(folder.name)
         place = self._places[suite.path] = _Place(here, folder)
         return place
 

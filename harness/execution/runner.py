@@ -7,7 +7,7 @@ seen early, and no case always runs behind the same one, or on the warmer card.
 import signal
 import threading
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -70,10 +70,10 @@ def run_suite(
     suite: Suite,
     *,
     writer: Writer,
+    launcher: Launcher,
     probes: Sequence[Probe],
     observer: Observer,
     done: Container[tuple[str, int]] = (),
-    launcher: Launcher | None = None,
     gpu: Vacancy | None = None,
     unfit: str = "",
 ) -> None:
@@ -85,10 +85,10 @@ def run_suite(
     Args:
         suite: What to measure.
         writer: Where measurements and logs go.
+        launcher: Starts the workers.
         probes: Read while workers work.
         observer: Is told how it goes.
         done: (case id, process) pairs that need not run; see `settled`.
-        launcher: One that is warm already, and stays so. Default: one for this run.
         gpu: Asked before every process whether the GPU is free; None without a GPU.
         unfit: Why the machine is not one to measure this suite on; then nothing is started.
 
@@ -99,10 +99,7 @@ def run_suite(
     plan = [step for step in _order(suite.cases) if (step[0].case_id, step[1]) not in done]
     observer.planned(len(plan))
     finished = 0
-    with ExitStack() as stack:
-        stack.enter_context(terminating_like_ctrl_c())
-        if launcher is None:
-            launcher = stack.enter_context(Launcher(device=suite.device))
+    with terminating_like_ctrl_c():
         while plan:
             case, process = plan.pop(0)
             why, holders = gpu.problem() if gpu and not unfit else (unfit, ())

@@ -43,7 +43,7 @@ from harness.records import (
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit, on which drivers free what it held."""
 UNREPORTED_S = 0.1
-"""A run may have ended this long ago and not yet be known here; see worker_case.PROGRESS_INTERVAL_S."""
+"""A run may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
 TIMED_PHASES = ("warmup", "sampling")
 """Phases in which the worker does nothing but run the computation."""
 

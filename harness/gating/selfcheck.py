@@ -10,12 +10,10 @@ from harness.analysis.calibrate import MIN_PAIRS
 from harness.analysis.pairs import Pair
 from harness.errors import HarnessError
 from harness.execution import machine
-from harness.execution.launcher import Launcher
-from harness.execution.vacancy import mismatch, watch_over
+from harness.execution.vacancy import mismatch
 from harness.gating import calibration
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Say
-from harness.probes.open import open_probes
 from harness.records import Environment, Outcome, Suite
 
 
@@ -47,16 +45,13 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         wait_s = request.wait_for_gpu_s
         taken = machine.take(held, suite, command=request.command, wait_s=wait_s, say=say)
         first, here = taken.launcher, taken.here
-        second = held.enter_context(Launcher(device=suite.device))
+        second = taken.rig.start()
         second.describe()
         _require_fit(suite, here, request)
         first.preflight(suite)
         sides = [Side("a", (), first, here), Side("b", (), second, here)]
-        probes = open_probes(here.gpu, why=here.gpu_unavailable)
-        for probe in probes:
-            held.callback(probe.close)
-        gpu = watch_over(held, here, wait_s=wait_s, say=say)
-        bench = held.enter_context(Bench(sides, probes, observer, gpu))
+        taken.rig.observe(here)
+        bench = held.enter_context(Bench(sides, taken.rig.probes, observer, taken.rig.gpu))
         counted = tuple(
             replace(c, settings=replace(c.settings, processes=request.pairs)) for c in suite.cases
         )

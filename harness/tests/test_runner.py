@@ -179,10 +179,11 @@ def test_a_zygote_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path
     writer, probe = Memory(tmp_path), Counter()
     suite = make_suite(make_case("hangs"), make_case("good"))
 
-    run_suite(suite, writer=writer, probes=[probe], observer=Killing())
+    with Launcher() as launcher:
+        run_suite(suite, writer=writer, launcher=launcher, probes=[probe], observer=Killing())
 
     wait_until(lambda: not any(map(psutil.pid_exists, probe.pids)))
-    assert set(psutil.Process().children()) == set(others), "the run's own zygote is gone"
+    assert set(psutil.Process().children()) == set(others), "the launcher closed its own"
     assert [m.outcome for m in writer.measurements] == [Outcome.CRASH, Outcome.OK]
     assert "killed by SIGKILL" in writer.measurements[0].detail
 
