@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from harness.execution import evidence, process, program_census
-from harness.execution.messages import Built, Channel, MeasureOrder
+from harness.execution import process, program_census
+from harness.execution.messages import Built, Channel, MeasureOrder, signal_name
 from harness.execution.output import Log
 from harness.execution.process import Read, Tail
 from harness.execution.series import Series
@@ -235,7 +235,7 @@ class _Session:
             evidence=Evidence(
                 runs=self.series.finished if known else None,
                 runs_exact=known,
-                signal=evidence.signal_name(code or 0),
+                signal=signal_name(code or 0),
                 stderr_tail=self.stderr.text.decode(errors="replace"),
                 peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
                 if outcome is Outcome.OUT_OF_MEMORY
@@ -253,9 +253,9 @@ class _Session:
     def _ended_badly(self, code: int) -> Measurement:
         said = self.stderr.text.decode(errors="replace")
         last = self.stderr.last.strip() or self.stdout.last.strip()
-        how = f"killed by {evidence.signal_name(code)}" if code < 0 else f"exited with {code}"
+        how = f"killed by {signal_name(code)}" if code < 0 else f"exited with {code}"
         if 128 < code < 128 + signal.NSIG:
-            how += f" (of {evidence.signal_name(128 - code)}, as a shell says it)"
+            how += f" (of {signal_name(128 - code)}, as a shell says it)"
         detail = f"{how}{self.at_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
         outcome = Outcome.CRASH
         if _OUT_OF_MEMORY.search(said):

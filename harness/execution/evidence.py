@@ -4,7 +4,6 @@ Evidence is never worth the record: where a file cannot be written, the record s
 """
 
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,13 +69,6 @@ def complete(measurement: Measurement, case: Case, folder: Folder, log: Path) ->
         text = reproduce.script(case, measurement, folder.path)
         files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))
     return replace(measurement, evidence=replace(found, files=tuple(files)))
-
-
-def signal_name(exit_code: int) -> str:
-    """`SIGSEGV` for -11; nothing for an exit that no signal made."""
-    if exit_code >= 0:
-        return ""
-    return {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
 
 
 def last_kernel(telemetry: Telemetry, *, seconds: float = 5.0) -> str:

@@ -173,6 +173,13 @@ def decode_order(data: bytes) -> Order:
     return _order.validate_json(data)
 
 
+def signal_name(exit_code: int) -> str:
+    """`SIGSEGV` for -11; nothing for an exit that no signal made."""
+    if exit_code >= 0:
+        return ""
+    return {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
+
+
 class Channel:
     """The worker's end of the pipe. Only the process that opened it may speak."""
 

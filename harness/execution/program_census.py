@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from harness.execution import evidence, process, provenance
+from harness.execution import process, provenance
+from harness.execution.messages import signal_name
 from harness.execution.output import Log
 from harness.execution.process import Tail
 from harness.measure import attestation
@@ -243,7 +244,7 @@ class _Attempt:
             process.kill(child)
         if not code:
             return ""
-        how = f"killed by {evidence.signal_name(code)}" if code < 0 else f"exited with {code}"
+        how = f"killed by {signal_name(code)}" if code < 0 else f"exited with {code}"
         return f"{how}: {tail.last.strip()[:LAST_BYTES]}"
 
     def _is_over(self, folder: Path, now: float) -> bool:

@@ -25,6 +25,7 @@ from harness.execution.messages import (
     Preliminary,
     Progress,
     Reader,
+    signal_name,
 )
 from harness.execution.pace import Pace
 from harness.execution.recorder import Recorder
@@ -289,7 +290,7 @@ class Story:
         if exit_code is not None:
             if self.answer:
                 return Ending(evidence=self.evidence())
-            seen = replace(self.evidence(), signal=evidence.signal_name(exit_code))
+            seen = replace(self.evidence(), signal=signal_name(exit_code))
             detail = _exit_without_answer(exit_code, self.where())
             return Ending(outcome=Outcome.CRASH, detail=detail, evidence=seen)
         if self.answer:
@@ -381,4 +382,4 @@ def _exit_without_answer(code: int, where: str) -> str:
     if code >= 0:
         return f"exited with status {code} and no answer, {where}"
     hint = " (the harness did not; out of memory, perhaps)" if -code == signal.SIGKILL else ""
-    return f"killed by {evidence.signal_name(code)}{hint}, {where}"
+    return f"killed by {signal_name(code)}{hint}, {where}"

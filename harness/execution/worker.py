@@ -28,7 +28,7 @@ from harness.execution.messages import (
     SelfTestOrder,
 )
 from harness.execution.worker_case import DeviceMissing, Reporter
-from harness.measure import accuracy, diagnosis, memory, path, selfproof
+from harness.measure import accuracy, attestation, diagnosis, memory, selfproof
 from harness.records import Accuracy, Case, Evidence, Measurement, NonFiniteOrigin, Outcome
 from harness.workload import Unsupported, Workload
 
@@ -104,7 +104,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
             outcome = Outcome.INVALID_ENVIRONMENT
         case DeviceMissing():
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
-        case path.PathMismatch():
+        case attestation.PathMismatch():
             outcome, detail, seen = Outcome.PATH_MISMATCH, str(error), error.seen
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)

@@ -11,7 +11,7 @@ from harness.execution import provenance
 from harness.execution.messages import Built, Channel, MeasureOrder, PhaseBegan, Progress
 from harness.execution.pace import EXACT_RUNS
 from harness.execution.worker_factory import load_factory
-from harness.measure import accuracy, arrange, attestation, digest, memory, path, timing
+from harness.measure import accuracy, arrange, attestation, digest, memory, timing
 from harness.records import Accuracy, Measurement, Outcome
 from harness.workload import Workload
 
@@ -61,8 +61,8 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
     )
     peak = stopwatch.device_peak_bytes()
     accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
-    effective, flags_read = path.effective(workload), path.flags_read(workload)
-    path.require(case, effective, flags_read)
+    effective, flags_read = attestation.effective(workload), attestation.flags_read(workload)
+    attestation.require(case, effective, flags_read)
     effective |= arranged.how
     code = _require_code(order)
     if taken.cut:
@@ -107,8 +107,9 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
     code, strangers = provenance.loaded(module, order.roots, order.elsewhere)
     if strangers:
         first, *others = strangers
-        more = f", and so {'are' if len(others) > 1 else 'is'} {len(others)} more" if others else ""
-        raise path.PathMismatch(f"not from the tree under test: {first}{more}; {provenance.REMEDY}")
+        more = f" and {len(others)} more" if others else ""
+        problem = f"not from the tree under test: {first}{more}; {provenance.REMEDY}"
+        raise attestation.PathMismatch(problem)
     return code
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from harness.measure.dispatched import Dispatched
+from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
@@ -88,14 +87,31 @@ def counting() -> Iterator[Counting]:
     )
 
 
-class _Operators(Dispatched):
+class _Operators(TorchDispatchMode):
+    """Sees every operator that torch dispatches, autograd's threads' too."""
+
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = 0
         self.reads = 0
         self.inside_method = False
 
-    def call(self, func: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Or compiled functions would run uncompiled, which is neither what is timed nor, at
+        long lengths, what fits in memory."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
         if getattr(func, "namespace", "") != "profiler":  # a named range computes nothing
             self.seen += 1
         if not self.inside_method and _reads(func, args, given):

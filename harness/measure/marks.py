@@ -24,7 +24,6 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from harness.measure import census
 from harness.measure.census import WhatRan
-from harness.measure.startup.sitecustomize import ORDER
 from harness.what_ran import LINES, OPTIMIZER
 
 ANSWER = "answer.json"
@@ -60,9 +59,14 @@ class Asked:
     """Folders whose modules are to be told, whatever their names."""
 
 
-def watch(folder: Path, note: Note) -> None:
-    """Wait for marks in this process, and in those it forks."""
-    asked = Asked(**json.loads((folder / ORDER).read_text(encoding="utf-8")))
+def watch(order: Path, note: Note) -> None:
+    """Wait for marks in this process, and in those it forks.
+
+    Args:
+        order: Holds what is `Asked`; the answer goes into its folder.
+        note: Adds a note to the folder.
+    """
+    asked, folder = Asked(**json.loads(order.read_text(encoding="utf-8"))), order.parent
     note(at="torch")
     marks = Marks(asked, folder, note)
     register_optimizer_step_post_hook(lambda optimizer, *_: marks.stepped(optimizer))

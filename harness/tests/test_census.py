@@ -9,9 +9,8 @@ import torch
 
 from harness.analysis import counts
 from harness.measure import census, frames
-from harness.measure.attestation import attest
+from harness.measure.attestation import PathMismatch, attest
 from harness.measure.events import DRAIN, STEP, Event, Kind, Profile
-from harness.measure.path import PathMismatch
 from harness.records import Case, Measurement, MeasureSettings, Outcome
 from harness.what_ran import Counters, PathRule, Use
 

@@ -318,7 +318,7 @@ def test_code_of_the_users_own_tree_is_a_path_mismatch(
     assert found.outcome is outcome, found.detail
     if outcome is Outcome.PATH_MISMATCH:
         assert found.detail == (
-            f"not from the tree under test: kern is {code}/kern/__init__.py, and so is 1 more; "
+            f"not from the tree under test: kern is {code}/kern/__init__.py and 1 more; "
             "name the folder it is imported from under `roots` in the policy "
             "(--root of a bisection)"
         )

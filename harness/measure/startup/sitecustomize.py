@@ -85,7 +85,7 @@ def _watch(folder: Path) -> None:
     try:
         with _ours():
             from harness.measure import marks
-        marks.watch(folder, lambda **said: note(folder, **said))
+        marks.watch(folder / ORDER, lambda **said: note(folder, **said))
     except Exception as error:  # noqa: BLE001 - noted; a user's program must go on uncounted
         note(folder, failed=f"{type(error).__name__}: {error}")
 
