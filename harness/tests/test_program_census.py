@@ -93,7 +93,7 @@ def attested(
     case: Case,
     timed: Timed | str = TIMED,
     roots: tuple[str, ...] = (),
-    left_s: float = 60.0,
+    left_s: float = 600.0,
     elsewhere: tuple[str, ...] = (),
 ) -> Measurement:
     measured = Measurement(

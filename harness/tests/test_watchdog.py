@@ -1,14 +1,17 @@
 """When a process has timed out or hangs, and what is then known of it; the clock is the test's."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from harness.execution import pace, watchdog
+from harness.execution import pace, recorder, watchdog
+from harness.execution.launcher import Worker
 from harness.execution.messages import Answer, Built, PhaseBegan, Preliminary, Progress
 from harness.execution.watchdog import Ending, Observed, Story, completed
 from harness.records import Evidence, Measurement, MeasureSettings, Outcome
-from harness.tests.workers import QUICK, make_case
+from harness.tests.workers import QUICK, Counter, make_case
 
 AT = 1000.0
 """time.monotonic at the launch."""
@@ -167,3 +170,25 @@ def test_a_search_for_the_cause_that_fails_does_not_cost_the_outcome() -> None:
     assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
     m = measured(story, ending)
     assert (m.outcome, m.evidence and m.evidence.runs) == (Outcome.NON_FINITE, 2)
+
+
+def test_probes_are_read_on_a_beat_and_a_late_one_is_not_made_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=AT)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(recorder, "time", clock)
+    probe = Counter()
+    beat = recorder.Recorder([probe], cast("Worker", SimpleNamespace(pid=1, launched_at=AT)))
+
+    for _ in range(100):
+        clock.now += recorder.PROBE_INTERVAL_S / 4
+        beat.read_if_due()
+    on_time = probe.readings
+    clock.now += 10.0
+    for _ in range(3):
+        beat.read_if_due()
+
+    assert on_time in (25, 26)
+    assert probe.readings <= on_time + 2
+    assert len(beat.telemetry().t_s) == probe.readings
