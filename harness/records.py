@@ -367,9 +367,7 @@ class Evidence:
     phase: str = ""
     """Where it was when it was last heard of."""
     runs: int | None = None
-    """Runs finished by then; the last step is the one after."""
-    runs_exact: bool = False
-    """Whether `runs` is exact, or the least it can be: quick runs are not all reported."""
+    """Steps finished by then, at least: quick ones are not all reported."""
     pace_s: float | None = None
     """Mean time of a finished run."""
     needed_s: float | None = None

@@ -223,7 +223,6 @@ class _Session:
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
         """A measurement without samples, with what the program last wrote to stderr."""
         code = self.process.returncode if self.process else None
-        known = self.program.steps is not None
         return Measurement(
             case_id=self.order.case.case_id,
             process=self.order.process,
@@ -233,8 +232,7 @@ class _Session:
             flops=self.program.flops,
             effective=self._effective(),
             evidence=Evidence(
-                runs=self.series.finished if known else None,
-                runs_exact=known,
+                runs=self.series.finished if self.program.steps else None,
                 signal=signal_name(code or 0),
                 stderr_tail=self.stderr.text.decode(errors="replace"),
                 peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -16,8 +16,6 @@ STALL_FLOOR_S = 30.0
 """But no shorter one: a step may compile, or wait for data."""
 STALL_RUNS = 3
 """Finished runs from which on the median is believed; the first is often a cold one."""
-EXACT_RUNS = 32
-"""So many first runs are all reported as they finish; later ones fifty times a second at most."""
 
 _KEPT = 1001
 
@@ -37,11 +35,6 @@ class Pace:
         if runs > self.runs:
             self._steps_s.append((spent_s - self.spent_s) / (runs - self.runs))
         self.runs, self.spent_s, self.shortest_s = runs, spent_s, shortest_s
-
-    @property
-    def exact(self) -> bool:
-        """Whether no run can have finished unreported."""
-        return self.runs < EXACT_RUNS
 
     @property
     def mean_s(self) -> float | None:

@@ -148,12 +148,10 @@ def completed(story: "Story", observed: Observed, case: Case, process: int) -> M
             lower_bound_s=ending.lower_bound_s,
         )
     if said.evidence is not None:
-        known = said.evidence.runs is not None
         found = replace(
             said.evidence,
             phase=said.evidence.phase or found.phase,
-            runs=said.evidence.runs if known else found.runs,
-            runs_exact=said.evidence.runs_exact if known else found.runs_exact,
+            runs=found.runs if said.evidence.runs is None else said.evidence.runs,
             pace_s=found.pace_s,
             needed_s=found.needed_s,
             files=(*said.evidence.files, *found.files),
@@ -319,7 +317,6 @@ class Story:
         return Evidence(
             phase=self._phases[-1][0],
             runs=self._pace.runs if known else None,
-            runs_exact=known and self._pace.exact,
             pace_s=self._pace.mean_s,
             needed_s=self._pace.needed_s,
             silent_s=None if now is None else now - self.heard_at,
@@ -349,9 +346,8 @@ class Story:
             return f"in {name}"
         runs, each_s = self._pace.runs, self._pace.mean_s
         if each_s is None:
-            return f"in {name}, before the first run was done"
-        at_least = "" if self._pace.exact or each_s >= UNREPORTED_S else "at least "
-        return f"in {name}, {at_least}{runs} run{'s'[: runs > 1]} done, {each_s:.3g} s each"
+            return f"in {name}, before the end of the first step"
+        return f"in {name}, at least {runs} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
         """One run takes at least this; None before the first run began.

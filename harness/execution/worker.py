@@ -113,7 +113,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
             if error.computation == "run":
-                evidence = Evidence(phase="run", runs=error.runs, runs_exact=error.step is not None)
+                evidence = Evidence(phase="run", runs=error.runs)
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
             evidence = Evidence(

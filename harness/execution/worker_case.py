@@ -9,14 +9,15 @@ import torch
 
 from harness.execution import provenance
 from harness.execution.messages import Built, Channel, MeasureOrder, PhaseBegan, Progress
-from harness.execution.pace import EXACT_RUNS
 from harness.execution.worker_factory import load_factory
 from harness.measure import accuracy, arrange, attestation, digest, memory, timing
 from harness.records import Accuracy, Measurement, Outcome
 from harness.workload import Workload
 
 PROGRESS_INTERVAL_S = 0.02
-"""At most so often is progress reported; a run that is reported late was finished earlier."""
+"""Progress is not reported more often than this, from the step REPORTED_STEPS on."""
+REPORTED_STEPS = 32
+"""The first steps are all reported: the parent judges a silence by them."""
 
 
 class DeviceMissing(Exception):
@@ -131,7 +132,7 @@ class Reporter:
         self._runs += 1
         self._spent_s += seconds
         self._shortest_s = min(self._shortest_s, seconds)
-        if self._runs <= EXACT_RUNS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+        if self._runs <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
             self.alive()
 
     def alive(self) -> None:

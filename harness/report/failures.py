@@ -59,7 +59,7 @@ def _facts(evidence: Evidence, room: Capacity | None) -> Iterator[str]:
         runs = evidence.runs
         step = ""
         if runs is not None:
-            step = f", last step {'' if evidence.runs_exact else 'at least '}{runs} (from 0)"
+            step = f", at least {runs} steps finished"
         yield (
             f"judged after {units.duration(evidence.silent_s)} of silence, "
             f"{units.duration(evidence.stall_limit_s)} were allowed{step}"

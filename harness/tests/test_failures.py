@@ -113,7 +113,6 @@ def test_a_failure_shows_its_facts_its_files_and_the_way_to_see_it_again() -> No
     (case,) = sweep(seq_len=[512])
     seen = Evidence(
         runs=5,
-        runs_exact=True,
         silent_s=30.2,
         stall_limit_s=30.0,
         last_kernel="unknown; the GPU was busy for 100% of the last 5 s: a kernel does not end",
@@ -129,7 +128,7 @@ def test_a_failure_shows_its_facts_its_files_and_the_way_to_see_it_again() -> No
 
     assert (found.outcome, found.detail) == ("hang", "stuck")
     assert found.facts[0] == (
-        "judged after 30.2 s of silence, 30.0 s were allowed, last step 5 (from 0)"
+        "judged after 30.2 s of silence, 30.0 s were allowed, at least 5 steps finished"
     )
     assert "a kernel does not end" in found.facts[1]
     assert found.files.startswith("`python-stacks.txt`, no native stacks (py-spy is not installed)")
