@@ -5,14 +5,14 @@ Parts of harness.records, which every stage knows; apart because only they speak
 
 from dataclasses import dataclass
 
-TOLD = ("step_s", "tokens_per_s", "mfu", "peak_memory_bytes")
+REPORTED = ("step_s", "tokens_per_s", "mfu", "peak_memory_bytes")
 """The metrics of the harness that a program may tell of itself; it may name others freely."""
 INTERPRETER = "{python}"
 """As the first word of a command: the interpreter that runs the harness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class MetricSource:
     """Where a metric is read: from lines by `line`, from JSON lines by `json`, or from a file."""
 
     metric: str
@@ -60,7 +60,7 @@ class Program:
     """Seen from the folder the harness was started in, or from the root of the tree under test."""
     steps: Steps | None = None
     """None: one run of the whole program is one sample, unless it tells `step_s`."""
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[MetricSource, ...] = ()
     tokens: int | None = None
     """Tokens of one step."""
     flops: int | None = None

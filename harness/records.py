@@ -18,7 +18,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from harness.program import Program
-from harness.what_ran import Breakdown, Census, Counters, PathRule
+from harness.what_ran import Breakdown, Counters, PathRule, Profile
 
 SCHEMA_VERSION = 2
 
@@ -445,7 +445,7 @@ class Measurement:
     """Package -> file it was loaded from, where the run asked for a certain tree. For a program:
     `program` -> the folder it ran in."""
     counters: Counters | None = None
-    census: Census | None = None
+    census: Profile | None = None
     readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What a program told of itself by metric, but for step times, in the order told."""
     telemetry: Telemetry | None = None

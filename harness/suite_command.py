@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
-from harness.program import INTERPRETER, TOLD, Program, Reading, Steps
+from harness.program import INTERPRETER, REPORTED, MetricSource, Program, Steps
 from harness.records import METRICS, Case, Metric, Scalar
 from harness.suite_schema import ReadingModel, SuiteModel, WorkloadModel
 from harness.suite_yaml import Loc, Problem, nearest, show
@@ -159,15 +159,15 @@ def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     for name, told in workload.metrics.items():
         place = (*loc, name)
         if name in METRICS:
-            if name not in TOLD:
+            if name not in REPORTED:
                 text = f"{name} is measured, and not for a program to tell"
-                yield Problem(place, text, f"It may tell {', '.join(TOLD)}.", at_key=True)
+                yield Problem(place, text, f"It may tell {', '.join(REPORTED)}.", at_key=True)
             elif told.unit or told.better:
                 text = f"{name} has the unit {METRICS[name].unit} and its direction already"
                 yield Problem(place, text, "Use scale, and drop unit and better.", at_key=True)
         elif not (told.unit and told.better):
             text = f"{show(name)} is not one of the harness's; it needs unit and better"
-            yield Problem(place, text, nearest(name, TOLD), at_key=True)
+            yield Problem(place, text, nearest(name, REPORTED), at_key=True)
     if "tokens_per_s" in workload.metrics and workload.tokens is not None:
         yield Problem((*loc, "tokens_per_s"), "tokens gives tokens_per_s already", at_key=True)
     if "step_s" in workload.metrics and {"step_s", "step_ms"} & {*timed}:
@@ -200,8 +200,8 @@ def _metric(name: str, told: ReadingModel) -> Metric:
     return Metric(name=name, title=name, unit=told.unit or "", higher_is_better=higher)
 
 
-def _reading(name: str, told: ReadingModel, case: Case) -> Reading:
-    return Reading(
+def _reading(name: str, told: ReadingModel, case: Case) -> MetricSource:
+    return MetricSource(
         metric=name,
         unit=told.unit or "",
         higher_is_better=told.better == "higher",

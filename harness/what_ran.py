@@ -134,7 +134,7 @@ MAX_USES = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Census:
+class Profile:
     """What ran, by name: from a short pass under the profiler, outside all timed regions."""
 
     kernels: tuple[Use, ...] = ()
@@ -152,7 +152,7 @@ class Census:
     wall_s: float = 0.0
     """What the pass cost."""
     skipped: str = ""
-    """Why there is no census; empty when there is one."""
+    """Why there is no profile; empty when there is one."""
     no_kernels: str = ""
     """Why nothing can be said of kernels; empty when `kernels` is all that ran."""
 

@@ -32,7 +32,7 @@ SLOWER_WHEN_FLUSHED = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class SelfTestReadings:
     """What a worker read of itself; the phases `rest` and `burn` are in the telemetry as well."""
 
     waits_s: tuple[float, float]
@@ -53,7 +53,7 @@ class Readings:
 
 
 def judge(
-    readings: Readings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
+    readings: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
 ) -> tuple[ProofCheck, ...]:
     """Every question with its answer.
 
@@ -73,7 +73,7 @@ def judge(
     return tuple(checks)
 
 
-def _host_clock(r: Readings) -> ProofCheck:
+def _host_clock(r: SelfTestReadings) -> ProofCheck:
     scale = _slope(r.waits_s, r.host_s)
     added_s = r.host_s[0] - r.waits_s[0]
     return ProofCheck(
@@ -84,7 +84,9 @@ def _host_clock(r: Readings) -> ProofCheck:
     )
 
 
-def _spin(r: Readings, phases: Sequence[Phase], telemetry: Telemetry) -> Iterator[ProofCheck]:
+def _spin(
+    r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
+) -> Iterator[ProofCheck]:
     if r.spin_cycles is None or r.spin_event_s is None or r.spin_host_s is None:
         yield ProofCheck(name="cuda_events", holds=False, fact="the worker spun no kernel")
         return
@@ -127,7 +129,7 @@ def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
     )
 
 
-def _cpu_sampler(r: Readings, phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
+def _cpu_sampler(r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
     span = next((p.end_s - p.start_s for p in phases if p.name == "burn"), 0.0)
     rest = _spanning(telemetry, "cpu_utilisation", phases, "rest")
     burn = _spanning(telemetry, "cpu_utilisation", phases, "burn")

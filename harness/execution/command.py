@@ -21,7 +21,7 @@ from harness.execution.messages import Built, Channel, MeasureOrder, signal_name
 from harness.execution.output import Log
 from harness.execution.process import Read, Tail
 from harness.execution.series import Series
-from harness.execution.told import Metrics, NotFinite, Step, StepReader, Untold
+from harness.execution.told import Metrics, MissingMetric, NotFinite, Step, StepReader
 from harness.program import Program
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome
 
@@ -60,7 +60,7 @@ def measure(
         session.run()
     except NotFinite as error:
         return session.failed(Outcome.NON_FINITE, f"{error}{session.at_step()}")
-    except Untold as error:
+    except MissingMetric as error:
         return session.failed(Outcome.CRASH, f"{error}{session.at_step()}")
     finally:
         process.kill(session.process)
@@ -112,7 +112,7 @@ class _Session:
         """See the program through.
 
         Raises:
-            Untold: It did not tell what it should.
+            MissingMetric: It did not tell what it should.
             NotFinite: It told NaN or infinity.
         """
         env = process.environment(self.order.case, self.order.roots)
@@ -123,7 +123,7 @@ class _Session:
         if finder is None:
             self.reporter.phase("sampling", self.began_at)
         log = Log(1)
-        reader = process.Reader(self.process)
+        reader = process.OutputReader(self.process)
         for read in reader.reads():
             log.write(read.data)
             (self.stderr if read.from_stderr else self.stdout).add(read)
@@ -202,8 +202,8 @@ class _Session:
             return
         if not self.series.finished:
             said = f"none of {self.lines} lines of output fits {steps.step!r}"
-            raise Untold(f"progress: {said}{self._last_words()}")
-        raise Untold(
+            raise MissingMetric(f"progress: {said}{self._last_words()}")
+        raise MissingMetric(
             f"progress: the program ended after {self.series.finished} steps, of which "
             f"{steps.setup_steps} are setup; a sample lies between two lines that come after it"
         )

@@ -1,8 +1,8 @@
 """Parent side: starts workers, warm where that is as good as fresh, and ends their families.
 
-The parent never imports torch. A helper, the zygote (see harness.execution.zygote), does it once
-and forks one worker per case and process. A case that sets environment variables which torch,
-CUDA or OpenMP may read when they load gets a zygote of its own, started under them: NSA_*
+The parent never imports torch. The forkserver (see harness.execution.zygote) imports it once and
+forks one worker per case and process. A case that sets environment variables which torch,
+CUDA or OpenMP may read when they load gets a forkserver of its own, started under them: NSA_*
 variables, which our own code reads when called, are the only ones set after the fact.
 """
 
@@ -30,8 +30,8 @@ from harness.execution.messages import (
     Facts,
     MeasureOrder,
     Message,
+    MessageReader,
     Order,
-    Reader,
     SelfTestOrder,
     encode_order,
 )
@@ -46,15 +46,15 @@ DESCRIBE_S = 120.0
 GRACE_S = 1.0
 """Time between SIGTERM and SIGKILL."""
 CLOSE_S = 10.0
-"""Longest time for a zygote to end what is under it."""
+"""Longest time for a forkserver to end what is under it."""
 MAX_REPLY_BYTES = 2**12
 CASES_PER_CHECK = 64
 """Cases sent to one preflight; an order has a largest size."""
 
 Said = TypeVar("Said", Facts, Checked)
 
-# The zygote's modules are the parent's, wherever either was started; what it measures comes from
-# the roots, which are looked at first once the harness is loaded.
+# The forkserver's modules are the parent's, wherever either was started; what it measures comes
+# from the roots, which come first on the path once the harness is loaded.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from harness.execution import zygote; sys.path[:0] = sys.argv[3:]; "
@@ -66,26 +66,32 @@ class Worker:
     """A process that works on one order, as the parent sees it."""
 
     def __init__(
-        self, zygote: "_Zygote", pid: int, answers: int, launched_at: float, *, cold: bool
+        self,
+        forkserver: "_ForkserverHandle",
+        pid: int,
+        answers: int,
+        launched_at: float,
+        *,
+        cold: bool,
     ) -> None:
         self.pid = pid
         self.launched_at = launched_at
-        """time.monotonic at the fork; the start of a zygote is over by then."""
+        """time.monotonic at the fork; the start of a forkserver is over by then."""
         self.cold = cold
         self.answers = answers
         """File descriptor its messages come from; does not block."""
         self.exit_code: int | None = None
         """As subprocess.Popen.returncode: minus the signal's number if one killed it."""
-        self._zygote = zygote
+        self._forkserver = forkserver
 
     def wait(self, *, seconds: float) -> None:
         """Sleep until the worker says something or exits, at most so long."""
         files = [self.answers]
         if self.exit_code is None:
-            files.append(self._zygote.control.fileno())
+            files.append(self._forkserver.control.fileno())
         ready, _, _ = select.select(files, [], [], max(0.0, seconds))
-        if self._zygote.control.fileno() in ready:
-            self.exit_code = self._zygote.hear().get("exited", -signal.SIGKILL)
+        if self._forkserver.control.fileno() in ready:
+            self.exit_code = self._forkserver.hear().get("exited", -signal.SIGKILL)
 
     def dump_stacks(self) -> None:
         """Ask the worker to write the Python stacks of its threads to its log."""
@@ -99,9 +105,9 @@ class Worker:
             The number of processes that would not die; nothing more can be done to them.
         """
         os.close(self.answers)
-        left = self._zygote.end(GRACE_S)
+        left = self._forkserver.end(GRACE_S)
         if self.cold or left:
-            self._zygote.close()
+            self._forkserver.close()
         return left
 
 
@@ -127,10 +133,10 @@ class Launcher:
         """
         self._roots = tuple(str(root) for root in roots)
         self._elsewhere = tuple(str(tree) for tree in elsewhere)
-        self._host: Launcher | None = None  # whose zygote this one uses, see `at`
+        self._host: Launcher | None = None  # whose forkserver this one uses, see `at`
         self._around = dict(around or {})
         self._hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        self._warm: _Zygote | None = None
+        self._warm: _ForkserverHandle | None = None
         self._device = ""  # unknown until described
         self.not_preloaded = ""
         """Why the workloads' modules could not be imported ahead; empty where they were."""
@@ -147,16 +153,16 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """End the zygote and every process under it."""
+        """End the forkserver and every process under it."""
         if self._warm is not None:
             self._warm.close()
             self._warm = None
 
     def at(self, roots: Sequence[Path]) -> "Launcher":
-        """One for the code in these folders that forks from this one's zygote.
+        """One for the code in these folders that forks from this one's forkserver.
 
         For many trees in turn: none of them needs to wait for torch. This one must have no roots
-        and must not preload, so that its zygote holds none of the code; it is the one to close.
+        and must not preload, so that its forkserver holds none of the code; it is the one to close.
         """
         guest = Launcher(roots)
         guest._elsewhere = self._elsewhere
@@ -177,8 +183,8 @@ class Launcher:
         """
         env = {} if case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
-        zygote = (
-            _Zygote({**self._around, **env, **self._hidden}, self._roots)
+        forkserver = (
+            _ForkserverHandle({**self._around, **env, **self._hidden}, self._roots)
             if cold
             else self._warmed()
         )
@@ -190,7 +196,7 @@ class Launcher:
             roots=self._roots,
             elsewhere=self._elsewhere,
         )
-        return _fork(zygote, order, env, log, launched_at=order.launched_at, cold=cold)
+        return _fork(forkserver, order, env, log, launched_at=order.launched_at, cold=cold)
 
     def self_test(self, log: Path) -> Worker:
         """Start a worker that tests the clocks and counters."""
@@ -228,7 +234,7 @@ class Launcher:
         return work
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
-        """`preflight` without the import: the zygote stays free of the workloads' code."""
+        """`preflight` without the import: the forkserver stays free of the workloads' code."""
         answers = [
             self._ask(
                 CheckOrder(cases=suite.cases[i : i + CASES_PER_CHECK], roots=self._roots), Checked
@@ -251,12 +257,12 @@ class Launcher:
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 
     def _preload(self, modules: Iterable[str]) -> None:
-        """Have the warm zygote import the workloads' modules; if it then cannot fork well, a new
-        one without them takes its place, and each worker imports for itself."""
-        zygote = self._warmed()
-        if problem := zygote.preload(list(modules)):
+        """Have the warm forkserver import the workloads' modules. If it then cannot fork well, a
+        new one without them takes its place, and each worker imports for itself."""
+        forkserver = self._warmed()
+        if problem := forkserver.preload(list(modules)):
             self.not_preloaded = problem
-            zygote.close()
+            forkserver.close()
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Said]) -> Said:
         """The one answer of a worker that measures nothing."""
@@ -265,7 +271,7 @@ class Launcher:
             log = Path(folder, "log")
             worker = self._start(order, log)
             try:
-                reader = Reader(worker.answers)
+                reader = MessageReader(worker.answers)
                 deadline = time.monotonic() + DESCRIBE_S
                 while not reader.at_end and time.monotonic() < deadline:
                     worker.wait(seconds=deadline - time.monotonic())
@@ -279,16 +285,16 @@ class Launcher:
                 raise HarnessError(f"a worker cannot {what}: {last_line(log.read_bytes())}")
         return answers[0]
 
-    def _warmed(self) -> "_Zygote":
+    def _warmed(self) -> "_ForkserverHandle":
         if self._host is not None:
             return self._host._warmed()
         if self._warm is None or self._warm.closed:
-            self._warm = _Zygote({**self._around, **self._hidden}, self._roots)
+            self._warm = _ForkserverHandle({**self._around, **self._hidden}, self._roots)
         return self._warm
 
 
 def _fork(
-    zygote: "_Zygote",
+    forkserver: "_ForkserverHandle",
     order: Order,
     env: Mapping[str, str],
     log: Path,
@@ -300,13 +306,13 @@ def _fork(
     os.set_blocking(answers, False)
     try:
         with log.open("ab") as log_file:
-            pid = zygote.fork(order, env, write_end, log_file.fileno())
+            pid = forkserver.fork(order, env, write_end, log_file.fileno())
     finally:
         os.close(write_end)
-    return Worker(zygote, pid, answers, launched_at, cold=cold)
+    return Worker(forkserver, pid, answers, launched_at, cold=cold)
 
 
-class _Zygote:
+class _ForkserverHandle:
     """The helper's process and the socket to it."""
 
     def __init__(self, env: Mapping[str, str], roots: Sequence[str] = ()) -> None:

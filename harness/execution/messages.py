@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from harness.analysis.proof import Readings
+from harness.analysis.proof import SelfTestReadings
 from harness.analysis.targets import Work
 from harness.records import Case, Measurement
 
@@ -90,8 +90,8 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A sign of life. In warmup and sampling: so many runs are finished."""
+class StepsDone:
+    """A sign of life, with the steps finished so far in warmup and sampling."""
 
     kind: Literal["progress"] = "progress"
     runs: int
@@ -147,15 +147,15 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proved:
+class SelfTested:
     """The answer to a SelfTestOrder."""
 
     kind: Literal["proved"] = "proved"
-    readings: Readings
+    readings: SelfTestReadings
 
 
 Order = MeasureOrder | CheckOrder | SelfTestOrder | DescribeOrder
-Message = PhaseBegan | Built | Progress | Preliminary | Answer | Facts | Checked | Proved
+Message = PhaseBegan | Built | StepsDone | Preliminary | Answer | Facts | Checked | SelfTested
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]
@@ -201,7 +201,7 @@ class Channel:
             line = line[os.write(self._fd, line) :]
 
 
-class Reader:
+class MessageReader:
     """The parent's end of the pipe: bytes in, messages out."""
 
     def __init__(self, fd: int) -> None:

@@ -183,7 +183,7 @@ class Tail:
             self.last = line if line.strip() else self.last
 
 
-class Reader:
+class OutputReader:
     """Reads both pipes of a program until it has ended; wakes up for its death too."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:

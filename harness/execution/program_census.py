@@ -24,11 +24,11 @@ from harness.execution.output import Log
 from harness.execution.process import Tail
 from harness.measure import attestation
 from harness.measure.census import MAX_STEP_S, PROFILE_S, WhatRan
-from harness.measure.marks import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, Asked
+from harness.measure.marks import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
 from harness.measure.startup import sitecustomize
 from harness.program import Program
 from harness.records import Case, Measurement, Outcome, Scalar
-from harness.what_ran import COUNTERS, OPTIMIZER, Census, Counters
+from harness.what_ran import COUNTERS, OPTIMIZER, Counters, Profile
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
@@ -101,7 +101,7 @@ def attested(
         return replace(
             measured,
             counters=Counters(unknown=dict.fromkeys(COUNTERS, why)),
-            census=Census(skipped=why),
+            census=Profile(skipped=why),
         )
     ran = _what_ran.validate_python(answer["ran"])
     found: dict[str, Scalar] = {
@@ -198,7 +198,7 @@ class _Attempt:
         """
         with tempfile.TemporaryDirectory(prefix="harness-counts-") as name:
             folder = Path(name)
-            asked = Asked(
+            asked = HookOrder(
                 step=self._program.steps.step if self._program.steps else "",
                 by_lines=bool(self._timed.by_lines),
                 skip=self._skip,
@@ -230,7 +230,7 @@ class _Attempt:
         child = process.start(self._program, process.folder(self._program, self._roots), env)
         try:
             process.abort_when_asked(child)
-            for read in process.Reader(child).reads(POLL_S):
+            for read in process.OutputReader(child).reads(POLL_S):
                 alive()
                 log.write(read.data)
                 tail.add(read)

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from harness.analysis import proof
-from harness.analysis.proof import Readings
+from harness.analysis.proof import SelfTestReadings
 from harness.execution.launcher import Launcher, last_line
-from harness.execution.messages import Garbled, Message, PhaseBegan, Proved, Reader
+from harness.execution.messages import Garbled, Message, MessageReader, PhaseBegan, SelfTested
 from harness.execution.recorder import Recorder
 from harness.probes import Probe
 from harness.records import Gpu, Phase, Proof, ProofCheck
@@ -35,7 +35,7 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
         problem = ""
         try:
             recorder = Recorder(probes, worker)
-            reader = Reader(worker.answers)
+            reader = MessageReader(worker.answers)
             while not reader.at_end and time.monotonic() - began < LIMIT_S:
                 worker.wait(seconds=recorder.next_at - time.monotonic())
                 recorder.read_if_due()
@@ -44,7 +44,7 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
             problem = f"the worker's answer is garbled: {error}"
         finally:
             worker.end()
-        readings = next((m.readings for m in said if isinstance(m, Proved)), None)
+        readings = next((m.readings for m in said if isinstance(m, SelfTested)), None)
         checks: tuple[ProofCheck, ...]
         if readings is None or problem:
             problem = problem or last_line(log.read_bytes())
@@ -70,7 +70,7 @@ def unproved(gpu: Gpu | None, why: str) -> Proof:
     )
 
 
-_NOTHING = Readings(waits_s=(0.0, 0.0), host_s=(0.0, 0.0), burn_cpu_s=0.0)
+_NOTHING = SelfTestReadings(waits_s=(0.0, 0.0), host_s=(0.0, 0.0), burn_cpu_s=0.0)
 
 
 def _phases(said: Sequence[Message], launched_at: float) -> tuple[Phase, ...]:

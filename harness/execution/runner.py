@@ -35,7 +35,7 @@ class Writer(Protocol):
         """Where one process's output goes; the file exists."""
 
 
-class Observer(Protocol):
+class RunObserver(Protocol):
     """Is told how a run goes; the progress bar of the command line."""
 
     def planned(self, total: int) -> None:
@@ -72,7 +72,7 @@ def run_suite(
     writer: Writer,
     launcher: Launcher,
     probes: Sequence[Probe],
-    observer: Observer,
+    observer: RunObserver,
     done: Container[tuple[str, int]] = (),
     gpu: Vacancy | None = None,
     unfit: str = "",
@@ -143,7 +143,7 @@ def run_one(
     launcher: Launcher,
     writer: Writer,
     probes: Sequence[Probe],
-    observer: Observer,
+    observer: RunObserver,
 ) -> Measurement:
     """Measure one case in one fresh process; nothing is stored, and no worker is left."""
     observer.started(case, process)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.program import Program, Reading, Steps
+from harness.program import MetricSource, Program, Steps
 
 MAX_READINGS = 10_000
 """The newest of a metric that are kept."""
 _SHOWN = 120
 
 
-class Untold(Exception):
+class MissingMetric(Exception):
     """A program did not tell what its suite says it tells, or not as a number."""
 
 
@@ -51,7 +51,7 @@ class Metrics:
         """Take in one line of output.
 
         Raises:
-            Untold: A number is expected there, and none stands there.
+            MissingMetric: A number is expected there, and none stands there.
             NotFinite: It is NaN or infinite.
         """
         for reader in self._of_lines:
@@ -64,24 +64,26 @@ class Metrics:
         """Read the files, once the program has ended.
 
         Raises:
-            Untold: A file is absent, not written anew, or has no such number.
+            MissingMetric: A file is absent, not written anew, or has no such number.
             NotFinite: As `hear`.
         """
         for reading in self._of_files:
             path = self._folder / reading.file
             stamp = _stamp(path)
             if stamp is None:
-                raise Untold(f"{reading.metric}: the program left no file {path}")
+                raise MissingMetric(f"{reading.metric}: the program left no file {path}")
             if stamp == self._before[reading.file]:
-                raise Untold(f"{reading.metric}: {path} is of an earlier run; it was not written")
+                raise MissingMetric(
+                    f"{reading.metric}: {path} is of an earlier run; it was not written"
+                )
             for found in _of_file(reading, path):
                 self._keep(reading, found, at, f"in {path}")
 
     def require_all(self) -> None:
-        """Untold, if a metric was never seen."""
+        """MissingMetric, if a metric was never seen."""
         for name, values in self.values.items():
             if not values:
-                raise Untold(f"{name}: {self._way(name)} was never seen in its output")
+                raise MissingMetric(f"{name}: {self._way(name)} was never seen in its output")
 
     def _way(self, name: str) -> str:
         (reading,) = (r.reading for r in self._of_lines if r.reading.metric == name)
@@ -90,12 +92,12 @@ class Metrics:
         after = f" after {reading.prefix!r}" if reading.prefix else ""
         return f"a JSON line with {reading.json!r}{after}"
 
-    def _keep(self, reading: Reading, found: Any, at: float, where: str) -> None:
+    def _keep(self, reading: MetricSource, found: Any, at: float, where: str) -> None:
         self.values[reading.metric].append(Value(at, _number(reading, found, where)))
 
 
 class _LineReader:
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: MetricSource) -> None:
         self.reading = reading
         self._pattern = re.compile(reading.line) if reading.line else None
         self._begins = reading.prefix or "{"
@@ -113,15 +115,17 @@ class _LineReader:
         except ValueError as error:
             if not self.reading.prefix:
                 return None  # some other line with a brace
-            raise Untold(f"{self.reading.metric}: no JSON: {error}: {_short(line)}") from None
+            raise MissingMetric(
+                f"{self.reading.metric}: no JSON: {error}: {_short(line)}"
+            ) from None
         return _at(said, self.reading.json)
 
 
-def _of_file(reading: Reading, path: Path) -> Iterator[Any]:
+def _of_file(reading: MetricSource, path: Path) -> Iterator[Any]:
     """All values of a metric in a file.
 
     Raises:
-        Untold: It is not what it should be, or has none.
+        MissingMetric: It is not what it should be, or has none.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -131,10 +135,10 @@ def _of_file(reading: Reading, path: Path) -> Iterator[Any]:
         else:
             found = [v for d in _documents(text) if (v := _at(d, reading.json)) is not None]
     except (OSError, ValueError, csv.Error) as error:
-        raise Untold(f"{reading.metric}: {path} cannot be read: {error}") from None
+        raise MissingMetric(f"{reading.metric}: {path} cannot be read: {error}") from None
     if not found:
         what = f"column {reading.csv!r}" if reading.csv else f"key {reading.json!r}"
-        raise Untold(f"{reading.metric}: {path} has no value at {what}")
+        raise MissingMetric(f"{reading.metric}: {path} has no value at {what}")
     yield from found
 
 
@@ -158,13 +162,15 @@ def _at(document: Any, path: str) -> Any:
     return document
 
 
-def _number(reading: Reading, found: Any, where: str) -> float:
+def _number(reading: MetricSource, found: Any, where: str) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float | str):
-        raise Untold(f"{reading.metric}: {json.dumps(found)[:_SHOWN]} is no number, {where}")
+        raise MissingMetric(f"{reading.metric}: {json.dumps(found)[:_SHOWN]} is no number, {where}")
     try:
         value = float(found) * reading.scale
     except ValueError:
-        raise Untold(f"{reading.metric}: {_short(str(found))} is no number, {where}") from None
+        raise MissingMetric(
+            f"{reading.metric}: {_short(str(found))} is no number, {where}"
+        ) from None
     if not math.isfinite(value):
         raise NotFinite(f"{reading.metric} is {found}, {where}")
     return value
@@ -192,7 +198,7 @@ class StepReader:
         """The step that a line finishes.
 
         Raises:
-            Untold: The line has no number where the pattern says one is.
+            MissingMetric: The line has no number where the pattern says one is.
             NotFinite: The time is NaN or infinite.
         """
         found = self._step.search(line)
@@ -201,7 +207,7 @@ class StepReader:
         named = found.groupdict()
         count = named.get("step")
         if count is not None and not count.isdecimal():
-            raise Untold(f"step: {count!r} is no whole number, in the line {_short(line)}")
+            raise MissingMetric(f"step: {count!r} is no whole number, in the line {_short(line)}")
         return Step(None if count is None else int(count), self._time_s(named, line))
 
     def is_alive(self, line: str) -> bool:
@@ -210,10 +216,10 @@ class StepReader:
     def _time_s(self, named: Mapping[str, str | None], line: str) -> float | None:
         for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
             if (text := named.get(name)) is not None:
-                reading = Reading(metric=name, scale=scale)
+                reading = MetricSource(metric=name, scale=scale)
                 time_s = _number(reading, text, f"in the line {_short(line)}")
                 if time_s <= 0:
-                    raise Untold(
+                    raise MissingMetric(
                         f"{name}: a step took {text}, in the line {_short(line)}; "
                         "have the program print more digits"
                     )

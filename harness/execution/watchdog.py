@@ -21,10 +21,10 @@ from harness.execution.messages import (
     Built,
     Garbled,
     Message,
+    MessageReader,
     PhaseBegan,
     Preliminary,
-    Progress,
-    Reader,
+    StepsDone,
     signal_name,
 )
 from harness.execution.pace import Pace
@@ -181,7 +181,7 @@ def _see_through(
     log: Path,
     folder: evidence.Folder,
 ) -> Ending:
-    reader = Reader(worker.answers)
+    reader = MessageReader(worker.answers)
     while True:
         worker.wait(seconds=recorder.next_at - time.monotonic())
         recorder.read_if_due()
@@ -267,7 +267,7 @@ class Story:
                     self._on_phase(name)
             case Built():
                 self.built = message
-            case Progress():
+            case StepsDone():
                 self._pace.ran(message.runs, message.spent_s, message.shortest_s)
                 self._on_progress(message.runs)
             case Preliminary(measurement=measurement):

@@ -24,10 +24,10 @@ from harness.execution.messages import (
     MeasureOrder,
     Order,
     Preliminary,
-    Proved,
+    SelfTested,
     SelfTestOrder,
 )
-from harness.execution.worker_case import DeviceMissing, Reporter
+from harness.execution.worker_case import DeviceMissing, WorkerReporter
 from harness.measure import accuracy, attestation, diagnosis, memory, selfproof
 from harness.records import Accuracy, Case, Evidence, Measurement, NonFiniteOrigin, Outcome
 from harness.workload import Unsupported, Workload
@@ -78,19 +78,19 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
 
 def _answer(
     order: CheckOrder | SelfTestOrder | DescribeOrder, channel: Channel
-) -> Checked | Facts | Proved:
+) -> Checked | Facts | SelfTested:
     match order:
         case CheckOrder():
             return worker_factory.check(order)
         case SelfTestOrder():
-            return Proved(readings=selfproof.prove(Reporter(channel).phase))
+            return SelfTested(readings=selfproof.prove(WorkerReporter(channel).phase))
         case DescribeOrder():
             return Facts(facts=importlib.import_module("harness.measure.facts").describe())
 
 
 def _measured(order: MeasureOrder, channel: Channel) -> Measurement:
     if order.case.program is not None:
-        return command.measure(order, order.case.program, channel, Reporter(channel))
+        return command.measure(order, order.case.program, channel, WorkerReporter(channel))
     return worker_case.measure(order, channel)
 
 
@@ -143,7 +143,7 @@ def _with_origins(
     failure: Measurement, case: Case, cause: accuracy.NonFinite, channel: Channel
 ) -> Measurement:
     """The failure, and where its NaN or Inf came from, as far as a second run shows it."""
-    reporter = Reporter(channel)
+    reporter = WorkerReporter(channel)
     reporter.phase("diagnosis")
     gc.collect()
     memory.release_cached()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from harness.execution import provenance
-from harness.execution.messages import Built, Channel, MeasureOrder, PhaseBegan, Progress
+from harness.execution.messages import Built, Channel, MeasureOrder, PhaseBegan, StepsDone
 from harness.execution.worker_factory import load_factory
 from harness.measure import accuracy, arrange, attestation, digest, memory, timing
 from harness.records import Accuracy, Measurement, Outcome
@@ -26,7 +26,7 @@ class DeviceMissing(Exception):
 
 def measure(order: MeasureOrder, channel: Channel) -> Measurement:
     """Measure the workload of a case; whatever it raises is the caller's to name."""
-    case, reporter = order.case, Reporter(channel)
+    case, reporter = order.case, WorkerReporter(channel)
 
     reporter.phase("setup")
     if order.device == "cuda" and not torch.cuda.is_available():
@@ -114,7 +114,7 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
     return code
 
 
-class Reporter:
+class WorkerReporter:
     """Tells the parent where the worker is, without flooding it."""
 
     def __init__(self, channel: Channel) -> None:
@@ -138,7 +138,7 @@ class Reporter:
     def alive(self) -> None:
         self._sent_at = time.monotonic()
         self._channel.send(
-            Progress(
+            StepsDone(
                 runs=self._runs,
                 spent_s=self._spent_s,
                 shortest_s=self._shortest_s if self._runs else 0.0,

@@ -5,7 +5,7 @@ is forked is as fresh: no CUDA context, no thread pool, no tensor. One worker li
 
 It is also the undertaker. As "child subreaper" it inherits whatever a worker leaves behind, in
 another process group or session too, so that ending a worker ends all of its descendants. If
-the harness dies, its end of the socket closes, and the zygote takes everything down with it.
+the harness dies, its end of the socket closes, and the forkserver takes everything down with it.
 
 Protocol, over a SOCK_SEQPACKET socket, JSON objects:
     <- {"ready": true}                         once, when torch is imported
@@ -60,11 +60,11 @@ def main(control_fd: int) -> None:
     gc.freeze()  # a worker's collector then neither walks nor copies what it shares with us
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
-        _Zygote(control).serve()
+        _Forkserver(control).serve()
     os._exit(0)  # taking torch down in order takes a second, and nothing needs it
 
 
-class _Zygote:
+class _Forkserver:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._running: int | None = None
@@ -105,14 +105,14 @@ class _Zygote:
         return True
 
     def _fork(self, order: messages.Order, env: dict[str, str], answers: int, log: int) -> None:
-        zygote = os.getpid()
+        forkserver = os.getpid()
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for mine in (self._control, self._deaths, self._deaths_in):
                 mine.close()
-            _become_worker(order, env, answers, log, parent=zygote)
+            _become_worker(order, env, answers, log, parent=forkserver)
         os.close(answers)
         os.close(log)
         self._running = pid
@@ -135,7 +135,7 @@ class _Zygote:
 def _become_worker(
     order: messages.Order, env: dict[str, str], answers: int, log: int, *, parent: int
 ) -> NoReturn:
-    """Turn this fork into a worker of its own session, and never return into the zygote."""
+    """Turn this fork into a worker of its own session, and never return into the forkserver."""
     status = 1
     try:
         os.setsid()
@@ -164,7 +164,7 @@ def _become_worker(
 
 
 def _enter(roots: tuple[str, ...]) -> None:
-    """Look into these folders first, and stand in the first of them; a zygote that was started
+    """Look into these folders first, and stand in the first of them; a forkserver that was started
     for them does already."""
     new = [root for root in roots if root not in sys.path]
     if new:

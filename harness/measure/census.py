@@ -21,8 +21,8 @@ from torch.autograd.profiler import profile, record_function
 
 from harness.measure import frames
 from harness.measure.counters import Counted, counting
-from harness.measure.events import DRAIN, STEP, Event, Kind, Profile
-from harness.what_ran import COUNTERS, MAX_USES, Breakdown, Census, Counters, Frame, Use
+from harness.measure.events import DRAIN, STEP, Event, EventKind, Trace
+from harness.what_ran import COUNTERS, MAX_USES, Breakdown, Counters, Frame, Profile, Use
 
 MAX_STEP_S = 30.0
 """A longer step is not run once more only to be counted."""
@@ -65,7 +65,7 @@ class WhatRan:
     """The answer of the pass."""
 
     counters: Counters
-    census: Census
+    census: Profile
     kernels: tuple[str, ...] = ()
     """Names of all kernels, the one with most time first."""
     operators: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def asked(
     resumed by the thread that made it."""
     began = time.monotonic()
     if why := _too_long(step_s, time_left_s):
-        return WhatRan(counters=_uncounted(why), census=Census(skipped=why))
+        return WhatRan(counters=_uncounted(why), census=Profile(skipped=why))
     gc.collect()
     counted = []
     for _ in range(1 if step_s > LONG_STEP_S else 2):
@@ -132,27 +132,27 @@ def asked(
         why = "switched off (measure.census)"
         return WhatRan(
             counters=_counters(counted, None, why),
-            census=Census(skipped=why, wall_s=time.monotonic() - began),
+            census=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
     dispatched = counted[0].dispatched_ops
     if dispatched > TOO_MANY_OPERATORS:
         why = f"a step of {dispatched:,} operators is too much to profile"
         return WhatRan(
             counters=_counters(counted, None, why),
-            census=Census(skipped=why, wall_s=time.monotonic() - began),
+            census=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
     seen, looks = yield from _profiled(_steps(step_s, dispatched, profile_s), step_s, progress)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
-    elif not seen.has(Kind.RUNTIME):  # the wait after each step is one
+    elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
         no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
     return WhatRan(
         counters=_counters(counted, seen, no_kernels),
         kernels=_names(kernels),
         operators=_names(operators),
-        census=Census(
+        census=Profile(
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
             fingerprint=_fingerprint(kernels, operators),
@@ -201,7 +201,7 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 
 def _profiled(
     steps: int, step_s: float, progress: Callable[[], None]
-) -> Generator[None, None, tuple[Profile, frames.Looks]]:
+) -> Generator[None, None, tuple[Trace, frames.Looks]]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
@@ -221,7 +221,7 @@ def _profiled(
     finally:
         if was_enabled:
             gc.enable()
-    return Profile(_events(profiler)), looks
+    return Trace(_events(profiler)), looks
 
 
 def _events(profiler: profile) -> Iterator[Event]:
@@ -243,23 +243,23 @@ def _events(profiler: profile) -> Iterator[Event]:
             )
 
 
-def _kind(e: Any, name: str) -> Kind | None:
+def _kind(e: Any, name: str) -> EventKind | None:
     if name == "[memory]":
-        return Kind.MEMORY if e.nbytes() > 0 else None  # or given back
+        return EventKind.MEMORY if e.nbytes() > 0 else None  # or given back
     if name.startswith("aten::"):
-        return Kind.OPERATOR
+        return EventKind.OPERATOR
     if e.device_type() != DeviceType.CPU:
         if e.is_user_annotation():
             return None  # a range, drawn once more beside the kernels
-        return Kind.COPY if name.startswith(("Memcpy", "Memset")) else Kind.KERNEL
+        return EventKind.COPY if name.startswith(("Memcpy", "Memset")) else EventKind.KERNEL
     if e.is_user_annotation():
-        return Kind.RANGE
+        return EventKind.RANGE
     if _RUNTIME.fullmatch(name):
-        return Kind.RUNTIME
-    return None if name in _OF_THE_PROFILER else Kind.OPERATOR
+        return EventKind.RUNTIME
+    return None if name in _OF_THE_PROFILER else EventKind.OPERATOR
 
 
-def _counters(counted: Sequence[Counted], seen: Profile | None, why: str) -> Counters:
+def _counters(counted: Sequence[Counted], seen: Trace | None, why: str) -> Counters:
     """All counts: of operators without a profiler, of the rest under it."""
     on_gpu = torch.cuda.is_available()
     series: dict[str, list[int]] = {
@@ -293,7 +293,7 @@ def _uncounted(why: str) -> Counters:
     return Counters(unknown=dict.fromkeys(COUNTERS, why))
 
 
-def _breakdown(seen: Profile, looks: frames.Looks, step_s: float, *, on_device: bool) -> Breakdown:
+def _breakdown(seen: Trace, looks: frames.Looks, step_s: float, *, on_device: bool) -> Breakdown:
     """Where the time goes; the frames are those of the device's idle time where there is one."""
     busy = [interval for w in seen.windows for interval in seen.busy(w)] if on_device else []
     starts = [start for start, _ in busy]

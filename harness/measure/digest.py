@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.measure import memory
-from harness.measure.timing import Reading, Stopwatch
+from harness.measure.timing import Stopwatch, TimedStep
 from harness.records import Clock, TensorDigest
 
 CHUNK = 2**18
@@ -39,7 +39,7 @@ class OfFirst:
     def own_bytes(self) -> int:
         return self._watch.own_bytes
 
-    def read(self, run: Callable[[], Any]) -> Reading:
+    def read(self, run: Callable[[], Any]) -> TimedStep:
         reading = self._watch.read(run)
         if not self._taken:
             self._taken = True

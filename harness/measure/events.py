@@ -33,7 +33,7 @@ _BACKWARD = "autograd::engine::evaluate_function: "
 _COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
 
 
-class Kind(Enum):
+class EventKind(Enum):
     """What an event tells of."""
 
     OPERATOR = auto()
@@ -47,7 +47,7 @@ class Kind(Enum):
 class Event(NamedTuple):
     """One event, whatever wrote it. A tuple, for there are a hundred thousand."""
 
-    kind: Kind
+    kind: EventKind
     name: str
     start_ns: int
     end_ns: int
@@ -89,24 +89,26 @@ class Window:
         return self.start_ns <= at_ns <= self.end_ns
 
 
-class Profile:
+class Trace:
     """Events, put in order once and asked many things."""
 
     def __init__(self, events: Iterable[Event]) -> None:
-        self._by_kind: dict[Kind, list[Event]] = defaultdict(list)
+        self._by_kind: dict[EventKind, list[Event]] = defaultdict(list)
         for event in events:
             self._by_kind[event.kind].append(event)
         for some in self._by_kind.values():
             some.sort(key=attrgetter("end_ns"), reverse=True)  # of two that begin as one, the
             some.sort(key=attrgetter("start_ns"))  # outer one first: sorting is stable
         self.windows = self._windows()
-        self._ranges = _Ranges(self._by_kind[Kind.RANGE], self._by_kind[Kind.OPERATOR])
+        self._ranges = _Ranges(self._by_kind[EventKind.RANGE], self._by_kind[EventKind.OPERATOR])
         self._owners = {
-            e.id: e for e in [*self._by_kind[Kind.OPERATOR], *self._by_kind[Kind.RANGE]]
+            e.id: e for e in [*self._by_kind[EventKind.OPERATOR], *self._by_kind[EventKind.RANGE]]
         }
-        self._launches = {e.id: e for e in self._by_kind[Kind.RUNTIME] if _LAUNCH.match(e.name)}
+        self._launches = {
+            e.id: e for e in self._by_kind[EventKind.RUNTIME] if _LAUNCH.match(e.name)
+        }
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: EventKind) -> bool:
         return bool(self._by_kind[kind])
 
     def counts(self) -> tuple[StepCounts, ...]:
@@ -115,16 +117,16 @@ class Profile:
         for w in self.windows:
             calls = {
                 (e.name, e.id): e
-                for e in self._by_kind[Kind.RUNTIME]
+                for e in self._by_kind[EventKind.RUNTIME]
                 if w.start_ns <= e.start_ns <= w.returned_ns
             }
             names = [name for name, _ in calls]
-            copies = [e.name for e in self._by_kind[Kind.COPY] if w.holds(e.start_ns)]
+            copies = [e.name for e in self._by_kind[EventKind.COPY] if w.holds(e.start_ns)]
             found.append(
                 StepCounts(
                     allocations=sum(
                         w.start_ns <= e.start_ns <= w.returned_ns
-                        for e in self._by_kind[Kind.MEMORY]
+                        for e in self._by_kind[EventKind.MEMORY]
                     ),
                     kernel_launches=sum(bool(_LAUNCH.match(n)) for n in names),
                     device_waits=sum(bool(_WAIT.match(n)) for n in names),
@@ -135,11 +137,11 @@ class Profile:
 
     def kernels(self) -> tuple[Use, ...]:
         """Kernels by name and range, the longest first, per step."""
-        return self._uses((e, e.end_ns - e.start_ns) for e in self._inside(Kind.KERNEL))
+        return self._uses((e, e.end_ns - e.start_ns) for e in self._inside(EventKind.KERNEL))
 
     def operators(self) -> tuple[Use, ...]:
         """Operators by name and range, the one with most time of its own first, per step."""
-        timed = _own_times(self._inside(Kind.OPERATOR))
+        timed = _own_times(self._inside(EventKind.OPERATOR))
         return self._uses((e, own) for e, own in timed if not e.name.startswith(_BACKWARD))
 
     def runtime(self) -> Mapping[str, float]:
@@ -147,19 +149,19 @@ class Profile:
         counted = Counter(
             e.name
             for w in self.windows
-            for e in self._by_kind[Kind.RUNTIME]
+            for e in self._by_kind[EventKind.RUNTIME]
             if w.start_ns <= e.start_ns <= w.returned_ns
         )
-        counted.update(e.name for e in self._inside(Kind.COPY))
+        counted.update(e.name for e in self._inside(EventKind.COPY))
         return {name: n / len(self.windows) for name, n in counted.most_common()}
 
     def hidden(self) -> tuple[str, ...]:
         """What kept operators from the dispatcher."""
         found = []
-        kinds = (Kind.OPERATOR, Kind.RANGE)
+        kinds = (EventKind.OPERATOR, EventKind.RANGE)
         if any(e.name.startswith(_COMPILED) for kind in kinds for e in self._inside(kind)):
             found.append("torch.compile")
-        if any(_GRAPH.match(e.name) for e in self._inside(Kind.RUNTIME)):
+        if any(_GRAPH.match(e.name) for e in self._inside(EventKind.RUNTIME)):
             found.append("CUDA graph")
         return tuple(found)
 
@@ -213,15 +215,15 @@ class Profile:
         return self._ranges.at(at_ns)
 
     def _windows(self) -> tuple[Window, ...]:
-        steps = [e for e in self._by_kind[Kind.RANGE] if e.name == STEP]
-        drains = [e for e in self._by_kind[Kind.RANGE] if e.name == DRAIN]
+        steps = [e for e in self._by_kind[EventKind.RANGE] if e.name == STEP]
+        drains = [e for e in self._by_kind[EventKind.RANGE] if e.name == DRAIN]
         ends = [d.end_ns for d in drains]
         return tuple(
             Window(s.start_ns, s.end_ns, ends[i] if i < len(ends) else s.end_ns)
             for i, s in enumerate(steps)
         )
 
-    def _inside(self, kind: Kind) -> Iterator[Event]:
+    def _inside(self, kind: EventKind) -> Iterator[Event]:
         """Events of a kind that began within a step, each once, in order."""
         starts = [w.start_ns for w in self.windows]
         for event in self._by_kind[kind]:
@@ -232,19 +234,19 @@ class Profile:
     def _on_device(self, window: Window) -> list[Event]:
         found = [
             e
-            for kind in (Kind.KERNEL, Kind.COPY)
+            for kind in (EventKind.KERNEL, EventKind.COPY)
             for e in self._by_kind[kind]
             if window.holds(e.start_ns)
         ]
         return sorted(found, key=lambda e: e.start_ns)
 
     def _range_of(self, event: Event) -> str:
-        if event.kind not in (Kind.KERNEL, Kind.COPY):
+        if event.kind not in (EventKind.KERNEL, EventKind.COPY):
             return self._ranges.around(event)
         if event.link not in self._owners:
             return ""
         owner = self._owners[event.link]
-        if owner.kind is Kind.RANGE and owner.name not in (STEP, DRAIN):
+        if owner.kind is EventKind.RANGE and owner.name not in (STEP, DRAIN):
             return owner.name
         launch = self._launches.get(event.id)
         if launch is None or not owner.start_ns <= launch.start_ns <= owner.end_ns:

@@ -38,7 +38,7 @@ Note = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class HookOrder:
     """What the harness wants to know."""
 
     step: str
@@ -63,10 +63,10 @@ def watch(order: Path, note: Note) -> None:
     """Wait for marks in this process, and in those it forks.
 
     Args:
-        order: Holds what is `Asked`; the answer goes into its folder.
+        order: Holds what is `HookOrder`; the answer goes into its folder.
         note: Adds a note to the folder.
     """
-    asked, folder = Asked(**json.loads(order.read_text(encoding="utf-8"))), order.parent
+    asked, folder = HookOrder(**json.loads(order.read_text(encoding="utf-8"))), order.parent
     note(at="torch")
     marks = Marks(asked, folder, note)
     register_optimizer_step_post_hook(lambda optimizer, *_: marks.stepped(optimizer))
@@ -80,7 +80,7 @@ def watch(order: Path, note: Note) -> None:
 class Marks:
     """Counts the steps of one process, if it is the first."""
 
-    def __init__(self, asked: Asked, folder: Path, note: Note) -> None:
+    def __init__(self, asked: HookOrder, folder: Path, note: Note) -> None:
         self._asked = asked
         self._folder = folder
         self._note = note

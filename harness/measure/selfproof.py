@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from harness.analysis.proof import Readings
+from harness.analysis.proof import SelfTestReadings
 from harness.measure.timing import CudaStopwatch, HostStopwatch
 from harness.records import Peaks
 
@@ -40,7 +40,7 @@ LAUNCHES = 2000
 Say = Callable[[str], None]
 
 
-def prove(phase: Say) -> Readings:
+def prove(phase: Say) -> SelfTestReadings:
     """Read everything; `phase` is told of each phase as it begins, for the parent's probes."""
     if torch.cuda.is_available():
         return _prove_cuda(phase)
@@ -51,7 +51,9 @@ def prove(phase: Say) -> Readings:
     phase("waits")
     waits_s, host_s = _read_waits()
     phase("peaks")
-    return Readings(waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s, peaks=cpu_peaks())
+    return SelfTestReadings(
+        waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s, peaks=cpu_peaks()
+    )
 
 
 def cpu_peaks() -> Peaks:
@@ -111,7 +113,7 @@ def _best_s(run: Callable[[], object], times: int = 5) -> float:
 # --- on a GPU ----------------------------------------------------------------------------
 
 
-def _prove_cuda(phase: Say) -> Readings:
+def _prove_cuda(phase: Say) -> SelfTestReadings:
     products = _Products()
     phase("rest")
     time.sleep(GPU_REST_S)
@@ -131,7 +133,7 @@ def _prove_cuda(phase: Say) -> Readings:
         bytes_per_s=_bandwidth(),
         launch_s=_launch_s(),
     )
-    return Readings(
+    return SelfTestReadings(
         waits_s=waits_s,
         host_s=host_s,
         burn_cpu_s=burn_cpu_s,

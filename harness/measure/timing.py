@@ -28,7 +28,7 @@ OVERRUN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TimedStep:
     """One run, timed."""
 
     began_at: float
@@ -51,7 +51,7 @@ class Stopwatch(Protocol):
     def own_bytes(self) -> int:
         """Device memory of the stopwatch, to be taken off the computation's peak."""
 
-    def read(self, run: Callable[[], Any]) -> Reading: ...
+    def read(self, run: Callable[[], Any]) -> TimedStep: ...
 
 
 class HostStopwatch:
@@ -60,11 +60,11 @@ class HostStopwatch:
     clock = Clock.HOST
     own_bytes = 0
 
-    def read(self, run: Callable[[], Any]) -> Reading:
+    def read(self, run: Callable[[], Any]) -> TimedStep:
         began_at, start = time.monotonic(), time.perf_counter()
         output = run()
         elapsed = time.perf_counter() - start
-        return Reading(began_at, elapsed, elapsed, output)
+        return TimedStep(began_at, elapsed, elapsed, output)
 
 
 class CudaStopwatch:
@@ -92,7 +92,7 @@ class CudaStopwatch:
         if self._flush is not None:
             self._flush.zero_()
 
-    def read(self, run: Callable[[], Any]) -> Reading:
+    def read(self, run: Callable[[], Any]) -> TimedStep:
         event: Any = torch.cuda.Event  # untyped in torch
         before, begin, end = (event(enable_timing=True) for _ in range(3))
         torch.cuda.synchronize()
@@ -108,7 +108,7 @@ class CudaStopwatch:
         host_s = time.perf_counter() - start
         if self._flush is not None:
             flush_s = before.elapsed_time(begin) / 1e3
-        return Reading(began_at, begin.elapsed_time(end) / 1e3, host_s - flush_s, output)
+        return TimedStep(began_at, begin.elapsed_time(end) / 1e3, host_s - flush_s, output)
 
 
 def stopwatch(*, flush_l2: bool) -> Stopwatch:
@@ -223,7 +223,7 @@ class _Series:
     def count(self) -> int:
         return len(self.time_s)
 
-    def append(self, reading: Reading) -> None:
+    def append(self, reading: TimedStep) -> None:
         self.began_at.append(reading.began_at)
         self.time_s.append(reading.time_s)
         self.host_s.append(reading.host_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from harness import phrases, units
 from harness.records import CaseSummary, Measurement, Outcome, Run
 from harness.report.tables import NONE, Table, labels
-from harness.what_ran import COUNTERS, Breakdown, Census, Use
+from harness.what_ran import COUNTERS, Breakdown, Profile, Use
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -83,9 +83,9 @@ def _first(run: Run, summary: CaseSummary) -> Measurement | None:
 
 def _typical(
     summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
-) -> list[tuple[CaseSummary, Breakdown, Census]]:
+) -> list[tuple[CaseSummary, Breakdown, Profile]]:
     """Of each workload and provider the case with the longest step."""
-    longest: dict[tuple[str, str], tuple[CaseSummary, Breakdown, Census]] = {}
+    longest: dict[tuple[str, str], tuple[CaseSummary, Breakdown, Profile]] = {}
     for s in summaries:
         m = first[s.case.case_id]
         if s.outcome is not Outcome.OK or m is None or m.census is None:
@@ -116,7 +116,7 @@ def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
 # --- where the step goes -----------------------------------------------------------------
 
 
-def _where(typical: Sequence[tuple[CaseSummary, Breakdown, Census]]) -> Iterable[str]:
+def _where(typical: Sequence[tuple[CaseSummary, Breakdown, Profile]]) -> Iterable[str]:
     ranked = sorted(typical, key=lambda t: (t[1].launch_gap or 0.0, t[1].step_s), reverse=True)
     for summary, b, _ in ranked[:MOST]:
         if said := _host(b) if b.launch_gap is None else _gap(b):
@@ -169,7 +169,7 @@ def _frame(b: Breakdown, named: tuple[str, float] | None) -> str:
 # --- names -------------------------------------------------------------------------------
 
 
-def _parts(typical: Sequence[tuple[CaseSummary, Breakdown, Census]]) -> Table | None:
+def _parts(typical: Sequence[tuple[CaseSummary, Breakdown, Profile]]) -> Table | None:
     on_device = any(b.launch_gap is not None for _, b, _ in typical)
     rows = []
     for s, b, census in typical:

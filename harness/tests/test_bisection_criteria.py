@@ -8,13 +8,13 @@ import pytest
 from harness.bisection import criteria
 from harness.bisection.criteria import Criterion, Kind, Unreadable
 from harness.errors import HarnessError
-from harness.program import Program, Reading
+from harness.program import MetricSource, Program
 from harness.records import Clock, Measurement, Outcome
 from harness.tests.fake_runs import case
-from harness.what_ran import MAX_USES, Census, Counters, Use
+from harness.what_ran import MAX_USES, Counters, Profile, Use
 
 CASE = case({"seq_len": 512})
-PROGRAM = Program(argv=("train",), readings=(Reading(metric="loss_s", json="loss"),))
+PROGRAM = Program(argv=("train",), readings=(MetricSource(metric="loss_s", json="loss"),))
 
 
 def measured(**changes: Any) -> Measurement:
@@ -92,7 +92,7 @@ def test_a_counter_that_is_unknown_or_differs_says_nothing() -> None:
 
 
 def test_a_kernel_is_absent_only_where_all_kernels_are_known() -> None:
-    ran = Census(kernels=(use("selected_fwd_64"),), operators=(use("aten::mm"),))
+    ran = Profile(kernels=(use("selected_fwd_64"),), operators=(use("aten::mm"),))
     assert read(Kind.KERNEL, "selected_fwd*", measured(census=ran)) == 1.0
     assert read(Kind.KERNEL, "aten::mm", measured(census=ran)) == 1.0
     assert read(Kind.KERNEL, "dense*", measured(census=ran)) == 0.0
@@ -104,7 +104,7 @@ def test_a_kernel_is_absent_only_where_all_kernels_are_known() -> None:
     with pytest.raises(Unreadable, match="more may have run"):
         read(Kind.KERNEL, "dense*", measured(census=many))
     with pytest.raises(Unreadable, match="unknown"):
-        read(Kind.KERNEL, "dense*", measured(census=Census(skipped="too long")))
+        read(Kind.KERNEL, "dense*", measured(census=Profile(skipped="too long")))
 
 
 def test_an_outcome_is_bad_where_it_is_the_one_asked_for_and_none_where_it_is_declined() -> None:

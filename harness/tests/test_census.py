@@ -10,7 +10,7 @@ import torch
 from harness.analysis import counts
 from harness.measure import census, frames
 from harness.measure.attestation import PathMismatch, attest
-from harness.measure.events import DRAIN, STEP, Event, Kind, Profile
+from harness.measure.events import DRAIN, STEP, Event, EventKind, Trace
 from harness.records import Case, Measurement, MeasureSettings, Outcome
 from harness.what_ran import Counters, PathRule, Use
 
@@ -20,19 +20,24 @@ BACKWARD = "autograd::engine::evaluate_function"
 
 
 def op(name: str, start: int, end: int, number: int, *, thread: int = MAIN, seq: int = -1) -> Event:
-    return Event(Kind.OPERATOR, name, start * US, end * US, thread, number, sequence=seq)
+    return Event(EventKind.OPERATOR, name, start * US, end * US, thread, number, sequence=seq)
 
 
 def range_(name: str, start: int, end: int, number: int = 0, *, thread: int = MAIN) -> Event:
-    return Event(Kind.RANGE, name, start * US, end * US, thread, number)
+    return Event(EventKind.RANGE, name, start * US, end * US, thread, number)
 
 
 def launch(at: int, number: int, name: str = "cudaLaunchKernel") -> Event:
-    return Event(Kind.RUNTIME, name, at * US, (at + 2) * US, MAIN, number)
+    return Event(EventKind.RUNTIME, name, at * US, (at + 2) * US, MAIN, number)
 
 
 def kernel(
-    name: str, start: int, end: int, link: int, kind: Kind = Kind.KERNEL, launched_by: int = 0
+    name: str,
+    start: int,
+    end: int,
+    link: int,
+    kind: EventKind = EventKind.KERNEL,
+    launched_by: int = 0,
 ) -> Event:
     return Event(kind, name, start * US, end * US, DEVICE, launched_by, link)
 
@@ -57,7 +62,7 @@ def one_step(at: int = 0, first_id: int = 100) -> list[Event]:
         kernel("gemm", 60, 65, i + 5),
         op("aten::item", 65, 79, i + 6),
         launch(66, 1004, "cudaMemcpyAsync"),
-        kernel("Memcpy DtoH (Device -> Pinned)", 70, 80, i + 6, Kind.COPY),
+        kernel("Memcpy DtoH (Device -> Pinned)", 70, 80, i + 6, EventKind.COPY),
         launch(70, 1005, "cudaStreamSynchronize"),
         range_(DRAIN, 80, 100, i + 7),
         launch(81, 1006, "cudaDeviceSynchronize"),
@@ -66,18 +71,18 @@ def one_step(at: int = 0, first_id: int = 100) -> list[Event]:
         e._replace(
             start_ns=e.start_ns + at * US,
             end_ns=e.end_ns + at * US,
-            id=e.id + at if e.kind is Kind.RUNTIME else e.id,
+            id=e.id + at if e.kind is EventKind.RUNTIME else e.id,
         )
         for e in events
     ]
 
 
 @pytest.fixture
-def profile() -> Profile:
-    return Profile([*reversed(one_step()), *one_step(1000, 200)])
+def profile() -> Trace:
+    return Trace([*reversed(one_step()), *one_step(1000, 200)])
 
 
-def test_each_step_is_counted_by_itself(profile: Profile) -> None:
+def test_each_step_is_counted_by_itself(profile: Trace) -> None:
     first, second = profile.counts()
 
     assert first == second
@@ -89,12 +94,12 @@ def test_each_step_is_counted_by_itself(profile: Profile) -> None:
 def test_a_step_that_launches_more_shows() -> None:
     more = launch(1020, 5000)
 
-    first, second = Profile([*one_step(), *one_step(1000, 200), more]).counts()
+    first, second = Trace([*one_step(), *one_step(1000, 200), more]).counts()
 
     assert second.kernel_launches == first.kernel_launches + 1
 
 
-def test_kernels_belong_to_ranges_those_of_gradients_too(profile: Profile) -> None:
+def test_kernels_belong_to_ranges_those_of_gradients_too(profile: Trace) -> None:
     assert [(u.name, u.where, u.calls) for u in profile.kernels()] == [
         ("gemm", "select", 2),
         ("_other_stream", "select", 1),
@@ -119,7 +124,7 @@ def test_kernels_of_a_fused_operator_belong_to_the_ranges_within_it() -> None:
         range_(DRAIN, 80, 100, 5),
     ]
 
-    profile = Profile(events)
+    profile = Trace(events)
 
     assert {(u.name, u.where) for u in profile.kernels()} == {
         ("_forward_kernel", "compress"),
@@ -133,7 +138,7 @@ def test_kernels_of_a_fused_operator_belong_to_the_ranges_within_it() -> None:
     }
 
 
-def test_an_operators_own_time_is_without_what_it_calls(profile: Profile) -> None:
+def test_an_operators_own_time_is_without_what_it_calls(profile: Trace) -> None:
     uses = {(u.name, u.where): u for u in profile.operators()}
 
     assert uses["aten::bmm", "select"].time_s == pytest.approx((10 - 2 + 6) * 1e-6)
@@ -141,12 +146,12 @@ def test_an_operators_own_time_is_without_what_it_calls(profile: Profile) -> Non
     assert not any(name.startswith("autograd::") for name, _ in uses)
 
 
-def test_busy_time_counts_what_overlaps_once(profile: Profile) -> None:
+def test_busy_time_counts_what_overlaps_once(profile: Trace) -> None:
     assert profile.step_s == pytest.approx(100e-6)
     assert profile.busy_s() == pytest.approx((10 + 15 + 5 + 10) * 1e-6)
 
 
-def test_idle_time_belongs_to_the_range_that_ended_it(profile: Profile) -> None:
+def test_idle_time_belongs_to_the_range_that_ended_it(profile: Trace) -> None:
     idle = profile.gap_by_range()
 
     assert sum(idle.values()) == pytest.approx(1)
@@ -154,7 +159,7 @@ def test_idle_time_belongs_to_the_range_that_ended_it(profile: Profile) -> None:
     assert idle[""] == pytest.approx((5 + 20) / 60)  # before the copy, and after it
 
 
-def test_the_hosts_time_is_shared_out_by_range(profile: Profile) -> None:
+def test_the_hosts_time_is_shared_out_by_range(profile: Trace) -> None:
     host = profile.host_by_range()
 
     assert host["select"] == pytest.approx((35 + 10) / 80)
@@ -171,7 +176,7 @@ def test_a_range_inside_a_range_takes_its_time_from_it() -> None:
         op("aten::mul", 60, 61, 6),
     ]
 
-    seen = Profile(events)
+    seen = Trace(events)
 
     assert seen.host_by_range() == {"outer": pytest.approx(0.7), "inner": pytest.approx(0.3)}
     assert {u.name: u.where for u in seen.operators()} == {
@@ -185,9 +190,9 @@ def test_what_hides_operators_is_said() -> None:
     graph = [range_(STEP, 0, 9), launch(1, 4, "cudaGraphLaunch"), range_(DRAIN, 9, 10)]
     compiled = [range_(STEP, 0, 9), op("Torch-Compiled Region: 0/0", 1, 5, 3)]
 
-    assert Profile(graph).hidden() == ("CUDA graph",)
-    assert Profile(graph).counts()[0].kernel_launches == 1
-    assert Profile(compiled).hidden() == ("torch.compile",)
+    assert Trace(graph).hidden() == ("CUDA graph",)
+    assert Trace(graph).counts()[0].kernel_launches == 1
+    assert Trace(compiled).hidden() == ("torch.compile",)
 
 
 # --- real profiles -----------------------------------------------------------------------
@@ -464,7 +469,7 @@ def test_a_disagreement_is_a_note() -> None:
 
 
 def test_names_of_kernels_keep_their_beginning() -> None:
-    (use,) = Profile([*one_step()[:1], kernel("k" * 1000, 10, 20, 0)]).kernels()
+    (use,) = Trace([*one_step()[:1], kernel("k" * 1000, 10, 20, 0)]).kernels()
 
     assert isinstance(use, Use)
     assert len(use.name) == 160

@@ -42,7 +42,7 @@ for i in range(1, 13):
     assert "step 12" in (tmp_path / m.log).read_text()
 
 
-def test_a_step_time_that_is_told_is_taken_at_its_word(warm: Launcher, tmp_path: Path) -> None:
+def test_a_reported_step_time_is_the_sample(warm: Launcher, tmp_path: Path) -> None:
     program = "for i in range(9): print(f'it {i} took {i + 100} ms')"
     told = r"progress: {step: 'it (?P<step>\d+) took (?P<step_ms>\d+) ms', setup_steps: 2}"
 
@@ -136,7 +136,7 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
     assert m.readings["n"] == (6 * 7 + 3,)
 
 
-def test_what_is_told_becomes_a_metric_that_a_rule_may_name(tmp_path: Path) -> None:
+def test_a_reported_metric_can_be_named_by_a_rule(tmp_path: Path) -> None:
     rule = "verdict: [{name: learns, metric: loss, go: 2.0, abort: 3.0}]\n"
     asked = suite.loads(HEAD + "    command: x\n    " + LOSS + "\n" + rule, "suite.yaml")
     (case,) = asked.cases

@@ -160,7 +160,7 @@ def test_an_old_file_is_not_read_for_a_new_one(warm: Launcher, tmp_path: Path) -
         (("command: x", "measure: {graph: true}"), "graph needs a factory"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(rows: tuple[str, ...], said: str) -> None:
+def test_a_mistake_is_reported_with_its_place(rows: tuple[str, ...], said: str) -> None:
     text = HEAD + "".join(f"    {row}\n" for row in rows)
 
     with pytest.raises(SuiteError, match=r"suite\.yaml:\d+:\d+: ") as raised:

@@ -10,7 +10,7 @@ from harness.analysis.dead_axes import DeadAxis, Invariance, oddities
 from harness.analysis.summary import summarise
 from harness.records import Case, Measurement, Outcome, TensorDigest
 from harness.tests.fake_runs import case, ended, run, sweep, timed
-from harness.what_ran import Census, Counters
+from harness.what_ran import Counters, Profile
 
 
 def did(
@@ -26,7 +26,7 @@ def did(
 ) -> list[Measurement]:
     """Three processes that counted `ops`, ran `names`, and gave each its output."""
     counters = Counters(dispatched_ops=ops, host_syncs=3, steps=2)
-    census = Census(fingerprint=names, no_kernels="" if gpu else "no GPU")
+    census = Profile(fingerprint=names, no_kernels="" if gpu else "no GPU")
     outputs = [() if output is None else (_digest(x, dtype),) for x in output or (0, 0, 0)]
     measured = timed(
         c, step_s, counters=None if ops is None else counters, census=census, **changes

@@ -13,7 +13,7 @@ from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, oddities
 from harness.analysis.summary import summarise
 from harness.records import Case, Measurement, Outcome, Run, Scalar, TensorDigest
 from harness.tests.fake_runs import case, run, sweep, timed
-from harness.what_ran import Census, Counters
+from harness.what_ran import Counters, Profile
 
 DEAD = DeadAxis(
     workload="train",
@@ -130,7 +130,7 @@ def ignoring(cases: Sequence[Case], **changes: Any) -> Run:
     digest = TensorDigest(name="loss", dtype="float32", shape=(), norm=1.0, projection=1.0)
     same = {
         "counters": counters,
-        "census": Census(fingerprint="abc"),
+        "census": Profile(fingerprint="abc"),
         "output_digest": (digest,),
         **changes,
     }

@@ -15,7 +15,7 @@ from harness.gating.policy import Exemption, Policy, load
 from harness.gating.records import Finding, GateCase, Mode, Stage, State
 from harness.records import Decision, Gpu, Match, Measurement, Outcome, Rule
 from harness.tests import fake_runs
-from harness.what_ran import Census, PathRule
+from harness.what_ran import PathRule, Profile
 
 TODAY = datetime.date(2026, 11, 21)
 CASE = fake_runs.case({"seq_len": 512})
@@ -225,7 +225,7 @@ def test_a_floor_counts_beside_a_comparison_and_is_not_asked_for_there() -> None
 def test_operators_that_nobody_saw_leave_a_case_undecided_without_a_gpu_too() -> None:
     """Of a floor that it clears, and of a comparison that finds no change."""
     stated = replace(CASE, operators=PathRule(must=("aten::mm",)))
-    unseen = fake_runs.timed(stated, 0.1, census=Census(skipped="switched off (measure.census)"))
+    unseen = fake_runs.timed(stated, 0.1, census=Profile(skipped="switched off (measure.census)"))
     here = fake_runs.environment(gpu=None)
     (head,) = summarise(fake_runs.run([stated], lambda _: unseen, env=here))
 

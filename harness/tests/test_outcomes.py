@@ -237,7 +237,7 @@ def test_few_samples_in_time_are_worth_more_than_a_timeout(warm: Launcher, tmp_p
     assert len(slow.samples_s) >= 2
 
 
-def test_a_worker_that_has_answered_but_lives_on_keeps_its_answer(
+def test_a_worker_stuck_at_exit_keeps_its_answer(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "EXIT_S", 0.3)

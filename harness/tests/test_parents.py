@@ -56,7 +56,7 @@ def other(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
-def test_a_second_harness_on_a_gpu_is_refused_and_told_who_has_it(
+def test_a_second_harness_on_a_gpu_is_refused_with_the_holder(
     tmp_path: Path, other: "subprocess.Popen[str]"
 ) -> None:
     with pytest.raises(ProbeError) as refused:
@@ -282,7 +282,7 @@ def test_durations_do_not_follow_a_wall_clock_that_jumps(
     assert all(0 <= p.start_s <= p.end_s <= m.wall_s for p in m.phases)
 
 
-def test_a_run_knows_its_length_by_a_clock_that_nobody_sets(
+def test_a_run_knows_its_length_by_a_monotonic_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stamps = iter(["2026-11-21T12:00:00+00:00"] * 3)

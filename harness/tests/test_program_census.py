@@ -22,7 +22,7 @@ from harness.execution import process, program_census, provenance
 from harness.execution.messages import ASK_FOR_STACKS
 from harness.execution.program_census import Timed
 from harness.measure import marks
-from harness.measure.marks import ANSWER, CLAIM, UNHEARD, Asked, Marks
+from harness.measure.marks import ANSWER, CLAIM, UNHEARD, HookOrder, Marks
 from harness.measure.startup import sitecustomize
 from harness.records import Case, Measurement, Outcome
 from harness.what_ran import LINES, OPTIMIZER, Counters, PathRule
@@ -169,7 +169,9 @@ def test_neither_forked_nor_started_children_count(
         ("import sys; sys.exit('no data')", "the process that counts exited with 1: no data"),
     ],
 )
-def test_why_nothing_was_counted_is_told(program: str, said: str, tmp_path: Path) -> None:
+def test_the_reason_why_nothing_was_counted_is_recorded(
+    program: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(program)
     timed = replace(TIMED, setup_s=0.0) if program == SLOW else TIMED
     left_s = 1.5 if program == SLOW else 60.0
@@ -182,7 +184,7 @@ def test_why_nothing_was_counted_is_told(program: str, said: str, tmp_path: Path
     assert set(counters_of(measured).unknown.values()) == {measured.census.skipped}
 
 
-def test_a_program_that_is_not_python_is_told_apart(tmp_path: Path) -> None:
+def test_a_program_that_is_not_python_has_a_reason_of_its_own(tmp_path: Path) -> None:
     measured = attested(case_of(tmp_path, "command: [echo, step, 1]"))
 
     assert measured.census is not None
@@ -202,7 +204,7 @@ def test_no_process_is_started_where_it_could_not_answer(
 ) -> None:
     monkeypatch.setattr(process, "start", lambda *_: pytest.fail("a process was started"))
 
-    measured = attested(case_of(tmp_path, "command: ls"), timed)
+    measured = attested(case_of(tmp_path, "command: ls"), timed, left_s=60.0)
 
     assert measured.census is not None
     assert re.fullmatch(said, measured.census.skipped)
@@ -292,7 +294,7 @@ def test_a_module_of_another_working_tree_is_one_too(
     assert measured.detail == f"not from the tree under test: kern is {place}; {provenance.REMEDY}"
 
 
-def test_modules_are_told_by_their_package_or_their_folder() -> None:
+def test_modules_are_found_by_their_package_or_their_folder() -> None:
     here = Path(__file__).parent
 
     assert marks._places(("json",), ()).keys() >= {"json", "json.decoder"}
@@ -311,7 +313,7 @@ class Marked:
         self.notes: list[dict[str, Any]] = []
         self.model = nn.Linear(3, 3)
         self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1) for _ in range(2)]
-        asked = Asked(
+        asked = HookOrder(
             step=r"step (?P<step>\d+)", by_lines=by_lines, skip=skip, step_s=0.05, profile_s=0.1,
             ends_at=time.monotonic() + 60,
         )  # fmt: skip
@@ -370,7 +372,7 @@ def test_lines_that_python_does_not_write_leave_it_to_the_optimiser(tmp_path: Pa
     assert marked.answer["by"] == OPTIMIZER
 
 
-def test_a_line_of_a_thread_that_reports_is_no_mark(tmp_path: Path) -> None:
+def test_a_line_of_a_reporting_thread_is_not_a_mark(tmp_path: Path) -> None:
     marked = Marked(tmp_path)
 
     thread = threading.Thread(target=marked.marks.wrote, args=("step 1",))
@@ -380,7 +382,7 @@ def test_a_line_of_a_thread_that_reports_is_no_mark(tmp_path: Path) -> None:
     assert not (tmp_path / CLAIM).exists()
 
 
-def test_a_process_that_only_reports_is_no_count_of_zero(tmp_path: Path) -> None:
+def test_a_process_that_only_reports_does_not_count_zero(tmp_path: Path) -> None:
     marked = Marked(tmp_path)
     for number in range(1, 40):
         marked.marks.wrote(f"step {number}")

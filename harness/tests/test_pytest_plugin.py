@@ -163,7 +163,7 @@ def test_a_good_suite_passes_and_its_run_is_stored_like_any_run(inner: Pytest) -
     assert run.notes == ()
 
 
-def test_a_choice_by_k_is_run_alone_and_says_that_it_is_no_verdict(inner: Pytest) -> None:
+def test_a_choice_by_k_runs_alone_and_gives_no_verdict(inner: Pytest) -> None:
     inner.suite(SUITE)
 
     result = inner.run("fakes.yaml", "-k", "seq_len:2 and not two")
@@ -230,7 +230,7 @@ def test_an_unknown_answer_is_not_a_pass(inner: Pytest) -> None:
     result.stdout.fnmatch_lines(["INCONCLUSIVE by slow enough: *"])
 
 
-def test_an_operator_that_nobody_looked_for_is_not_a_pass(inner: Pytest) -> None:
+def test_an_operator_without_a_profile_is_not_a_pass(inner: Pytest) -> None:
     """Operators are seen on any machine, so that a census switched off leaves them unknown."""
     stated = '    operators: {must: ["aten::scaled_dot_product_attention"]}\n'
     inner.suite(SUITE.replace("stall_s: 20}", "stall_s: 20, census: false}") + stated)
@@ -314,6 +314,6 @@ def test_workers_of_xdist_share_a_run_and_never_measure_at_once(
     (header,) = store.headers(pytester.path / "reports/runs")
     assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
     times = sorted(ast.literal_eval(line) for line in stamps.read_text().splitlines())
-    assert len({zygote for zygote, _, _ in times}) == 2, "both workers measured"
+    assert len({forkserver for forkserver, _, _ in times}) == 2, "both workers measured"
     spans = sorted((began, ended) for _, began, ended in times)
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))

@@ -19,7 +19,7 @@ from harness.errors import ReportError
 from harness.records import Case, Decision, Measurement, Outcome, Run
 from harness.report import context, figures, render, sentences
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
-from harness.what_ran import Breakdown, Census, PathRule
+from harness.what_ran import Breakdown, PathRule, Profile
 
 DATE = datetime.date(2026, 11, 21)
 NAME = "2026-11-21 Test Engineer Report - Small v{}.md"
@@ -144,7 +144,7 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
 
 def test_a_step_that_keeps_the_gpu_busy_is_not_called_idle_for_the_pauses_between_runs() -> None:
     cases = sweep(seq_len=[512, 1024])
-    busy = Census(breakdown=Breakdown(step_s=0.05, profiled_step_s=0.06, device_busy_s=0.049))
+    busy = Profile(breakdown=Breakdown(step_s=0.05, profiled_step_s=0.06, device_busy_s=0.049))
 
     def measure(c: Case) -> list[Measurement]:
         census = busy if c is cases[0] else None

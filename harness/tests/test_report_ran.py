@@ -13,9 +13,9 @@ from harness.ci.junit import junit
 from harness.records import Case, Decision, Gpu, Measurement, Outcome, Rule, Run
 from harness.report.ran import Ran, in_brief, ran
 from harness.tests import fake_runs
-from harness.what_ran import Breakdown, Census, Counters, Frame, PathRule, Use
+from harness.what_ran import Breakdown, Counters, Frame, PathRule, Profile, Use
 
-GPU = Census(
+GPU = Profile(
     kernels=(
         Use(name="gemm", where="nsa.select", calls=24, time_s=9e-3),
         Use(name="_forward_kernel", where="nsa.window", calls=12, time_s=3e-3),
@@ -46,7 +46,7 @@ NO_GPU = replace(
 
 
 def recorded(
-    *, census: Census = GPU, counters: Counters = COUNTED, **case: Any
+    *, census: Profile = GPU, counters: Counters = COUNTED, **case: Any
 ) -> tuple[Run, list[Case]]:
     cases = [replace(c, **case) for c in fake_runs.sweep(seq_len=[512, 2048])]
 
@@ -191,11 +191,15 @@ def test_kernels_are_not_judged_without_a_gpu_and_never_called_a_pass() -> None:
 @pytest.mark.parametrize("gpu", [fake_runs.H200, None], ids=["gpu", "cpu"])
 @pytest.mark.parametrize(
     "census",
-    [None, Census(skipped="switched off (measure.census)"), Census(skipped="one step takes 31 s")],
+    [
+        None,
+        Profile(skipped="switched off (measure.census)"),
+        Profile(skipped="one step takes 31 s"),
+    ],
     ids=["none", "off", "too-long"],
 )
 def test_operators_that_were_not_seen_leave_the_verdict_open_on_any_machine(
-    census: Census | None, gpu: Gpu | None
+    census: Profile | None, gpu: Gpu | None
 ) -> None:
     run, _ = recorded(operators=STATED)
     run = replace(
@@ -241,7 +245,7 @@ def _states(document: str) -> dict[str, str]:
 
 
 def test_kernels_unseen_on_a_gpu_leave_the_verdict_open() -> None:
-    run, _ = recorded(kernels=STATED, census=Census(skipped="one step takes 31 s, over 30 s"))
+    run, _ = recorded(kernels=STATED, census=Profile(skipped="one step takes 31 s, over 30 s"))
 
     assert judged(run)[gate.WHAT_RAN] == (Decision.INCONCLUSIVE, True)
     assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is (

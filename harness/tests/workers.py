@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from harness.execution.launcher import Launcher
-from harness.execution.runner import Observer, run_suite
+from harness.execution.runner import RunObserver, run_suite
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
@@ -64,7 +64,7 @@ class Memory:
         return [(m.case_id, m.process, m.outcome) for m in self.measurements]
 
 
-class Quiet(Observer):
+class Quiet(RunObserver):
     """Listens, and says nothing."""
 
     def __init__(self) -> None:
@@ -115,5 +115,7 @@ def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
 
 
 def descendants() -> list[psutil.Process]:
-    """Workers and their children; the zygotes that are our own children do not count."""
-    return [p for zygote in psutil.Process().children() for p in zygote.children(recursive=True)]
+    """Workers and their children; the forkservers that are our own children do not count."""
+    return [
+        p for forkserver in psutil.Process().children() for p in forkserver.children(recursive=True)
+    ]
