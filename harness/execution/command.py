@@ -170,7 +170,7 @@ class _Session:
         told = self._told_steps()
         times = told or list(series.time_s)
         if not times or (steps is None and not told):
-            return "the suite names neither progress nor step_s, so that nobody knows of steps"
+            return "steps cannot be counted: the suite sets neither progress nor step_s"
         return program_census.Timed(
             setup_s=(series.warm_at or self.ended_at) - self.began_at,
             step_s=statistics.median(times),
@@ -205,7 +205,7 @@ class _Session:
             raise MissingMetric(f"progress: {said}{self._last_words()}")
         raise MissingMetric(
             f"progress: the program ended after {self.series.finished} steps, of which "
-            f"{steps.setup_steps} are setup; a sample lies between two lines that come after it"
+            f"{steps.setup_steps} are setup; a sample is the time between two later lines"
         )
 
     def _told_steps(self) -> list[float]:
@@ -282,7 +282,9 @@ class _Session:
         division = series.look(last=True)
         start = division.start
         if not series.time_s[start:]:
-            return self.failed(Outcome.CRASH, f"step_s was told {len(told or ())} times, of setup")
+            return self.failed(
+                Outcome.CRASH, f"step_s was reported {len(told or ())} times, all of them setup"
+            )
         if series.together:
             effective["read_together"] = series.together
         if self.ended == "timeout":

@@ -57,7 +57,7 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
             "write it as seen from the repository's root"
         )
     if not where.is_dir():
-        return f"cwd {program.cwd!r} is no folder in {tree}; correct it or change there"
+        return f"cwd {program.cwd!r} is not a folder in {tree}; correct it"
     if stranger := _stranger(program, roots, tree):
         return (
             f"command names {stranger}, which is not in the tree under test, {tree}; "
@@ -67,8 +67,9 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
     if name == INTERPRETER or find(case, program, where) is not None:
         return ""
     if "/" in name:
-        return f"command {name!r} is no program in {where.resolve()}; correct it, or make it so"
-    return f"command {name!r} is no program on PATH; install it, or write the way to it"
+        place = f"not an executable file in {where.resolve()}"
+        return f"command {name!r} is {place}; correct the name or make it executable"
+    return f"command {name!r} not found on PATH; install it or give its full path"
 
 
 def _stranger(program: Program, roots: Sequence[str], tree: Path) -> str:

@@ -73,9 +73,7 @@ class Metrics:
             if stamp is None:
                 raise MissingMetric(f"{reading.metric}: the program left no file {path}")
             if stamp == self._before[reading.file]:
-                raise MissingMetric(
-                    f"{reading.metric}: {path} is of an earlier run; it was not written"
-                )
+                raise MissingMetric(f"{reading.metric}: {path} was not updated by this run")
             for found in _of_file(reading, path):
                 self._keep(reading, found, at, f"in {path}")
 
@@ -164,12 +162,14 @@ def _at(document: Any, path: str) -> Any:
 
 def _number(reading: MetricSource, found: Any, where: str) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float | str):
-        raise MissingMetric(f"{reading.metric}: {json.dumps(found)[:_SHOWN]} is no number, {where}")
+        raise MissingMetric(
+            f"{reading.metric}: {json.dumps(found)[:_SHOWN]} is not a number, {where}"
+        )
     try:
         value = float(found) * reading.scale
     except ValueError:
         raise MissingMetric(
-            f"{reading.metric}: {_short(str(found))} is no number, {where}"
+            f"{reading.metric}: {_short(str(found))} is not a number, {where}"
         ) from None
     if not math.isfinite(value):
         raise NotFinite(f"{reading.metric} is {found}, {where}")
@@ -207,7 +207,9 @@ class StepReader:
         named = found.groupdict()
         count = named.get("step")
         if count is not None and not count.isdecimal():
-            raise MissingMetric(f"step: {count!r} is no whole number, in the line {_short(line)}")
+            raise MissingMetric(
+                f"step: {count!r} is not a whole number, in the line {_short(line)}"
+            )
         return Step(None if count is None else int(count), self._time_s(named, line))
 
     def is_alive(self, line: str) -> bool:

@@ -21,7 +21,7 @@ REPORTED_STEPS = 32
 
 
 class DeviceMissing(Exception):
-    """The run was begun on a GPU, and this worker sees none."""
+    """The run started on a GPU, but this worker cannot see one."""
 
 
 def measure(order: MeasureOrder, channel: Channel) -> Measurement:
@@ -30,7 +30,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
 
     reporter.phase("setup")
     if order.device == "cuda" and not torch.cuda.is_available():
-        raise DeviceMissing("the run was begun on a GPU, and this worker sees none")
+        raise DeviceMissing("the run started on a GPU, but this worker cannot see one")
     build = load_factory(case.factory)
     _require_code(order)
     workload = build(case.provider, case.axes)

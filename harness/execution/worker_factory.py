@@ -38,7 +38,7 @@ def load_factory(name: str) -> Factory:
         raise NoFactory(
             name,
             f"no module {error.name!r} is installed, or in the current folder",
-            "If it is spelt right: install it, put its folder on PYTHONPATH, or run where it lies.",
+            "Check the spelling, install it, or add its folder to PYTHONPATH.",
         ) from error
     try:
         factory: Factory = getattr(module, function)

@@ -349,7 +349,7 @@ def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:
         pytest.param(
             "owm:make",
             "factory 'owm:make': no module 'owm' is installed, or in the current folder\n"
-            "  If it is spelt right: install it, put its folder on PYTHONPATH, or run where it ",
+            "  Check the spelling, install it, or add its folder to PYTHONPATH.",
             id="module",
         ),
         pytest.param(

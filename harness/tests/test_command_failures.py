@@ -87,7 +87,7 @@ while not os.path.exists("heard"):
             "loss: a line that fits .* was never seen",
         ),
         ("print('step 1 loss nan')\ntime.sleep(60)", Outcome.NON_FINITE, "loss is nan, in"),
-        ("print('step 1 loss 1..2')", Outcome.CRASH, "loss: '1..2' is no number"),
+        ("print('step 1 loss 1..2')", Outcome.CRASH, "loss: '1..2' is not a number"),
     ],
 )
 def test_each_way_to_fail_earns_its_outcome(
@@ -129,7 +129,7 @@ def test_an_old_file_is_not_read_for_a_new_one(warm: Launcher, tmp_path: Path) -
     )
 
     assert m.outcome is Outcome.CRASH
-    assert "of an earlier run" in m.detail
+    assert "not updated by this run" in m.detail
 
 
 # --- what a suite may not say ------------------------------------------------------------
@@ -172,9 +172,9 @@ def test_a_mistake_is_reported_with_its_place(rows: tuple[str, ...], said: str) 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (("command: no-such-program-here",), "'no-such-program-here' is no program on PATH"),
-        (("command: ./train.sh",), "'./train.sh' is no program in"),
-        (("command: ls", "cwd: nowhere"), "cwd 'nowhere' is no folder"),
+        (("command: no-such-program-here",), "'no-such-program-here' not found on PATH"),
+        (("command: ./train.sh",), "'./train.sh' is not an executable file in"),
+        (("command: ls", "cwd: nowhere"), "cwd 'nowhere' is not a folder"),
     ],
 )
 def test_a_program_that_is_not_there_stops_the_run(
