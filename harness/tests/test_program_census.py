@@ -27,7 +27,7 @@ from harness.measure.startup import sitecustomize
 from harness.records import Case, Measurement, Outcome
 from harness.what_ran import LINES, OPTIMIZER, Counters, PathRule
 
-TIMED = Timed(setup_s=1.0, step_s=0.001, steps=8, setup_steps=1, by_lines=True)
+TIMED = Timed(setup_s=50.0, step_s=0.001, steps=8, setup_steps=1, by_lines=True)
 """Of a program that makes as few steps as can be counted."""
 HEAD = """
 schema: 1
@@ -174,7 +174,7 @@ def test_the_reason_why_nothing_was_counted_is_recorded(
 ) -> None:
     (tmp_path / "program.py").write_text(program)
     timed = replace(TIMED, setup_s=0.0) if program == SLOW else TIMED
-    left_s = 1.5 if program == SLOW else 60.0
+    left_s = 1.5 if program == SLOW else 600.0
     case = case_of(tmp_path, "command: ['{python}', program.py]")
     measured = attested(case, timed, left_s=left_s)
 
