@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.studies.planted_history import (
+from harness.tests.gate_repositories import commit, git, repository
+from reports.studies.planted_history import (
     BUILD,
     CASE,
     SUITE_PATH,
@@ -24,7 +25,6 @@ from harness.studies.planted_history import (
     make,
     wait_for_clean_up,
 )
-from harness.tests.gate_repositories import commit, git, repository
 
 PLANTED = Planted(base_s=0.001)
 KILLED_AFTER = 4

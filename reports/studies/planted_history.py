@@ -1,6 +1,6 @@
 """A repository made for a bisection: a long history with two commits planted in it, and noise.
 
-    python -m harness.studies.planted_history FOLDER --step 0.05 --base-s 0.1
+    python -m reports.studies.planted_history FOLDER --step 0.05 --base-s 0.1
 
 makes it in FOLDER/repository and bisects it twice: by the time of a step that waits for BASE_S,
 for the commit that made it so much slower, and by a counter, for one that added a host
@@ -153,8 +153,11 @@ def fingerprint(folder: Path) -> str:
     """A hash of all that a bisection must leave as it was: every file of the working tree, the
     index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if ".git" not in path.relative_to(folder).parts:
+    for place, folders, files in os.walk(folder):
+        if place == str(folder):
+            folders.remove(".git")  # git may be removing files in it
+        folders.sort()
+        for path in (Path(place, name) for name in sorted(files)):
             digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
             digest.update(path.read_bytes())
     for name in ("index", "HEAD", "config"):
