@@ -219,16 +219,6 @@ def killed(running: "subprocess.Popen[str]", state: Path, lines: int) -> Path:
     return journal
 
 
-def wait_for_clean_up(repository: Path, seconds: float = 60.0) -> bool:
-    """Wait until a bisection that was killed has left no worktree; whether that came."""
-    deadline = time.monotonic() + seconds
-    while len(_git(repository, "worktree", "list").splitlines()) > 1:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Bisect a history with two planted commits.")
     parser.add_argument("folder", type=Path)
@@ -251,7 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         running = bisecting(repository, *asked, *words, *places)
         if kill_at:
             killed(running, state, 1 + kill_at)
-            wait_for_clean_up(repository)
             running = bisecting(repository, "--resume", "latest", *places)
         answer, said = running.communicate()
         right = running.returncode == 0 and answer.startswith(sha)
