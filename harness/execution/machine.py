@@ -9,6 +9,7 @@ from harness.errors import SuiteError
 from harness.execution import gpu_lock
 from harness.execution.launcher import Launcher
 from harness.records import Environment, Suite
+from harness.suite import shipped_roots
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ def take(
         HarnessError: No worker can be started.
     """
     lock = gpu_lock.lock_first(held, suite.device, wait_s=wait_s, say=say)
-    launcher = held.enter_context(Launcher(device=suite.device))
+    launcher = held.enter_context(Launcher.of(suite))
     here = environment.capture(
         launcher.describe(),
         command=command,
-        repository=environment.home_of(suite.cases[0].factory),
+        repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
         cases=suite.cases,
     )
     lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)

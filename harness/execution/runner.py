@@ -102,7 +102,7 @@ def run_suite(
     with ExitStack() as stack:
         stack.enter_context(terminating_like_ctrl_c())
         if launcher is None:
-            launcher = stack.enter_context(Launcher(device=suite.device))
+            launcher = stack.enter_context(Launcher.of(suite))
         while plan:
             case, process = plan.pop(0)
             why, holders = gpu.problem() if gpu and not unfit else (unfit, ())

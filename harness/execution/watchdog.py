@@ -78,7 +78,7 @@ def watch(
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     story = _Story(worker.launched_at, case.settings, phase, progressed)
     unanswered = Measurement(case_id=case.case_id, process=process, outcome=Outcome.CRASH)
-    folder = evidence.Folder(run_folder, log)
+    folder = evidence.Folder(run_folder, log, worker.roots)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
         measurement = _see_through(worker, case, unanswered, story, recorder, log, folder)

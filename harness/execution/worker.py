@@ -151,6 +151,8 @@ def load_factory(name: str) -> Factory:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; what it imports does not
+        if _hides(error):
+            raise
         raise NoFactory(
             name,
             f"no module {error.name!r} is installed, or in the current folder",
@@ -159,6 +161,8 @@ def load_factory(name: str) -> Factory:
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
+        if instead := provenance.hidden([str(Path.cwd())]):
+            raise path.PathMismatch("; ".join((*instead, provenance.HIDDEN_REMEDY))) from error
         said = f"{module_name} has no {function!r}"
         raise NoFactory(name, said, _instead(function, module)) from error
     if not callable(factory):
@@ -223,6 +227,10 @@ def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
         preflight = getattr(sys.modules[module], PREFLIGHT, None)
         if preflight is not None:
             preflight(function, case.provider, case.axes, {**os.environ, **case.env})
+    except (ImportError, path.PathMismatch) as error:
+        if isinstance(error, ImportError) and not _hides(error):
+            raise
+        return None  # the case ends as a path mismatch
     except NoFactory as error:
         return Refusal(
             case_id=case.case_id, problem=str(error), remedy=error.remedy, of_factory=True
@@ -240,7 +248,7 @@ def _work(cases: Sequence[Case]) -> Mapping[str, Work]:
             found[case.case_id] = Work(tokens=case.program.tokens, flops=case.program.flops)
             continue
         module, _, function = case.factory.partition(":")
-        counts = getattr(sys.modules[module], COUNTS, None)
+        counts = getattr(sys.modules.get(module), COUNTS, None)
         if counts is not None:
             told = counts(function, case.provider, case.axes, {**os.environ, **case.env})
             found[case.case_id] = Work(tokens=told.tokens, flops=told.flops)
@@ -259,6 +267,8 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
         case path.PathMismatch():
             outcome, detail, seen = Outcome.PATH_MISMATCH, str(error), error.seen
+        case ImportError() if instead := _hides(error):
+            outcome, detail = Outcome.PATH_MISMATCH, instead
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():
@@ -371,7 +381,15 @@ def _require_code(case: Case, order: Order) -> Mapping[str, str]:
         first, *others = strangers
         more = f", and so {'are' if len(others) > 1 else 'is'} {len(others)} more" if others else ""
         raise path.PathMismatch(f"not from the tree under test: {first}{more}; {provenance.REMEDY}")
+    if instead := provenance.hidden(order.roots or [str(Path.cwd())]):
+        raise path.PathMismatch(f"{'; '.join(instead)}; {provenance.HIDDEN_REMEDY}")
     return code
+
+
+def _hides(error: ImportError) -> str:
+    """What was imported in place of the module that is missing, and what to do; else empty."""
+    instead = provenance.hides(str(error), [str(Path.cwd()), *sys.path])
+    return f"{instead}; {provenance.HIDDEN_REMEDY}" if instead else ""
 
 
 class _Reporter:

@@ -17,6 +17,7 @@ from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Say
 from harness.probes.open import open_probes
 from harness.records import Environment, Outcome, Suite
+from harness.suite import shipped_roots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         wait_s = request.wait_for_gpu_s
         taken = machine.take(held, suite, command=request.command, wait_s=wait_s, say=say)
         first, here = taken.launcher, taken.here
-        second = held.enter_context(Launcher(device=suite.device))
+        second = held.enter_context(Launcher.of(suite))
         second.describe()
         _require_fit(suite, here, request)
         first.preflight(suite)
@@ -124,7 +125,8 @@ def _steady(task: Task, sides: Sequence[Side], tried: int) -> tuple[Sequence[Pai
 
 
 def _require_fit(suite: Suite, here: Environment, request: Request) -> None:
-    pins = environment.pins_of(environment.home_of(suite.cases[0].factory))
+    home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
+    pins = environment.pins_of(home)
     vitals = doctor.inspect(here, store=request.store, constraints=pins)
     bad = [
         f"{c.name}: {c.fact}"
