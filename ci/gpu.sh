@@ -34,10 +34,10 @@ case "$part" in
   train) harness run train-125m ;;
   decode) harness run decode ;;
   gate)
-    "$python" -m harness.studies.gate_planted "$folder/gate"
+    "$python" -m reports.studies.gate_planted "$folder/gate"
     ;;
   bisect)
-    "$python" -m harness.studies.planted_branch "$folder/bisect" --commits 40 --at 25 \
+    "$python" -m reports.studies.planted_branch "$folder/bisect" --commits 40 --at 25 \
       ${REPOSITORY:+--repository "$REPOSITORY"} \
       --file nsa/ops.py --after 'need\(window_size >= 1' \
       --insert 'q[:, : q.shape[1] // 4].clone()' \

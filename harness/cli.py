@@ -334,7 +334,8 @@ def doctor_(
     shipped = suites.available()
     measured = recorded.suite if recorded else suites.load(shipped[0]) if shipped else None
     cases = measured.cases if measured else ()
-    home = environment.home_of(cases[0].factory) if cases else Path.cwd()
+    roots = suites.shipped_roots(measured) if measured else ()
+    home = environment.home_of(cases[0].factory, roots) if cases else Path.cwd()
     with Launcher() as launcher:
         here = environment.capture(
             launcher.describe(),

@@ -111,7 +111,7 @@ def pins_of(folder: Path) -> Path:
     return near if near.is_file() else root / "constraints.txt"
 
 
-def home_of(factory: str) -> Path:
+def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
     """The folder of a factory's module, which is not imported; the current one if unknown.
 
     A run from any folder is of the code it measures, not of the repository it happens to be
@@ -119,13 +119,18 @@ def home_of(factory: str) -> Path:
 
     Args:
         factory: `package.module:function`.
+        roots: Where workers look for it first.
     """
     name = factory.partition(":")[0].partition(".")[0]
     here = Path.cwd()
     if not name:  # a program, which runs here
         return here
     # As a worker looks for it: see execution.launcher.
-    spec = find_spec(name) or PathFinder.find_spec(name, [str(here)])
+    spec = (
+        PathFinder.find_spec(name, [str(root) for root in roots])
+        or find_spec(name)
+        or PathFinder.find_spec(name, [str(here)])
+    )
     places = list(spec.submodule_search_locations or ()) if spec else []
     if places:
         return Path(places[0])

@@ -36,6 +36,7 @@ from harness.records import (
     Verdict,
     gpu_matches,
 )
+from harness.suite import shipped_roots
 
 LOG_LINES = 20
 """Of a failed process's log, in the failure's text."""
@@ -86,7 +87,7 @@ class Session:
         self._shared = shared
         self._wait_for_gpu_s = wait_for_gpu_s
         self._command = tuple(command)
-        self._launchers: dict[str, Launcher] = {}  # by the device of suites
+        self._launchers: dict[tuple[bool, bool], Launcher] = {}  # suite: for a CPU, shipped
         self._places: dict[str, _Place] = {}
 
     def close(self) -> None:
@@ -95,10 +96,10 @@ class Session:
             launcher.close()
 
     def _launcher(self, suite: Suite) -> Launcher:
-        device = "cpu" if suite.device == "cpu" else "any"
-        if device not in self._launchers:
-            self._launchers[device] = Launcher(device=device)
-        return self._launchers[device]
+        kind = suite.device == "cpu", bool(shipped_roots(suite))
+        if kind not in self._launchers:
+            self._launchers[kind] = Launcher.of(suite)
+        return self._launchers[kind]
 
     def measure(self, suite: Suite, case: Case, asked: Sequence[Case]) -> Judged:
         """Run all processes of one case, store what they measured, and judge it.
@@ -145,7 +146,7 @@ class Session:
         here = rig.describe(
             self._launcher(suite),
             command=self._command,
-            repository=environment.home_of(suite.cases[0].factory),
+            repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
             cases=asked.cases,
         )
         machine.require_gpu(suite, here, "Leave its file out, or run pytest on a GPU node.")

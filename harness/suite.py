@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,15 @@ from harness.suite_schema import (
 )
 from harness.suite_yaml import Loc, Problem, nearest, read, scalar
 
-__all__ = ["available", "factory_place", "json_schema", "load", "loads", "workload_lines"]
+__all__ = [
+    "available",
+    "factory_place",
+    "json_schema",
+    "load",
+    "loads",
+    "shipped_roots",
+    "workload_lines",
+]
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
@@ -106,10 +113,24 @@ def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
 
 
 def available() -> tuple[Path, ...]:
-    """The suites that ship, sorted by name; found without importing their package."""
-    spec = find_spec("suites")
-    folders = spec.submodule_search_locations if spec else None
-    return tuple(sorted(file for folder in folders or () for file in Path(folder).glob("*.yaml")))
+    """The suites that ship, sorted by name."""
+    return tuple(sorted((_shipped_folder() / "suites").glob("*.yaml")))
+
+
+def shipped_roots(suite: Suite) -> tuple[Path, ...]:
+    """The folder that workers of a shipped suite import from; empty for every other suite."""
+    try:
+        file, _ = _find(suite.path)
+    except SuiteError:  # it has no file here
+        return ()
+    folder = _shipped_folder()
+    return (folder,) if file.resolve().parent == folder / "suites" else ()
+
+
+def _shipped_folder() -> Path:
+    """Holds the packages `suites` and `nsa`: in a wheel, or at the root of a checkout."""
+    here = Path(__file__).resolve().parent
+    return here / "shipped" if (here / "shipped" / "suites").is_dir() else here.parent
 
 
 def _find(ref: str | Path) -> tuple[Path, Path]:

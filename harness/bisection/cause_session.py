@@ -19,7 +19,7 @@ from harness.bisection.trees import NotBuilt, standing
 from harness.errors import HarnessError, StoreError, SuiteError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Outcome, Run
-from harness.suite import fits
+from harness.suite import fits, shipped_roots
 
 SHOWN_CASES = 5
 FEW = 3
@@ -157,7 +157,7 @@ def carry_out(
         begun = request
         count = len(begun.causes)
         means.say(f"{journal.folder.name}: {count} differences, by {begun.criterion}")
-        roots: tuple[Path, ...] = ()
+        roots = shipped_roots(begun.suite)
         if begun.commit and repository is not None:
             trees = standing(repository, begun.build, journal.folder / "logs")
             try:

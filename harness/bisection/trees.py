@@ -29,7 +29,7 @@ class Trees:
     """Keeps worktrees by commit."""
 
     def __init__(self, repository: Repository, folder: Path, build: Build, logs: Path) -> None:
-        """`folder` is a workplace with room for SLOTS."""
+        """`folder` is a workplace."""
         self._repository = repository
         self._folder = folder
         self._build = build
@@ -110,8 +110,8 @@ def cache_folder() -> Path:
 
 @contextmanager
 def standing(repository: Repository, build: Build, logs: Path) -> Iterator[Trees]:
-    """Trees for as long as the context lasts; however it ends, none is left."""
-    with worktrees.workplace(repository, SLOTS) as folder:
+    """Trees for as long as the context lasts."""
+    with worktrees.workplace(repository) as folder:
         yield Trees(repository, folder, build, logs)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from harness.execution import process, program_census
+from harness.execution import process, program_census, provenance
 from harness.execution.messages import Built, Channel, MeasureOrder, signal_name
 from harness.execution.output import Log
 from harness.execution.process import Read, Tail
@@ -256,6 +256,9 @@ class _Session:
             how += f" (of {signal_name(128 - code)}, as a shell says it)"
         detail = f"{how}{self.at_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
         outcome = Outcome.CRASH
+        places = [str(self.folder.resolve()), *self.order.roots]
+        if instead := provenance.hides(said, places):
+            return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {provenance.HIDDEN_REMEDY}")
         if _OUT_OF_MEMORY.search(said):
             outcome = Outcome.OUT_OF_MEMORY
         elif _DISK_FULL.search(said):

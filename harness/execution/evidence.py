@@ -4,6 +4,7 @@ Evidence is never worth the record: where a file cannot be written, the record s
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +34,9 @@ _LOG_TAIL_BYTES = 2**16
 class Folder:
     """Where the evidence of one process goes; made when the first file is written."""
 
-    def __init__(self, run_folder: Path, log: Path) -> None:
-        """`log` is the process's own, in or under the folder of the run."""
+    def __init__(self, run_folder: Path, log: Path, roots: Sequence[str] = ()) -> None:
+        """`log` is the process's own, in or under the folder of the run; `roots` its code's."""
+        self.roots = roots
         self._run_folder = run_folder
         self.path = run_folder / FOLDER / log.stem
 
@@ -66,7 +68,7 @@ def complete(measurement: Measurement, case: Case, folder: Folder, log: Path) ->
             )
         )
     if measurement.outcome in REPRODUCED:
-        text = reproduce.script(case, measurement, folder.path)
+        text = reproduce.script(case, measurement, folder.path, folder.roots)
         files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))
     return replace(measurement, evidence=replace(found, files=tuple(files)))
 

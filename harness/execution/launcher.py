@@ -36,7 +36,7 @@ from harness.execution.messages import (
     encode_order,
 )
 from harness.records import Case, Suite
-from harness.suite import factory_place
+from harness.suite import factory_place, shipped_roots
 
 WARM_PREFIX = "NSA_"
 """Variables of this name may be set in a process that has torch loaded already."""
@@ -73,11 +73,13 @@ class Worker:
         launched_at: float,
         *,
         cold: bool,
+        roots: Sequence[str],
     ) -> None:
         self.pid = pid
         self.launched_at = launched_at
         """time.monotonic at the fork; the start of a forkserver is over by then."""
         self.cold = cold
+        self.roots = roots
         self.answers = answers
         """File descriptor its messages come from; does not block."""
         self.exit_code: int | None = None
@@ -121,17 +123,19 @@ class Launcher:
         elsewhere: Sequence[Path] = (),
         device: str = "any",
         around: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         """Nothing is started yet.
 
         Args:
-            roots: Workloads and all they import come from these folders, or it is a path mismatch;
-                workers start in the first of them.
+            roots: Workloads and all they import come from these folders, or it is a path mismatch.
             elsewhere: Other working trees of the repository; what comes from there is one as well.
             device: As of a suite; workers of `cpu` see no GPU.
             around: Variables of the environment that all workers start in; a case's own win.
+            cwd: Where workers start; by default in the first of the roots.
         """
         self._roots = tuple(str(root) for root in roots)
+        self._cwd = cwd or (roots[0] if roots else None)
         self._elsewhere = tuple(str(tree) for tree in elsewhere)
         self._host: Launcher | None = None  # whose forkserver this one uses, see `at`
         self._around = dict(around or {})
@@ -140,6 +144,11 @@ class Launcher:
         self._device = ""  # unknown until described
         self.not_preloaded = ""
         """Why the workloads' modules could not be imported ahead; empty where they were."""
+
+    @classmethod
+    def of(cls, suite: Suite) -> Self:
+        """One for a suite as it is here: workers of a shipped suite import what ships with it."""
+        return cls(shipped_roots(suite), device=suite.device, cwd=Path.cwd())
 
     def __enter__(self) -> Self:
         return self
@@ -184,7 +193,7 @@ class Launcher:
         env = {} if case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         forkserver = (
-            _ForkserverHandle({**self._around, **env, **self._hidden}, self._roots)
+            _ForkserverHandle({**self._around, **env, **self._hidden}, self._roots, self._cwd)
             if cold
             else self._warmed()
         )
@@ -289,7 +298,7 @@ class Launcher:
         if self._host is not None:
             return self._host._warmed()
         if self._warm is None or self._warm.closed:
-            self._warm = _ForkserverHandle({**self._around, **self._hidden}, self._roots)
+            self._warm = _ForkserverHandle({**self._around, **self._hidden}, self._roots, self._cwd)
         return self._warm
 
 
@@ -309,13 +318,15 @@ def _fork(
             pid = forkserver.fork(order, env, write_end, log_file.fileno())
     finally:
         os.close(write_end)
-    return Worker(forkserver, pid, answers, launched_at, cold=cold)
+    return Worker(forkserver, pid, answers, launched_at, cold=cold, roots=order.roots)
 
 
 class _ForkserverHandle:
     """The helper's process and the socket to it."""
 
-    def __init__(self, env: Mapping[str, str], roots: Sequence[str] = ()) -> None:
+    def __init__(
+        self, env: Mapping[str, str], roots: Sequence[str] = (), cwd: Path | None = None
+    ) -> None:
         """Start one under `env` and wait until torch is imported there."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
@@ -323,7 +334,7 @@ class _ForkserverHandle:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(path), str(theirs.fileno()), *roots],
-                cwd=roots[0] if roots else None,
+                cwd=cwd,
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=self._stderr,

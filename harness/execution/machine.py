@@ -16,6 +16,7 @@ from harness.execution.vacancy import Vacancy, watch_over
 from harness.probes import Probe
 from harness.probes.open import open_probes
 from harness.records import Case, Environment, Gpu, Suite
+from harness.suite import shipped_roots
 
 
 class Rig:
@@ -77,6 +78,10 @@ class Rig:
         """A launcher, closed with the rig; see Launcher."""
         launcher = Launcher(roots, elsewhere=elsewhere, device=self._device, around=around)
         return self._held.enter_context(launcher)
+
+    def start_for(self, suite: Suite) -> Launcher:
+        """A launcher for a suite as it is here, closed with the rig; see Launcher.of."""
+        return self._held.enter_context(Launcher.of(suite))
 
     def describe(
         self,
@@ -157,11 +162,11 @@ def take(
         HarnessError: No worker can be started.
     """
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
-    launcher = rig.start()
+    launcher = rig.start_for(suite)
     here = rig.describe(
         launcher,
         command=command,
-        repository=environment.home_of(suite.cases[0].factory),
+        repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
         cases=suite.cases,
     )
     require_gpu(suite, here)

@@ -6,10 +6,12 @@ user's own, as an editable install has it.
 """
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from harness.execution import process
@@ -17,7 +19,13 @@ from harness.execution import process
 OURS = "harness"
 """Measures both sides; it is the same for both, and so from neither tree."""
 REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
+HIDDEN_REMEDY = "uninstall that package, or rename one of the two"
 
+# What Python says of a module that is not found.
+_NOT_FOUND = re.compile(
+    r"No module named '?(?P<module>[\w.]+)"
+    r"|cannot import name '(?P<name>\w+)' from '(?P<package>[\w.]+)'"
+)
 _HARNESS = Path(__file__).resolve().parents[1]
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 _LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
@@ -96,6 +104,48 @@ def foreign(
     )
 
 
+def hidden(folders: Sequence[str]) -> tuple[str, ...]:
+    """One sentence per loaded module that a folder holds too, though another file was loaded."""
+    found = []
+    for folder in folders:
+        own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
+        for name, module in sorted(sys.modules.items()):
+            file = getattr(module, "__dict__", {}).get("__file__")
+            wanted = _module_file(folder, name) if _top(name) in own else None
+            if wanted and isinstance(file, str) and Path(file).resolve() != wanted.resolve():
+                found.append(f"{name} is {file}, not {wanted}")
+    return tuple(found)
+
+
+def hides(said: str, folders: Sequence[str]) -> str:
+    """Which package was imported in place of the folders' own, where that is why a module was not
+    found; else empty.
+
+    Args:
+        said: Python's message of the import that failed.
+        folders: Where the module may be.
+    """
+    for failed in _NOT_FOUND.finditer(said):
+        name = failed["module"] or f"{failed['package']}.{failed['name']}"
+        top = _top(name)
+        spec = find_spec(top) if "." in name and top not in (OURS, "__main__") else None
+        if spec is None or spec.origin is None:  # not installed, or without a file that could hide
+            continue
+        for folder in folders:
+            package = Path(folder, *name.split("."))
+            wanted = _module_file(folder, name) or (package if package.is_dir() else None)
+            if wanted and not Path(spec.origin).resolve().is_relative_to(Path(folder).resolve()):
+                return f"{name} is in {wanted}, but {top} was imported from {spec.origin}"
+    return ""
+
+
+def _module_file(folder: str, name: str) -> Path | None:
+    """A module's file or package in a folder; None where it has neither."""
+    place = Path(folder, *name.split("."))
+    places = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((path for path in places if path.is_file()), None)
+
+
 def _depth(folder: Path) -> int:
     """A working tree may lie in another: the innermost is the one a file is of."""
     return len(folder.parts)
@@ -126,9 +176,9 @@ def held(roots: Sequence[str]) -> set[str]:
 
 
 def _places(module: object) -> list[str]:
-    """The module's file; of a package without one, its folders."""
+    """The module's file; of a namespace package its first folder: its modules have files."""
     file = getattr(module, "__file__", None)
-    return [file] if file else [str(folder) for folder in getattr(module, "__path__", ())]
+    return [file] if file else [str(folder) for folder in getattr(module, "__path__", ())][:1]
 
 
 def _top(name: str) -> str:

@@ -3,6 +3,7 @@
 import os
 import pprint
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.environment import VARIABLE_PREFIXES
@@ -99,13 +100,14 @@ if __name__ == "__main__":
 '''
 
 
-def script(case: Case, measurement: Measurement, folder: Path) -> str:
+def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[str] = ()) -> str:
     """The text of the script.
 
     Args:
         case: What to rebuild.
         measurement: How it ended.
         folder: Where the script will lie.
+        roots: Where the worker looked for modules first.
     """
     here = Path.cwd()
     evidence = measurement.evidence
@@ -130,7 +132,7 @@ def script(case: Case, measurement: Measurement, folder: Path) -> str:
         detail=_in_docstring(measurement.detail),
         name=NAME,
         folder=_seen_from(here, folder.resolve(), within=here),
-        places=pprint.pformat([_seen_from(p, here, within=here) for p in _places(here)]),
+        places=pprint.pformat([_seen_from(p, here, within=here) for p in _places(here, roots)]),
         variables=pprint.pformat({**inherited, **case.env}),
         factory=case.factory,
         provider=case.provider,
@@ -141,12 +143,13 @@ def script(case: Case, measurement: Measurement, folder: Path) -> str:
     )
 
 
-def _places(here: Path) -> list[Path]:
-    """Folders of modules that another interpreter of this installation would not look into."""
+def _places(here: Path, roots: Sequence[str]) -> list[Path]:
+    """The roots, and folders of modules that another interpreter here would not look into."""
     own = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)}
     found = dict.fromkeys(Path(p).resolve() for p in sys.path if p and Path(p).is_dir())
     foreign = [p for p in found if not any(p.is_relative_to(prefix) for prefix in own)]
-    return [*(p for p in foreign if p != here), here]
+    first = [Path(root).resolve() for root in roots]
+    return [*dict.fromkeys((*first, *(p for p in foreign if p != here), here))]
 
 
 def _seen_from(place: Path, start: Path, *, within: Path) -> str:

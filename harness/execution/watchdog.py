@@ -105,7 +105,7 @@ def watch(
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     story = Story(worker.launched_at, case.settings, phase, progressed)
-    folder = evidence.Folder(run_folder, log)
+    folder = evidence.Folder(run_folder, log, worker.roots)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
         ending = _see_through(worker, case, story, recorder, log, folder)

@@ -106,6 +106,8 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
         case attestation.PathMismatch():
             outcome, detail, seen = Outcome.PATH_MISMATCH, str(error), error.seen
+        case ImportError() if instead := worker_factory.hides(error):
+            outcome, detail = Outcome.PATH_MISMATCH, instead
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -111,6 +112,8 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
         more = f" and {len(others)} more" if others else ""
         problem = f"not from the tree under test: {first}{more}; {provenance.REMEDY}"
         raise attestation.PathMismatch(problem)
+    if instead := provenance.hidden(order.roots or [str(Path.cwd())]):
+        raise attestation.PathMismatch("; ".join((*instead, provenance.HIDDEN_REMEDY)))
     return code
 
 

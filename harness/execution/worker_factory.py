@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import ModuleType
 
 from harness.analysis.targets import Work
-from harness.execution import process
+from harness.execution import process, provenance
 from harness.execution.messages import Checked, CheckOrder, Refusal
+from harness.measure import attestation
 from harness.records import Case
 from harness.workload import COUNTS, PREFLIGHT, Factory
 
@@ -35,6 +37,8 @@ def load_factory(name: str) -> Factory:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; what it imports does not
+        if hides(error):
+            raise
         raise NoFactory(
             name,
             f"no module {error.name!r} is installed, or in the current folder",
@@ -43,6 +47,9 @@ def load_factory(name: str) -> Factory:
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
+        if instead := provenance.hidden([str(Path.cwd())]):
+            problem = "; ".join((*instead, provenance.HIDDEN_REMEDY))
+            raise attestation.PathMismatch(problem) from error
         said = f"{module_name} has no {function!r}"
         raise NoFactory(name, said, _instead(function, module)) from error
     if not callable(factory):
@@ -68,6 +75,12 @@ def _instead(function: str, module: ModuleType) -> str:
     return f"Its functions: {', '.join(own)}." if own else f"{module.__name__} has no function."
 
 
+def hides(error: ImportError) -> str:
+    """What was imported in place of the module that is missing, and what to do; else empty."""
+    instead = provenance.hides(str(error), [str(Path.cwd()), *sys.path])
+    return f"{instead}; {provenance.HIDDEN_REMEDY}" if instead else ""
+
+
 def check(order: CheckOrder) -> Checked:
     """Ask the workloads of all cases whether they can run, without building them."""
     refusals = tuple(filter(None, (_refusal(case, order.roots) for case in order.cases)))
@@ -85,6 +98,10 @@ def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
         preflight = getattr(sys.modules[module], PREFLIGHT, None)
         if preflight is not None:
             preflight(function, case.provider, case.axes, {**os.environ, **case.env})
+    except (ImportError, attestation.PathMismatch) as error:
+        if isinstance(error, ImportError) and not hides(error):
+            raise
+        return None  # the case ends as a path mismatch
     except NoFactory as error:
         return Refusal(
             case_id=case.case_id, problem=str(error), remedy=error.remedy, of_factory=True
@@ -102,7 +119,7 @@ def _work(cases: Sequence[Case]) -> Mapping[str, Work]:
             found[case.case_id] = Work(tokens=case.program.tokens, flops=case.program.flops)
             continue
         module, _, function = case.factory.partition(":")
-        counts = getattr(sys.modules[module], COUNTS, None)
+        counts = getattr(sys.modules.get(module), COUNTS, None)
         if counts is not None:
             told = counts(function, case.provider, case.axes, {**os.environ, **case.env})
             found[case.case_id] = Work(tokens=told.tokens, flops=told.flops)

@@ -15,6 +15,7 @@ from harness.gating import calibration
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Say
 from harness.records import Environment, Outcome, Suite
+from harness.suite import shipped_roots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         wait_s = request.wait_for_gpu_s
         taken = machine.take(held, suite, command=request.command, wait_s=wait_s, say=say)
         first, here = taken.launcher, taken.here
-        second = taken.rig.start()
+        second = taken.rig.start_for(suite)
         second.describe()
         _require_fit(suite, here, request)
         first.preflight(suite)
@@ -119,7 +120,8 @@ def _steady(task: Task, sides: Sequence[Side], tried: int) -> tuple[Sequence[Pai
 
 
 def _require_fit(suite: Suite, here: Environment, request: Request) -> None:
-    pins = environment.pins_of(environment.home_of(suite.cases[0].factory))
+    home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
+    pins = environment.pins_of(home)
     vitals = doctor.inspect(here, store=request.store, constraints=pins)
     bad = [
         f"{c.name}: {c.fact}"

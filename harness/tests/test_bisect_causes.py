@@ -14,8 +14,8 @@ from harness.analysis.minimal import (
     members,
     minimal,
 )
-from harness.analysis.noise import QUIET, TYPICAL, ModelledNoise
 from harness.analysis.search import Ask, Look, Stage
+from reports.studies.noise import QUIET, TYPICAL, ModelledNoise
 
 Cost = Callable[[frozenset[int]], float]
 

@@ -1,4 +1,4 @@
-"""What the command line of a bisection refuses, and a slowdown planted in somebody's history."""
+"""What the command line of a bisection refuses."""
 
 from pathlib import Path
 
@@ -7,12 +7,7 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.errors import HarnessError
-from harness.studies import planted_branch
-from harness.studies.planted_branch import Plant
-from harness.studies.planted_history import CASE, SUITE_PATH, Planted, make
-from harness.tests.gate_repositories import git
-
-PLANT = Plant(file="toy/kernel.py", after=r"time\.sleep", insert="x.sum().item()")
+from reports.studies.planted_history import CASE, SUITE_PATH, Planted, make
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +45,3 @@ def test_a_request_that_cannot_be_carried_out_says_why(
     assert isinstance(answer.exception, HarnessError), answer.output
     with pytest.raises(HarnessError, match=said):
         raise answer.exception
-
-
-def test_a_planted_commit_stands_in_its_place_and_all_later_ones_carry_its_line(
-    history: tuple[Path, tuple[str, ...]], tmp_path: Path
-) -> None:
-    source, line = history
-    clone = tmp_path / "clone"
-
-    good, planted = planted_branch.make(source, clone, PLANT, commits=8, at=5)
-
-    there = git(clone, "rev-list", "--first-parent", "--reverse", f"{good}..planted").split()
-    assert good == line[4]
-    assert there[:4] == list(line[5:9])
-    assert there[4] == planted
-    assert len(there) == 9
-    assert git(clone, "diff", "--stat", line[8], planted).endswith("1 insertion(+)")
-    for old, new in zip(line[9:], there[5:], strict=True):
-        changed = git(clone, "diff", "--name-only", old, new)
-        assert changed == "toy/kernel.py"
-        assert git(clone, "log", "-1", "--format=%s %an %ad", new) == git(
-            clone, "log", "-1", "--format=%s %an %ad", old
-        )
-    text = git(clone, "show", f"{planted}:toy/kernel.py")
-    assert "    time.sleep(STEP_S)\n    x.sum().item()\n    return" in text
-    assert git(source, "branch", "--all") == "* main"
-
-
-@pytest.mark.parametrize("after", ["no such line", "import|SYNCS"])
-def test_a_line_without_a_place_of_its_own_is_not_planted(after: str) -> None:
-    with pytest.raises(ValueError, match=r"lines of toy/kernel\.py, not one"):
-        Plant(file="toy/kernel.py", after=after, insert="x").into("import time\nSYNCS = 1\n")

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.noise import QUIET, TYPICAL
 from harness.analysis.posterior import (
     Grid,
     Posterior,
@@ -24,7 +23,7 @@ from harness.analysis.search import (
     Search,
     Stage,
 )
-from harness.studies.bisect_errors import bisect
+from reports.studies.noise import QUIET
 
 STEP = math.log(1.05)
 PAIRS = [STEP + e for e in (0.004, -0.006, 0.002, -0.001, 0.005, -0.004)]
@@ -171,19 +170,6 @@ def test_the_same_words_lead_to_the_same_question() -> None:
         again.add(question.stage, block)
         if i + 1 >= ANCHOR_PAIRS:
             assert first.probabilities() == pytest.approx(again.probabilities())
-
-
-def test_simulated_histories_on_a_typical_node() -> None:
-    """The study in small; harness.studies.bisect_errors is the whole."""
-    rng = np.random.default_rng(1)
-
-    told = [
-        bisect(NoisySearch(64, 0.03), int(rng.integers(1, 65)), 1.05, TYPICAL, rng)
-        for _ in range(8)
-    ]
-
-    assert all(t.right for t in told)
-    assert all(t.processes < 150 for t in told)
 
 
 # --- without noise -----------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 
 from harness import store
 from harness import suite as suites
-from harness.analysis.noise import QUIET
 from harness.bisection import bench, cause_report, cause_session, causes
 from harness.bisection.causes import Kind
 from harness.bisection.journal import Build, Journal, Taken
@@ -23,6 +22,7 @@ from harness.records import Case, Clock, Environment, Git, Measurement, Outcome
 from harness.tests.fake_runs import case, environment
 from harness.tests.gate_repositories import git, repository
 from harness.what_ran import Counters
+from reports.studies.noise import QUIET
 
 KERNEL = """\
 import os

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from harness import suite as suites
-from harness.analysis.noise import QUIET
 from harness.analysis.search import ANCHOR_PAIRS, Stage
 from harness.bisection import bench, criteria, history, report, session
 from harness.bisection.criteria import Criterion, Kind
@@ -23,10 +22,11 @@ from harness.bisection.readings import TRIES
 from harness.errors import HarnessError, SuiteError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Clock, Measurement, Outcome, Suite
-from harness.studies.planted_history import BUILD, CASE, Planted, fingerprint, make
 from harness.tests.fake_runs import environment
 from harness.tests.gate_repositories import git
 from harness.what_ran import Counters
+from reports.studies.noise import QUIET
+from reports.studies.planted_history import BUILD, CASE, Planted, fingerprint, make
 
 PLANTED = Planted(step=0.10)
 STEP = re.compile(r"STEP_S = (\S+)")

@@ -16,10 +16,10 @@ from harness.analysis.calibrate import (
     process_cv,
 )
 from harness.analysis.compare import confirm
-from harness.analysis.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise, recorded
 from harness.analysis.pairs import Change, Pair, Thresholds
 from harness.analysis.stored import Process, compare_stored
 from harness.tests.fake_runs import case, run, timed
+from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise, recorded
 
 
 def drawn(noise: Noise, n: int, *, seed: int, ratio: float = 1.0) -> list[Pair]:

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.calibrate import DAY_CV
-from harness.analysis.noise import recorded as recorded_noise
 from harness.analysis.pairs import Pair, Thresholds
 from harness.cli import app
 from harness.errors import HarnessError, StoreError
@@ -21,6 +20,7 @@ from harness.gating import baselines, calibration, counting, files
 from harness.gating.interleave import Task, pairs
 from harness.records import Environment, Git, Measurement, Outcome, Run
 from harness.tests import fake_runs
+from reports.studies.noise import recorded as recorded_noise
 
 SUITE = "suites/gate.yaml"
 CASE = fake_runs.case({"seq_len": 512})

@@ -9,16 +9,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.errors import HarnessError
 from harness.execution import provenance
 from harness.execution.launcher import Launcher
 from harness.execution.runner import Silent, run_one
-from harness.gating import leftovers
 from harness.gating.interleave import verified
-from harness.gating.worktrees import Repository, checked_out
+from harness.gating.worktrees import PREFIX, Repository, checked_out, sweep
 from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome
 from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
 
@@ -151,7 +149,7 @@ HOLD = """\
 import sys, time
 from pathlib import Path
 from harness.execution.runner import terminating_like_ctrl_c
-from harness.gating.worktrees import Repository, checked_out
+from harness.gating.worktrees import PREFIX, Repository, checked_out, sweep
 repo = Repository.around(Path(sys.argv[1]))
 with terminating_like_ctrl_c(), checked_out(repo, repo.commit("main"), repo.commit("main")) as t:
     print(t[0].parent, flush=True)
@@ -159,52 +157,44 @@ with terminating_like_ctrl_c(), checked_out(repo, repo.commit("main"), repo.comm
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_worktrees_are_removed_however_the_gate_ends(number: signal.Signals, toys: Path) -> None:
-    before = state(toys)
-    holding = subprocess.Popen(
+def holding(toys: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """A process that has worktrees checked out, and their folder."""
+    process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(toys)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
-    assert holding.stdout is not None
-    folder = Path(holding.stdout.readline().strip())
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
     assert (folder / "base").is_dir()
+    return process, folder
 
-    holding.send_signal(number)
-    holding.communicate(timeout=30)
 
-    deadline = time.monotonic() + 30
-    while (folder.exists() or state(toys) != before) and time.monotonic() < deadline:
-        time.sleep(0.02)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_interrupted_removes_its_worktrees(
+    number: signal.Signals, toys: Path
+) -> None:
+    before = state(toys)
+    process, folder = holding(toys)
+
+    process.send_signal(number)
+    process.communicate(timeout=30)
+
     assert not folder.exists()
     assert state(toys) == before
 
 
-def test_what_is_left_of_a_gate_and_its_keeper_the_next_gate_removes(toys: Path) -> None:
+def test_worktrees_of_a_killed_process_are_removed_by_the_next_one(toys: Path) -> None:
     before, repo = state(toys), Repository.around(toys)
-    holding = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(toys)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert holding.stdout is not None
-    folder = Path(holding.stdout.readline().strip())
+    process, folder = holding(toys)
 
     with checked_out(repo, repo.commit("main")) as (mine,):
-        assert (folder / "base").is_dir(), "another gate's trees, while it lives"
-        for process in (*psutil.Process(holding.pid).children(), psutil.Process(holding.pid)):
-            process.kill()
-        holding.communicate(timeout=30)
-        time.sleep(0.2)
-        assert (folder / "base").is_dir(), "nobody was left to remove it"
+        assert (folder / "base").is_dir()  # the process is alive
+        process.kill()
+        process.communicate(timeout=30)
         with checked_out(repo, repo.commit("main")):
             assert not folder.exists()
             assert mine.is_dir()
@@ -217,13 +207,13 @@ def test_trees_that_may_be_another_machines_are_left_alone_for_a_day(
     age_s: float, left: bool, toys: Path, tmp_path: Path
 ) -> None:
     """A folder under /tmp is not on every machine that shares the repository."""
-    tree = tmp_path / f"{leftovers.PREFIX}x/base"
+    tree = tmp_path / f"{PREFIX}x/base"
     git(toys, "worktree", "add", "--quiet", "--detach", str(tree), "main")
     shutil.rmtree(tree.parent)
     (entry,) = (toys / ".git/worktrees").glob("*/gitdir")
     os.utime(entry, (time.time() - age_s,) * 2)
 
-    leftovers.sweep(toys, os.environ)
+    sweep(Repository(toys))
 
     assert (str(tree) in git(toys, "worktree", "list")) is left
 

@@ -18,7 +18,6 @@ from harness.analysis import summary
 from harness.errors import HarnessError
 from harness.index_query import Choice
 from harness.records import Outcome
-from harness.studies import index_speed
 from harness.tests.fake_runs import H200, case, environment, run, timed
 from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent
 
@@ -201,32 +200,6 @@ def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
         writer.finish()
 
     assert odd.case_id in told("history", odd.case_id, "--store", str(tmp_path))
-
-
-# --- the study of a large store ----------------------------------------------------------
-
-
-def test_the_study_asks_what_its_store_can_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    index_speed.make(tmp_path, runs=24, cases=8)
-    index.rebuild(tmp_path, silent)
-    expected = {
-        "list all runs": 24,
-        "list the latest 20": 20,
-        "latest of a suite": 1,
-        "by GPU": 8,
-        "by commit": 0,
-        "by date": 0,
-        "by outcome": 2,
-        "history of a case": 24,
-        "history on one GPU": 8,
-        "history, latest 20": 20,
-        "ids of all cases": 8,
-    }
-
-    assert {name: index_speed.ask(tmp_path, name)[2] for name in index_speed.QUESTIONS} == expected
-    assert capsys.readouterr().err == ""
 
 
 # --- the commands that the page and `--help` show -----------------------------------------

@@ -1,78 +1,178 @@
-"""What a user installs is whole: the wheel works in a folder that knows nothing of the project."""
+"""What a user installs: one importable name, with the shipped suites and kernels inside it."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from harness import store
+from harness.records import Outcome, Run
+from harness.tests.gate_repositories import POLICY, SUITE, commit, git, write
+
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ("harness", "nsa", "suites")
+SOURCES = ("harness", "nsa", "suites")
+BUILD = (
+    "from setuptools import build_meta as b; b.build_wheel('wheel'); b.build_editable('editable')"
+)
+MODEL = """\
+import torch
+from harness.workload import Workload
+from nsa.sizes import SIZE
+
+def sleeps(provider, axes):
+    x = torch.ones(SIZE, dtype=torch.float64)
+    return Workload(run=lambda: compute(x))
+
+def compute(x):
+    return x + 1
+"""
+SYNCING = MODEL.replace("return x + 1", "return x + x.sum().item()")
+OWN_SUITE = "own.yaml"
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources and unpacked."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    for package in SHIPPED:
-        ignored = shutil.ignore_patterns("__pycache__")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the editable wheel, built from a copy of the sources."""
+    source = tmp_path_factory.mktemp("source")
+    for package in SOURCES:
+        ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
         shutil.copytree(ROOT / package, source / package, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--quiet", "--wheel-dir", folder, source], check=True)
-    (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
-    return folder / "site"
+    subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True)
+    return source
 
 
-def test_suites_templates_and_workloads_are_inside(installed: Path) -> None:
-    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*")}
-
-    for package in SHIPPED:
-        sources = (ROOT / package).rglob("*")
-        wanted = {
-            path.relative_to(ROOT).as_posix()
-            for path in sources
-            if path.suffix in (".py", ".yaml", ".json", ".j2", ".typed")
-            if not {"tests", "__pycache__"} & set(path.parts)
-        }
-        assert wanted <= names
+def installed(built: Path, kind: str, folder: Path) -> Path:
+    """The Python of a new environment: the wheel of this kind and the dependencies of this one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    (wheel,) = (built / kind).glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin/python"
 
 
-def test_a_shipped_suite_is_found_and_checked_from_any_folder(
-    installed: Path, tmp_path: Path
+@pytest.fixture(scope="module")
+def wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(built, "wheel", tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def editable(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(built, "editable", tmp_path_factory.mktemp("editable"))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A user's repository whose package is called nsa and has no __init__.py."""
+    files = {
+        "nsa/model.py": MODEL,
+        "nsa/sizes.py": "SIZE = 8\n",
+        OWN_SUITE: SUITE.replace("toysuites.workloads", "nsa.model"),
+        "ci/gate.yaml": POLICY.replace("toysuites/toys.yaml", OWN_SUITE),
+        ".gitignore": "__pycache__/\nreports/\n",
+    }
+    write(tmp_path, files)
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    commit(tmp_path, {})
+    commit(tmp_path, {"nsa/model.py": SYNCING})
+    return tmp_path
+
+
+def call(python: Path, folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A module's command in a folder, with nothing of this checkout on the path."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [python, "-m", *words],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def stored(folder: Path) -> Run:
+    return store.load(folder / "reports/runs", "latest")
+
+
+def test_a_wheel_holds_one_importable_name_and_no_tests(built: Path) -> None:
+    (wheel,) = (built / "wheel").glob("*.whl")
+    names = [Path(name) for name in zipfile.ZipFile(wheel).namelist()]
+
+    assert {name.parts[0] for name in names if ".dist-info" not in name.parts[0]} == {"harness"}
+    assert [str(name) for name in names if "tests" in name.parts] == []
+
+
+def test_a_wheel_holds_every_module_suite_and_template(built: Path) -> None:
+    (wheel,) = (built / "wheel").glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for package in SOURCES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".yaml", ".json", ".j2", ".typed")
+        if not {"tests", "build", "__pycache__"} & set(path.parts[len(ROOT.parts) :])
+    }
+
+    assert {f if f.startswith("harness/") else f"harness/shipped/{f}" for f in wanted} <= names
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_a_run_measures_the_users_own_package_of_a_shipped_name(
+    kind: str, own: Path, request: pytest.FixtureRequest
 ) -> None:
-    planned = run(installed, tmp_path, "-m", "harness", "run", "smoke", "--dry-run")
+    answer = call(
+        request.getfixturevalue(kind), own, "harness", "run", OWN_SUITE, "-s", "measure.processes=1"
+    )
 
-    assert planned.returncode == 0, planned.stderr
-    assert "cases" in planned.stdout
+    assert stored(own).measurements[0].outcome is Outcome.OK, answer.stdout + answer.stderr
 
 
-def test_pytest_finds_the_plugin_by_itself(installed: Path, tmp_path: Path) -> None:
-    suite = installed / "suites/gate.yaml"
-    shutil.copy(suite, tmp_path)
+def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
+    words = ("--base", "main~1", "--head", "main", "--no-proof", "--json")
 
-    collected = run(installed, tmp_path, "-m", "pytest", "--collect-only", "-q", "gate.yaml")
+    answer = call(wheel, own, "harness", "gate", *words)
+
+    (case,) = json.loads(answer.stdout)["cases"]
+    assert case["ratio"] is not None, answer.stdout + answer.stderr
+
+
+def test_a_bisection_measures_the_users_own_package_of_a_shipped_name(
+    editable: Path, own: Path
+) -> None:
+    asked = ("--case", "sleep", "--good", "main~1", "--bad", "main", "--counter", "host_syncs")
+
+    answer = call(editable, own, "harness", "bisect", OWN_SUITE, *asked)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert answer.stdout.startswith(git(own, "rev-parse", "main")[:10])
+
+
+def test_a_shipped_suite_runs_from_a_wheel_beside_a_package_of_the_same_name(
+    wheel: Path, own: Path
+) -> None:
+    chosen = ("--filter", "forward/nsa/seq_len=64", "-s", "measure.processes=1")
+
+    answer = call(wheel, own, "harness", "run", "smoke", *chosen)
+
+    (measurement,) = stored(own).measurements
+    assert measurement.outcome is Outcome.OK, answer.stdout + answer.stderr
+    assert "/harness/shipped/nsa/" in measurement.code["nsa"]
+
+
+def test_pytest_finds_the_plugin_of_a_wheel_by_itself(wheel: Path, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "suites/gate.yaml", tmp_path)
+
+    collected = call(wheel, tmp_path, "pytest", "--collect-only", "-q", "gate.yaml")
 
     assert collected.returncode == 0, collected.stdout + collected.stderr
     assert "gate.yaml::attention/gather" in collected.stdout
-
-
-def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python in a folder, with the wheel's modules and none of the checkout's."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    elsewhere = [p for p in given if p and Path(p).resolve() != ROOT]
-    return subprocess.run(
-        [sys.executable, "-P", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), *elsewhere])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )

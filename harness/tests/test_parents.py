@@ -300,5 +300,5 @@ def test_no_module_measures_by_the_wall_clock() -> None:
 
     assert readers == {
         "harness/measure/frames.py",  # finds its looks among a profile's events
-        "harness/gating/leftovers.py",  # compares with the date of a folder
+        "harness/gating/worktrees.py",  # compares with the date of a folder
     }

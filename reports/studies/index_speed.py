@@ -1,6 +1,6 @@
 """How long a question to the index of a large store takes.
 
-    python -m harness.studies.index_speed --runs 10000 --cases 60 --folder /tmp/large
+    python -m reports.studies.index_speed --runs 10000 --cases 60 --folder /tmp/large
 
 makes a store of so many runs in the folder, or goes on with the one that is there, indexes it and
 times each question in a process of its own, cold, with the check of every folder that comes before
@@ -181,7 +181,7 @@ def table(root: Path, repeats: int) -> str:
     """The slowest of some new processes' answers to every question, as Markdown."""
     rows = ["| question | answers | slowest | of it CPU |", "|:--|--:|--:|--:|"]
     for name in QUESTIONS:
-        command = [sys.executable, "-m", "harness.studies.index_speed", "--ask", name]
+        command = [sys.executable, "-m", "reports.studies.index_speed", "--ask", name]
         command += ["--folder", str(root)]
         told = [
             subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()

@@ -1,7 +1,7 @@
 """How often a bisection names the right commit, and what that costs: simulated whole.
 
-    python -m harness.studies.bisect_errors --histories 500 --seed 1
-    python -m harness.studies.bisect_errors --causes --histories 500 --seed 1
+    python -m reports.studies.bisect_errors --histories 500 --seed 1
+    python -m reports.studies.bisect_errors --causes --histories 500 --seed 1
 
 Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
 search that carries a real bisection out asks for its processes, which a model of a node answers:
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.minimal import Causes, NoisyCauses, members
-from harness.analysis.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 from harness.analysis.search import Conclusion, ExactSearch, Look, NoisySearch, Search
-from harness.studies.gate_errors import clopper_pearson
+from reports.studies.gate_errors import clopper_pearson
+from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 
 COMMITS = 64
 DIFFERENCES = 8

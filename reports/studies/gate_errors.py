@@ -1,6 +1,6 @@
 """How often the gate errs: its decision, simulated whole, on modelled and on recorded noise.
 
-    python -m harness.studies.gate_errors --gates 10000 --seed 1 --until RUN
+    python -m reports.studies.gate_errors --gates 10000 --seed 1 --until RUN
 
 Every simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A
 pairs as a calibration does, screens, confirms the rest and is judged by the very functions that
@@ -31,8 +31,8 @@ from harness.analysis.calibrate import (
     process_cv,
 )
 from harness.analysis.compare import Change, Statistics, student_bounds
-from harness.analysis.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
 from harness.analysis.rank import Floats, exact_bounds
+from reports.studies.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
 
 CASES_AT_ONCE = 6000
 """Cases drawn together: about 200 MB."""

@@ -1,6 +1,6 @@
 """A slowdown planted in a repository's own history, on a scratch branch of a clone, and bisected.
 
-    python -m harness.studies.planted_branch FOLDER --file nsa/ops.py \\
+    python -m reports.studies.planted_branch FOLDER --file nsa/ops.py \\
         --after 'need\\(window_size >= 1' --insert 'q[:, : q.shape[1] // 4].clone()' \\
         -- attention --case window/triton --effect 0.03
 
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.studies.planted_history import bisecting, fingerprint
+from reports.studies.planted_history import bisecting, fingerprint
 
 BRANCH = "planted"
 

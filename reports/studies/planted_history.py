@@ -1,6 +1,6 @@
 """A repository made for a bisection: a long history with two commits planted in it, and noise.
 
-    python -m harness.studies.planted_history FOLDER --step 0.05 --base-s 0.1
+    python -m reports.studies.planted_history FOLDER --step 0.05 --base-s 0.1
 
 makes it in FOLDER/repository and bisects it twice: by the time of a step that waits for BASE_S,
 for the commit that made it so much slower, and by a counter, for one that added a host
@@ -153,8 +153,11 @@ def fingerprint(folder: Path) -> str:
     """A hash of all that a bisection must leave as it was: every file of the working tree, the
     index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if ".git" not in path.relative_to(folder).parts:
+    for place, folders, files in os.walk(folder):
+        if place == str(folder):
+            folders.remove(".git")  # git may be removing files in it
+        folders.sort()
+        for path in (Path(place, name) for name in sorted(files)):
             digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
             digest.update(path.read_bytes())
     for name in ("index", "HEAD", "config"):
@@ -216,16 +219,6 @@ def killed(running: "subprocess.Popen[str]", state: Path, lines: int) -> Path:
     return journal
 
 
-def wait_for_clean_up(repository: Path, seconds: float = 60.0) -> bool:
-    """Wait until a bisection that was killed has left no worktree; whether that came."""
-    deadline = time.monotonic() + seconds
-    while len(_git(repository, "worktree", "list").splitlines()) > 1:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Bisect a history with two planted commits.")
     parser.add_argument("folder", type=Path)
@@ -248,7 +241,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         running = bisecting(repository, *asked, *words, *places)
         if kill_at:
             killed(running, state, 1 + kill_at)
-            wait_for_clean_up(repository)
             running = bisecting(repository, "--resume", "latest", *places)
         answer, said = running.communicate()
         right = running.returncode == 0 and answer.startswith(sha)

@@ -1,7 +1,7 @@
 """How the gate judges slowdowns that are planted, and a change that is none, on this machine.
 
-    python -m harness.studies.gate_planted OUT                       # on a GPU, 8 minutes
-    python -m harness.studies.gate_planted OUT --suite FILE --packages nsa suites --slower 0.05
+    python -m reports.studies.gate_planted OUT                       # on a GPU, 8 minutes
+    python -m reports.studies.gate_planted OUT --suite FILE --packages nsa suites --slower 0.05
 
 copies packages and a suite into a git repository of its own, OUT/repository, and gates it with
 base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
@@ -60,7 +60,7 @@ MINUTES = 8.0
 
 DELAY = '''
 
-# --- planted by harness.studies.gate_planted ---
+# --- planted by reports.studies.gate_planted ---
 
 import dataclasses as _dataclasses
 import functools as _functools

@@ -1,1 +1,0 @@
-"""Studies of the harness itself: how often its own answers are wrong."""

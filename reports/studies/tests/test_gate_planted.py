@@ -1,0 +1,67 @@
+"""The study of planted slowdowns: branches, lines and table, with a gate that reads the branch."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness import suite
+from harness.gating.planning import Request
+from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, State
+from harness.records import Decision
+from harness.tests.gate_repositories import FILES, SUITE, git, write
+from reports.studies import gate_planted
+
+CASE_ID = "sleep/a/step_s=0.004"
+
+
+def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict:
+    """In place of a gate: NO-GO if the head's module of workloads holds a delay."""
+    slower = "_DELAY_S" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
+    case = GateCase(
+        case_id=CASE_ID,
+        suite=gate_planted.SUITE_PATH,
+        decision=Decision.NO_GO if slower else Decision.GO,
+        reason="",
+        state=State.COMPARED,
+        baseline_s=0.004,
+        ratio=2.0 if slower else 1.0,
+        pairs=5,
+    )
+    return GateVerdict(
+        decision=case.decision,
+        reason="",
+        mode=request.mode,
+        stage=Stage.BLOCK,
+        blocks=slower,
+        policy=str(request.policy),
+        head=GateSide(ref=request.head),
+        cases=(case,),
+    )
+
+
+def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_planted, "carry_out", gate_by_text)
+    write(tmp_path, FILES)
+    (tmp_path / "toys.yaml").write_text(SUITE)
+    out = tmp_path / "out"
+    words = [str(out), "--suite", str(tmp_path / "toys.yaml"), "--slower", "1.0", "--again", "1"]
+
+    gate_planted.main(
+        [*words, "--packages", str(tmp_path / "toy"), str(tmp_path / "toysuites")],
+    )
+
+    kept = [json.loads(text) for text in (out / "gates.jsonl").read_text().splitlines()]
+    said = capsys.readouterr().out
+    assert "WRONG" not in said
+    assert [(k["gate"], k["decision"]) for k in kept] == [("A/A 1", "GO"), ("+100%", "NO-GO")]
+    assert f"| +100% | {CASE_ID} | NO-GO | 2.000 (? to ?) | 5 |" in said
+    assert git(out / "repository", "status", "--porcelain") == ""
+
+
+def test_the_suite_of_the_study_is_a_suite_of_one_case_for_a_gpu() -> None:
+    found = suite.loads(gate_planted.SUITE, "planted.yaml")
+
+    assert (found.device, len(found.cases)) == ("cuda", 1)
