@@ -246,7 +246,7 @@ def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
 
     message = refused(harness("run", "--resume", "latest", cwd=recorded))
 
-    assert "no module 'own' is installed, or in the current folder\n  If it is" in message
+    assert "no module 'own' is installed, or in the current folder\n  Check the spelling" in message
     assert "\n  So is 1 more." in message
     assert record.read_bytes() == before
 
