@@ -53,12 +53,6 @@ def _after(runs: int, misbehave: Callable[[], Any]) -> Workload:
     return _good_but(run=lambda: time.sleep(0.001) if next(left, None) is not None else misbehave())
 
 
-def starts_cold(provider: str, axes: Axes) -> Workload:
-    """One second for the first run, a tenth for the second, and the third does not end."""
-    naps = iter((1.0, 0.1, 60.0))
-    return _good_but(run=lambda: time.sleep(next(naps)))
-
-
 def declined(provider: str, axes: Axes) -> Workload:
     raise Unsupported(f"{provider} wants even head sizes, head_dim={axes['head_dim']}")
 

@@ -254,48 +254,13 @@ def test_a_worker_deaf_to_signals_is_killed_all_the_same(
     assert descendants() == []
 
 
-def test_slow_but_alive_is_a_timeout_and_a_lower_bound(warm: Launcher, tmp_path: Path) -> None:
-    settings = replace(QUICK, timeout_s=2.5)
-
-    (slow,) = run(warm, tmp_path, make_case("good", axes={"step_s": 1.0}, settings=settings))
-
-    assert slow.outcome is Outcome.TIMEOUT
-    assert re.search(r"[12] runs? done, 1(\.\d+)? s each", slow.detail)
-    assert slow.lower_bound_s is not None
-    assert 1.0 <= slow.lower_bound_s < 1.5
-
-
-def test_a_cold_first_run_bounds_no_later_one(warm: Launcher, tmp_path: Path) -> None:
-    case = make_case("starts_cold", settings=replace(QUICK, timeout_s=1.8))
-
-    (slow,) = run(warm, tmp_path, case)
-
-    assert slow.outcome is Outcome.TIMEOUT
-    assert slow.lower_bound_s is not None
-    assert 0.1 <= slow.lower_bound_s < 1.0
-
-
-def test_a_first_run_longer_than_the_timeout_is_a_timeout_not_a_hang(
-    warm: Launcher, tmp_path: Path
-) -> None:
-    settings = replace(QUICK, timeout_s=1.0, stall_s=1.2)
-
-    (slow,) = run(warm, tmp_path, make_case("good", axes={"step_s": 60.0}, settings=settings))
-
-    assert slow.outcome is Outcome.TIMEOUT
-    assert "before the first run was done" in slow.detail
-    assert slow.tokens == 64  # known all the same, so that the bound on the time bounds the rate
-    assert slow.lower_bound_s is not None
-    assert 0.5 < slow.lower_bound_s <= slow.wall_s
-
-
 def test_a_timeout_before_the_first_run_bounds_nothing(warm: Launcher, tmp_path: Path) -> None:
     (slow,) = run(
         warm, tmp_path, make_case("hangs_in_setup", settings=replace(QUICK, timeout_s=0.5))
     )
 
     assert (slow.outcome, slow.lower_bound_s) == (Outcome.TIMEOUT, None)
-    assert "in setup" in slow.detail
+    assert descendants() == []
 
 
 def test_few_samples_in_time_are_worth_more_than_a_timeout(warm: Launcher, tmp_path: Path) -> None:
