@@ -153,10 +153,14 @@ def fingerprint(folder: Path) -> str:
     """A hash of all that a bisection must leave as it was: every file of the working tree, the
     index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if ".git" not in path.relative_to(folder).parts:
-            digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
-            digest.update(path.read_bytes())
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder):
+        if ".git" in folders:
+            folders.remove(".git")  # git may still be deleting in there
+        found += (Path(place) / name for name in files)
+    for path in sorted(found):
+        digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
+        digest.update(path.read_bytes())
     for name in ("index", "HEAD", "config"):
         digest.update((folder / ".git" / name).read_bytes())
     for words in (("for-each-ref",), ("stash", "list"), ("worktree", "list")):
