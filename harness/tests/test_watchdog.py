@@ -1,8 +1,9 @@
 """What the watchdog decides about time, on a clock that the test owns and without a process."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from harness.execution import recorder, watchdog
 from harness.execution.messages import Answer, Built, Channel, Message, PhaseBegan, Progress
 from harness.execution.pace import STALL_FLOOR_S, STALL_STEPS
+from harness.execution.recorder import PROBE_INTERVAL_S
 from harness.execution.watchdog import UNREPORTED_S, watch
 from harness.records import Evidence, Measurement, Outcome
-from harness.tests.workers import QUICK, make_case
+from harness.tests.workers import QUICK, Counter, make_case
 
-BEAT_S = 2 * recorder.PROBE_INTERVAL_S
+BEAT_S = 2 * PROBE_INTERVAL_S
 """The watchdog looks at least this often, so a limit is passed by no more."""
 
 
@@ -81,7 +83,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def seen(
-    clock: Clock, folder: Path, *said: tuple[float, Message], timeout_s: float, stall_s: float
+    clock: Clock,
+    folder: Path,
+    *said: tuple[float, Message],
+    timeout_s: float,
+    stall_s: float,
+    probes: Sequence[Counter] = (),
 ) -> tuple[Measurement, Evidence]:
     """What the watchdog makes of a worker, and the evidence it keeps."""
     case = make_case("good", settings=replace(QUICK, timeout_s=timeout_s, stall_s=stall_s))
@@ -94,7 +101,7 @@ def seen(
         0,
         log=log,
         run_folder=folder,
-        probes=(),
+        probes=probes,
     )
     return found, found.evidence or Evidence()
 
@@ -179,3 +186,18 @@ def test_a_sign_of_life_between_steps_is_no_hang(clock: Clock, tmp_path: Path) -
     )
 
     assert m.outcome is Outcome.OK
+
+
+def test_probes_are_read_twenty_times_a_second_whatever_is_said_meanwhile(
+    clock: Clock, tmp_path: Path
+) -> None:
+    probe = Counter()
+    m, _ = seen(clock, tmp_path, *timed(*[0.013] * 99), timeout_s=9.0, stall_s=10.0, probes=[probe])
+
+    assert m.telemetry is not None
+    t_s = m.telemetry.t_s
+    assert len(t_s) == probe.readings
+    assert t_s[0] == 0.0
+    gaps = [later - earlier for earlier, later in pairwise(t_s)]
+    assert min(gaps) > 0.5 * PROBE_INTERVAL_S
+    assert max(gaps) < 1.5 * PROBE_INTERVAL_S
