@@ -28,10 +28,12 @@ def short_reenactments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reenactment, "REENACT_S", 0.8)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm() -> Iterator[Launcher]:
-    """One for all tests of a module: importing torch takes seconds."""
+    """One for all tests of a process: importing torch takes seconds. Started at once, so that it
+    has the environment of no test."""
     with Launcher() as one:
+        one.describe()
         yield one
 
 
