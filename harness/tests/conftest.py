@@ -20,10 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm() -> Iterator[Launcher]:
-    """One for all tests of a module: importing torch takes seconds."""
+    """One for all tests of a process: importing torch takes seconds. Started at once, so that it
+    has the environment of no test."""
     with Launcher() as one:
+        one.describe()
         yield one
 
 

@@ -6,12 +6,18 @@ imported, and nothing can change it afterwards in the same process.
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    from nsa.tests.interpreter import speed_up  # not above: it imports Triton
+
+    speed_up()
 
 
 @pytest.fixture

@@ -1,0 +1,456 @@
+"""Golden values: what is computed from the stored runs, number by number.
+
+Code that moves, or is reworded, leaves them as they are. The file keeps numbers, ids, truth values
+and values of enumerations; no sentences and no names of classes or fields. Of a sentence it keeps
+whether there is one.
+
+    python -m harness.tests.test_golden            list every value that differs
+    python -m harness.tests.test_golden --write    write the file again
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from harness.analysis.calibrate import between_days, calibrate
+from harness.analysis.capacity import capacities
+from harness.analysis.compare import confirm, screen
+from harness.analysis.dead_axes import oddities
+from harness.analysis.discards import unfit
+from harness.analysis.effects import effects
+from harness.analysis.expectation import assess
+from harness.analysis.overhead import WITH, WITHOUT, overhead
+from harness.analysis.pairs import Comparison, Pair, Thresholds
+from harness.analysis.scaling import fit
+from harness.analysis.spread import spreads
+from harness.analysis.stored import compare_stored
+from harness.analysis.summary import summarise
+from harness.analysis.targets import done, modest
+from harness.analysis.timeuse import by_phase, time_use
+from harness.comparing import Compared, runs
+from harness.drift import changed, differences, measured
+from harness.errors import StoreError
+from harness.gate import judge
+from harness.gating.baselines import FEWEST, of_run, processes
+from harness.gating.interleave import clock
+from harness.gating.records import GateCase
+from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Verdict
+from harness.store import load
+from harness.what_ran import COUNTERS
+
+FILE = Path(__file__).parent / "data" / "golden.json"
+STORE = Path(__file__).parents[2] / "reports" / "runs"
+DIGITS = 12
+RELATIVE = 1e-9
+"""Libraries of another version and other CPUs round differently in the last digits."""
+OF_FITS = 1e-5
+"""The interval of a fit with a timeout is searched for, to a tolerance."""
+
+Values = Any
+"""What JSON can hold."""
+
+
+# --- one run -----------------------------------------------------------------------------
+
+
+def of_one(run: Run) -> dict[str, Values]:
+    """All that is computed from one run alone."""
+    summaries = summarise(run)
+    fits = fit(summaries)
+    seen = {s.case.case_id: s.effective for s in summaries}
+    odd = oddities(run, summaries)
+    return {
+        "run": _run(run),
+        "cases": {s.case.case_id: _summary(s) for s in summaries},
+        "processes": _by_process(run),
+        "verdict": _verdict(judge(run.suite, run.environment, summaries, fits), run),
+        "fits": [
+            [
+                *(f.axis, f.group, f.workload, f.censored),
+                [[p.case_id, p.x, p.lower_bound_s] for p in f.points],
+                *(_estimate(f.exponent), f.coefficient, bool(f.reason), bool(f.note)),
+            ]
+            for f in fits
+        ],
+        "effects": [
+            [
+                *(e.workload, e.axis, e.base, e.value, e.ratio, e.low, e.high),
+                *(e.smallest, e.largest, e.pairs, e.negligible),
+            ]
+            for e in effects(summaries)
+        ],
+        "same": [
+            [
+                *(d.workload, d.provider, d.axes, d.values, d.all_values, d.pairs),
+                *(d.without_kernels, d.fastest, d.slowest, d.time_differs),
+            ]
+            for d in odd.dead
+        ],
+        "still": [
+            [i.group, i.axis, i.low, i.high, i.metric, i.value, i.spread, i.growth, i.reached]
+            for i in odd.still
+        ],
+        "pairs of cases": [odd.pairs, odd.compared],
+        "expectations": [
+            [
+                *(a.expectation.metric, a.case_id, a.judgement),
+                *(_estimate(a.actual), a.bound, a.factors),
+            ]
+            for a in assess(run.suite, run.environment, summaries)
+        ],
+        "targets": [
+            [t.case_id, t.tokens_per_s, t.mfu, t.peak.precision, t.peak.flops_per_s]
+            for t in modest(run.suite, run.environment, done(summaries), seen)
+        ],
+        "capacities": [
+            [c.case_id, c.axis, c.largest, c.points, bool(c.why_not)] for c in capacities(run)
+        ],
+        "spreads": {
+            s.case_id: [
+                *(s.processes, s.samples, s.between, s.within, s.widest, s.unsteady, s.discarded),
+            ]
+            for s in spreads(run)
+        },
+        "stored": {
+            case.case_id: [
+                [p.step_s, p.hz, p.wall_s] for p in processes(run.of(case.case_id), case)
+            ]
+            for case in run.suite.cases
+        },
+    }
+
+
+def _run(run: Run) -> list[Values]:
+    use, cost = time_use(run), overhead(run)
+    peaks = run.proof.peaks if run.proof else None
+    return [
+        [len(run.suite.cases), len(run.measurements), run.elapsed_s, run.wall_s],
+        list(by_phase(run).values()),
+        use and [use.wall_s, use.whole, use.work_s, use.sampling_s, use.processes, use.lives_s],
+        use and [use.work_share, use.sampling_share, use.overhead_s],
+        cost and [cost.ratio, cost.low, cost.high, cost.pairs, cost.shown],
+        [check.holds for proof in run.proofs for check in proof.checks],
+        peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],
+        _baseline(run),
+    ]
+
+
+def _baseline(run: Run) -> list[Values] | None:
+    """The baseline that a run makes; None where it makes none."""
+    try:
+        made = of_run(run)
+    except StoreError:
+        return None
+    return [sorted(made.cases), made.left_out]
+
+
+def _estimate(e: Estimate | None) -> list[Values] | None:
+    return None if e is None else [e.value, e.low, e.high, e.processes, e.samples]
+
+
+def _summary(s: CaseSummary) -> list[Values]:
+    return [
+        s.outcome,
+        {name: _estimate(e) for name, e in s.metrics.items()},
+        [s.lower_bound_s, s.tokens, s.flops],
+        [s.floor_s, s.floor_by],
+        [s.attested, bool(s.unattested), s.kernels_invisible],
+        [bool(s.detail), len(s.notes)],
+        {k: v for k, v in s.effective.items() if not isinstance(v, str)},
+    ]
+
+
+def _by_process(run: Run) -> dict[str, Values]:
+    return {
+        case.case_id: [_process(m) for m in run.of(case.case_id)]
+        for case in run.suite.cases
+        if run.of(case.case_id)
+    }
+
+
+def _process(m: Measurement) -> list[Values]:
+    """What was read from the file, and what follows from one process alone."""
+    where = m.breakdown
+    return [
+        [m.process, m.outcome, m.clock, m.steady, clock(m)],
+        [len(m.samples_s), len(m.kept_s), math.fsum(m.samples_s), math.fsum(m.warmup_s)],
+        {reason: len(taken) for reason, taken in unfit(m, m.telemetry, m.phases).items()},
+        m.counters
+        and [
+            *([getattr(m.counters, name) for name in COUNTERS], m.counters.steps, m.counters.exact),
+        ],
+        where and [where.step_s, where.profiled_step_s, where.device_busy_s, where.launch_gap],
+        m.census and [len(m.census.kernels), len(m.census.operators), m.census.fingerprint],
+    ]
+
+
+def _verdict(verdict: Verdict, run: Run) -> list[Values]:
+    names = [r.rule for r in verdict.rules]
+    return [
+        [verdict.decision, verdict.decision.exit_status],
+        names.index(verdict.decided_by) if verdict.decided_by in names else None,
+        [[r.decision, r.applies, sorted(r.evidence)] for r in verdict.rules],
+        [[r.metric, r.axis, r.go, r.abort] for r in run.suite.rules],
+    ]
+
+
+# --- two runs ----------------------------------------------------------------------------
+
+
+def of_two(a: Run, b: Run) -> dict[str, Values]:
+    """Two runs compared: by time, by time across environments, by counters."""
+    nowhere = STORE / "calibrations"
+    return {
+        "times": _compared(runs(a, b, calibrations=nowhere)),
+        "across": _compared(runs(a, b, across=True, calibrations=nowhere)),
+        "counters": _compared(runs(a, b, counters=True, across=True, calibrations=nowhere)),
+        "noisier": _stored(a, b),
+    }
+
+
+def _compared(compared: Compared) -> dict[str, Values]:
+    return {
+        "whole": [
+            *(compared.decision, compared.method, compared.exit_status, len(compared.differences)),
+            *([[f.decision, f.counts] for f in compared.findings], len(compared.remedies)),
+        ],
+        "cases": {case.case_id: _case(case) for case in compared.cases},
+    }
+
+
+def _case(c: GateCase) -> list[Values]:
+    return [
+        [c.decision, c.state, c.change],
+        [c.baseline_s, c.candidate_s, c.ratio, c.low, c.high, c.p_value, c.pairs],
+        [c.smallest_effect, c.pairs_needed, c.minutes_needed, c.gpu_s],
+        [[change.name, change.before, change.after] for change in c.counters],
+        [[f.decision, f.counts] for f in c.findings],
+    ]
+
+
+def _stored(a: Run, b: Run) -> dict[str, Values]:
+    """The cases that both runs timed, judged together as on a node whose days differ by 1 %."""
+    before = {c.case_id: processes(a.of(c.case_id), c) for c in a.suite.cases}
+    after = {c.case_id: processes(b.of(c.case_id), c) for c in b.suite.cases}
+    both = [i for i in after if min(len(after[i]), len(before.get(i, ()))) >= FEWEST]
+    found = compare_stored(
+        {i: before[i] for i in both},
+        {i: after[i] for i in both},
+        day_cv=0.01,
+        thresholds=Thresholds(tolerance=0.02, stored_tolerance=0.03),
+    )
+    return {c.case_id: _comparison(c) for c in found}
+
+
+def _comparison(c: Comparison) -> list[Values]:
+    return [
+        *(c.change, c.ratio, c.low, c.high, c.p_value, c.pairs, c.clock_explained),
+        *(c.smallest_effect, c.pairs_needed, c.minutes_needed),
+    ]
+
+
+def drifted(then: Run, now: Run) -> list[Values]:
+    """What differs around two runs of one suite, and between their cases."""
+    before = {c.case_id: c for c in then.suite.cases}
+    return [
+        sorted([d.then, d.now] for d in differences(then.environment, now.environment)),
+        {c.case_id: _changes(before[c.case_id], c) for c in now.suite.cases if c.case_id in before},
+    ]
+
+
+def _changes(then: Case, now: Case) -> list[Values]:
+    pairs = changed(then, now).values()
+    told = [list(p) for p in pairs if all(isinstance(v, bool | int | float) for v in p)]
+    return [len(pairs), len(measured(then, now)), sorted(told)]
+
+
+def paired(run: Run) -> dict[str, Values]:
+    """The processes of a run with and without telemetry, as pairs of two sides that took turns."""
+    pairs: dict[str, list[Pair]] = {}
+    for case in run.suite.cases:
+        if not case.case_id.endswith(f"/{WITH}"):
+            continue
+        twin = case.case_id.removesuffix(WITH) + WITHOUT
+        others = {m.process: m for m in run.of(twin) if m.outcome is Outcome.OK}
+        pairs[case.case_id] = [
+            _pair(others[m.process], m)
+            for m in run.of(case.case_id)
+            if m.outcome is Outcome.OK and m.process in others
+        ]
+    if not pairs:
+        return {}
+    first = Thresholds()
+    screened = {c: p[: first.screen_pairs] for c, p in pairs.items()}
+    more = {c: p[first.screen_pairs :] for c, p in pairs.items()}
+    noise = calibrate(pairs)
+    days = [calibrate({c: p[i::2] for c, p in pairs.items()}).levels() for i in range(2)]
+    return {
+        "screen": {c: screen(p, first) for c, p in screened.items()},
+        "screened": {c.case_id: _comparison(c) for c in confirm(screened, {}, first)},
+        "confirmed": {c.case_id: _comparison(c) for c in confirm(screened, pairs, first)},
+        "few": {c.case_id: _comparison(c) for c in confirm(screened, more, first)},
+        "noise": [noise.noise, noise.process_cv, noise.biased],
+        "noise by case": [
+            [c.case_id, c.noise, c.process_cv, c.level_s, c.ratio, c.p_value, c.pairs]
+            for c in noise.cases
+        ],
+        "days": [
+            between_days(days, noise.noise),
+            between_days([*days, noise.levels()], noise.noise),
+        ],
+    }
+
+
+def _pair(baseline: Measurement, candidate: Measurement) -> Pair:
+    return Pair(
+        baseline_s=median(baseline.kept_s),
+        candidate_s=median(candidate.kept_s),
+        baseline_hz=clock(baseline),
+        candidate_hz=clock(candidate),
+        wall_s=baseline.wall_s + candidate.wall_s,
+    )
+
+
+# --- the file ----------------------------------------------------------------------------
+
+
+@cache
+def golden() -> dict[str, dict[str, Values]]:
+    """The values on file; empty where there is no file yet."""
+    found: dict[str, dict[str, Values]] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    return found
+
+
+@cache
+def recorded(run_id: str) -> Run:
+    return load(STORE, run_id)
+
+
+def compute(run_ids: Sequence[str]) -> dict[str, dict[str, Values]]:
+    """Everything that the file holds, of these runs and their pairs."""
+    return {
+        "runs": {i: plain(of_one(recorded(i))) for i in run_ids},
+        "pairs": {f"{a} {b}": plain(of_two(recorded(a), recorded(b))) for a, b in shared(run_ids)},
+        "drift": {
+            f"{a} {b}": plain(drifted(recorded(a), recorded(b))) for a, b in consecutive(run_ids)
+        },
+        "paired": {i: plain(found) for i in run_ids if (found := paired(recorded(i)))},
+    }
+
+
+def shared(run_ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Every two runs that have a case in common."""
+    cases = {i: {c.case_id for c in recorded(i).suite.cases} for i in run_ids}
+    return [(a, b) for a, b in combinations(run_ids, 2) if cases[a] & cases[b]]
+
+
+def consecutive(run_ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Every run of a suite and the next one of it."""
+    suites: dict[str, list[str]] = {}
+    for run_id in run_ids:
+        suites.setdefault(recorded(run_id).suite.name, []).append(run_id)
+    return [pair for members in suites.values() for pair in pairwise(members)]
+
+
+def plain(value: Values) -> Values:
+    """The value as JSON holds it, floats to the digits that are kept."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    if isinstance(value, str):
+        return str(value)
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def unlike(then: Values, now: Values, place: str = "") -> Iterator[str]:
+    """Every value that differs, with its place."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted({*then, *now}):
+            yield from unlike(then.get(key), now.get(key), f"{place}/{key}")
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for i, (a, b) in enumerate(zip(then, now, strict=True)):
+            yield from unlike(a, b, f"{place}[{i}]")
+    elif not _equal(then, now, OF_FITS if "/fits" in place else RELATIVE):
+        yield f"{place}: {_short(then)} on file, {_short(now)} now"
+
+
+def _equal(then: Values, now: Values, relative: float) -> bool:
+    if isinstance(then, bool) or isinstance(now, bool):
+        return then is now
+    if isinstance(then, float) or isinstance(now, float):
+        return (
+            isinstance(then, int | float)
+            and isinstance(now, int | float)
+            and math.isclose(then, now, rel_tol=relative)
+        )
+    return bool(then == now)
+
+
+def _short(value: Values) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def text_of(value: Values, depth: int = 6) -> str:
+    """JSON with sorted keys; a line for each entry of the upper levels."""
+    if depth == 0 or not isinstance(value, dict) or not value:
+        return json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
+    lines = (f"{json.dumps(k)}:{text_of(v, depth - 1)}" for k, v in sorted(value.items()))
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+# --- tests -------------------------------------------------------------------------------
+
+RUNS = tuple(golden().get("runs", ()))
+
+
+@pytest.mark.parametrize("run_id", RUNS)
+def test_a_stored_run_gives_the_values_on_file(run_id: str) -> None:
+    now = plain(of_one(recorded(run_id)))
+    assert list(unlike(golden()["runs"][run_id], now)) == []
+
+
+@pytest.mark.parametrize("pair", golden().get("pairs", ()))
+def test_two_stored_runs_compare_as_on_file(pair: str) -> None:
+    a, b = map(recorded, pair.split())
+    assert list(unlike(golden()["pairs"][pair], plain(of_two(a, b)))) == []
+
+
+@pytest.mark.parametrize("pair", golden().get("drift", ()))
+def test_what_differs_around_two_runs_is_as_on_file(pair: str) -> None:
+    a, b = map(recorded, pair.split())
+    assert list(unlike(golden()["drift"][pair], plain(drifted(a, b)))) == []
+
+
+@pytest.mark.parametrize("run_id", golden().get("paired", ()))
+def test_paired_processes_are_judged_as_on_file(run_id: str) -> None:
+    now = plain(paired(recorded(run_id)))
+    assert list(unlike(golden()["paired"][run_id], now)) == []
+
+
+def test_every_pair_of_the_runs_on_file_is_compared() -> None:
+    assert RUNS
+    assert {f"{a} {b}" for a, b in shared(RUNS)} == golden()["pairs"].keys()
+    assert {f"{a} {b}" for a, b in consecutive(RUNS)} == golden()["drift"].keys()
+
+
+if __name__ == "__main__":
+    every = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
+    if sys.argv[1:] == ["--write"]:
+        FILE.write_text(text_of(compute(every)) + "\n")
+        print(f"{FILE}: {FILE.stat().st_size:,} bytes")
+    elif sys.argv[1:]:
+        sys.exit("usage: python -m harness.tests.test_golden [--write]")
+    else:
+        different = list(unlike(golden(), compute(every)))
+        sys.stdout.writelines(f"{line}\n" for line in different)
+        sys.exit(bool(different))
