@@ -4,9 +4,8 @@
                                 for each other
     reports/runs/index.lock     held shared by all who use it, and alone to make or replace it
 
-The run folders are the truth and the index is made of nothing else. The first question makes it.
-From then on a run is entered when it ends; and before every question what is new or has changed
-is read, and what is gone dropped.
+The run folders are the truth and the index is made of nothing else. The first question makes it,
+and every later one first reads the runs that are new or have changed and drops those that are gone.
 An index that is missing, stale or damaged is made again, and one that cannot be used (of a later
 harness, on a disk that cannot be written) is done without: the same question is then put to an
 index in memory, slowly. Either is said, and neither is an error.
@@ -88,20 +87,6 @@ def ask(root: Path, question: Callable[[Index], Answer], say: Say) -> Answer:
             say(f"note: {root / INDEX} cannot be used ({error}); the runs are read instead")
             break
     return _in_memory(root, question, say)
-
-
-def enter(folder: Path) -> None:
-    """Enter one run, as its writer does when it ends, in the index if there is one.
-
-    Nothing is lost, and nothing said, where that cannot be: the next question sees to it.
-    """
-    if not (folder.parent / INDEX).exists():
-        return
-    try:
-        with _connected(folder.parent) as connection:
-            _write(connection, (_read(folder),))
-    except (sqlite3.Error, _Unusable, OSError):
-        return
 
 
 def rebuild(root: Path, say: Say) -> int:

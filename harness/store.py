@@ -10,8 +10,7 @@
         logs/           output of the worker processes
 
 Every line is flushed and synced before `append` returns, and counts once its newline is on the
-disk: a crash at any byte loses at most the case in flight. `run.jsonl` alone is the truth; what
-harness.index keeps beside the folders is made from it.
+disk: a crash at any byte loses at most the case in flight.
 """
 
 import difflib
@@ -123,9 +122,6 @@ class RunWriter:
             lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s, wall_s=wall_s)
         )
         self.close()
-        from harness import index  # which reads runs, and so imports this module
-
-        index.enter(self.folder)
 
     def close(self) -> None:
         """Release the run, complete or not."""

@@ -17,21 +17,6 @@ from harness.tests.indexed import CASE, ids, record, silent
 # --- it follows the folders --------------------------------------------------------------
 
 
-def test_a_finished_run_is_entered_at_once_where_there_is_an_index(tmp_path: Path) -> None:
-    record(tmp_path)
-    assert not (tmp_path / index.INDEX).exists()
-    ids(tmp_path)
-
-    run_id = record(tmp_path)
-
-    with sqlite3.connect(tmp_path / index.INDEX) as connection:
-        found = connection.execute(
-            "SELECT run_id, measurements, cases FROM runs WHERE run = 2"
-        ).fetchone()
-    connection.close()
-    assert found == (run_id, 4, 2)
-
-
 def test_it_follows_the_folders(tmp_path: Path) -> None:
     first, second = record(tmp_path), record(tmp_path, finish=False)
     assert ids(tmp_path) == sorted([first, second])
