@@ -14,7 +14,7 @@ import typer
 from harness import console, console_store, index, store
 from harness import suite as suites
 from harness.errors import HarnessError
-from harness.index_query import Choice, Index, Point
+from harness.index import Choice, Index, Point
 from harness.records import METRICS
 
 out = console.console()

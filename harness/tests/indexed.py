@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import index, store
-from harness.index_query import Choice
+from harness.index import Choice
 from harness.records import Git, Outcome
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from harness import cli, cli_index, console_store, index, store
 from harness.analysis import summary
 from harness.errors import HarnessError
-from harness.index_query import Choice
+from harness.index import Choice
 from harness.records import Outcome
 from harness.studies import index_speed
 from harness.tests.fake_runs import H200, case, environment, run, timed
@@ -53,6 +53,8 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         assert p.device_id == H200.uuid
     one = index.ask(tmp_path, lambda known: known.history(CASE, metric="step_s"), silent)
     assert [p.metrics for p in one] == [{"step_s": p.metrics["step_s"]} for p in points]
+    last = index.ask(tmp_path, lambda known: known.history(CASE, Choice(limit=1)), silent)
+    assert last == points[-1:]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,6 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         pytest.param(Choice(until="2026-03-02"), {0, 1, 2}, id="until includes its day"),
         pytest.param(Choice(until="2026-03-02T11:59"), {0, 1}, id="until a moment"),
         pytest.param(Choice(suite="retest", gpu="H200"), {0}, id="both"),
-        pytest.param(Choice(commit="%"), set(), id="no pattern in a commit"),
     ],
 )
 def test_runs_are_chosen(tmp_path: Path, choice: Choice, expected: set[int]) -> None:
@@ -82,16 +83,6 @@ def test_runs_are_chosen(tmp_path: Path, choice: Choice, expected: set[int]) -> 
     dated(tmp_path, made[0], "2026-03-01T09:00:00+00:00")
 
     assert set(ids(tmp_path, choice)) == {made[i] for i in expected}
-
-
-def test_the_latest_of_a_suite(tmp_path: Path) -> None:
-    made = [record(tmp_path, suite=suite) for suite in ("smoke", "smoke", "retest")]
-
-    found = index.ask(tmp_path, lambda known: known.latest("smoke"), silent)
-
-    assert found is not None
-    assert found.run_id == max(made[:2])
-    assert index.ask(tmp_path, lambda known: known.latest("none"), silent) is None
 
 
 def test_a_history_by_outcome(tmp_path: Path) -> None:
