@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from harness import cli, cli_index, console_store, index, store
 from harness.analysis import summary
@@ -180,6 +180,20 @@ def test_what_is_not_there_is_said(tmp_path: Path, arguments: list[str], message
 
     with pytest.raises(HarnessError, match=message):
         CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)], catch_exceptions=False)
+
+
+def test_a_suite_that_does_not_exist_is_refused_and_one_without_runs_is_not(tmp_path: Path) -> None:
+    record(tmp_path, suite="mine")
+
+    def answer(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)])
+
+    for command in (["list", "runs"], ["history", CASE]):
+        refused = answer(*command, "--suite", "nope").exception
+        assert isinstance(refused, HarnessError)
+        assert "mine" in str(refused)
+        assert "smoke" in str(refused)
+        assert answer(*command, "--suite", "smoke").exit_code == 0
 
 
 def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
