@@ -36,9 +36,11 @@ RUN_FILE = "run.jsonl"
 SUITE_FILE = "suite.yaml"
 LOG_FOLDER = "logs"
 
-ID_ATTEMPTS = 20
-TAIL_BYTES = 4096  # holds the last line of a finished run, which is short
-LOG_NAME_LENGTH = 80  # of a case id in a file name; a hash makes it unique
+
+# --- reading -----------------------------------------------------------------------------
+
+TAIL_BYTES = 4096
+"""Contains the last line of a finished run, which is short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,187 @@ class RunHeader:
         return "complete" if self.ended_at else "unfinished"
 
 
+def load(root: Path, run_id: str | Path) -> Run:
+    """Read one run.
+
+    Args:
+        root: The folder of the runs.
+        run_id: An id, a prefix that fits one run only, `latest`, or the path of a run's folder.
+
+    Raises:
+        StoreError: No such run; or it is damaged, or was written by a later schema.
+    """
+    return read(find(root, run_id))[0]
+
+
+def headers(root: Path) -> tuple[RunHeader, ...]:
+    """Every run under `root`, oldest first, by reading its first and last line only.
+
+    A run that cannot be read is listed with its problem, not left out.
+    """
+    return tuple(_header(folder) for folder in _folders(root))
+
+
+def header_of(run: Run) -> RunHeader:
+    """What a list shows of a run that was read whole."""
+    git = run.environment.git
+    return RunHeader(
+        run_id=run.run_id,
+        folder=run.folder,
+        suite=run.suite.name,
+        title=run.suite.title,
+        device=run.environment.device_name,
+        commit=git.commit if git else "",
+        cases=len(run.suite.cases),
+        measurements=len(run.measurements) if run.ended_at else None,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+    )
+
+
+def read(folder: Path) -> tuple[Run, int]:
+    """The run, and how many bytes of its file are whole lines."""
+    path = folder / RUN_FILE
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    whole, newline, cut_short = data.rpartition(b"\n")
+    if not newline:
+        raise _never_began(path)
+    started, *later = (
+        lines.decode(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n"), 1)
+    )
+    if not isinstance(started, lines.Started):
+        raise lines.damaged(f"{path}:1", "the first line must be the run's")
+
+    measurements: dict[tuple[str, int], Measurement] = {}
+    notes: list[str] = []
+    proofs: list[Proof] = []
+    ended_at, elapsed_s, wall_s = "", None, None
+    for number, line in enumerate(later, 2):
+        if ended_at:
+            raise lines.damaged(f"{path}:{number}", "nothing may follow the end of the run")
+        match line:
+            case Measurement(case_id=case_id, process=process):
+                if (case_id, process) in measurements:
+                    notes.append(
+                        f"{case_id}, process {process}, was recorded again on line {number}; "
+                        "the first record counts."
+                    )
+                measurements.setdefault((case_id, process), line)
+            case Proof():
+                proofs.append(line)
+            case lines.Resumed():
+                notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
+                notes.extend(line.notes)
+            case lines.Ended():
+                ended_at, elapsed_s, wall_s = line.at, line.elapsed_s, line.wall_s
+            case lines.Started():
+                raise lines.damaged(f"{path}:{number}", "a second run begins in the same file")
+    run = Run(
+        run_id=started.run_id,
+        folder=str(folder),
+        suite=started.suite,
+        environment=started.environment,
+        measurements=tuple(measurements.values()),
+        started_at=started.started_at,
+        ended_at=ended_at,
+        elapsed_s=elapsed_s,
+        notes=(*notes, *cut_notes(len(cut_short))),
+        proofs=tuple(proofs),
+        wall_s=wall_s,
+    )
+    return run, len(data) - len(cut_short)
+
+
+def cut_notes(cut_bytes: int) -> tuple[str, ...]:
+    if not cut_bytes:
+        return ()
+    return (f"A last line cut short ({cut_bytes} bytes) was dropped: the case then in flight.",)
+
+
+def _header(folder: Path) -> RunHeader:
+    path = folder / RUN_FILE
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            last = file.read()
+        if not first.endswith(b"\n"):
+            raise _never_began(path)
+        started = lines.decode(first, f"{path}:1")
+        if not isinstance(started, lines.Started):
+            raise lines.damaged(f"{path}:1", "the first line must be the run's")
+        end = _decode_end(last, str(path))
+    except OSError as error:
+        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
+    except StoreError as error:
+        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
+    return RunHeader(
+        run_id=started.run_id,
+        folder=str(folder),
+        suite=started.suite.name,
+        title=started.suite.title,
+        device=started.environment.device_name,
+        commit=started.environment.git.commit if started.environment.git else "",
+        cases=len(started.suite.cases),
+        measurements=end.measurements if end else None,
+        started_at=started.started_at,
+        ended_at=end.at if end else "",
+    )
+
+
+def _decode_end(tail: bytes, place: str) -> lines.Ended | None:
+    """The end line, if the file's last bytes are one."""
+    line = tail.removesuffix(b"\n").rpartition(b"\n")[2]
+    if not tail.endswith(b"\n") or not line.startswith(b'{"kind": "end"'):
+        return None
+    end = lines.decode(line, place)
+    return end if isinstance(end, lines.Ended) else None
+
+
+def _never_began(path: Path) -> StoreError:
+    return StoreError(
+        f"{path} holds no whole line: the run was stopped before it measured anything",
+        f"Delete {path.parent}.",
+    )
+
+
+def _folders(root: Path) -> list[Path]:
+    """Folders of runs, oldest first."""
+    return sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))
+
+
+def find(root: Path, run_id: str | Path) -> Path:
+    """The folder of the run that an id, a unique prefix, `latest` or a path names."""
+    path = Path(run_id)
+    if path.name == RUN_FILE:
+        path = path.parent
+    if (path / RUN_FILE).is_file():
+        return path
+    folders = _folders(root)
+    if not folders:
+        raise StoreError(f"{root} holds no runs", "`harness run` makes one.")
+    if run_id == "latest":
+        return folders[-1]
+    name = str(run_id)
+    fits = [f for f in folders if f.name == name] or [f for f in folders if f.name.startswith(name)]
+    if len(fits) == 1:
+        return fits[0]
+    names = [f.name for f in folders]
+    near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
+    raise StoreError(
+        f"{name!r} fits {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
+        f"There {'is' if len(near) == 1 else 'are'} {', '.join(near)}.",
+    )
+
+
 # --- writing -----------------------------------------------------------------------------
+
+ID_ATTEMPTS = 20
+LOG_NAME_LENGTH = 80
+"""Of a case id in a file name; a hash makes the name unique."""
 
 
 class RunWriter:
@@ -245,7 +427,7 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
     Raises:
         StoreError: The run is absent, damaged, finished, or being written right now.
     """
-    folder = _find(root, run_id)
+    folder = find(root, run_id)
     try:
         fd = _open_locked(folder)
     except BlockingIOError as error:
@@ -259,7 +441,7 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
             "Copy the run to a folder that can be written and resume it there.",
         ) from error
     try:
-        run, whole_bytes = _load(folder)
+        run, whole_bytes = read(folder)
         if run.ended_at:
             raise StoreError(
                 f"run {run.run_id} finished at {run.ended_at}; nothing is left to resume",
@@ -268,8 +450,8 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
         cut = os.fstat(fd).st_size - whole_bytes
         os.ftruncate(fd, whole_bytes)
         writer = RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
-        writer._write(lines.Resumed(at=_now(), notes=(*_cut_notes(cut), *notes)))
-        run, _ = _load(folder)
+        writer._write(lines.Resumed(at=_now(), notes=(*cut_notes(cut), *notes)))
+        run, _ = read(folder)
     except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
         os.close(fd)
         raise
@@ -293,7 +475,7 @@ def join(folder: Path) -> RunWriter:
             "Only one process may write a run at a time.",
         ) from error
     try:
-        run, whole_bytes = _load(folder)
+        run, whole_bytes = read(folder)
         if run.ended_at:
             raise StoreError(f"run {run.run_id} finished at {run.ended_at}", "Start a new one.")
         os.ftruncate(fd, whole_bytes)
@@ -352,182 +534,3 @@ def _run_id(now: datetime, suite: str, device: str) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-# --- reading -----------------------------------------------------------------------------
-
-
-def load(root: Path, run_id: str | Path) -> Run:
-    """Read one run.
-
-    Args:
-        root: The folder of the runs.
-        run_id: An id, a prefix that fits one run only, `latest`, or the path of a run's folder.
-
-    Raises:
-        StoreError: No such run; or it is damaged, or was written by a later schema.
-    """
-    return _load(_find(root, run_id))[0]
-
-
-def headers(root: Path) -> tuple[RunHeader, ...]:
-    """Every run under `root`, oldest first, by reading its first and last line only.
-
-    A run that cannot be read is listed with its problem, not left out.
-    """
-    return tuple(_header(folder) for folder in _folders(root))
-
-
-def header_of(run: Run) -> RunHeader:
-    """What a list shows of a run that was read whole."""
-    git = run.environment.git
-    return RunHeader(
-        run_id=run.run_id,
-        folder=run.folder,
-        suite=run.suite.name,
-        title=run.suite.title,
-        device=run.environment.device_name,
-        commit=git.commit if git else "",
-        cases=len(run.suite.cases),
-        measurements=len(run.measurements) if run.ended_at else None,
-        started_at=run.started_at,
-        ended_at=run.ended_at,
-    )
-
-
-def _load(folder: Path) -> tuple[Run, int]:
-    """The run, and how many bytes of its file are whole lines."""
-    path = folder / RUN_FILE
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    whole, newline, cut_short = data.rpartition(b"\n")
-    if not newline:
-        raise _never_began(path)
-    started, *later = (
-        lines.decode(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n"), 1)
-    )
-    if not isinstance(started, lines.Started):
-        raise lines.damaged(f"{path}:1", "the first line must be the run's")
-
-    measurements: dict[tuple[str, int], Measurement] = {}
-    notes: list[str] = []
-    proofs: list[Proof] = []
-    ended_at, elapsed_s, wall_s = "", None, None
-    for number, line in enumerate(later, 2):
-        if ended_at:
-            raise lines.damaged(f"{path}:{number}", "nothing may follow the end of the run")
-        match line:
-            case Measurement(case_id=case_id, process=process):
-                if (case_id, process) in measurements:
-                    notes.append(
-                        f"{case_id}, process {process}, was recorded again on line {number}; "
-                        "the first record counts."
-                    )
-                measurements.setdefault((case_id, process), line)
-            case Proof():
-                proofs.append(line)
-            case lines.Resumed():
-                notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
-                notes.extend(line.notes)
-            case lines.Ended():
-                ended_at, elapsed_s, wall_s = line.at, line.elapsed_s, line.wall_s
-            case lines.Started():
-                raise lines.damaged(f"{path}:{number}", "a second run begins in the same file")
-    run = Run(
-        run_id=started.run_id,
-        folder=str(folder),
-        suite=started.suite,
-        environment=started.environment,
-        measurements=tuple(measurements.values()),
-        started_at=started.started_at,
-        ended_at=ended_at,
-        elapsed_s=elapsed_s,
-        notes=(*notes, *_cut_notes(len(cut_short))),
-        proofs=tuple(proofs),
-        wall_s=wall_s,
-    )
-    return run, len(data) - len(cut_short)
-
-
-def _cut_notes(cut_bytes: int) -> tuple[str, ...]:
-    if not cut_bytes:
-        return ()
-    return (f"A last line cut short ({cut_bytes} bytes) was dropped: the case then in flight.",)
-
-
-def _header(folder: Path) -> RunHeader:
-    path = folder / RUN_FILE
-    try:
-        with path.open("rb") as file:
-            first = file.readline()
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            last = file.read()
-        if not first.endswith(b"\n"):
-            raise _never_began(path)
-        started = lines.decode(first, f"{path}:1")
-        if not isinstance(started, lines.Started):
-            raise lines.damaged(f"{path}:1", "the first line must be the run's")
-        end = _decode_end(last, str(path))
-    except OSError as error:
-        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
-    except StoreError as error:
-        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
-    return RunHeader(
-        run_id=started.run_id,
-        folder=str(folder),
-        suite=started.suite.name,
-        title=started.suite.title,
-        device=started.environment.device_name,
-        commit=started.environment.git.commit if started.environment.git else "",
-        cases=len(started.suite.cases),
-        measurements=end.measurements if end else None,
-        started_at=started.started_at,
-        ended_at=end.at if end else "",
-    )
-
-
-def _decode_end(tail: bytes, place: str) -> lines.Ended | None:
-    """The end line, if the file's last bytes are one."""
-    line = tail.removesuffix(b"\n").rpartition(b"\n")[2]
-    if not tail.endswith(b"\n") or not line.startswith(b'{"kind": "end"'):
-        return None
-    end = lines.decode(line, place)
-    return end if isinstance(end, lines.Ended) else None
-
-
-def _never_began(path: Path) -> StoreError:
-    return StoreError(
-        f"{path} holds no whole line: the run was stopped before it measured anything",
-        f"Delete {path.parent}.",
-    )
-
-
-def _folders(root: Path) -> list[Path]:
-    """Folders of runs, oldest first."""
-    return sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))
-
-
-def _find(root: Path, run_id: str | Path) -> Path:
-    """The folder of the run that an id, a unique prefix, `latest` or a path names."""
-    path = Path(run_id)
-    if path.name == RUN_FILE:
-        path = path.parent
-    if (path / RUN_FILE).is_file():
-        return path
-    folders = _folders(root)
-    if not folders:
-        raise StoreError(f"{root} holds no runs", "`harness run` makes one.")
-    if run_id == "latest":
-        return folders[-1]
-    name = str(run_id)
-    fits = [f for f in folders if f.name == name] or [f for f in folders if f.name.startswith(name)]
-    if len(fits) == 1:
-        return fits[0]
-    names = [f.name for f in folders]
-    near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
-    raise StoreError(
-        f"{name!r} fits {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
-        f"There {'is' if len(near) == 1 else 'are'} {', '.join(near)}.",
-    )
