@@ -39,13 +39,10 @@ LOG_FOLDER = "logs"
 
 # --- reading -----------------------------------------------------------------------------
 
-TAIL_BYTES = 4096
-"""Contains the last line of a finished run, which is short."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """What a list of runs shows, read from a run's first and last line only."""
+    """What a list of runs shows of one."""
 
     run_id: str
     folder: str
@@ -63,7 +60,7 @@ class RunHeader:
     problem: str = ""
     """Why the run cannot be read; the other fields are then empty."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """How many cases ended how; only the index says."""
+    """How many cases had each outcome; empty unless the index filled it in."""
 
     @property
     def state(self) -> str:
@@ -84,14 +81,6 @@ def load(root: Path, run_id: str | Path) -> Run:
         StoreError: No such run; or it is damaged, or was written by a later schema.
     """
     return read(find(root, run_id))[0]
-
-
-def headers(root: Path) -> tuple[RunHeader, ...]:
-    """Every run under `root`, oldest first, by reading its first and last line only.
-
-    A run that cannot be read is listed with its problem, not left out.
-    """
-    return tuple(_header(folder) for folder in _folders(root))
 
 
 def header_of(run: Run) -> RunHeader:
@@ -171,46 +160,6 @@ def cut_notes(cut_bytes: int) -> tuple[str, ...]:
     if not cut_bytes:
         return ()
     return (f"A last line cut short ({cut_bytes} bytes) was dropped: the case then in flight.",)
-
-
-def _header(folder: Path) -> RunHeader:
-    path = folder / RUN_FILE
-    try:
-        with path.open("rb") as file:
-            first = file.readline()
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            last = file.read()
-        if not first.endswith(b"\n"):
-            raise _never_began(path)
-        started = lines.decode(first, f"{path}:1")
-        if not isinstance(started, lines.Started):
-            raise lines.damaged(f"{path}:1", "the first line must be the run's")
-        end = _decode_end(last, str(path))
-    except OSError as error:
-        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
-    except StoreError as error:
-        return RunHeader(run_id=folder.name, folder=str(folder), problem=str(error))
-    return RunHeader(
-        run_id=started.run_id,
-        folder=str(folder),
-        suite=started.suite.name,
-        title=started.suite.title,
-        device=started.environment.device_name,
-        commit=started.environment.git.commit if started.environment.git else "",
-        cases=len(started.suite.cases),
-        measurements=end.measurements if end else None,
-        started_at=started.started_at,
-        ended_at=end.at if end else "",
-    )
-
-
-def _decode_end(tail: bytes, place: str) -> lines.Ended | None:
-    """The end line, if the file's last bytes are one."""
-    line = tail.removesuffix(b"\n").rpartition(b"\n")[2]
-    if not tail.endswith(b"\n") or not line.startswith(b'{"kind": "end"'):
-        return None
-    end = lines.decode(line, place)
-    return end if isinstance(end, lines.Ended) else None
 
 
 def _never_began(path: Path) -> StoreError:

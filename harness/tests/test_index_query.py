@@ -28,13 +28,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_list_is_that_of_the_folders(tmp_path: Path) -> None:
-    for commit in "abc":
-        record(tmp_path, commit=commit * 40)
-    record(tmp_path, finish=False)
+    made = [record(tmp_path, commit=commit * 40) for commit in "abc"]
+    made.append(record(tmp_path, finish=False))
 
     found = index.ask(tmp_path, lambda known: known.runs(), silent)
 
-    assert tuple(replace(h, outcomes={}) for h in found) == store.headers(tmp_path)
+    expected = [store.header_of(store.load(tmp_path, run_id)) for run_id in sorted(made)]
+    assert [replace(h, outcomes={}) for h in found] == expected
     assert [h.state for h in found].count("unfinished") == 1
     assert found[0].outcomes == {"ok": 2}
 

@@ -10,7 +10,7 @@ import pytest
 from harness import lines, store
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION
-from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, measured, run_file
+from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
 
 # --- crashes -----------------------------------------------------------------------------
 
@@ -237,33 +237,3 @@ def test_a_name_that_fits_no_single_run_lists_near_ones(
 def test_without_runs_the_error_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no runs\n  `harness run`"):
         store.load(tmp_path / "absent", "latest")
-    assert store.headers(tmp_path / "absent") == ()
-
-
-def test_headers_list_every_run_even_a_broken_one(tmp_path: Path) -> None:
-    make_runs(tmp_path, "20260101-unfinished", "20260103-broken")
-    with store.create(tmp_path, SUITE, ENVIRONMENT) as writer:
-        writer.append(measured(0))
-        writer.finish()
-    (tmp_path / "20260103-broken" / store.RUN_FILE).write_bytes(b'{"kind": "ru')
-
-    unfinished, broken, finished = store.headers(tmp_path)
-
-    states = [header.state for header in (unfinished, broken, finished)]
-    assert states == ["unfinished", "unreadable", "complete"]
-    assert (unfinished.ended_at, unfinished.measurements, unfinished.problem) == ("", None, "")
-    assert "before it measured anything" in broken.problem
-    assert (finished.suite, finished.device, finished.commit[:4]) == ("smoke", GPU.name, "3f2a")
-    assert (finished.cases, finished.measurements) == (2, 1)
-    assert finished.ended_at
-
-
-def test_headers_do_not_read_the_measurements(tmp_path: Path, writer: store.RunWriter) -> None:
-    """Checked with a damaged one, which only `load` must find."""
-    with run_file(writer).open("ab") as file:
-        file.write(b"damage\n" * store.TAIL_BYTES)
-        file.write(lines.encode(lines.Ended(at="today", measurements=7)))
-
-    (header,) = store.headers(tmp_path)
-
-    assert (header.ended_at, header.measurements, header.problem) == ("today", 7, "")
