@@ -42,7 +42,7 @@ LOG_FOLDER = "logs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """What a list of runs shows of one."""
+    """What a list of runs shows of each."""
 
     run_id: str
     folder: str
@@ -58,7 +58,7 @@ class RunHeader:
     ended_at: str = ""
     """Empty while the run is unfinished."""
     problem: str = ""
-    """Why the run cannot be read; the other fields are then empty."""
+    """Why the run cannot be read; most other fields are then empty."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """How many cases had each outcome; empty unless the index filled it in."""
 
@@ -78,13 +78,13 @@ def load(root: Path, run_id: str | Path) -> Run:
         run_id: An id, a prefix that fits one run only, `latest`, or the path of a run's folder.
 
     Raises:
-        StoreError: No such run; or it is damaged, or was written by a later schema.
+        StoreError: The run is absent or damaged, or has a later schema.
     """
     return read(find(root, run_id))[0]
 
 
 def header_of(run: Run) -> RunHeader:
-    """What a list shows of a run that was read whole."""
+    """The header of a run."""
     git = run.environment.git
     return RunHeader(
         run_id=run.run_id,
@@ -164,7 +164,7 @@ def cut_notes(cut_bytes: int) -> tuple[str, ...]:
 
 def _never_began(path: Path) -> StoreError:
     return StoreError(
-        f"{path} holds no whole line: the run was stopped before it measured anything",
+        f"{path} has no complete line: the run was stopped before it measured anything",
         f"Delete {path.parent}.",
     )
 
@@ -183,7 +183,7 @@ def find(root: Path, run_id: str | Path) -> Path:
         return path
     folders = _folders(root)
     if not folders:
-        raise StoreError(f"{root} holds no runs", "`harness run` makes one.")
+        raise StoreError(f"{root} has no runs", "Make one with `harness run SUITE`.")
     if run_id == "latest":
         return folders[-1]
     name = str(run_id)
@@ -194,7 +194,7 @@ def find(root: Path, run_id: str | Path) -> Path:
     near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
     raise StoreError(
         f"{name!r} fits {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
-        f"There {'is' if len(near) == 1 else 'are'} {', '.join(near)}.",
+        f"Name one of its runs: {', '.join(near)}.",
     )
 
 
@@ -229,13 +229,13 @@ class RunWriter:
         """Record one measurement; it is on the disk when this returns.
 
         Raises:
-            StoreError: It could not be written, or holds a NaN. The lines before it stay.
+            StoreError: It could not be written, or contains a NaN. The lines before it stay.
         """
         self._write(measurement)
         self._recorded += 1
 
     def append_proof(self, proof: Proof) -> None:
-        """Record how the instrument proved itself, before anything is measured with it.
+        """Record the self-test, before anything is measured.
 
         Raises:
             StoreError: As `append`.
@@ -246,7 +246,7 @@ class RunWriter:
         """Mark the run complete and close it.
 
         Args:
-            wall_s: Since the command began, where one command made the whole run.
+            wall_s: Since the command began; None unless one command made the whole run.
         """
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
         self._write(
@@ -267,9 +267,9 @@ class RunWriter:
         self.close()
 
     def log_path(self, case_id: str, process: int) -> Path:
-        """Where the output of one worker process goes; any case id gives a plain file name.
+        """Path for the output of one worker process; any case id gives a plain file name.
 
-        The file is there on return, empty or with what an earlier attempt logged.
+        The file exists on return, empty or with what an earlier attempt logged.
 
         Raises:
             StoreError: It cannot be made.
@@ -278,7 +278,7 @@ class RunWriter:
         digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
         try:
-            path.parent.mkdir(exist_ok=True)  # whoever needed room may have removed the logs
+            path.parent.mkdir(exist_ok=True)  # logs may be removed to make room
             path.touch()
         except OSError as error:
             raise self._cannot_write(path, error) from error
@@ -294,18 +294,18 @@ class RunWriter:
     def _cannot_write(self, path: Path, error: OSError) -> StoreError:
         return StoreError(
             f"cannot write {path}: {error.strerror}",
-            "All measurements before are safe. Make room, then go on with "
-            f"`harness run --resume {self.folder}`.",
+            "Earlier measurements are safe. Make room, then continue: "
+            f"harness run --resume {self.folder}",
         )
 
 
 def create(
     root: Path, suite: Suite, environment: Environment, *, started_at: datetime | None = None
 ) -> RunWriter:
-    """Begin a run in a new folder under `root`, with the suite and the environment recorded.
+    """Start a run in a new folder under `root`, with the suite and the environment recorded.
 
     Args:
-        started_at: When it was measured, if that was not now: of a run from elsewhere.
+        started_at: When an imported run was measured; None for a run that starts now.
 
     Raises:
         StoreError: The folder cannot be made or written, or exists already.
@@ -343,11 +343,11 @@ def create(
 
 
 def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str, Path]:
-    """A folder that nobody else has, and the run's id that names it."""
+    """A new folder for a run, and the run's id, which is its name."""
     try:
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise StoreError(f"{root} exists already", "Name a folder for the runs.") from error
+        raise StoreError(f"{root} is not a folder", "Name a folder with --store.") from error
     except OSError as error:
         raise _cannot_begin(root, error) from error
     for _ in range(ID_ATTEMPTS):
@@ -363,15 +363,14 @@ def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
-    """Go on with an interrupted run; its own snapshot of the suite says what is left.
+    """Continue an interrupted run, with the suite as it was stored in the run.
 
     A last line that a crash cut short is removed from the file first.
 
     Args:
         root: The folder of the runs.
         run_id: As for `load`.
-        notes: What a reader must know of the continuation, such as another commit or GPU;
-            kept in the run.
+        notes: What a reader must know of the continuation, such as another GPU; stored in the run.
 
     Raises:
         StoreError: The run is absent, damaged, finished, or being written right now.
@@ -393,7 +392,7 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
         run, whole_bytes = read(folder)
         if run.ended_at:
             raise StoreError(
-                f"run {run.run_id} finished at {run.ended_at}; nothing is left to resume",
+                f"run {run.run_id} finished at {run.ended_at}; it cannot be resumed",
                 f"Start a new one with `harness run {run.suite.path}`.",
             )
         cut = os.fstat(fd).st_size - whole_bytes
@@ -408,10 +407,10 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
 
 
 def join(folder: Path) -> RunWriter:
-    """Go on writing an unfinished run in place of the process that wrote it until now.
+    """Write to an unfinished run in place of the process that wrote to it before.
 
-    For processes that take turns at one run, as pytest's workers do; unlike `resume` it leaves
-    no note, because nothing was interrupted.
+    For processes that take turns at one run, as pytest's workers do. Nothing was interrupted, so
+    unlike `resume` it leaves no note.
 
     Raises:
         StoreError: The run is finished, damaged, or being written right now.
@@ -420,7 +419,7 @@ def join(folder: Path) -> RunWriter:
         fd = _open_locked(folder)
     except OSError as error:
         raise StoreError(
-            f"cannot go on with {folder / RUN_FILE}: {error.strerror}",
+            f"cannot write {folder / RUN_FILE}: {error.strerror}",
             "Only one process may write a run at a time.",
         ) from error
     try:
@@ -459,7 +458,7 @@ def _open_locked(folder: Path, flags: int = 0) -> int:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names of new files in it survive a power cut."""
+    """Make the names of new files in a folder survive a power cut."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -469,13 +468,13 @@ def sync_directory(directory: Path) -> None:
 
 def _cannot_begin(folder: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"cannot begin a run in {folder}: {error.strerror}",
-        "Name a folder that can be written, on a disk with room.",
+        f"cannot start a run in {folder}: {error.strerror}",
+        "Name another folder with --store, or make room on the disk.",
     )
 
 
 def _run_id(now: datetime, suite: str, device: str) -> str:
-    """Sorts by time, says what and where, and differs between runs of the same second."""
+    """An id that sorts by time, names suite and device, and is unique within a second."""
     device = re.sub("nvidia", "", device, flags=re.IGNORECASE)
     what, where = (re.sub(r"[^a-z0-9]+", "-", s.lower()).strip("-") for s in (suite, device))
     return f"{now:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"

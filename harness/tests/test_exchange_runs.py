@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import cli, exchange_tables, store
-from harness.errors import HarnessError
+from harness.errors import HarnessError, StoreError
 from harness.exchange_tables import COLUMNS
 from harness.records import Git, Measurement, Outcome, Run
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
@@ -81,25 +81,23 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "place"),
     [
-        pytest.param(
-            b'"schema": 2', b'"schema": 99', r"jsonl:1: the run has schema 99", id="later"
-        ),
+        pytest.param(b'"schema": 2', b'"schema": 99', r"jsonl:1: .*99", id="later"),
         pytest.param(b'"outcome": "timeout"', b'"outcome": "slow"', "outcome", id="outcome"),
-        pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: Field", id="no-run"),
-        pytest.param(b'"run_id": "', b'"run_id": "../', "is no run's id", id="path"),
+        pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: ", id="no-run"),
+        pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),
     ],
 )
 def test_lines_that_were_changed_are_refused(
-    tmp_path: Path, old: bytes, new: bytes, said: str
+    tmp_path: Path, old: bytes, new: bytes, place: str
 ) -> None:
     made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
     data = Path(made.folder, store.RUN_FILE).read_bytes()
     assert old in data
     file.write_bytes(data.replace(old, new, 1))
 
-    with pytest.raises(HarnessError, match=said):
+    with pytest.raises(HarnessError, match=place):
         told("import", file, "--store", tmp_path / "b")
 
     assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
@@ -111,7 +109,7 @@ def test_a_run_is_never_replaced(tmp_path: Path) -> None:
     file.write_bytes(data.replace(b"node", b"edon"))
     assert file.read_bytes() != data
 
-    with pytest.raises(HarnessError, match="holds something else"):
+    with pytest.raises(StoreError, match=made.run_id):
         told("import", file, "--store", tmp_path / "a")
 
     assert Path(made.folder, store.RUN_FILE).read_bytes() == data
