@@ -227,7 +227,7 @@ def ask(root: Path, question: Callable[[Index], Answer], say: Say, *, anew: bool
         anew: Build the index from the run folders alone, whatever is in place.
 
     Raises:
-        StoreError: No index can be built, not even in a temporary folder.
+        StoreError: No index can be built.
     """
     try:
         with _current(root, say, anew=anew) as connection:
@@ -238,7 +238,7 @@ def ask(root: Path, question: Callable[[Index], Answer], say: Say, *, anew: bool
                 f"cannot build an index of {root}: {error}",
                 f"Make room there, or in {tempfile.gettempdir()}.",
             ) from error
-        say(f"note: {root / INDEX} cannot be read ({error}); building it again")
+        say(f"note: {root / INDEX} cannot be used ({error}); building it again")
     return ask(root, question, say, anew=True)
 
 

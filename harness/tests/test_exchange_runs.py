@@ -50,7 +50,7 @@ def record(root: Path) -> Run:
     return store.load(root, writer.run_id)
 
 
-def told(*arguments: str | Path) -> bytes:
+def output(*arguments: str | Path) -> bytes:
     answer = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
     assert answer.exit_code == 0, answer.output
     return answer.stdout_bytes
@@ -67,17 +67,19 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
     cut.write_bytes(unfinished + b'{"kind": "e')  # it crashed while it wrote its last line
     file = tmp_path / "runs.jsonl"
     ids = [r.run_id for r in made]
-    told("export", *ids, "--format", "jsonl", "-o", file, "--store", tmp_path / "a")
+    output("export", *ids, "--format", "jsonl", "-o", file, "--store", tmp_path / "a")
 
     for _ in range(2):  # a second time changes nothing
-        assert told("import", file, "--store", tmp_path / "b").decode().split() == ids
+        assert output("import", file, "--store", tmp_path / "b").decode().split() == ids
 
     back = [Path(tmp_path / "b" / i / store.RUN_FILE).read_bytes() for i in ids]
     assert back[0] == Path(made[0].folder, store.RUN_FILE).read_bytes()
     assert back[1] == unfinished
     assert sorted(p.name for p in (tmp_path / "b").iterdir()) == sorted(ids)
     assert (tmp_path / "b" / ids[0] / store.SUITE_FILE).read_text() == made[0].suite.text
-    assert told("export", *ids, "--format", "jsonl", "--store", tmp_path / "b") == file.read_bytes()
+    assert (
+        output("export", *ids, "--format", "jsonl", "--store", tmp_path / "b") == file.read_bytes()
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_lines_that_were_changed_are_refused(
     file.write_bytes(data.replace(old, new, 1))
 
     with pytest.raises(HarnessError, match=place):
-        told("import", file, "--store", tmp_path / "b")
+        output("import", file, "--store", tmp_path / "b")
 
     assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
 
@@ -110,7 +112,7 @@ def test_a_run_is_never_replaced(tmp_path: Path) -> None:
     assert file.read_bytes() != data
 
     with pytest.raises(StoreError, match=made.run_id):
-        told("import", file, "--store", tmp_path / "a")
+        output("import", file, "--store", tmp_path / "a")
 
     assert Path(made.folder, store.RUN_FILE).read_bytes() == data
 
@@ -164,7 +166,7 @@ def test_a_table_is_not_imported(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("case_id,sample_s\na,1\n")
 
     with pytest.raises(HarnessError):
-        told("import", tmp_path / name, "--store", tmp_path / "s")
+        output("import", tmp_path / name, "--store", tmp_path / "s")
 
     assert not (tmp_path / "s").exists()
 
@@ -176,7 +178,7 @@ def test_without_pyarrow_parquet_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     with pytest.raises(HarnessError, match=r"nsa-harness\[parquet\]"):
-        told("export", "latest", "--format", "parquet", "-o", "x.parquet", "--store", tmp_path)
+        output("export", "latest", "--format", "parquet", "-o", "x.parquet", "--store", tmp_path)
 
     assert not Path("x.parquet").exists()
 
@@ -190,7 +192,7 @@ def test_without_pyarrow_parquet_says_what_to_install(
 )
 def test_an_export_that_cannot_be_made_is_refused(arguments: list[str]) -> None:
     with pytest.raises(HarnessError):
-        told(*arguments)
+        output(*arguments)
 
 
 def test_every_column_is_documented() -> None:
