@@ -20,7 +20,7 @@ from harness.gating.policy import Choice, Policy
 from harness.gating.records import Mode
 from harness.gating.session import carry_out
 from harness.gating.worktrees import WORKING_TREE, Repository
-from harness.index_query import Choice as Runs
+from harness.index import Choice as Runs
 from harness.records import Run
 
 out = console.console()

@@ -41,17 +41,14 @@ class Source(StrEnum):
     """What `harness import` reads."""
 
     JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
     PYTEST_BENCHMARK = "pytest-benchmark"
 
 
 _ENDINGS: Mapping[str, Source] = {
     ".jsonl": Source.JSONL,
-    ".csv": Source.CSV,
-    ".parquet": Source.PARQUET,
     ".json": Source.PYTEST_BENCHMARK,
 }
+_NOT_IMPORTED = frozenset({".csv", ".parquet"})
 _TABLES = frozenset({Format.JSONL, Format.CSV, Format.PARQUET})
 """Forms that hold several runs."""
 
@@ -72,52 +69,47 @@ def register(app: typer.Typer) -> None:
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(help="FILE.jsonl, .csv or .parquet of `harness export`, or .json of pytest"),
+        typer.Argument(help="FILE.jsonl of `harness export`, or FILE.json of pytest-benchmark."),
     ],
     form: Annotated[
-        Source | None, typer.Option("--format", help="What it is, where its name does not say.")
+        Source | None,
+        typer.Option("--format", help="What the file is, if its name does not tell."),
     ] = None,
     store_root: StoreOption = store.DEFAULT_ROOT,
 ) -> None:
-    """Record what a file holds as runs, and print their ids.
+    """Record the runs in a file, and print their ids.
 
     harness import runs.jsonl         runs as they were written, under their own ids
 
     harness import benchmarks.json    of `pytest --benchmark-json benchmarks.json`
-
-    harness import timings.csv        needs the columns case_id and sample_s
     """
-    match form or _ENDINGS.get(file.suffix.lower()):
+    ending = file.suffix.lower()
+    match form or _ENDINGS.get(ending):
         case Source.JSONL:
             ids = exchange_lines.import_runs(file, store_root)
-        case Source.CSV:
-            ids = _record(*exchange_tables.from_csv(file), store_root)
-        case Source.PARQUET:
-            ids = _record(*exchange_tables.from_parquet(file), store_root)
         case Source.PYTEST_BENCHMARK:
-            ids = _record([exchange.read_benchmarks(file)], (), store_root)
+            ids = (_record(exchange.read_benchmarks(file), store_root),)
+        case _ if ending in _NOT_IMPORTED:
+            raise HarnessError(
+                f"{file}: tables are exported but not imported: they lack the suite and its rules",
+                "Export the runs as JSON lines: harness export RUN --format jsonl -o runs.jsonl",
+            )
         case _:
             raise HarnessError(
-                f"{file}: its name does not say what it is", f"Say --format {' or '.join(Source)}."
+                f"{file}: the name does not end in {' or '.join(_ENDINGS)}",
+                f"Name the format: --format {' or '.join(Source)}.",
             )
     sys.stdout.write("".join(f"{run_id}\n" for run_id in ids))
 
 
-def _record(
-    runs: Sequence[exchange.Imported], not_read: Sequence[str], store_root: Path
-) -> tuple[str, ...]:
-    if not_read:
-        sys.stderr.write(f"note: not read: {', '.join(not_read)}\n")
-    ids = []
-    for run in runs:
-        with store.create(
-            store_root, run.suite, run.environment, started_at=run.started_at
-        ) as writer:
-            for measurement in run.measurements:
-                writer.append(measurement)
-            writer.finish()
-        ids.append(writer.run_id)
-    return tuple(ids)
+def _record(imported: exchange.Imported, store_root: Path) -> str:
+    with store.create(
+        store_root, imported.suite, imported.environment, started_at=imported.started_at
+    ) as writer:
+        for measurement in imported.measurements:
+            writer.append(measurement)
+        writer.finish()
+    return writer.run_id
 
 
 def export(
@@ -138,7 +130,7 @@ def export(
 
     harness export latest --format jsonl -o run.jsonl       whole, for `harness import`
 
-    harness export RUN RUN --format csv -o runs.csv         a row a sample; so does parquet
+    harness export RUN RUN --format csv -o runs.csv         one row a sample; parquet likewise
 
     harness export latest --format pytest-benchmark -o run.json
 
@@ -148,14 +140,12 @@ def export(
     """
     verdicts = [s for s in sources if s.endswith(".json") and Path(s).is_file()]
     if verdicts and form in (*_TABLES, Format.PYTEST_BENCHMARK):
-        raise HarnessError(
-            f"{verdicts[0]}: a verdict holds no samples", "Name one of the runs that it is of."
-        )
+        raise HarnessError(f"{verdicts[0]}: a verdict has no samples", "Name one of its runs.")
     if form not in _TABLES and len(sources) > 1:
-        raise HarnessError(f"--format {form} is of one run, not {len(sources)}", "Name one.")
+        raise HarnessError(f"--format {form} takes one run, not {len(sources)}", "Name one run.")
     if form is Format.PARQUET:
         if output is None:
-            raise HarnessError("Parquet is nothing to print", "Name a file with --output.")
+            raise HarnessError("Parquet cannot be printed", "Name a file: --output FILE.")
         exchange_tables.to_parquet((store.load(store_root, s) for s in sources), output)
         return
     _write(_exported(form, sources, bool(verdicts), store_root), output)

@@ -14,8 +14,9 @@ import typer
 from harness import console, console_store, index, store
 from harness import suite as suites
 from harness.errors import HarnessError
-from harness.index_query import Choice, Index, Point
+from harness.index import Choice, Index, Point
 from harness.records import METRICS
+from harness.store import RunHeader
 
 out = console.console()
 err = console.console(stderr=True)
@@ -90,9 +91,11 @@ def list_(
             raise HarnessError("suites are all listed", "Options choose runs: harness list runs.")
         what = "runs"
     found = [suites.load(path) for path in suites.available()] if what != "runs" else []
-    headers = (
-        index.ask(store_root, lambda known: known.runs(choice), _say) if what != "suites" else ()
-    )
+
+    def question(known: Index) -> tuple[RunHeader, ...]:
+        return known.runs(choice) or _none_of(known, suite, store_root)
+
+    headers = index.ask(store_root, question, _say) if what != "suites" else ()
     if as_json:
         known = [{"name": s.name, "question": s.question, "cases": len(s.cases)} for s in found]
         _document({"suites": known, "runs": [asdict(h) for h in headers]})
@@ -142,7 +145,7 @@ def history(
         points = known.history(case_id, choice, metric=None if as_json else metric)
         if metric not in METRICS and not any(metric in point.metrics for point in points):
             points = known.history(case_id, choice)  # to name what there is instead
-        return case_id, points
+        return case_id, points or _none_of(known, suite, store_root)
 
     case_id, points = index.ask(store_root, question, _say)
     measured = {name for point in points for name in point.metrics}
@@ -167,6 +170,17 @@ def rebuild(as_json: JsonOption = False, store_root: StoreOption = store.DEFAULT
         _document({"index": str(store_root / index.INDEX), "runs": count})
     else:
         out.print(f"{store_root / index.INDEX}: {count:,} runs", highlight=False, soft_wrap=True)
+
+
+def _none_of(known: Index, suite: str, root: Path) -> tuple[()]:
+    """No runs, as the answer about a suite that exists."""
+    names = {h.suite for h in known.runs() if h.suite} | {p.stem for p in suites.available()}
+    if suite and suite not in names:
+        raise HarnessError(
+            f"there is no suite {suite!r}, and no run of one in {root}",
+            f"Use --suite with one of {', '.join(sorted(names))}.",
+        )
+    return ()
 
 
 def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:

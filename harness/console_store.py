@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
-from harness.index_query import Point
+from harness.index import Point
 from harness.records import METRICS, Outcome
 from harness.store import RunHeader
 

@@ -1,9 +1,8 @@
-"""Runs from and for other tools: pytest-benchmark's JSON, as a run and out of one.
+"""pytest-benchmark's JSON: read as a run, and written from one.
 
-A file of pytest-benchmark becomes a run like any other: each benchmark a case, its rounds the
-samples of one process on the host's clock. Such a run can be shown and reported; one process
-decides no comparison, however many rounds it took. What comes in is data from elsewhere: it is
-checked, and nothing in it is executed or used as a path.
+Each benchmark of a file becomes a case, and its rounds the samples of one process on the host's
+clock. Such a run can be shown and reported, but one process never decides a comparison. The file
+is checked; nothing in it is executed or used as a path.
 """
 
 import hashlib
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from harness import __version__
 from harness.errors import HarnessError
@@ -37,31 +35,21 @@ from harness.records import (
 )
 
 MAX_BYTES = 256 * 2**20
-"""Of a file to import: ten million rounds."""
+"""Of a file to import: enough for ten million rounds."""
 MAX_BENCHMARKS = 10_000
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
-_KINDS: Mapping[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "text",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    type(None): "null",
-}
-"""What JSON calls a value of Python's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a file of another tool holds, as the harness says it."""
+    """The content of another tool's file, as records of the harness."""
 
     suite: Suite
     environment: Environment
     measurements: tuple[Measurement, ...]
     started_at: datetime | None = None
-    """When it was measured; None where nobody says."""
+    """When it was measured; None if the file does not say."""
 
 
 # --- in ----------------------------------------------------------------------------------
@@ -110,10 +98,10 @@ class _Document(_Model):
 
 
 def read_limited(path: Path, most: int = MAX_BYTES, remedy: str = "Split it.") -> bytes:
-    """A whole file that somebody names.
+    """A whole file from elsewhere.
 
     Raises:
-        HarnessError: It cannot be read, or holds more than so many bytes.
+        HarnessError: It cannot be read, or has more than `most` bytes.
     """
     try:
         with path.open("rb") as file:
@@ -129,13 +117,15 @@ def read_benchmarks(path: Path) -> Imported:
     """Read a JSON file of pytest-benchmark.
 
     Raises:
-        HarnessError: It is not one, has no rounds, or holds a time that is none.
+        HarnessError: It is not one, has no rounds, or has a round that is not a positive time.
     """
     data = read_limited(path)
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:
-        raise _foreign(path, _mistake(error.errors(include_url=False)[0])) from None
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise _foreign(path, f"{where}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise _foreign(path, f"not JSON: {error}") from None
     try:
@@ -143,14 +133,14 @@ def read_benchmarks(path: Path) -> Imported:
     except ValueError:
         raise _foreign(path, f"datetime is {document.datetime!r}") from None
     if not document.benchmarks:
-        raise HarnessError(f"{path}: there is no benchmark in it", "Did its session fail?")
+        raise HarnessError(f"{path}: no benchmarks in it", "Check whether its session failed.")
     if len(document.benchmarks) > MAX_BENCHMARKS:
         raise HarnessError(f"{path}: more than {MAX_BENCHMARKS} benchmarks", "Split it.")
     names = [b.fullname for b in document.benchmarks]
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-        raise HarnessError(f"{path}: benchmark {twice[0]} is there twice", "Keep one of them.")
+        raise HarnessError(f"{path}: two benchmarks are called {twice[0]}", "Keep one of them.")
     cases = tuple(_case(b) for b in document.benchmarks)
-    text = f"# {len(cases)} benchmarks of pytest-benchmark {document.version}, no suite of ours\n"
+    text = f"# {len(cases)} benchmarks of pytest-benchmark {document.version}, imported\n"
     return Imported(
         suite=Suite(
             name=path.stem,
@@ -170,20 +160,9 @@ def read_benchmarks(path: Path) -> Imported:
 
 def _foreign(path: Path, problem: str) -> HarnessError:
     return HarnessError(
-        f"{path}: this is no JSON of pytest-benchmark: {problem}",
-        "`pytest --benchmark-json FILE` writes one; say --format for what `harness export` wrote.",
+        f"{path}: not a JSON file of pytest-benchmark: {problem}",
+        "Write one with `pytest --benchmark-json FILE`; for JSON lines add --format jsonl.",
     )
-
-
-def _mistake(error: ErrorDetails) -> str:
-    """What keeps a JSON document from being pytest-benchmark's, in the words of its reader."""
-    where = ".".join(map(str, error["loc"])) or "the file"
-    if error["type"] == "missing":
-        return f"{where} is missing"
-    held = _KINDS.get(type(error["input"]), "something else")
-    if error["type"] in ("model_type", "dict_type"):
-        return f"{where} is {held}, not an object"
-    return f"{where} is {held}: {error['msg'].replace('Input should', 'it should')}"
 
 
 def _case(benchmark: _Benchmark) -> Case:
@@ -209,18 +188,18 @@ def _measurement(path: Path, benchmark: _Benchmark, document: _Document) -> Meas
     stats = benchmark.stats
     if not stats.data:
         raise HarnessError(
-            f"{path}: {benchmark.fullname}: the file keeps statistics without the rounds behind",
-            "`pytest --benchmark-json FILE` keeps them; so does --benchmark-save-data.",
+            f"{path}: {benchmark.fullname}: the file has statistics but no rounds",
+            "Keep the rounds: `pytest --benchmark-json FILE`, or --benchmark-save-data.",
         )
     for number, sample in enumerate(stats.data):
         if not (math.isfinite(sample) and sample > 0):
             raise HarnessError(
-                f"{path}: {benchmark.fullname}: round {number} took {sample} s, which is no time",
+                f"{path}: {benchmark.fullname}: round {number} has no positive time ({sample} s)",
                 "The timer was too coarse, or the file was changed.",
             )
     if len(stats.data) != stats.rounds:
         raise HarnessError(
-            f"{path}: {benchmark.fullname}: {len(stats.data)} of {stats.rounds} rounds are there",
+            f"{path}: {benchmark.fullname}: {len(stats.data)} of {stats.rounds} rounds found",
             "The file was changed.",
         )
     return Measurement(
@@ -269,9 +248,8 @@ def _environment(document: _Document) -> Environment:
 def benchmarks(run: Run) -> dict[str, object]:
     """A run as a document that `pytest-benchmark compare` reads.
 
-    Each case that ended ok is a benchmark of all its processes' samples. That format knows no
-    processes and no failures: both stand in extra_info and under `harness`, where its own tools
-    do not look.
+    Each case that ended ok is a benchmark with the samples of all its processes. The format has no
+    processes and no failures: they are in extra_info and under `harness`, which its tools ignore.
     """
     here, git = run.environment, run.environment.git
     measured = [
@@ -311,7 +289,7 @@ def benchmarks(run: Run) -> dict[str, object]:
 
 
 def left_out(run: Run) -> Mapping[str, str]:
-    """The cases that are no benchmark, by id, with how they ended."""
+    """The cases that are left out, by id, with how they ended."""
     ends = {
         case.case_id: [m.outcome for m in run.of(case.case_id) if m.outcome is not Outcome.OK]
         for case in run.suite.cases

@@ -1,7 +1,7 @@
 """Whole runs as JSON lines: the bytes of their run.jsonl, one run after the other.
 
-Nothing is lost but what lies beside that file, the logs and the evidence. What comes in is data
-from elsewhere: every line is checked before any of it is among the runs.
+Everything is kept but the files beside run.jsonl, which are logs and evidence. A run to import is
+checked line by line before it is among the recorded runs.
 """
 
 import re
@@ -17,15 +17,16 @@ MAX_RUN_BYTES = 1024 * 2**20
 """Of one run to import."""
 MAX_ID = 200
 _FIRST = b'{"kind": "run"'
+_EXPORT = "`harness export RUN --format jsonl -o FILE`"
 
 
 def export(folder: Path) -> bytes:
-    """A run's lines as they were written, less a last one that was cut short.
+    """A run's lines as they were written, without a last one that was cut short.
 
     Raises:
         StoreError: The run is damaged.
     """
-    run = store.load(folder.parent, folder)  # damaged runs are not handed on
+    run = store.load(folder.parent, folder)  # damaged runs are not exported
     data = Path(run.folder, store.RUN_FILE).read_bytes()
     return data[: data.rfind(b"\n") + 1]
 
@@ -34,17 +35,17 @@ def import_runs(file: Path, root: Path) -> tuple[str, ...]:
     """Put the runs of a file under a store's root, each whole or not at all.
 
     Returns:
-        Their ids, those included that were there before, byte for byte the same.
+        Their ids, with those of runs that were there before with the same bytes.
 
     Raises:
-        HarnessError: The file is no such file, or a run of another content has the id. The runs
-            before that place are in.
+        HarnessError: The file is not such a file, or another run has the id. The runs before
+            that place are imported.
     """
     ids = []
     for place, data in _runs(file):
         ids.append(_adopt(place, data, root))
     if not ids:
-        raise HarnessError(f"{file}: there is no run in it", "`harness export RUN` writes one.")
+        raise HarnessError(f"{file}: no run in it", f"Write one with {_EXPORT}.")
     return tuple(ids)
 
 
@@ -71,19 +72,17 @@ def _runs(file: Path) -> Iterator[tuple[str, bytes]]:
 def _adopt(place: str, data: bytes, root: Path) -> str:
     started = lines.decode(data[: data.find(b"\n") + 1], place)
     if not isinstance(started, lines.Started):
-        raise HarnessError(
-            f"{place}: no run begins here", "`harness export RUN` writes such lines."
-        )
+        raise HarnessError(f"{place}: no run begins here", f"Write such a file with {_EXPORT}.")
     run_id = started.run_id
     if len(run_id) > MAX_ID or not re.fullmatch(r"\w[\w.=-]*", run_id, flags=re.ASCII):
-        raise HarnessError(f"{place}: {run_id!r} is no run's id", "The file was changed.")
+        raise HarnessError(f"{place}: {run_id!r} is not the id of a run", "The file was changed.")
     target = root / run_id
     if target.exists():
         if (target / store.RUN_FILE).is_file() and export(target) == data:
             return run_id
         raise StoreError(
-            f"{place}: {target} is there already, and holds something else",
-            "Import into another folder with --store, or move that one away.",
+            f"{place}: {target} exists and has another content",
+            "Import into another folder with --store, or move the existing run away.",
         )
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -1,422 +1,372 @@
-"""An index over the recorded runs: answers in milliseconds what would else read every run.
+"""An index over the recorded runs: answers in milliseconds what takes minutes to read from them.
 
-    reports/runs/index.sqlite   SQLite in WAL mode: those who read and those who write do not wait
-                                for each other
-    reports/runs/index.lock     held shared by all who use it, and alone to make or replace it
+    reports/runs/index.sqlite   made from the run folders alone; the file in place never changes
 
-The run folders are the truth and the index is made of nothing else. The first question makes it.
-From then on a run is entered when it ends; and before every question what is new or has changed
-is read, and what is gone dropped.
-An index that is missing, stale or damaged is made again, and one that cannot be used (of a later
-harness, on a disk that cannot be written) is done without: the same question is then put to an
-index in memory, slowly. Either is said, and neither is an error.
+Before every answer, the size and time of change of each run's file are compared with those in the
+index. If a run is new, changed or gone, a corrected copy of the index replaces the file in one
+step: readers need no lock, and two processes that correct it at once at worst read a run twice.
+An index that is missing, unreadable or of another version is built again. If the folder of the
+runs cannot be written, the copy is made in a temporary folder and lost after the answer.
 """
 
-import fcntl
 import json
 import os
-import signal
+import shutil
 import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, astuple, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
-from harness import index_schema, store
+from harness import store
 from harness.analysis import summary
-from harness.errors import StoreError
-from harness.index_query import NOT_RUN, Index
+from harness.errors import HarnessError, StoreError
+from harness.records import CaseSummary, Estimate, Outcome, gpu_matches
 from harness.store import RunHeader
 
 INDEX = "index.sqlite"
-LOCK = "index.lock"
-READING = 1
-"""How rows are computed from runs. Raise it when a summary comes out otherwise than before: older
-indexes are then read again, and those of a later harness stay as they are."""
-
-PATIENCE_S = 10.0
-"""How long to wait for another process before doing without the index."""
+VERSION = 4
+"""Of the tables and of how rows follow from runs: raise it when a summary changes."""
 MANY = 64
-"""Runs to read from which on it is worth starting processes, and telling somebody."""
+"""Runs to read from which on a note says why the answer takes long."""
+NOT_RUN = "not run"
 
 Answer = TypeVar("Answer")
+Item = TypeVar("Item")
 Say = Callable[[str], None]
 
-_DAMAGE = frozenset(
-    {
-        sqlite3.SQLITE_ERROR,  # a table or a column is missing
-        sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_NOTADB,
-        sqlite3.SQLITE_CONSTRAINT,
-        sqlite3.SQLITE_MISMATCH,
-        sqlite3.SQLITE_FORMAT,
+_TABLES = """
+    CREATE TABLE runs (
+        run INTEGER PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,     -- of the folder
+        bytes INTEGER NOT NULL,        -- size of the run's file when it was read
+        modified_ns INTEGER NOT NULL,
+        header TEXT NOT NULL,          -- JSON of the RunHeader, but for its folder
+        origin TEXT NOT NULL           -- JSON: what a Point says of the run beside its header
+    );
+    CREATE TABLE cases (
+        case_id TEXT NOT NULL,
+        run INTEGER NOT NULL,
+        outcome TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        metrics TEXT NOT NULL,         -- JSON: {metric: values of its Estimate}
+        PRIMARY KEY (case_id, run)     -- the history of a case is one stretch of the file
+    ) WITHOUT ROWID;
+    CREATE INDEX cases_by_run ON cases (run);
+"""
+
+
+# --- questions and answers ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which runs are meant. Empty fields choose all; a run must satisfy every field that is set."""
+
+    suite: str = ""
+    gpu: str = ""
+    """Pattern of the device's name, as in a suite: `A100` is `*A100*`; `cpu` for no GPU."""
+    commit: str = ""
+    """The beginning of the commit's hash."""
+    since: str = ""
+    until: str = ""
+    """A day, which is included, or a moment; ISO 8601, UTC if it names no zone."""
+    outcome: str = ""
+    """Runs with a case that ended so; in a history, runs in which this case did. `not run` too."""
+    limit: int | None = None
+    """Only the latest runs, at most this many."""
+
+    def __post_init__(self) -> None:
+        if self.outcome and self.outcome not in (*Outcome, NOT_RUN):
+            raise HarnessError(
+                f"{self.outcome!r} is not an outcome", f"Use {', '.join((*Outcome, NOT_RUN))}."
+            )
+        for name, value in (("since", self.since), ("until", self.until)):
+            try:
+                datetime.fromisoformat(value or "2026-11-21")
+            except ValueError:
+                raise HarnessError(
+                    f"--{name} {value!r} is not a date", "Write 2026-11-21 or 2026-11-21T09:30."
+                ) from None
+
+    def accepts(self, run: RunHeader) -> bool:
+        """Whether a run fits, its outcomes and the limit aside."""
+        # A day is written with at most ten characters, a moment with more.
+        step = timedelta(days=1) if len(self.until) <= 10 else timedelta(seconds=1)
+        return (
+            self.suite in ("", run.suite)
+            and run.commit.startswith(self.commit.lower())
+            and (not self.gpu or gpu_matches(self.gpu, run.device))
+            and (not self.since or run.started_at >= _utc(self.since))
+            and (not self.until or run.started_at < _utc(self.until, step))
+        )
+
+
+def _utc(text: str, later: timedelta = timedelta()) -> str:
+    moment = datetime.fromisoformat(text)
+    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return (moment + later).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One case in one run."""
+
+    run_id: str
+    folder: str
+    suite: str
+    started_at: str
+    commit: str
+    branch: str
+    dirty: bool
+    device: str
+    device_id: str
+    """UUID of the GPU; empty without one."""
+    host: str
+    outcome: str
+    """A value of Outcome, or `not run`."""
+    detail: str
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+class Index:
+    """An open index that agrees with the run folders, and the questions that it answers."""
+
+    def __init__(self, connection: sqlite3.Connection, root: Path) -> None:
+        self._connection = connection
+        self._prefix = str(root / "_")[:-1]
+
+    def runs(self, choice: Choice | None = None) -> tuple[RunHeader, ...]:
+        """The chosen runs in the order of their folders; an unreadable one with its problem."""
+        choice = choice or Choice()
+        rows = self._connection.execute("SELECT name, header FROM runs ORDER BY name")
+        headers = (self._header(name, header) for name, header in rows)
+        wanted = [
+            h
+            for h in headers
+            if choice.accepts(h) and (not choice.outcome or choice.outcome in h.outcomes)
+        ]
+        return tuple(_last(wanted, choice.limit))
+
+    def case_ids(self) -> tuple[str, ...]:
+        """The id of every case that a run has."""
+        # From one id to the next by the primary key; DISTINCT would read the whole table.
+        found = self._connection.execute(
+            "WITH RECURSIVE ids (id) AS (SELECT MIN(case_id) FROM cases UNION ALL"
+            " SELECT (SELECT MIN(case_id) FROM cases WHERE case_id > id) FROM ids"
+            " WHERE id IS NOT NULL) SELECT id FROM ids WHERE id IS NOT NULL"
+        )
+        return tuple(case_id for (case_id,) in found)
+
+    def history(
+        self, case_id: str, choice: Choice | None = None, *, metric: str | None = None
+    ) -> tuple[Point, ...]:
+        """One case over the chosen runs, oldest first.
+
+        Args:
+            metric: The only one that is wanted; None for all.
+        """
+        choice = choice or Choice()
+        rows = self._connection.execute(
+            "SELECT name, header, origin, outcome, detail, metrics"
+            " FROM cases JOIN runs USING (run) WHERE case_id = ? ORDER BY name",
+            (case_id,),
+        )
+        wanted = [
+            (h, origin, outcome, detail, metrics)
+            for name, header, origin, outcome, detail, metrics in rows
+            if choice.outcome in ("", outcome) and choice.accepts(h := self._header(name, header))
+        ]
+        wanted.sort(key=lambda row: row[0].started_at)
+        return tuple(
+            Point(
+                run_id=h.run_id,
+                folder=h.folder,
+                suite=h.suite,
+                started_at=h.started_at,
+                commit=h.commit,
+                device=h.device,
+                outcome=outcome,
+                detail=detail,
+                metrics=_metrics(metrics, metric),
+                **json.loads(origin),
+            )
+            for h, origin, outcome, detail, metrics in _last(wanted, choice.limit)
+        )
+
+    def _header(self, name: str, header: str) -> RunHeader:
+        return RunHeader(folder=self._prefix + name, **json.loads(header))
+
+
+def _last(items: list[Item], limit: int | None) -> list[Item]:
+    return items if limit is None else items[-limit:]
+
+
+def _metrics(text: str, only: str | None) -> dict[str, Estimate]:
+    return {
+        name: Estimate(value=value, low=low, high=high, processes=processes, samples=samples)
+        for name, (value, low, high, processes, samples) in json.loads(text).items()
+        if only in (None, name)
     }
-)
-
-
-class _Unusable(Exception):
-    """The index on the disk cannot be used, and is not to be touched."""
-
-
-def ask(root: Path, question: Callable[[Index], Answer], say: Say) -> Answer:
-    """Put a question to the index of a store, brought up to date first.
-
-    Args:
-        root: The folder of the runs.
-        question: May be put twice, where the index turns out to be damaged.
-        say: Is told what was repaired, or done without.
-    """
-    if not root.is_dir():
-        return _in_memory(root, question, say)
-    for again in (False, True):
-        try:
-            with _connected(root) as connection:
-                _refresh(connection, root, say)
-                return question(Index(connection, root))
-        except (sqlite3.Error, ValueError) as error:
-            if not again and _is_damage(error):
-                say(f"note: {root / INDEX} is damaged and made again: {error}")
-                if _discard(root):
-                    continue
-            say(f"note: {root / INDEX} cannot be used ({error}); the runs are read instead")
-            break
-        except (_Unusable, OSError) as error:
-            say(f"note: {root / INDEX} cannot be used ({error}); the runs are read instead")
-            break
-    return _in_memory(root, question, say)
-
-
-def enter(folder: Path) -> None:
-    """Enter one run, as its writer does when it ends, in the index if there is one.
-
-    Nothing is lost, and nothing said, where that cannot be: the next question sees to it.
-    """
-    if not (folder.parent / INDEX).exists():
-        return
-    try:
-        with _connected(folder.parent) as connection:
-            _write(connection, (_read(folder),))
-    except (sqlite3.Error, _Unusable, OSError):
-        return
-
-
-def rebuild(root: Path, say: Say) -> int:
-    """Make the index from the run folders alone, and put it in place of the one that is there.
-
-    Those who use the old one meanwhile go on with it.
-
-    Returns:
-        How many runs are in it.
-
-    Raises:
-        StoreError: It cannot be written, or others use it without end.
-    """
-    if not root.is_dir():
-        raise StoreError(f"{root} is no folder", "Name the folder of the runs with --store.")
-    fresh = root / f"{INDEX}.{os.getpid()}"
-    try:
-        _remove(fresh)
-        connection = _open(fresh)
-        try:
-            _refresh(connection, root, say)
-            (count,) = connection.execute("SELECT COUNT(*) FROM runs").fetchone()
-        finally:
-            connection.close()
-        with _locked(root, fcntl.LOCK_EX):
-            _remove(root / INDEX)  # and what belongs to the old one
-            fresh.replace(root / INDEX)
-    except (sqlite3.Error, OSError, _Unusable) as error:
-        raise StoreError(
-            f"cannot rebuild {root / INDEX}: {error}",
-            "The runs are untouched. Make room, or wait until nobody uses the index.",
-        ) from error
-    finally:
-        _remove(fresh)
-    return int(count)
 
 
 # --- the file ----------------------------------------------------------------------------
 
 
-@contextmanager
-def _connected(root: Path) -> Iterator[sqlite3.Connection]:
-    """The index on the disk, made or migrated if need be.
+def ask(root: Path, question: Callable[[Index], Answer], say: Say, *, anew: bool = False) -> Answer:
+    """Put a question to the index of a store, which is brought up to date first.
+
+    Args:
+        root: The folder of the runs.
+        question: Called a second time if the index turns out to be damaged.
+        say: Receives notes about what is built, and where.
+        anew: Build the index from the run folders alone, whatever is in place.
 
     Raises:
-        _Unusable: It is of a later harness, or others hold it without end.
-        OSError: The store cannot be written.
-        sqlite3.Error: It is damaged, or busy.
+        StoreError: No index can be built.
     """
-    path = root / INDEX
-    if not path.exists():
-        with _locked(root, fcntl.LOCK_EX):
-            _open(path).close()
-    with _locked(root, fcntl.LOCK_SH):
-        connection = _connect(path)
-        try:
-            number = index_schema.version_of(connection)
-            if number == index_schema.VERSION:
-                yield connection
-                return
-        finally:
-            connection.close()
-    if number > index_schema.VERSION:
-        raise _Unusable(f"schema {number}, and this harness knows {index_schema.VERSION}")
-    with _locked(root, fcntl.LOCK_EX):
-        _open(path).close()
-    with _locked(root, fcntl.LOCK_SH):
-        connection = _connect(path)
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """A connection to an index that is made, or brought up to date, first; nobody else has it."""
-    connection = _connect(path)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        index_schema.migrate(connection)
-    except BaseException:  # Ctrl-C included: the file would stay open
-        connection.close()
-        raise
-    return connection
+        with _current(root, say, anew=anew) as connection:
+            return question(Index(connection, root))
+    except (sqlite3.Error, OSError, json.JSONDecodeError) as error:
+        if anew:
+            raise StoreError(
+                f"cannot build an index of {root}: {error}",
+                f"Make room there, or in {tempfile.gettempdir()}.",
+            ) from error
+        say(f"note: {root / INDEX} cannot be used ({error}); building it again")
+    return ask(root, question, say, anew=True)
 
 
-def _connect(path: Path | str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
-    # A power cut may cost the last entries, which are made again; it cannot tear the file.
-    connection.execute("PRAGMA synchronous = NORMAL")
-    return connection
+def rebuild(root: Path, say: Say) -> int:
+    """Make the index from the run folders alone, in place of the one that is there.
+
+    Returns:
+        How many runs are in it.
+
+    Raises:
+        StoreError: The folder is absent or cannot be written.
+    """
+    if not os.access(root, os.W_OK):
+        raise StoreError(
+            f"{root} is not a folder that can be written", "Name the folder of the runs: --store."
+        )
+    return ask(root, lambda known: len(known.runs()), say, anew=True)
 
 
 @contextmanager
-def _locked(root: Path, how: int) -> Iterator[None]:
-    """Hold the lock of a store's index: shared to use it, alone to make or replace it."""
-    fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _current(root: Path, say: Say, *, anew: bool) -> Iterator[sqlite3.Connection]:
+    """The index in place if it agrees with the run folders, else a corrected copy of it."""
+    path, there = root / INDEX, _stamps(root)
+    anew = anew or not path.exists()
+    if not anew:
+        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"  # it never changes: needs no lock
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version == VERSION and _known(connection) == there:
+                yield connection
+                return
+        anew = version != VERSION
+    with _folder(root, say) as folder:
+        draft = Path(folder, INDEX)
+        if not anew:
+            shutil.copyfile(path, draft)
+        with closing(sqlite3.connect(draft)) as connection:
+            connection.execute("PRAGMA journal_mode = OFF")  # a draft that fails is thrown away
+            if anew:
+                connection.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
+            _correct(connection, root, there, say)
+            if draft.parent.parent == root:
+                draft.replace(path)
+            yield connection
+
+
+def _folder(root: Path, say: Say) -> tempfile.TemporaryDirectory[str]:
+    """A new folder beside the runs; in the system's temporary folder if that cannot be."""
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(fd, how | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise _Unusable("others use it without end") from None
-                time.sleep(0.01)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _is_damage(error: Exception) -> bool:
-    if isinstance(error, ValueError):
-        return True  # a cell that holds what was never written there
-    code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, sqlite3.DatabaseError) and (code is None or code & 0xFF in _DAMAGE)
-
-
-def _discard(root: Path) -> bool:
-    """Remove a damaged index; False where that cannot be."""
-    try:
-        with _locked(root, fcntl.LOCK_EX):
-            _remove(root / INDEX)
-    except (OSError, _Unusable):
-        return False
-    return True
-
-
-def _remove(path: Path) -> None:
-    """Remove an index with what SQLite keeps beside it."""
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-def _in_memory(root: Path, question: Callable[[Index], Answer], say: Say) -> Answer:
-    connection = _connect(":memory:")
-    try:
-        index_schema.migrate(connection)
-        _refresh(connection, root, say)
-        return question(Index(connection, root))
-    finally:
-        connection.close()
+        return tempfile.TemporaryDirectory(prefix=".index-", dir=root)
+    except OSError as error:
+        if root.is_dir():
+            say(f"note: cannot write {root} ({error.strerror}): the index is built elsewhere")
+        return tempfile.TemporaryDirectory(prefix="harness-index-")
 
 
 # --- from folders to rows ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """All that the index knows of one run."""
+def _correct(
+    connection: sqlite3.Connection, root: Path, there: Mapping[str, tuple[int, int]], say: Say
+) -> None:
+    """Read the runs that are new or changed, and drop the rows of those that are gone."""
+    known = _known(connection)
+    for name, stamp in known.items():
+        if there.get(name) != stamp:
+            (run,) = connection.execute("SELECT run FROM runs WHERE name = ?", (name,)).fetchone()
+            connection.execute("DELETE FROM cases WHERE run = ?", (run,))
+            connection.execute("DELETE FROM runs WHERE run = ?", (run,))
+    changed = sorted(name for name, stamp in there.items() if known.get(name) != stamp)
+    if len(changed) >= MANY:
+        say(f"reading {len(changed):,} runs into the index of {root}")
+    for name in changed:
+        _enter(connection, root / name, there[name])
+    connection.commit()
 
-    folder: str
-    stamp: tuple[int, int]
-    """Size and time of change of run.jsonl, taken before it was read."""
-    header: RunHeader
-    device_id: str = ""
-    host: str = ""
-    branch: str = ""
-    dirty: bool = False
-    cases: tuple[tuple[str, str | None, str, str], ...] = ()
-    """Id, outcome, detail and metrics of each case."""
-    outcomes: Mapping[str, int] = field(default_factory=dict)
 
-
-def _refresh(connection: sqlite3.Connection, root: Path, say: Say) -> None:
-    """Read the runs that are new or have changed, and drop those that are gone."""
-    (reading,) = connection.execute(
-        "SELECT MAX(CAST(value AS INTEGER)) FROM about WHERE key = 'reading'"
-    ).fetchone()
-    if reading is None or reading < READING:
-        with index_schema.transaction(connection):
-            connection.execute("UPDATE runs SET bytes = -1")
-            connection.execute("INSERT OR REPLACE INTO about VALUES ('reading', ?)", (READING,))
-    there = _stamps(root)
-    known = {
-        folder: (size, modified)
-        for folder, size, modified in connection.execute(
-            "SELECT folder, bytes, modified_ns FROM runs"
-        )
-    }
-    if gone := [name for name in known if name not in there]:
-        with index_schema.transaction(connection):
-            for name in gone:
-                _drop(connection, name)
-    changed = [root / name for name, stamp in there.items() if known.get(name) != stamp]
-    if len(changed) < MANY:
-        _write(connection, map(_read, changed))
-        return
-    say(f"reading {len(changed):,} runs into the index of {root}")
-    _write(connection, _read_many(changed))
+def _known(connection: sqlite3.Connection) -> dict[str, tuple[int, int]]:
+    """Size and time of change that each run's file had when it was read, by folder name."""
+    rows = connection.execute("SELECT name, bytes, modified_ns FROM runs")
+    return {name: (size, modified) for name, size, modified in rows}
 
 
 def _stamps(root: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every run's file, by the name of its folder."""
+    """Size and time of change of each run's file now, by folder name."""
     found = {}
-    if root.is_dir():
-        with os.scandir(root) as entries:
-            folders = [(entry.name, entry.path) for entry in entries]
-        for name, path in folders:
-            try:
-                found[name] = _stamp(path)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # no run, or one that was just removed
-    return dict(sorted(found.items()))
+    for name in os.listdir(root) if root.is_dir() else ():  # noqa: PTH208 - ten thousand of them
+        try:
+            stat = os.stat(f"{root}/{name}/{store.RUN_FILE}")  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # not a run, or one that was just removed
+        found[name] = (stat.st_size, stat.st_mtime_ns)
+    return found
 
 
-def _stamp(folder: Path | str) -> tuple[int, int]:
-    stat = os.stat(f"{folder}/{store.RUN_FILE}")  # noqa: PTH116 - before an answer, ten thousand
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _read_many(folders: Sequence[Path]) -> Iterator[_Entry]:
-    """Entries of many runs, read by as many processes as there are CPUs."""
-    workers = min(os.cpu_count() or 1, 8)
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_deaf)
+def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int]) -> None:
+    """Add the rows of one run; of one that cannot be read, why."""
+    cases: tuple[CaseSummary, ...] = ()
+    origin: dict[str, object] = {}
     try:
-        yield from pool.map(_read, folders, chunksize=8)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _deaf() -> None:
-    """Ctrl-C is for the parent, which then stops the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _read(folder: Path) -> _Entry:
-    """What the index knows of a run; of one that cannot be read, why."""
-    stamp = (-1, -1)
-    try:
-        stamp = _stamp(folder)
         run = store.load(folder.parent, folder)
-    except (StoreError, OSError) as error:
+    except StoreError as error:
         problem = str(error).partition("\n")[0]
-        header = RunHeader(run_id=folder.name, folder=str(folder), problem=problem)
-        return _Entry(folder=folder.name, stamp=stamp, header=header)
-    here, cases = run.environment, summary.summarise(run)
-    outcomes: dict[str, int] = {}
-    for case in cases:
-        name = str(case.outcome) if case.outcome else NOT_RUN
-        outcomes[name] = outcomes.get(name, 0) + 1
-    return _Entry(
-        folder=folder.name,
-        stamp=stamp,
-        header=store.header_of(run),
-        device_id=here.gpu.uuid if here.gpu else "",
-        host=here.hostname,
-        branch=here.git.branch if here.git else "",
-        dirty=here.uncommitted,
-        cases=tuple(
-            (
-                c.case.case_id,
-                str(c.outcome) if c.outcome else None,
-                c.detail.partition("\n")[0],
-                json.dumps(
-                    {
-                        name: (e.value, e.low, e.high, e.processes, e.samples)
-                        for name, e in c.metrics.items()
-                    },
-                    separators=(",", ":"),
-                ),
-            )
-            for c in cases
-        ),
-        outcomes=outcomes,
-    )
+        header = RunHeader(run_id=folder.name, folder="", problem=problem)
+    else:
+        cases, here = summary.summarise(run), run.environment
+        outcomes = dict(Counter(map(_outcome, cases)))
+        header = replace(store.header_of(run), outcomes=outcomes)
+        origin = {
+            "device_id": here.gpu.uuid if here.gpu else "",
+            "host": here.hostname,
+            "branch": here.git.branch if here.git else "",
+            "dirty": here.uncommitted,
+        }
+    shown = asdict(header)
+    del shown["folder"]  # the store may be moved
+    row = connection.execute(
+        "INSERT INTO runs (name, bytes, modified_ns, header, origin) VALUES (?, ?, ?, ?, ?)",
+        (folder.name, *stamp, json.dumps(shown), json.dumps(origin)),
+    ).lastrowid
+    for c in cases:
+        metrics = json.dumps({name: astuple(e) for name, e in c.metrics.items()})
+        detail = c.detail.partition("\n")[0]
+        connection.execute(
+            "INSERT INTO cases VALUES (?, ?, ?, ?, ?)",
+            (c.case.case_id, row, _outcome(c), detail, metrics),
+        )
 
 
-# --- rows --------------------------------------------------------------------------------
-
-
-def _write(connection: sqlite3.Connection, entries: Iterable[_Entry]) -> None:
-    """Put entries in place of what was known of their runs, some at a time."""
-    batch: list[_Entry] = []
-    for entry in entries:
-        batch.append(entry)
-        if len(batch) == MANY:
-            _put(connection, batch)
-            batch = []
-    if batch:
-        _put(connection, batch)
-
-
-def _put(connection: sqlite3.Connection, entries: Iterable[_Entry]) -> None:
-    with index_schema.transaction(connection):
-        for entry in entries:
-            _drop(connection, entry.folder)
-            h = entry.header
-            row = connection.execute(
-                "INSERT INTO runs (folder, bytes, modified_ns, run_id, suite, title, device,"
-                " device_id, host, commit_id, branch, dirty, cases, measurements, started_at,"
-                " ended_at, problem) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-                (
-                    *(entry.folder, *entry.stamp, h.run_id, h.suite, h.title, h.device),
-                    *(entry.device_id, entry.host, h.commit, entry.branch, entry.dirty),
-                    *(h.cases, h.measurements, h.started_at, h.ended_at, h.problem),
-                ),
-            ).lastrowid
-            connection.executemany(
-                "INSERT OR IGNORE INTO names (case_id) VALUES (?)", [(c[0],) for c in entry.cases]
-            )
-            connection.executemany(
-                "INSERT INTO cases (name, run, outcome, detail, metrics)"
-                " VALUES ((SELECT name FROM names WHERE case_id = ?), ?, ?, ?, ?)",
-                [(case_id, row, *rest) for case_id, *rest in entry.cases],
-            )
-            connection.executemany(
-                "INSERT INTO outcomes (outcome, run, cases) VALUES (?, ?, ?)",
-                [(outcome, row, count) for outcome, count in entry.outcomes.items()],
-            )
-
-
-def _drop(connection: sqlite3.Connection, folder: str) -> None:
-    found = connection.execute("SELECT run FROM runs WHERE folder = ?", (folder,)).fetchone()
-    if found is not None:
-        for table in ("cases", "outcomes", "runs"):
-            connection.execute(f"DELETE FROM {table} WHERE run = ?", found)
+def _outcome(case: CaseSummary) -> str:
+    return str(case.outcome) if case.outcome else NOT_RUN

@@ -1,4 +1,4 @@
-"""The lines of run.jsonl: one record each, as JSON that names its kind."""
+"""The lines of run.jsonl: each is one record as JSON, with its kind."""
 
 import json
 import math
@@ -39,9 +39,9 @@ class Ended:
     at: str
     measurements: int
     elapsed_s: float | None = None
-    """Since the run began, by a clock that nobody sets; None for a run that was resumed."""
+    """Since the run began, by the monotonic clock; None for a run that was resumed."""
     wall_s: float | None = None
-    """Since the command began, what comes before the run included; None as elapsed_s is."""
+    """Since the command began, which includes what precedes the run; None as for elapsed_s."""
 
 
 Line = Started | Proof | Measurement | Resumed | Ended
@@ -58,8 +58,7 @@ def encode(line: Line) -> bytes:
     """The line as UTF-8 JSON, its newline included.
 
     Raises:
-        StoreError: A number is NaN or infinite. JSON has no such number, and an absent answer
-            must not look like one.
+        StoreError: A number is NaN or infinite, which JSON cannot express.
     """
     kind = next(kind for kind, record in KINDS.items() if isinstance(line, record))
     fields = _adapter(kind).dump_python(line, mode="json", warnings="error")
@@ -83,7 +82,7 @@ def decode(line: bytes, place: str) -> Line:
         place: `path:number`, for the error.
 
     Raises:
-        StoreError: The line is not one of ours, or of a later schema.
+        StoreError: The line is damaged, or of a later schema.
     """
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
@@ -94,12 +93,12 @@ def decode(line: bytes, place: str) -> Line:
     schema = fields.get("schema", SCHEMA_VERSION)  # only the first line says
     if schema not in range(1, SCHEMA_VERSION + 1):
         raise StoreError(
-            f"{place}: the run has schema {schema}, and this harness reads up to {SCHEMA_VERSION}",
+            f"{place}: the run has schema {schema}; this harness reads up to {SCHEMA_VERSION}",
             "Read it with the harness that wrote it, or a later one.",
         )
     kind = fields.pop("kind", None)
     if kind not in KINDS:
-        raise damaged(place, f"kind {kind!r} is none of {', '.join(KINDS)}")
+        raise damaged(place, f"kind {kind!r} is not one of {', '.join(KINDS)}")
     try:
         return _adapter(kind).validate_python(fields)
     except ValidationError as error:
@@ -109,7 +108,7 @@ def decode(line: bytes, place: str) -> Line:
 
 
 def damaged(place: str, problem: str) -> StoreError:
-    """The error for a file that is not as it was written."""
+    """The error for a file that was changed after it was written."""
     return StoreError(f"{place}: {problem}", "The file is damaged; restore it from a copy.")
 
 

@@ -6,7 +6,7 @@ What concerns a suite's own names (an axis, a case to match) is in harness.suite
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    create_model,
     model_validator,
 )
 
@@ -314,7 +315,21 @@ class RangeModel(Form):
         return self
 
 
-class ExpectationModel(Form):
+if TYPE_CHECKING:
+    _Bounds = Form
+else:
+    _Bounds = create_model(
+        "_Bounds",
+        __base__=Form,
+        **{
+            m.name: (RangeModel | None, Field(default=None, description=m.about or None))
+            for m in METRICS.values()
+            if m.of_case
+        },
+    )
+
+
+class ExpectationModel(_Bounds):
     """What somebody expects of some cases, on a GPU, and on whose word. Names one metric."""
 
     match: Matching = {}
@@ -322,31 +337,11 @@ class ExpectationModel(Form):
     """GPU the number was stated for, a pattern: `A100` means `*A100*`; `cpu` for no GPU."""
     source: Text
     """Who said so: a report, a data sheet, a runbook, with its date."""
-    tokens_per_s: RangeModel | None = None
-    step_s: RangeModel | None = None
-    step_cycles: RangeModel | None = None
-    """Step time in cycles of the SM clock as measured."""
-    mfu: RangeModel | None = None
-    """Model FLOPs utilisation, 0 to 1."""
-    floor_share: RangeModel | None = None
-    """Least time by the machine's measured peaks over the time taken, 0 to 1."""
-    peak_memory_bytes: RangeModel | None = None
-    gpu_utilisation: RangeModel | None = None
-    """0 to 1."""
-    cpu_utilisation: RangeModel | None = None
-    """In cores: 1.0 is one core kept busy."""
-    dispatched_ops: RangeModel | None = None
-    """A count of one step, as the next five."""
-    host_syncs: RangeModel | None = None
-    allocations: RangeModel | None = None
-    kernel_launches: RangeModel | None = None
-    device_waits: RangeModel | None = None
-    host_device_copies: RangeModel | None = None
 
     @model_validator(mode="after")
     def _one_metric(self) -> "ExpectationModel":
         if len(self.model_fields_set & METRICS.keys()) != 1:
-            names = ", ".join(m for m in METRICS if m in type(self).model_fields)
+            names = ", ".join(_Bounds.model_fields)
             raise wrong("must name exactly one metric", remedy=f"{names}.")
         return self
 

@@ -118,24 +118,30 @@ def _bytes(value: float) -> tuple[float, str]:
 
 
 _SCALES: Mapping[str, Scale] = {
-    "step_s": _time,
-    "tokens_per_s": _rate,
-    "step_cycles": lambda v: (1e6, " M") if abs(v) >= 1e6 else (1.0, ""),
-    "mfu": lambda _: (0.01, " %"),
-    "floor_share": lambda _: (0.01, " %"),
-    "peak_memory_bytes": _bytes,
-    "gpu_utilisation": lambda _: (0.01, " %"),
-    "cpu_utilisation": lambda _: (1.0, ""),
-    "scaling_exponent": lambda _: (1.0, ""),
-    **{name: lambda _: (1.0, "") for name, metric in METRICS.items() if metric.counted},
+    "s": _time,
+    "tokens/s": _rate,
+    "cycles": _rate,
+    "ratio": lambda _: (0.01, " %"),
+    "B": _bytes,
 }
-_SUFFIXES = {"tokens_per_s": " tokens/s", "cpu_utilisation": " cores", "step_cycles": " cycles"}
-"""Units that a table names once, in its heading, and a sentence must add."""
+"""By the unit of a metric; in any other it is printed as it is."""
+_NAMED_ONCE = ("tokens/s", "cycles", "cores")
+"""Units that a table names in its heading, and that a sentence must add."""
 
 
-def _scale(metric: str) -> Scale:
-    """A metric that a program names is printed in the unit it was told in."""
-    return _SCALES.get(metric, lambda _: (1.0, ""))
+def _unit(metric: str) -> str:
+    """Empty for a metric that a program names: its values are printed as the program gave them."""
+    return METRICS[metric].unit if metric in METRICS else ""
+
+
+def _scaled(metric: str, value: float) -> tuple[float, str]:
+    scale = _SCALES.get(_unit(metric))
+    return scale(value) if scale else (1.0, "")
+
+
+def _suffix(metric: str) -> str:
+    unit = _unit(metric)
+    return f" {unit}" if unit in _NAMED_ONCE else ""
 
 
 def _is_count(metric: str) -> bool:
@@ -144,7 +150,7 @@ def _is_count(metric: str) -> bool:
 
 def plain(metric: str, value: float, digits: int | None = None) -> str:
     """A value of a metric, to stand beside the metric's name: `tokens/s ≥ 500`."""
-    one, unit = _scale(metric)(value)
+    one, unit = _scaled(metric, value)
     if _is_count(metric):
         return _count(value)
     return number(value / one, digits) + unit
@@ -152,7 +158,7 @@ def plain(metric: str, value: float, digits: int | None = None) -> str:
 
 def quantity(metric: str, value: float) -> str:
     """A stated value of a metric with its unit, for a sentence: `500 tokens/s`."""
-    return plain(metric, value) + _SUFFIXES.get(metric, "")
+    return plain(metric, value) + _suffix(metric)
 
 
 def cell(metric: str, estimate: Estimate) -> str:
@@ -162,7 +168,7 @@ def cell(metric: str, estimate: Estimate) -> str:
     """
     if _is_count(metric) and estimate.low == estimate.value == estimate.high:
         return _count(estimate.value)
-    one, unit = _scale(metric)(estimate.value)
+    one, unit = _scaled(metric, estimate.value)
     return _with_interval(
         estimate.value / one,
         None if estimate.low is None else estimate.low / one,
@@ -178,7 +184,7 @@ def value(metric: str, estimate: Estimate) -> str:
 
 def measured(metric: str, estimate: Estimate) -> str:
     """A measured metric with its interval and unit, for a sentence."""
-    return cell(metric, estimate) + _SUFFIXES.get(metric, "")
+    return cell(metric, estimate) + _suffix(metric)
 
 
 def change(ratio: float, low: float | None = None, high: float | None = None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import index, store
-from harness.index_query import Choice
+from harness.index import Choice
 from harness.records import Git, Outcome
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
@@ -43,8 +43,14 @@ def silent(text: str) -> None:
     raise AssertionError(f"nothing was to be said: {text}")
 
 
+def headers(
+    root: Path, choice: Choice | None = None, say: Callable[[str], None] = silent
+) -> tuple[store.RunHeader, ...]:
+    return index.ask(root, lambda known: known.runs(choice), say)
+
+
 def ids(root: Path, choice: Choice | None = None, say: Callable[[str], None] = silent) -> list[str]:
-    return [h.run_id for h in index.ask(root, lambda known: known.runs(choice), say)]
+    return [h.run_id for h in headers(root, choice, say)]
 
 
 def dated(root: Path, run_id: str, at: str) -> None:

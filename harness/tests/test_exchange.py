@@ -104,62 +104,43 @@ def test_an_imported_run_can_be_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    "changes",
     [
-        pytest.param({"benchmarks": []}, "there is no benchmark in it", id="none"),
-        pytest.param(
-            {"benchmarks": 3}, "benchmarks is a number: it should be a valid tuple", id="no-list"
-        ),
-        pytest.param(
-            {"machine_info": None}, "machine_info is null, not an object", id="no-machine"
-        ),
-        pytest.param({"benchmarks": first(data=[])}, "without the rounds behind", id="no-rounds"),
-        pytest.param(
-            {"benchmarks": first(data=[0.5, 0.0, 0.1])}, "round 1 took 0.0 s", id="no-time"
-        ),
-        pytest.param(
-            {"benchmarks": first(data=[float("nan")] * 3)}, "round 0 took nan s", id="nan"
-        ),
-        pytest.param({"benchmarks": first(rounds=7)}, "3 of 7 rounds", id="rounds-missing"),
-        pytest.param({"benchmarks": first() + first()}, "is there twice", id="twice"),
+        pytest.param({"benchmarks": []}, id="no benchmark"),
+        pytest.param({"benchmarks": first(data=[])}, id="no rounds"),
+        pytest.param({"benchmarks": first(data=[0.5, 0.0, 0.1])}, id="zero"),
+        pytest.param({"benchmarks": first(data=[float("nan")] * 3)}, id="nan"),
+        pytest.param({"benchmarks": first(rounds=7)}, id="rounds missing"),
+        pytest.param({"benchmarks": first() + first()}, id="twice"),
     ],
 )
-def test_what_is_no_measurement_is_refused(
-    tmp_path: Path, changes: Mapping[str, Any], said: str
+def test_a_benchmark_without_measured_rounds_is_refused(
+    tmp_path: Path, changes: Mapping[str, Any]
 ) -> None:
-    path = write(tmp_path, **changes)
-
-    with pytest.raises(HarnessError, match=r"bench\.json: ") as error:
-        exchange.read_benchmarks(path)
-
-    assert said in str(error.value)
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xfe", b'{"a":' * 100_000])
-def test_what_is_no_json_of_pytest_benchmark_is_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / "bench.json").write_bytes(data)
-
-    with pytest.raises(HarnessError, match="no JSON of pytest-benchmark"):
-        exchange.read_benchmarks(tmp_path / "bench.json")
+    with pytest.raises(HarnessError, match=r"bench\.json: "):
+        exchange.read_benchmarks(write(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "where"),
     [
-        ("[1]", "the file is a list, not an object"),
-        ("{}", "machine_info is missing"),
-        ('{"machine_info": {"node": 3}}', "machine_info.node is a number: it should be a valid s"),
+        (b"", ""),
+        (b"[1]", ""),
+        (b"{", ""),
+        (b"\xff\xfe", ""),
+        (b'{"a":' * 100_000, ""),
+        (b"{}", "machine_info"),
+        (b'{"machine_info": {"node": 3}}', "machine_info.node"),
+        (json.dumps({**DOCUMENT, "benchmarks": 3}).encode(), "benchmarks"),
     ],
 )
-def test_what_is_wrong_with_a_document_is_said_in_words_of_json(
-    tmp_path: Path, data: str, said: str
+def test_a_file_of_another_form_is_refused_with_the_field(
+    tmp_path: Path, data: bytes, where: str
 ) -> None:
-    (tmp_path / "bench.json").write_text(data)
+    (tmp_path / "bench.json").write_bytes(data)
 
-    with pytest.raises(HarnessError) as error:
+    with pytest.raises(HarnessError, match=rf"bench\.json: .*{where}"):
         exchange.read_benchmarks(tmp_path / "bench.json")
-
-    assert f"no JSON of pytest-benchmark: {said}" in str(error.value)
 
 
 def test_names_from_elsewhere_stay_in_the_runs_folder(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from harness import cli, cli_index, console_store, index, store
 from harness.analysis import summary
 from harness.errors import HarnessError
-from harness.index_query import Choice
+from harness.index import Choice
 from harness.records import Outcome
 from harness.tests.fake_runs import H200, case, environment, run, timed
 from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent
@@ -27,13 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_list_is_that_of_the_folders(tmp_path: Path) -> None:
-    for commit in "abc":
-        record(tmp_path, commit=commit * 40)
-    record(tmp_path, finish=False)
+    made = [record(tmp_path, commit=commit * 40) for commit in "abc"]
+    made.append(record(tmp_path, finish=False))
 
     found = index.ask(tmp_path, lambda known: known.runs(), silent)
 
-    assert tuple(replace(h, outcomes={}) for h in found) == store.headers(tmp_path)
+    expected = [store.header_of(store.load(tmp_path, run_id)) for run_id in sorted(made)]
+    assert [replace(h, outcomes={}) for h in found] == expected
     assert [h.state for h in found].count("unfinished") == 1
     assert found[0].outcomes == {"ok": 2}
 
@@ -52,6 +52,8 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         assert p.device_id == H200.uuid
     one = index.ask(tmp_path, lambda known: known.history(CASE, metric="step_s"), silent)
     assert [p.metrics for p in one] == [{"step_s": p.metrics["step_s"]} for p in points]
+    last = index.ask(tmp_path, lambda known: known.history(CASE, Choice(limit=1)), silent)
+    assert last == points[-1:]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,6 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         pytest.param(Choice(until="2026-03-02"), {0, 1, 2}, id="until includes its day"),
         pytest.param(Choice(until="2026-03-02T11:59"), {0, 1}, id="until a moment"),
         pytest.param(Choice(suite="retest", gpu="H200"), {0}, id="both"),
-        pytest.param(Choice(commit="%"), set(), id="no pattern in a commit"),
     ],
 )
 def test_runs_are_chosen(tmp_path: Path, choice: Choice, expected: set[int]) -> None:
@@ -81,16 +82,6 @@ def test_runs_are_chosen(tmp_path: Path, choice: Choice, expected: set[int]) -> 
     dated(tmp_path, made[0], "2026-03-01T09:00:00+00:00")
 
     assert set(ids(tmp_path, choice)) == {made[i] for i in expected}
-
-
-def test_the_latest_of_a_suite(tmp_path: Path) -> None:
-    made = [record(tmp_path, suite=suite) for suite in ("smoke", "smoke", "retest")]
-
-    found = index.ask(tmp_path, lambda known: known.latest("smoke"), silent)
-
-    assert found is not None
-    assert found.run_id == max(made[:2])
-    assert index.ask(tmp_path, lambda known: known.latest("none"), silent) is None
 
 
 def test_a_history_by_outcome(tmp_path: Path) -> None:
@@ -119,7 +110,7 @@ def test_a_choice_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
 # --- the commands ------------------------------------------------------------------------
 
 
-def told(*arguments: str) -> str:
+def output(*arguments: str) -> str:
     answer = CliRunner().invoke(cli.app, list(arguments))
     assert answer.exit_code == 0, answer.output
     return answer.stdout
@@ -129,12 +120,12 @@ def test_the_list_names_how_the_cases_ended(tmp_path: Path) -> None:
     crashed = record(tmp_path, broken=Outcome.CRASH)
     record(tmp_path)
 
-    shown = told("list", "--outcome", "crash", "--store", str(tmp_path))
+    shown = output("list", "--outcome", "crash", "--store", str(tmp_path))
 
     assert crashed in shown
     assert "1 crash, 1 ok" in shown
     assert "suites" not in shown
-    document = json.loads(told("list", "runs", "--json", "-n", "1", "--store", str(tmp_path)))
+    document = json.loads(output("list", "runs", "--json", "-n", "1", "--store", str(tmp_path)))
     assert len(document["runs"]) == 1
 
 
@@ -165,7 +156,7 @@ def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
             f"2026-03-0{1 + (commit == 'b')}T12:00:00+00:00",
         )
 
-    shown = told("history", "seq_len=512", "--store", str(tmp_path))
+    shown = output("history", "seq_len=512", "--store", str(tmp_path))
 
     rows = [line for line in shown.splitlines() if "NVIDIA H200" in line]
     assert ["aaaaaaaaaa" in rows[0], "bbbbbbbbbb" in rows[1]] == [True, True]
@@ -174,20 +165,38 @@ def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "names"),
     [
-        pytest.param(["history", "seq_len"], "fits 2 cases", id="two"),
-        pytest.param(["history", "train/nsa/seq_len=513"], f"like it:\n    {CASE}", id="none"),
-        pytest.param(["history", CASE, "-m", "step"], r"mean step_s\? There is mfu, ", id="metric"),
-        pytest.param(["history", CASE, "-m", "nope"], "\n  There is ", id="unlike metric"),
-        pytest.param(["list", "suites", "--gpu", "A100"], "suites are all listed", id="suites"),
+        pytest.param(["history", "seq_len"], [c.case_id for c in CASES], id="two cases"),
+        pytest.param(["history", "train/nsa/seq_len=513"], [CASE], id="no case"),
+        pytest.param(["history", CASE, "-m", "step"], ["step_s", "mfu"], id="no metric"),
+        pytest.param(["history", CASE, "-m", "nope"], ["step_s", "mfu"], id="unlike any metric"),
+        pytest.param(["list", "suites", "--gpu", "A100"], ["runs"], id="suites"),
     ],
 )
-def test_what_is_not_there_is_said(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_a_refusal_names_what_there_is(
+    tmp_path: Path, arguments: list[str], names: list[str]
+) -> None:
     record(tmp_path)
 
-    with pytest.raises(HarnessError, match=message):
-        CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)], catch_exceptions=False)
+    refused = CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)]).exception
+
+    assert isinstance(refused, HarnessError)
+    assert [name for name in names if name not in str(refused)] == []
+
+
+def test_a_suite_that_does_not_exist_is_refused_and_one_without_runs_is_not(tmp_path: Path) -> None:
+    record(tmp_path, suite="mine")
+
+    def answer(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)])
+
+    for command in (["list", "runs"], ["history", CASE]):
+        refused = answer(*command, "--suite", "nope").exception
+        assert isinstance(refused, HarnessError)
+        assert "mine" in str(refused)
+        assert "smoke" in str(refused)
+        assert answer(*command, "--suite", "smoke").exit_code == 0
 
 
 def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
@@ -199,7 +208,7 @@ def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
             writer.append(m)
         writer.finish()
 
-    assert odd.case_id in told("history", odd.case_id, "--store", str(tmp_path))
+    assert odd.case_id in output("history", odd.case_id, "--store", str(tmp_path))
 
 
 # --- the commands that the page and `--help` show -----------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from harness import pytest_session, store
 from harness.execution.launcher import Launcher
 from harness.records import Outcome
+from harness.tests.indexed import headers
 
 pytest_plugins = ["pytester"]
 
@@ -53,7 +54,7 @@ class Pytest:
         return self.pytester.runpytest_inprocess("-p", "harness.pytest_plugin", *arguments)
 
     def runs(self) -> list[store.RunHeader]:
-        return list(store.headers(self.folder / "reports/runs"))
+        return list(headers(self.folder / "reports/runs"))
 
 
 @pytest.fixture
@@ -311,7 +312,7 @@ def test_workers_of_xdist_share_a_run_and_never_measure_at_once(
 
     result.assert_outcomes(passed=4)
     result.stdout.fnmatch_lines(["verdict: GO*"])
-    (header,) = store.headers(pytester.path / "reports/runs")
+    (header,) = headers(pytester.path / "reports/runs")
     assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
     times = sorted(ast.literal_eval(line) for line in stamps.read_text().splitlines())
     assert len({forkserver for forkserver, _, _ in times}) == 2, "both workers measured"

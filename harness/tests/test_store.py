@@ -164,7 +164,7 @@ def test_a_full_disk_loses_nothing_recorded(tmp_path: Path, writer: store.RunWri
         file_size_limit(len(before) + 10),
         pytest.raises(
             StoreError,
-            match=f"All measurements before are safe.*--resume {re.escape(str(writer.folder))}",
+            match=f"(?s)--resume {re.escape(str(writer.folder))}",
         ),
     ):
         writer.append(measured(1))
@@ -217,7 +217,7 @@ def test_ctrl_c_within_a_write_leaves_no_half_line(
 
 
 def test_a_disk_too_full_to_begin_leaves_no_folder_behind(tmp_path: Path) -> None:
-    with file_size_limit(100), pytest.raises(StoreError, match="cannot begin a run in"):
+    with file_size_limit(100), pytest.raises(StoreError, match=str(tmp_path)):
         store.create(tmp_path, SUITE, ENVIRONMENT)
 
     assert list(tmp_path.iterdir()) == []
@@ -226,13 +226,13 @@ def test_a_disk_too_full_to_begin_leaves_no_folder_behind(tmp_path: Path) -> Non
 def test_a_root_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("not a folder")
 
-    with pytest.raises(StoreError, match="runs exists already\n  Name a folder"):
+    with pytest.raises(StoreError, match="--store"):
         store.create(tmp_path / "runs", SUITE, ENVIRONMENT)
 
 
 def test_a_root_that_cannot_be_made_is_one_clear_error() -> None:
     """/proc refuses new folders to everybody, root included."""
-    with pytest.raises(StoreError, match="cannot begin a run in /proc/runs: "):
+    with pytest.raises(StoreError, match="/proc/runs"):
         store.create(Path("/proc/runs"), SUITE, ENVIRONMENT)
 
 
@@ -249,7 +249,7 @@ def test_two_runs_of_one_name_do_not_share_a_folder(
     writer.append(measured(0))
     monkeypatch.setattr(store, "_run_id", lambda *_: writer.run_id)
 
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(StoreError, match=writer.run_id):
         store.create(tmp_path, SUITE, ENVIRONMENT)
 
     assert store.load(tmp_path, "latest").measurements == (measured(0),)
@@ -291,5 +291,5 @@ def test_a_log_that_cannot_be_made_names_the_run_to_resume(writer: store.RunWrit
     shutil.rmtree(writer.folder / store.LOG_FOLDER)
     (writer.folder / store.LOG_FOLDER).write_text("in the way")
 
-    with pytest.raises(StoreError, match=rf"(?s)cannot write .*--resume {writer.folder}"):
+    with pytest.raises(StoreError, match=f"--resume {writer.folder}"):
         writer.log_path("case", 0)

@@ -10,7 +10,7 @@ import pytest
 from harness import lines, store
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION
-from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, measured, run_file
+from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
 
 # --- crashes -----------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def test_a_crash_at_any_byte_loses_at_most_the_case_in_flight(
     for size in (*in_first_line, *range(ends[0] - 1, len(whole))):
         run_file(writer).write_bytes(whole[:size])
         if size < ends[0]:
-            with pytest.raises(StoreError, match="before it measured anything"):
+            with pytest.raises(StoreError, match=store.RUN_FILE):
                 store.load(tmp_path, "latest")
             continue
         run = store.load(tmp_path, "latest")
@@ -77,14 +77,14 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path, writer: store.RunWriter) 
     before = run_file(writer).read_bytes()
 
     for _ in range(2):  # a refusal must also let go of the lock
-        with pytest.raises(StoreError, match=r"finished at .*\n.*harness run suites/smoke.yaml"):
+        with pytest.raises(StoreError, match=r"harness run suites/smoke.yaml"):
             store.resume(tmp_path, writer.run_id)
 
     assert run_file(writer).read_bytes() == before
 
 
 def test_a_second_writer_is_refused(tmp_path: Path, writer: store.RunWriter) -> None:
-    with pytest.raises(StoreError, match="is being written by another process"):
+    with pytest.raises(StoreError, match=writer.run_id):
         store.resume(tmp_path, writer.run_id)
 
     writer.close()
@@ -122,7 +122,7 @@ def test_garbage_in_the_middle_is_an_error_with_its_line(
     first, second, _ = run_file(writer).read_bytes().split(b"\n")
     run_file(writer).write_bytes(b"\n".join((first, garbage, second, b"")))
 
-    with pytest.raises(StoreError, match=r"run\.jsonl:2: .*\n  The file is damaged"):
+    with pytest.raises(StoreError, match=r"run\.jsonl:2: "):
         store.load(tmp_path, "latest")
 
 
@@ -131,7 +131,7 @@ def test_lines_after_the_end_are_damage(tmp_path: Path, writer: store.RunWriter)
     with run_file(writer).open("ab") as file:
         file.write(lines.encode(measured(0)))
 
-    with pytest.raises(StoreError, match=r"run\.jsonl:3: nothing may follow the end"):
+    with pytest.raises(StoreError, match=r"run\.jsonl:3: "):
         store.load(tmp_path, "latest")
 
 
@@ -156,9 +156,7 @@ def test_a_later_schema_is_refused_with_both_versions(
     first = json.loads(run_file(writer).read_text())
     run_file(writer).write_text(json.dumps(first | {"schema": SCHEMA_VERSION + 1}) + "\n")
 
-    with pytest.raises(
-        StoreError, match=f"has schema {SCHEMA_VERSION + 1}.* reads up to {SCHEMA_VERSION}"
-    ):
+    with pytest.raises(StoreError, match=f"{SCHEMA_VERSION + 1}.* {SCHEMA_VERSION}\n"):
         store.load(tmp_path, "latest")
 
 
@@ -220,9 +218,9 @@ def test_a_run_is_found_by_id_prefix_latest_and_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("20260101", "fits 2 runs of .*\n  There are 20260101-a, 20260101-ab"),
-        ("20260103-b", "has no run '20260103-b'\n  There .*20260102-b"),
-        ("nothing like it", "has no run .*\n  There are 20260101-a, 20260101-ab, 20260102-b"),
+        ("20260101", "'20260101'.*\n.*20260101-a, 20260101-ab"),
+        ("20260103-b", "'20260103-b'\n.*20260102-b"),
+        ("nothing like it", "'nothing like it'\n.*20260101-a, 20260101-ab, 20260102-b"),
     ],
 )
 def test_a_name_that_fits_no_single_run_lists_near_ones(
@@ -235,35 +233,5 @@ def test_a_name_that_fits_no_single_run_lists_near_ones(
 
 
 def test_without_runs_the_error_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no runs\n  `harness run`"):
+    with pytest.raises(StoreError, match="harness run"):
         store.load(tmp_path / "absent", "latest")
-    assert store.headers(tmp_path / "absent") == ()
-
-
-def test_headers_list_every_run_even_a_broken_one(tmp_path: Path) -> None:
-    make_runs(tmp_path, "20260101-unfinished", "20260103-broken")
-    with store.create(tmp_path, SUITE, ENVIRONMENT) as writer:
-        writer.append(measured(0))
-        writer.finish()
-    (tmp_path / "20260103-broken" / store.RUN_FILE).write_bytes(b'{"kind": "ru')
-
-    unfinished, broken, finished = store.headers(tmp_path)
-
-    states = [header.state for header in (unfinished, broken, finished)]
-    assert states == ["unfinished", "unreadable", "complete"]
-    assert (unfinished.ended_at, unfinished.measurements, unfinished.problem) == ("", None, "")
-    assert "before it measured anything" in broken.problem
-    assert (finished.suite, finished.device, finished.commit[:4]) == ("smoke", GPU.name, "3f2a")
-    assert (finished.cases, finished.measurements) == (2, 1)
-    assert finished.ended_at
-
-
-def test_headers_do_not_read_the_measurements(tmp_path: Path, writer: store.RunWriter) -> None:
-    """Checked with a damaged one, which only `load` must find."""
-    with run_file(writer).open("ab") as file:
-        file.write(b"damage\n" * store.TAIL_BYTES)
-        file.write(lines.encode(lines.Ended(at="today", measurements=7)))
-
-    (header,) = store.headers(tmp_path)
-
-    assert (header.ended_at, header.measurements, header.problem) == ("today", 7, "")

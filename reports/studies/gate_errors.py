@@ -269,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--until", default="~", metavar="RUN", help="the newest of these that counts"
     )
     options = parser.parse_args(arguments)
-    ids = [h.run_id for h in store.headers(options.runs) if h.run_id <= options.until]
+    ids = sorted(path.parent.name for path in options.runs.glob(f"*/{store.RUN_FILE}"))
+    ids = [run_id for run_id in ids if run_id <= options.until]
     runs = [store.load(options.runs, run_id) for run_id in ids]
     stored = recorded(runs)
     began = time.monotonic()

@@ -9,7 +9,6 @@ what the numbers in them are, nor on how many samples were taken.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from harness import index, lines, store, units
-from harness.index_query import Choice, Index
+from harness.index import Choice, Index
 from harness.records import (
     SCHEMA_VERSION,
     Case,
@@ -44,7 +43,7 @@ SAMPLES, PROCESSES = 20, 2
 QUESTIONS = {
     "list all runs": lambda known: known.runs(),
     "list the latest 20": lambda known: known.runs(Choice(limit=20)),
-    "latest of a suite": lambda known: known.latest("train"),
+    "latest of a suite": lambda known: known.runs(Choice(suite="train", limit=1)),
     "by GPU": lambda known: known.runs(Choice(gpu="H200")),
     "by commit": lambda known: known.runs(Choice(commit=commit_of(500))),
     "by date": lambda known: known.runs(Choice(since="2024-03-01", until="2024-03-31")),
@@ -213,8 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(
         f"{table(options.folder, options.repeats)}\n\n{options.runs:,} runs of {options.cases} "
         f"cases; made in {units.duration(made - began)}, index of {units.size(size)} rebuilt in "
-        f"{units.duration(rebuilt_s)} by {os.cpu_count()} processes. Each question was put by "
-        f"{options.repeats} new processes.\n"
+        f"{units.duration(rebuilt_s)}. Each question was put by {options.repeats} new processes.\n"
     )
 
 
