@@ -1,6 +1,8 @@
-"""Sizes of the attention and of the language model: frozen, validated, printable."""
+"""Sizes of the attention and of the model, and names of routes: frozen, validated, printable."""
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Literal
 
 INITIAL_BLOCKS = 1
@@ -10,6 +12,48 @@ LOCAL_BLOCKS = 2
 
 BRANCHES = ("compress", "select", "window")
 """Order of the branches wherever one axis holds all three (gates, K/V projections)."""
+
+_BANDED = ("reference", "eager", "fa2-torch", "fa2-package", "triton")
+ROUTES: Mapping[str, tuple[str, ...]] = {
+    "compress": _BANDED,
+    "scores": ("reference", "eager", "triton"),
+    "select": ("reference", "loop", "gather", "masked", "packed", "varlen", "triton"),
+    "window": _BANDED,
+}
+"""Part of the operator -> names of its routes."""
+
+
+def check_route(part: str, route: str, known: Collection[str]) -> None:
+    """Raise ValueError with the nearest route, unless the part has this one."""
+    if route not in known:
+        near = get_close_matches(route, known, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"{part}={route!r} is not a route; did you mean {near!r}? There are {', '.join(known)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """Which route computes each part of the operator; names are those of `ROUTES`."""
+
+    compress: str = "eager"
+    scores: str = "eager"
+    select: str = "gather"
+    window: str = "eager"
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            check_route(part.name, getattr(self, part.name), ROUTES[part.name])
+
+    @classmethod
+    def reference(cls) -> "Routes":
+        """Everything by its definition."""
+        return cls(**dict.fromkeys(ROUTES, "reference"))
+
+    @classmethod
+    def triton(cls) -> "Routes":
+        """Everything by its Triton kernel; the parts then share what they can."""
+        return cls(**dict.fromkeys(ROUTES, "triton"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
-from nsa.ops import Routes
+from nsa.config import Routes
 
 PREFIX = "NSA_"
 
@@ -171,7 +171,7 @@ class Flags:
 
     @property
     def prefill(self) -> Prefill:
-        """How attention takes the queries of a forward, as nsa.module names it."""
+        """How attention takes the queries of a forward, as nsa.model.attention names it."""
         return "batched" if self.prefill_batched else "token"
 
     def routes(self, **given: str) -> Routes:

@@ -15,8 +15,6 @@ Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa import dense, eager, fa2, reference, selected
+from nsa import reference
 from nsa.checks import (
     check_compressed,
     check_documents,
@@ -34,16 +32,15 @@ from nsa.checks import (
     need,
     shape,
 )
-from nsa.config import BRANCHES, NSAConfig
-from nsa.decode import DECODE_ROUTES, decode_attention
+from nsa.config import BRANCHES, NSAConfig, Routes, check_route
 from nsa.errors import Unsupported
 from nsa.profiling import named_range
+from nsa.routes import dense, eager, fa2, selected
+from nsa.routes.decode import DECODE_ROUTES, decode_attention
 
 __all__ = [
     "DECODE_ROUTES",
     "DENSE_ROUTES",
-    "ROUTES",
-    "Routes",
     "Unsupported",
     "attention",
     "attention_and_blocks",
@@ -112,37 +109,9 @@ _IMPLEMENTATIONS: Mapping[str, Mapping[str, _Route]] = {
     },
 }
 
-ROUTES: Mapping[str, tuple[str, ...]] = {
-    part: tuple(_IMPLEMENTATIONS[part]) for part in ("compress", "scores", "select", "window")
-}
-"""Part of the operator -> names of its routes."""
 DENSE_ROUTES: tuple[str, ...] = tuple(_IMPLEMENTATIONS["dense"])
 """Routes of `dense_attention`; `sdpa` lets PyTorch choose among its backends."""
 _WHOLE = _triton("attention")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routes:
-    """Which route computes each part of the operator; names are those of `ROUTES`."""
-
-    compress: str = "eager"
-    scores: str = "eager"
-    select: str = "gather"
-    window: str = "eager"
-
-    def __post_init__(self) -> None:
-        for part in fields(self):
-            _implementation(part.name, getattr(self, part.name))
-
-    @classmethod
-    def reference(cls) -> "Routes":
-        """Everything by its definition."""
-        return cls(**dict.fromkeys(ROUTES, "reference"))
-
-    @classmethod
-    def triton(cls) -> "Routes":
-        """Everything by its Triton kernel; the parts then share what they can."""
-        return cls(**dict.fromkeys(ROUTES, "triton"))
 
 
 def compress_blocks(
@@ -508,11 +477,7 @@ def attention_and_blocks(
 
 def _implementation(part: str, route: str) -> _Route:
     routes = _IMPLEMENTATIONS[part]
-    if route not in routes:
-        near = get_close_matches(route, routes, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"{part}={route!r} is not a route; did you mean {near!r}? There are {', '.join(routes)}"
-        )
+    check_route(part, route, routes)
     return routes[route]
 
 

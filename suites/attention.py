@@ -9,16 +9,16 @@ from torch import Tensor
 
 from harness.records import Scalar
 from harness.workload import Workload
-from nsa import costs, ops, reference
-from nsa.config import NSAConfig
+from nsa import ops, reference, roofline
+from nsa.config import ROUTES, NSAConfig, Routes
 from nsa.flags import Flags
-from nsa.trainer import describe_routes
+from nsa.train.loop import describe_routes
 from suites import peers
 from suites.axes import DENSE, DTYPES, Axes, AxisError
 from suites.selections import SELECTIONS, Selection, fixed_blocks
 
 SEED = 0
-BRANCHES: tuple[costs.Part, ...] = ("whole", "compress", "scores", "select", "window")
+BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
 REFERENCE_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
 """Memory the dense float64 reference may take; longer sequences are timed unchecked, and say so."""
 
@@ -36,10 +36,10 @@ class Plan:
     Dv: int
     dtype: torch.dtype
     backward: bool
-    branch: costs.Part
+    branch: roofline.Part
     selection: Selection
     config: NSAConfig
-    routes: ops.Routes
+    routes: Routes
 
     @property
     def dense(self) -> bool:
@@ -67,7 +67,7 @@ class Plan:
         branch under test; or dense attention; or one of suites.peers.
         """
         given = Axes("attention", axes, flags)
-        routes = dict.fromkeys(route for part in ops.ROUTES.values() for route in part)
+        routes = dict.fromkeys(route for part in ROUTES.values() for route in part)
         given.provider(provider, (*routes, *DENSE, *peers.PEERS))
         default = NSAConfig()
         sizes = NSAConfig(
@@ -104,22 +104,22 @@ class Plan:
         return plan
 
 
-def _routes(provider: str, branch: costs.Part, given: Axes) -> ops.Routes:
+def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
     """The route of each part; an AxisError where the provider has no such branch.
 
     Flags are asked about the parts that run and that the provider leaves open.
     """
     own = _own_routes(provider, branch)
-    parts = {"whole": tuple(ops.ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
+    parts = {"whole": tuple(ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
     left = [part for part in parts if part not in own]
     if not left:
         given.unrouted(f"{provider} routes all that runs")
-    return ops.Routes(**own, **{part: given.flags.route(part) for part in left})
+    return Routes(**own, **{part: given.flags.route(part) for part in left})
 
 
-def _own_routes(provider: str, branch: costs.Part) -> dict[str, str]:
+def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
     """Parts of the operator, and the route that the provider is for each."""
-    none = {part: getattr(ops.Routes(), part) for part in ops.ROUTES}
+    none = {part: getattr(Routes(), part) for part in ROUTES}
     if provider in DENSE:
         if branch != "whole":
             raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
@@ -130,11 +130,11 @@ def _own_routes(provider: str, branch: costs.Part) -> dict[str, str]:
             raise AxisError(f"attention: {provider} has no branch {branch!r}; only {known}")
         return none
     if provider in ("triton", "reference"):
-        return dict.fromkeys(ops.ROUTES, provider)
-    if provider in ops.ROUTES["select"]:
+        return dict.fromkeys(ROUTES, provider)
+    if provider in ROUTES["select"]:
         return {"select": provider}
-    if provider not in ops.ROUTES.get(branch, ()):
-        parts = [part for part, routes in ops.ROUTES.items() if provider in routes]
+    if provider not in ROUTES.get(branch, ()):
+        parts = [part for part, routes in ROUTES.items() if provider in routes]
         raise AxisError(f"attention: {provider} has no branch {branch!r}; only {', '.join(parts)}")
     return {branch: provider}
 
@@ -387,9 +387,9 @@ def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     return outputs
 
 
-def cost_of(p: Plan) -> costs.Cost:
+def cost_of(p: Plan) -> roofline.Cost:
     """FLOPs and bytes of one run of a case."""
-    shape = costs.Shape(
+    shape = roofline.Shape(
         batch=p.B,
         tokens=p.T,
         q_heads=p.HQ,
@@ -399,8 +399,8 @@ def cost_of(p: Plan) -> costs.Cost:
         element_bytes=p.dtype.itemsize,
     )
     if p.dense:
-        return costs.dense_cost(shape, backward=p.backward)
-    return costs.operator_cost(shape, p.config, p.branch, backward=p.backward)
+        return roofline.dense_cost(shape, backward=p.backward)
+    return roofline.operator_cost(shape, p.config, p.branch, backward=p.backward)
 
 
 def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:

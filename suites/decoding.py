@@ -10,7 +10,7 @@ from torch import Tensor
 
 from harness.records import Scalar
 from harness.workload import Workload
-from nsa import costs, ops, reference
+from nsa import ops, reference, roofline
 from nsa.config import NSAConfig
 from nsa.errors import Unsupported
 from nsa.flags import Flags
@@ -281,9 +281,9 @@ def _worth(p: Plan, few: _Inputs, blocks: Tensor) -> Tensor:
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
 
-def cost_of(p: Plan) -> costs.Cost:
+def cost_of(p: Plan) -> roofline.Cost:
     """FLOPs and bytes of one run of a case."""
-    shape = costs.Shape(
+    shape = roofline.Shape(
         batch=p.B,
         tokens=1,
         q_heads=p.HQ,
@@ -293,7 +293,7 @@ def cost_of(p: Plan) -> costs.Cost:
         element_bytes=p.dtype.itemsize,
         q_start=p.context - 1,
     )
-    return costs.dense_cost(shape) if p.dense else costs.decode_cost(shape, p.config)
+    return roofline.dense_cost(shape) if p.dense else roofline.decode_cost(shape, p.config)
 
 
 def _effective(

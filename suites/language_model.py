@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from harness.records import Scalar
 from harness.workload import Workload
-from nsa import costs
-from nsa.cache import DenseCache, LayerCache
-from nsa.config import PRESETS, ModelConfig
+from nsa import roofline
+from nsa.config import PRESETS, ModelConfig, Routes
 from nsa.flags import Flags, Prefill
-from nsa.lm import ByteLM, cross_entropy
-from nsa.ops import Routes
-from nsa.train_config import AUTOCAST, COMPILE, TrainConfig
-from nsa.trainer import Trainer, describe_routes
+from nsa.model.cache import DenseCache, LayerCache
+from nsa.model.language_model import ByteLM, cross_entropy
+from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
+from nsa.train.loop import Trainer, describe_routes
 from suites.axes import DENSE, DTYPES, Axes
 
 SEED = 0
@@ -163,7 +162,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         reference=partial(_defined_logits, model, tokens[:, :length], torch.float64),
         eager=partial(_defined_logits, model, tokens[:, :length], plan.dtype),
         tokens=plan.B * plan.T,
-        flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
+        flops=roofline.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
         effective=lambda: {**seen, "checked_tokens": length},
         flags=flags.asked_for,
         capturable=True,
@@ -262,7 +261,9 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         reference=lambda: {"logits": defined(torch.float64)["logits"][:, checked:]},
         eager=lambda: {"logits": defined(plan.dtype)["logits"][:, checked:]},
         tokens=plan.B * plan.new_tokens,
-        flops=costs.forward_flops(plan.model, batch=plan.B, tokens=plan.new_tokens, q_start=plan.T),
+        flops=roofline.forward_flops(
+            plan.model, batch=plan.B, tokens=plan.new_tokens, q_start=plan.T
+        ),
         effective=lambda: {**seen, "checked_context": checked},
         flags=flags.asked_for,
     )

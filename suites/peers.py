@@ -32,9 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from nsa import fa2
 from nsa.config import NSAConfig
 from nsa.errors import Unsupported
+from nsa.routes import fa2
 
 PEERS: Mapping[str, tuple[str, ...]] = {
     "flex": ("window",),

@@ -7,9 +7,9 @@ from typing import ParamSpec, TypeVar
 
 from harness.records import Scalar
 from harness.workload import Counts, Factory, Unsupported, Workload
-from nsa import costs, errors
+from nsa import errors, roofline
 from nsa.flags import Flags
-from nsa.train_config import TrainConfig
+from nsa.train.config import TrainConfig
 from suites import attention as _attention
 from suites import decoding as _decoding
 from suites import language_model as _language_model
@@ -28,7 +28,7 @@ __all__ = [
     "train",
 ]
 
-PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode", "torch.profiler")
+PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode.attend", "torch.profiler")
 """What the factories import when they are called; imported once for all workers."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
@@ -95,15 +95,15 @@ def counts(
         case _decoding.Plan() as d:
             return Counts(tokens=d.B, flops=_decoding.cost_of(d).flops)
         case _language_model.InferencePlan(new_tokens=0) as f:
-            flops = costs.forward_flops(f.model, batch=f.B, tokens=f.T)
+            flops = roofline.forward_flops(f.model, batch=f.B, tokens=f.T)
             return Counts(tokens=f.B * f.T, flops=flops)
         case _language_model.InferencePlan() as f:
-            flops = costs.forward_flops(f.model, batch=f.B, tokens=f.new_tokens, q_start=f.T)
+            flops = roofline.forward_flops(f.model, batch=f.B, tokens=f.new_tokens, q_start=f.T)
             return Counts(tokens=f.B * f.new_tokens, flops=flops)
         case _language_model.LayerPlan(whole=w):
             return Counts(tokens=w.B * w.T, flops=None)
         case TrainConfig() as c:
-            each = costs.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
+            each = roofline.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
             return Counts(tokens=c.batch_size * c.seq_len * c.accum, flops=c.accum * each)
         case other:
             raise TypeError(f"no counts for a {type(other).__name__}")

@@ -155,7 +155,7 @@ def test_a_host_sync_a_layer_is_found_on_the_cpu_in_one_run(
 
     count(request, Quiet(), lambda _: None)
     untouched = judged(request)
-    with (tmp_path / "nsa/module.py").open("a") as module:
+    with (tmp_path / "nsa/model/attention.py").open("a") as module:
         module.write(PLANTED)
     found = judged(request)
 

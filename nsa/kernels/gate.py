@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common import ceil_div, last_contiguous, power_of_2
-from nsa.kernels.launch import KINDS, Launch
+from nsa.kernels.common.device import ceil_div, last_contiguous, power_of_2
+from nsa.kernels.common.launch import KINDS, Launch
 
 TILE = 4096
 """Elements of one branch that a program reads: with 128 threads, four loads of 16 bytes each."""

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from nsa.config import NSAConfig
-from nsa.kernels import banded, banded_backward
-from nsa.kernels.band import Band
+from nsa.kernels.banded.backward import banded_backward
+from nsa.kernels.banded.band import Band
+from nsa.kernels.banded.forward import banded_forward
+from nsa.kernels.common.streams import beside
 from nsa.kernels.gate import gate_backward, row_dot
-from nsa.kernels.inverse import Selected
 from nsa.kernels.scores import select_blocks
-from nsa.kernels.selected import selected_forward
-from nsa.kernels.selected_backward import selected_backward
-from nsa.kernels.side import beside
+from nsa.kernels.selected.backward import selected_backward
+from nsa.kernels.selected.forward import selected_forward
+from nsa.kernels.selected.inverse import Selected
 from nsa.profiling import named_range
 
 Gradients = tuple[Tensor | None, ...]
@@ -83,7 +84,7 @@ class BandedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> Tensor:
-        o, lse = banded.forward(q, k, v, band, scale=scale)
+        o, lse = banded_forward(q, k, v, band, scale=scale)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.band, ctx.scale = band, scale
         assert o is not None  # only without values
@@ -93,7 +94,7 @@ class BandedAttention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor) -> Gradients:
         q, k, v, o, lse = ctx.saved_tensors
         delta = row_dot(do, o)
-        dq, dk, dv = banded_backward.backward(do, q, k, v, lse, delta, ctx.band, scale=ctx.scale)
+        dq, dk, dv = banded_backward(do, q, k, v, lse, delta, ctx.band, scale=ctx.scale)
         return dq, dk, dv, None, None
 
 
@@ -143,7 +144,7 @@ class Attention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         compress, window = place.compress_band(q, k_cmp), place.window_band(q)
         with named_range("nsa.compress"):
-            o_cmp, lse_cmp = banded.forward(q, k_cmp, v_cmp, compress, scale=place.scale)
+            o_cmp, lse_cmp = banded_forward(q, k_cmp, v_cmp, compress, scale=place.scale)
         with named_range("nsa.scores"):
             blocks = select_blocks(
                 q,
@@ -155,7 +156,7 @@ class Attention(torch.autograd.Function):
                 scale=place.scale,
             )
         with named_range("nsa.window"):
-            o_win, lse_win = banded.forward(q, k_win, v_win, window, scale=place.scale)
+            o_win, lse_win = banded_forward(q, k_win, v_win, window, scale=place.scale)
         assert o_cmp is not None
         assert o_win is not None  # both are None only without values
         with named_range("nsa.select"):
@@ -181,12 +182,12 @@ class Attention(torch.autograd.Function):
             delta = gate_backward(do, o_cmp, o_sel, o_win)
         with beside(q.device, 2) as sides:
             with named_range("nsa.compress"):
-                dq_cmp, dk_cmp, dv_cmp = banded_backward.backward(
+                dq_cmp, dk_cmp, dv_cmp = banded_backward(
                     do, q, k_cmp, v_cmp, lse_cmp, delta[..., 0], compress,
                     scale=place.scale, gate=gates[..., 0], side=sides[0],
                 )  # fmt: skip
             with named_range("nsa.window"):
-                dq_win, dk_win, dv_win = banded_backward.backward(
+                dq_win, dk_win, dv_win = banded_backward(
                     do, q, k_win, v_win, lse_win, delta[..., 2], window,
                     scale=place.scale, gate=gates[..., 2], side=sides[1],
                 )  # fmt: skip

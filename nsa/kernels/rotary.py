@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nsa.kernels.common import ceil_div, last_contiguous, power_of_2
+from nsa.kernels.common.device import ceil_div, last_contiguous, power_of_2
 
 TILE = 4096
 """Elements of a tile: with 128 threads, four loads of 16 bytes each."""

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from nsa.config import NSAConfig
 from nsa.errors import Unsupported
-from nsa.kernels import banded, operator, scores
-from nsa.kernels.band import Band
-from nsa.kernels.common import require
+from nsa.kernels import operator, scores
+from nsa.kernels.banded.band import Band
+from nsa.kernels.banded.forward import banded_forward
+from nsa.kernels.common.device import require
 from nsa.kernels.operator import Place
 
 
@@ -60,7 +61,7 @@ def select_blocks(
         tokens=q.shape[1],
         cu_seqlens=cu_seqlens,
     )
-    _, lse = banded.forward(q, k_cmp, None, band, scale=scale)
+    _, lse = banded_forward(q, k_cmp, None, band, scale=scale)
     return scores.select_blocks(
         q, k_cmp, lse, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
     )

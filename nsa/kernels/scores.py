@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
 from nsa.errors import Unsupported
-from nsa.kernels.common import (
+from nsa.kernels.common.device import (
     LOG2_E,
     Architecture,
     architecture,
@@ -27,8 +27,8 @@ from nsa.kernels.common import (
     last_contiguous,
     power_of_2,
 )
-from nsa.kernels.launch import KINDS, Launch
-from nsa.kernels.tiles import aligned, has_bulk_copies, load_tile, sources, units
+from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
 """What the importances of one chunk of queries may take."""

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import fa2, ops
+from nsa import ops
 from nsa.config import NSAConfig
+from nsa.routes import fa2
 
 SMALL = NSAConfig(
     compress_block_size=8,

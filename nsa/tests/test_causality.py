@@ -4,21 +4,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import eager, ops
+from nsa import ops
+from nsa.config import Routes
+from nsa.routes import eager
 from nsa.tests.operator_inputs import DEVICES, PORTABLE, SMALL, draw, mean, normal, run
 
 T = 90
 assert SMALL.window_size < T
 
-ROUTES = [
-    pytest.param(ops.Routes(**{part: route}), id=f"{part}-{route}")
+CHOICES = [
+    pytest.param(Routes(**{part: route}), id=f"{part}-{route}")
     for part, routes in {**PORTABLE, "scores": ["eager"]}.items()
     if part != "dense"
     for route in routes
-] + [pytest.param(ops.Routes.reference(), id="reference")]
+] + [pytest.param(Routes.reference(), id="reference")]
 
 
-def everything(x: dict[str, Tensor], routes: ops.Routes) -> tuple[Tensor, Tensor]:
+def everything(x: dict[str, Tensor], routes: Routes) -> tuple[Tensor, Tensor]:
     """Selection and output of the whole operator on raw tokens."""
     k_cmp, v_cmp = (ops.compress_blocks(x[n], mean, config=SMALL) for n in ("k_cmp", "v_cmp"))
     blocks = ops.select_blocks(x["q"], k_cmp, config=SMALL, route=routes.scores)
@@ -40,9 +42,9 @@ def tokens(seed: int, device: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("chunk", [1 << 27, 1 << 12], ids=["whole", "chunked"])
-@pytest.mark.parametrize("routes", ROUTES)
+@pytest.mark.parametrize("routes", CHOICES)
 def test_later_tokens_change_nothing_before_them(
-    routes: ops.Routes, chunk: int, device: str, monkeypatch: pytest.MonkeyPatch
+    routes: Routes, chunk: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager, "CHUNK_ELEMENTS", chunk)
     monkeypatch.setattr(eager, "WINDOW_TILE", 16)

@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 
 import pytest
 
+from nsa.config import Routes
 from nsa.flags import FlagError, Flags, Launch
-from nsa.ops import Routes
 
 DEFAULT = Routes()
 TRITON = Routes.triton()

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsa import eager, ops
+from nsa import ops
+from nsa.config import ROUTES, Routes
+from nsa.routes import eager
 from nsa.tests.operator_inputs import SMALL, draw, outputs_and_gradients
 
 WAITING = {
@@ -121,18 +123,18 @@ def test_the_definition_is_quadratic(part: str) -> None:
 
 def test_routes_refuse_an_unknown_name_and_suggest_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"select='gathr' .* did you mean 'gather'"):
-        ops.Routes(select="gathr")
+        Routes(select="gathr")
     with pytest.raises(ValueError, match="window='gather' is not a route"):
-        ops.Routes(window="gather")
+        Routes(window="gather")
 
 
 def test_routes_of_the_definition() -> None:
-    assert set(astuple(ops.Routes.reference())) == {"reference"}
+    assert set(astuple(Routes.reference())) == {"reference"}
 
 
 def test_every_default_route_exists() -> None:
-    for part, names in ops.ROUTES.items():
-        assert getattr(ops.Routes(), part) in names
+    for part, names in ROUTES.items():
+        assert getattr(Routes(), part) in names
 
 
 Q, KV, KC = (2, 61, 6, 16), (2, 61, 2, 16), (2, 14, 2, 16)
@@ -245,7 +247,7 @@ def test_gates_have_one_weight_per_branch() -> None:
             kv,
             zeros(2, 61, 6, 2),
             config=SMALL,
-            routes=ops.Routes(),
+            routes=Routes(),
         )
 
 

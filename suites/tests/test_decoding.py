@@ -50,7 +50,7 @@ def test_a_step_agrees_with_its_definition(provider: str, context: int) -> None:
 
 def test_a_wrong_selection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "nsa.eager.top_blocks", lambda i, *a, **kw: reference.top_blocks(-i, *a, **kw)
+        "nsa.routes.eager.top_blocks", lambda i, *a, **kw: reference.top_blocks(-i, *a, **kw)
     )
 
     with pytest.raises(accuracy.Incorrect, match="selected"):

@@ -16,9 +16,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from harness.measure import accuracy
 from harness.records import Scalar
 from harness.workload import Unsupported
-from nsa import fa2, reference
+from nsa import reference
 from nsa.config import NSAConfig
 from nsa.flags import Flags
+from nsa.routes import fa2
 from suites import attention, peers, workloads
 from suites.axes import AxisError
 

@@ -13,11 +13,12 @@ from harness.analysis import expectation
 from harness.measure import accuracy
 from harness.records import Case, Scalar
 from harness.workload import Factory, Unsupported, Workload
-from nsa import ops, reference, selected
+from nsa import ops, reference
+from nsa.config import Routes
 from nsa.flags import FlagError, Flags
-from nsa.module import DenseAttention, NSAttention
-from nsa.ops import Routes
-from nsa.peaks import peak_flops
+from nsa.model.attention import DenseAttention, NSAttention
+from nsa.roofline import peak_flops
+from nsa.routes import selected
 from suites import workloads
 from suites.axes import READ_FLAGS, AxisError
 
@@ -107,7 +108,7 @@ def test_selection_is_judged_by_what_the_blocks_are_worth(monkeypatch: pytest.Mo
     axes = {**OPERATOR, "pass": "forward", "branch": "scores"}
     accuracy.compare(workloads.attention("gather", axes))
     monkeypatch.setattr(
-        "nsa.eager.top_blocks", lambda i, *a, **kw: reference.top_blocks(-i, *a, **kw)
+        "nsa.routes.eager.top_blocks", lambda i, *a, **kw: reference.top_blocks(-i, *a, **kw)
     )
 
     with pytest.raises(accuracy.Incorrect, match="selected"):

@@ -1,0 +1,86 @@
+"""Gradients of attention over a band.
+
+Two kernels, and no atomics: one owns a tile of queries of a head and walks keys (dQ, in
+`banded_query`), the other owns a tile of keys and walks the queries of every head of its group (dK
+and dV, in `banded_key`). The weights are computed again in both from `lse`.
+
+With p the weights and g the gate of the branch:  dV = (p g)^T dO,  dS = p g (dO V^T - delta),
+dQ = scale dS K,  dK = scale dS^T Q,  where delta = rowsum(dO o) of the branch's own output o.
+
+Source: Dao 2023, arXiv:2307.08691, algorithm 2.
+"""
+
+import torch
+from torch import Tensor
+
+from nsa.kernels.banded.band import Band
+from nsa.kernels.banded.forward import Tile
+from nsa.kernels.banded.key import KeyGradients, key_tile, write_key_gradients
+from nsa.kernels.banded.planes import Sizes, empty_planes, write_planes
+from nsa.kernels.banded.query import query_tile, write_query_gradient
+from nsa.kernels.common.device import architecture, head_blocks, padded
+from nsa.kernels.common.streams import Side
+from nsa.kernels.common.tiles import aligned, has_bulk_copies
+
+
+def banded_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    band: Band,
+    *,
+    scale: float,
+    gate: Tensor | None = None,
+    query: Tile | None = None,
+    key: Tile | None = None,
+    side: Side | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `banded_forward`.
+
+    Args:
+        do: Gradient of the output, [B, T, HQ, Dv]; with `gate` that of the gated sum.
+        lse: From the forward pass.
+        delta: [B, T, HQ], float32, any strides: rowsum(do * o), the branch's own o.
+        gate: [B, T, HQ], any strides: what the branch's output is multiplied by.
+        side: Where the kernels run, beside the caller's stream; until it is joined the result is
+            not there.
+
+    Returns:
+        dq, dk, dv, contiguous, in the dtype of q.
+    """
+    HQ, D = q.shape[2:]
+    HKV, DV = k.shape[2], v.shape[-1]
+    if k.shape[1] == 0:
+        return torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
+    arch = architecture(q.device)
+    window = band.window > 0
+    query = query_tile(arch, D, DV, window=window) if query is None else query
+    key = key_tile(arch, D, DV, window=window) if key is None else key
+    D1, D2 = head_blocks(D)
+    sizes = Sizes(
+        HKV=HKV,
+        G=HQ // HKV,
+        D=D,
+        D1=D1,
+        D2=D2,
+        DV=DV,
+        DV_BLOCK=padded(DV),
+        GATED=gate is not None,
+        STRIDE=band.stride,
+        SPAN=band.span,
+        WINDOW=window,
+        DOCUMENTS=band.documents is not None,
+        BULK=has_bulk_copies(arch),
+    )
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    to = KeyGradients.empty(q, k, v, band, key)
+    planes = empty_planes(lse)
+    do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
+    with (side or Side()).launches(do, q, k, v, planes, *to.parts):
+        write_planes(planes, lse, delta, gate)
+        write_query_gradient(dq, do, q, k, v, planes, band, scale=scale, tile=query, sizes=sizes)
+        write_key_gradients(to, do, q, k, v, planes, band, scale=scale, tile=key, sizes=sizes)
+    return dq, to.dk, to.dv

@@ -1,0 +1,115 @@
+"""One number a row of the scores, by head: what the backward kernels read beside q and dO."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.kernels.common.device import ceil_div, padded
+from nsa.kernels.common.launch import KINDS, Launch
+
+BLOCK_T = 64
+"""Tokens of a program."""
+PAD_TOKENS = 128
+"""To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
+
+
+class Sizes(NamedTuple):
+    """Constants of the kernels that read the planes, tiles aside."""
+
+    HKV: int
+    G: int
+    D: int
+    D1: int
+    D2: int
+    DV: int
+    DV_BLOCK: int
+    GATED: bool
+    STRIDE: int
+    SPAN: int
+    WINDOW: bool
+    DOCUMENTS: bool
+    BULK: bool
+
+
+def empty_planes(lse: Tensor) -> Tensor:
+    """[3, B, HQ, padded T], float32, for `write_planes`."""
+    B, T, HQ = lse.shape
+    return torch.empty(
+        3, B, HQ, ceil_div(T, PAD_TOKENS) * PAD_TOKENS, dtype=torch.float32, device=lse.device
+    )
+
+
+def write_planes(planes: Tensor, lse: Tensor, delta: Tensor, gate: Tensor | None) -> None:
+    """Lay lse, delta and gate out by head: a tile's queries then lie side by side.
+
+    Past the last query lse is inf and the others 0. Without a gate the third is not written.
+    """
+    B, T, HQ = lse.shape
+    third = delta if gate is None else gate
+    T_padded = planes.shape[-1]
+    _launch(HQ, gate is not None)(
+        (T_padded // BLOCK_T, B),
+        (lse, delta, third, planes),
+        (B, T, T_padded, *lse.stride(), *delta.stride(), *third.stride()),
+    )
+
+
+@lru_cache(maxsize=KINDS)
+def _launch(HQ: int, gated: bool) -> Launch:
+    return Launch(
+        _transpose_kernel, HQ=HQ, GATED=gated, BLOCK_T=BLOCK_T, BLOCK_H=min(64, padded(HQ)),
+        num_warps=8 if HQ > 32 else 4,
+    )  # fmt: skip
+
+
+# Strides of one number a row are multiples of 16 at some lengths only.
+@triton.jit(
+    do_not_specialize=[
+        *("B", "T", "T_padded"),
+        *(f"{x}_{axis}" for x in ("lse", "delta", "gate") for axis in ("batch", "token", "head")),
+    ]
+)
+def _transpose_kernel(
+    lse_ptr,
+    delta_ptr,
+    gate_ptr,
+    planes_ptr,  # [3, B, HQ, T_padded], float32
+    B,
+    T,
+    T_padded,
+    lse_batch: tl.int64,
+    lse_token: tl.int64,
+    lse_head: tl.int64,
+    delta_batch: tl.int64,
+    delta_token: tl.int64,
+    delta_head: tl.int64,
+    gate_batch: tl.int64,
+    gate_token: tl.int64,
+    gate_head: tl.int64,
+    HQ: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    for first in tl.static_range(0, HQ, BLOCK_H):
+        head = first + tl.arange(0, BLOCK_H)
+        exists = (head < HQ)[None, :] & (token < T_padded)[:, None]
+        mask = exists & (token < T)[:, None]
+        out = planes_ptr + (b * HQ + head)[None, :] * T_padded + token[:, None]
+        plane = B.to(tl.int64) * HQ * T_padded
+        lse = lse_ptr + b * lse_batch + token[:, None] * lse_token + head[None, :] * lse_head
+        tl.store(out, tl.load(lse, mask=mask, other=float("inf")), mask=exists)
+        delta = delta_ptr + b * delta_batch
+        delta += token[:, None] * delta_token + head[None, :] * delta_head
+        tl.store(out + plane, tl.load(delta, mask=mask, other=0.0), mask=exists)
+        if GATED:
+            gate = gate_ptr + b * gate_batch
+            gate += token[:, None] * gate_token + head[None, :] * gate_head
+            factor = tl.load(gate, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out + 2 * plane, factor, mask=exists)

@@ -1,0 +1,277 @@
+"""Every kernel compiled ahead of time for sm_80 and sm_90, by its own launcher, on any machine.
+
+`python -m nsa.kernels.tests.aot` prints what each kernel takes of an SM, as Markdown. The
+launchers run as they are: a stand-in driver names the GPU, tensors are of torch's `meta` device
+(shapes, strides and types without memory, so the shipped lengths cost nothing), and every launch
+stops once its kernel is compiled. Triton's cache makes a second run quick.
+
+One process compiles for one GPU: a kernel remembers the target that it was first compiled for,
+and one defined under TRITON_INTERPRET cannot be compiled at all.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from nsa.kernels.common import device
+from nsa.kernels.common.device import Architecture
+from nsa.kernels.tests.aot_cases import CASES, SHAPES, Case, Shape
+
+ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
+SHARED_BYTES: dict[Architecture, int] = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
+"""Most shared memory that a block may have.
+
+Source: NVIDIA, CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
+"""
+WGMMA = {
+    "_forward_kernel",
+    "_query_kernel",
+    "_key_kernel",
+    "_score_kernel",
+    "_partial_kernel",
+    "_backward_kernel",
+}
+"""Kernels whose time goes into large matrix products."""
+_BY_SHAPE = {"HKV", "HQ", "G", "D", "D1", "D2", "DV", "DV_BLOCK", "BLOCK_D", "H", "N", "N_PAD"}
+"""Constants that follow from the shape; the table leaves them out."""
+
+
+class StandIn:
+    """A Triton driver for a GPU that is not there: it says what to compile for."""
+
+    def __init__(self, arch: Architecture) -> None:
+        self._target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """One kernel with one set of constants."""
+
+    kernel: str
+    arch: Architecture
+    cases: tuple[str, ...]
+    """The cases that launched it."""
+    shape: str
+    """The first of the shapes that launched it."""
+    constants: str
+    warps: int
+    stages: int
+    shared_bytes: int
+    registers: int
+    """Of a thread."""
+    local_bytes: int
+    """Of a thread, in memory: registers that were spilled."""
+    wgmma: bool
+    """Whether its products run on the tensor cores of sm_90 as such."""
+    wide_copies: bool
+    """Whether it copies into shared memory 16 bytes at a time, asynchronously (cp.async.cg)."""
+
+
+@dataclass(slots=True)
+class Launches:
+    """The kernels that were launched, and by what, in order of their first launch."""
+
+    first: dict[int, tuple[str, Any, str]] = field(default_factory=dict)
+    """id of a compiled kernel -> its name, itself, and the shape."""
+    cases: dict[int, list[str]] = field(default_factory=dict)
+    case: str = ""
+    shape: str = ""
+
+    def add(self, name: str, compiled: Any) -> None:
+        self.first.setdefault(id(compiled), (name, compiled, self.shape))
+        cases = self.cases.setdefault(id(compiled), [])
+        if self.case not in cases:
+            cases.append(self.case)
+
+
+@contextmanager
+def compiling_for(arch: Architecture) -> Iterator[Launches]:
+    """Turn every launch into a compilation for `arch`; there is no way back in this process."""
+    launches = Launches()
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled = launch(self, *args, grid=grid, warmup=True, **options)
+        launches.add(self.fn.__name__, compiled)
+        return compiled
+
+    JITFunction.run = compile_only
+    driver.set_active(StandIn(arch))
+    try:
+        with device.as_architecture(arch):
+            yield launches
+    finally:
+        JITFunction.run = launch
+
+
+def compile_cases(
+    arch: Architecture, cases: Iterable[Case], shapes: Sequence[Shape]
+) -> dict[str, Any]:
+    """Compile what the cases launch, as data for JSON: `kernels`, `errors` and `again`.
+
+    A case is called at its shape's own length first. `again` lists what its other lengths
+    compile on top, as [case, shape, kernel, lengths]: a sweep over lengths should compile nothing.
+    """
+    errors: dict[str, str] = {}
+    again: dict[tuple[str, str, str], list[int]] = {}
+    with compiling_for(arch) as launches:
+        for case in cases:
+            for shape in shapes:
+                if not case.takes(shape):
+                    continue
+                launches.case, launches.shape = case.name, shape.name
+                try:
+                    case.launch(shape, shape.T)
+                    before = set(launches.first)
+                    for T in case.sweep:
+                        case.launch(shape, T)
+                        new = [k for k in launches.first if k not in before]
+                        for key in new:
+                            where = (case.name, shape.name, launches.first[key][0])
+                            again.setdefault(where, []).append(T)
+                        before.update(new)
+                except Exception:  # noqa: BLE001 - a kernel that fails must not hide the others
+                    errors[f"{case.name} {shape.name}"] = traceback.format_exc(limit=-6)
+    kernels = [
+        asdict(_describe(name, arch, compiled, shape, launches.cases[key]))
+        for key, (name, compiled, shape) in launches.first.items()
+    ]
+    repeats = [[*where, lengths] for where, lengths in again.items()]
+    return {"kernels": kernels, "errors": errors, "again": repeats}
+
+
+def _describe(
+    name: str, arch: Architecture, compiled: Any, shape: str, cases: Sequence[str]
+) -> Compiled:
+    registers, local = _usage(compiled.asm["cubin"])
+    return Compiled(
+        kernel=name,
+        arch=arch,
+        cases=tuple(cases),
+        shape=shape,
+        constants=_constants(compiled),
+        warps=compiled.metadata.num_warps,
+        stages=compiled.metadata.num_stages,
+        shared_bytes=compiled.metadata.shared,
+        registers=registers,
+        local_bytes=local,
+        wgmma="wgmma.mma_async" in compiled.asm["ptx"],
+        wide_copies="cp.async.cg.shared.global" in compiled.asm["ptx"],
+    )
+
+
+def _constants(compiled: Any) -> str:
+    names = compiled.src.fn.arg_names
+    constants = {names[path[0]]: value for path, value in compiled.src.constants.items()}
+    return " ".join(
+        name if value is True else f"{name}={value}"
+        for name, value in constants.items()
+        if name.isupper() and name not in _BY_SHAPE and value is not False
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        said = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", said)
+    if found is None:
+        raise ValueError(f"cuobjdump says nothing of registers: {said}")
+    registers, stack, local = map(int, found.groups())
+    return registers, stack + local
+
+
+def run(
+    *, every_shape: bool = False, architectures: Sequence[Architecture] = ARCHITECTURES
+) -> dict[Architecture, dict[str, Any]]:
+    """Compile all cases, each architecture in a process of its own, side by side.
+
+    Args:
+        every_shape: All shipped shapes, not only those whose tiles differ.
+
+    Raises:
+        subprocess.CalledProcessError: A process died; its errors are on stderr.
+    """
+    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    shapes = ["--every-shape"] if every_shape else []
+    command = [sys.executable, "-m", "nsa.kernels.tests.aot", *shapes]
+    workers = {
+        arch: subprocess.Popen(
+            [*command, "--worker", arch], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for arch in architectures
+    }
+    answers = {arch: worker.communicate()[0] for arch, worker in workers.items()}
+    for worker in workers.values():
+        if worker.returncode:
+            raise subprocess.CalledProcessError(worker.returncode, worker.args)
+    return {arch: json.loads(answer) for arch, answer in answers.items()}
+
+
+def markdown(rows: Iterable[Compiled]) -> str:
+    """The table; a row that many cases launch names them all."""
+    lines = [
+        "| kernel | shape | launched by | constants | arch | warps x stages | shared KiB "
+        "| registers | spilled bytes | wgmma |",
+        "|:--|:--|:--|:--|:--|--:|--:|--:|--:|:--|",
+    ]
+    lines += [
+        f"| {r.kernel} | {r.shape} | {', '.join(r.cases)} | {r.constants} | {r.arch} "
+        f"| {r.warps} x {r.stages} | {r.shared_bytes / 1024:.1f} | {r.registers} "
+        f"| {r.local_bytes} | {'yes' if r.wgmma else ''} |"
+        for r in sorted(rows, key=lambda r: (r.kernel, r.arch, r.shape, r.constants))
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--worker", choices=ARCHITECTURES, help="compile for one, print JSON")
+    parser.add_argument("--every-shape", action="store_true", help="also those of equal tiles")
+    given = parser.parse_args()
+    if given.worker:
+        shapes = SHAPES if given.every_shape else [shape for shape in SHAPES if shape.distinct]
+        print(json.dumps(compile_cases(given.worker, CASES, shapes)))
+        return 0
+    answers = run(every_shape=given.every_shape)
+    print(markdown(Compiled(**row) for answer in answers.values() for row in answer["kernels"]))
+    failed = False
+    for arch, answer in answers.items():
+        for where, error in answer["errors"].items():
+            failed = True
+            print(f"\n{arch}: {where} does not compile\n{error}", file=sys.stderr)
+        for case, shape, kernel, lengths in answer["again"]:
+            print(f"{arch}: {kernel} of {case}, {shape}: again at T = {lengths}", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""What is compiled ahead of time: the launchers, and the shapes and lengths they are called with.
+
+To add a kernel, write a function of a shape and a length that calls its launcher with `meta`
+tensors, and list it in CASES.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.config import PRESETS, NSAConfig
+from nsa.kernels import gate, rotary, routes
+from nsa.kernels.banded.backward import banded_backward
+from nsa.kernels.banded.band import Band
+from nsa.kernels.banded.forward import banded_forward
+from nsa.kernels.decode.attend import decode
+from nsa.kernels.phi import forward as phi
+from nsa.kernels.selected.backward import selected_backward
+from nsa.kernels.selected.forward import selected_forward
+
+LENGTHS = (257, 1024, 4096, 1 << 18)
+"""Lengths at which nothing new may be compiled; at the last, strides pass 2**31."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Sizes that a kernel is compiled for; heads as in HQ/HKV/Dk/Dv."""
+
+    name: str
+    HQ: int
+    HKV: int
+    Dk: int
+    Dv: int
+    T: int = 2048
+    B: int = 1
+    config: NSAConfig = field(default_factory=NSAConfig)
+    distinct: bool = True
+    """Whether its tiles differ from those of the shapes before it."""
+
+    def tensor(
+        self, T: int, heads: int, size: int, *, dtype: torch.dtype = torch.bfloat16
+    ) -> Tensor:
+        return torch.empty(self.B, T, heads, size, dtype=dtype, device="meta")
+
+    def q(self, T: int) -> Tensor:
+        return self.tensor(T, self.HQ, self.Dk)
+
+    def k(self, T: int) -> Tensor:
+        return self.tensor(T, self.HKV, self.Dk)
+
+    def v(self, T: int) -> Tensor:
+        return self.tensor(T, self.HKV, self.Dv)
+
+    def o(self, T: int) -> Tensor:
+        """An output, or its gradient."""
+        return self.tensor(T, self.HQ, self.Dv)
+
+    def gates(self, T: int) -> Tensor:
+        return self.tensor(T, self.HQ, 3)
+
+    def rows(self, T: int) -> Tensor:
+        """One float32 a row of the scores: `lse`."""
+        return torch.empty(self.B, T, self.HQ, dtype=torch.float32, device="meta")
+
+    def blocks(self, T: int) -> Tensor:
+        size = (self.B, T, self.HKV, self.config.num_blocks)
+        return torch.empty(size, dtype=torch.int32, device="meta")
+
+
+def _preset(name: str, *, distinct: bool = True) -> Shape:
+    model = PRESETS[name]
+    return Shape(
+        name=name,
+        HQ=model.n_heads,
+        HKV=model.n_kv_heads,
+        Dk=model.head_dim_qk,
+        Dv=model.head_dim_v,
+        T=256,
+        B=2,
+        config=model.nsa,
+        distinct=distinct,
+    )
+
+
+SHAPES = [
+    Shape(name="64/4/192/128", HQ=64, HKV=4, Dk=192, Dv=128),
+    Shape(name="64/4/128/128", HQ=64, HKV=4, Dk=128, Dv=128),
+    Shape(name="32/8/128/128", HQ=32, HKV=8, Dk=128, Dv=128, distinct=False),
+    Shape(name="32/2/128/128", HQ=32, HKV=2, Dk=128, Dv=128, distinct=False),
+    Shape(name="12/2/64/64", HQ=12, HKV=2, Dk=64, Dv=64, B=2),
+    _preset("small"),
+    _preset("tiny", distinct=False),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way to call one launcher."""
+
+    name: str
+    launch: Callable[[Shape, int], object]
+    sweep: tuple[int, ...] = LENGTHS
+    only: tuple[str, ...] = ()
+    """Shapes that it is for; empty for all."""
+
+    def takes(self, shape: Shape) -> bool:
+        return not self.only or shape.name in self.only
+
+
+def _operator(packed: bool) -> Callable[[Shape, int], object]:
+    """Forward and backward of the whole, as the layer calls it."""
+
+    def launch(s: Shape, T: int) -> object:
+        N = s.config.compressed_length(T)
+        inputs = (s.q(T), s.k(N), s.v(N), s.k(T), s.v(T), s.k(T), s.v(T), s.gates(T))
+        leaves = tuple(x.requires_grad_() for x in inputs)
+        out, _ = routes.attention(
+            *leaves,
+            config=s.config,
+            q_start=0,
+            k_win_start=0,
+            cu_seqlens=_documents() if packed else None,
+            scale=s.Dk**-0.5,
+        )
+        return torch.autograd.grad(out, leaves, torch.empty_like(out))
+
+    return launch
+
+
+def _documents() -> Tensor:
+    return torch.empty(5, dtype=torch.int32, device="meta")
+
+
+def _compress(s: Shape, T: int) -> Band:
+    N = s.config.compressed_length(T)
+    return Band.compress(s.config, q_start=0, blocks=N, tokens=T, cu_seqlens=None)
+
+
+def _window(s: Shape, T: int) -> Band:
+    return Band.causal(tokens=T, window=s.config.window_size)
+
+
+def _dense(s: Shape, T: int) -> Band:
+    return Band.causal(tokens=T)
+
+
+def _banded(
+    band: Callable[[Shape, int], Band], *, values: bool = True
+) -> Callable[[Shape, int], object]:
+    def launch(s: Shape, T: int) -> object:
+        keys = s.config.compressed_length(T) if band is _compress else T
+        v = s.v(keys) if values else None
+        return banded_forward(s.q(T), s.k(keys), v, band(s, T), scale=s.Dk**-0.5)
+
+    return launch
+
+
+def _banded_backward(band: Callable[[Shape, int], Band]) -> Callable[[Shape, int], object]:
+    def launch(s: Shape, T: int) -> object:
+        keys = s.config.compressed_length(T) if band is _compress else T
+        k, v, scale = s.k(keys), s.v(keys), s.Dk**-0.5
+        return banded_backward(s.o(T), s.q(T), k, v, s.rows(T), s.rows(T), band(s, T), scale=scale)
+
+    return launch
+
+
+def _selected_backward(*, deterministic: bool = False) -> Callable[[Shape, int], object]:
+    """And the forward pass before it."""
+
+    def launch(s: Shape, T: int) -> object:
+        where: dict[str, Any] = {
+            "block_size": s.config.select_block_size,
+            "scale": s.Dk**-0.5,
+            "deterministic": deterministic,
+        }
+        _, lse, index, _ = selected_forward(s.q(T), s.k(T), s.v(T), s.blocks(T), **where)
+        return selected_backward(s.o(T), s.q(T), s.k(T), s.v(T), lse, s.rows(T), index, **where)
+
+    return launch
+
+
+def _rotate(s: Shape, T: int) -> None:
+    turns = torch.empty(T, s.Dk // 2, device="meta")
+    for inverse in (False, True):
+        rotary.rotate_into(s.q(T), s.q(T), turns, turns, inverse=inverse)
+
+
+def _phi(*, float32: bool = False, packed: bool = False) -> Callable[[Shape, int], object]:
+    """Forward and backward, of keys and of values, whose head sizes differ."""
+
+    def launch(s: Shape, T: int) -> object:
+        for x in (s.k(T), s.v(T)):
+            D, size = x.shape[-1], s.config.compress_block_size
+            dtype = torch.float32 if float32 else x.dtype
+            position, w1, b1, w2, b2 = (
+                torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+                for shape in ((size, D), (D, size * D), (D,), (D, D), (D,))
+            )
+            starts = phi.block_starts(_documents(), T, s.config) if packed else None
+            out = phi.phi_blocks(
+                x.requires_grad_(), position, w1, b1, w2, b2, config=s.config, starts=starts
+            )
+            torch.autograd.grad(out, (x, position, w1, b1, w2, b2), torch.empty_like(out))
+        return None
+
+    return launch
+
+
+def _decode(s: Shape, T: int) -> object:
+    """One query of each sequence; T is the cache's capacity."""
+    N, ring = s.config.compressed_length(T), s.config.window_size
+    lengths = torch.empty(s.B, dtype=torch.int32, device="meta")
+    return decode(
+        s.q(1),
+        s.k(N),
+        s.v(N),
+        s.k(T),
+        s.v(T),
+        s.k(ring),
+        s.v(ring),
+        s.gates(1),
+        lengths,
+        config=s.config,
+        scale=s.Dk**-0.5,
+    )
+
+
+PAPER = ("64/4/192/128",)
+TRAINED = (*PAPER, "12/2/64/64")
+CASES = [
+    Case("operator", _operator(packed=False)),
+    Case("operator, documents", _operator(packed=True), only=PAPER),
+    Case("dense", _banded(_dense), only=TRAINED),
+    Case("dense backward", _banded_backward(_dense), only=TRAINED),
+    Case("compress, lse alone", _banded(_compress, values=False), only=PAPER),
+    Case("compress backward", _banded_backward(_compress), only=PAPER),
+    Case("window backward", _banded_backward(_window), only=PAPER),
+    Case("select backward", _selected_backward(), only=PAPER),
+    Case("select backward, deterministic", _selected_backward(deterministic=True), only=PAPER),
+    Case("gate", lambda s, T: gate.gate_forward(s.gates(T), s.o(T), s.o(T), s.o(T)), only=PAPER),
+    Case("one branch backward", lambda s, T: gate.row_dot(s.o(T), s.o(T)), only=PAPER),
+    Case("rotary", _rotate),
+    Case("phi", _phi()),
+    Case("phi, documents", _phi(packed=True), only=PAPER),
+    Case("phi, float32 parameters", _phi(float32=True), only=PAPER),
+    Case("decode", _decode),
+]
+"""The operator launches most kernels, for every shape. What else a branch alone, documents or
+determinism launch has other constants and the same tiles: it is compiled for one shape."""

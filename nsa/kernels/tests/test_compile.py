@@ -1,0 +1,86 @@
+"""Every kernel compiles for both architectures, fits its shared memory, and stays in registers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from nsa.kernels.common.device import Architecture
+from nsa.kernels.tests import aot
+from nsa.kernels.tests.aot_cases import CASES
+
+SPILLED_BYTES: Mapping[Architecture, int] = {"sm_80": 72, "sm_90": 112}
+"""Local memory that a thread may use: some addresses set aside around a loop, not a tile. Only ever
+made smaller; the largest is `_backward_kernel`, whose loop is pipelined by hand."""
+
+
+@pytest.fixture(scope="module")
+def answers() -> Mapping[Architecture, dict[str, Any]]:
+    return aot.run()
+
+
+@pytest.fixture(scope="module")
+def kernels(answers: Mapping[Architecture, dict[str, Any]]) -> list[aot.Compiled]:
+    return [aot.Compiled(**row) for answer in answers.values() for row in answer["kernels"]]
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles(answers: Mapping[Architecture, dict[str, Any]]) -> None:
+    assert {arch: answer["errors"] for arch, answer in answers.items() if answer["errors"]} == {}
+    for answer in answers.values():
+        launched = {case for row in answer["kernels"] for case in row["cases"]}
+        assert launched == {case.name for case in CASES}
+
+
+@pytest.mark.slow
+def test_a_sweep_over_lengths_compiles_once(
+    answers: Mapping[Architecture, dict[str, Any]],
+) -> None:
+    """Else the sweep times the compiler; the last length has strides past 2**31."""
+    repeated = {
+        (arch, case, shape, kernel): lengths
+        for arch, answer in answers.items()
+        for case, shape, kernel, lengths in answer["again"]
+    }
+
+    assert repeated == {}
+
+
+@pytest.mark.slow
+def test_shared_memory_fits(kernels: list[aot.Compiled]) -> None:
+    assert [k for k in kernels if k.shared_bytes > aot.SHARED_BYTES[k.arch]] == []
+
+
+@pytest.mark.slow
+def test_registers_hold_what_a_thread_computes(kernels: list[aot.Compiled]) -> None:
+    assert [k for k in kernels if k.local_bytes > SPILLED_BYTES[k.arch]] == []
+
+
+@pytest.mark.slow
+def test_tiles_of_sm_80_are_copied_16_bytes_at_a_time(kernels: list[aot.Compiled]) -> None:
+    """Descriptors, which it has no engine for, become loads of single elements there."""
+    banded = {"_forward_kernel", "_query_kernel", "_key_kernel", "_score_kernel"}
+
+    copies = {
+        (k.kernel, k.shape, k.constants): k.wide_copies
+        for k in kernels
+        if k.arch == "sm_80" and k.kernel in banded
+    }
+
+    assert {name for name, _, _ in copies} == banded
+    assert [where for where, wide in copies.items() if not wide] == []
+
+
+@pytest.mark.slow
+def test_products_reach_the_tensor_cores_of_sm_90(kernels: list[aot.Compiled]) -> None:
+    """Kernels bound by their products, at the shapes that people train."""
+    missed = [
+        k
+        for k in kernels
+        if k.arch == "sm_90"
+        and k.kernel in aot.WGMMA
+        and k.shape not in ("small", "tiny")
+        and not k.wgmma
+    ]
+
+    assert missed == []

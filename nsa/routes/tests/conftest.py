@@ -1,0 +1,3 @@
+"""The fixtures of nsa."""
+
+from nsa.tests.fixtures import *  # noqa: F403

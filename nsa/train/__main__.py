@@ -1,0 +1,426 @@
+"""Train the byte-level LM: `python -m nsa.train --preset small --dataset text --steps 300`.
+
+Under torchrun every process trains on data of its own and gradients are averaged. An option
+wins over its NSA_* variable, and that over the preset; the boot line says which it was.
+Exit status: 0 trained; 1 the loss became NaN or infinite; 2 it could not be carried out;
+130 interrupted.
+"""
+
+import argparse
+import difflib
+import math
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nsa.config import PRESETS
+from nsa.errors import TrainError, Unsupported
+from nsa.flags import FlagError, Flags, Launch
+from nsa.train.config import COMPILE, Precision, TrainConfig
+from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
+from nsa.train.devices import process_group
+from nsa.train.loop import Trainer, describe_routes
+from nsa.train.progress import (
+    Progress,
+    Sink,
+    check_writable,
+    csv_sink,
+    draw_curve,
+    tensorboard_sink,
+)
+
+__all__ = ["Progress", "TrainConfig", "TrainError", "Trainer", "configure", "main", "train"]
+
+PRESET_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "125m": {
+        "seq_len": 2048,
+        "batch_size": 1,
+        "checkpointing": "on",
+        "precision": "bf16",
+        "lr": 3e-4,
+    },
+    "small": {"seq_len": 256, "batch_size": 8, "lr": 4e-3},
+    "tiny": {"seq_len": 64, "batch_size": 8, "lr": 3e-3},
+}
+"""What each preset of nsa.config trains with, where TrainConfig's defaults are not meant."""
+
+_ROUTE_FLAGS = {
+    "NSA_FORCE_PARITY",
+    "NSA_FORCE_SEL_MASK",
+    "NSA_SEL_RANGES_V2",
+    "NSA_USE_FA2",
+    "NSA_USE_FA2_CMP",
+    "NSA_USE_FA2_WIN",
+    "NSA_USE_SEL_PACK",
+    "NSA_USE_SEL_VARLEN",
+    "NSA_USE_TRITON",
+    "NSA_USE_TRITON_SEL",
+}
+_REMEDIES: Mapping[Precision, str] = {
+    "fp32": "Lower --lr.",
+    "bf16": "Lower --lr, or use --precision fp32.",
+    "fp16": "Lower --lr, or use --precision bf16 or fp32.",
+}
+"""Against a loss that is not finite."""
+_ENTROPY_SAMPLE_BYTES = 2**20
+Attention = Literal["nsa", "dense"]
+
+
+class UsageError(Exception):
+    """The command line does not say something that can be run."""
+
+
+class NonFiniteError(Exception):
+    """The loss became NaN or infinite."""
+
+
+def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Iterator[Progress]:
+    """Take the configured steps; yield after the first, every `log_every`-th and the last.
+
+    The host waits for the device only there. The time that reading the held-out split takes
+    does not count in tokens_per_s.
+
+    Raises:
+        NonFiniteError: The loss since the last Progress is not a finite number.
+    """
+    steps = trainer.config.steps
+    peak = trainer.peak_flops
+    logged = 0
+    total = torch.zeros((), device=trainer.device)
+    began = mark = time.perf_counter()
+    for step in range(1, steps + 1):
+        total += trainer.step()
+        if step != 1 and step % log_every and step != steps:
+            continue
+        loss = _over_processes(total / (step - logged), trainer.launch)
+        now = time.perf_counter()  # the loss was read, so the device is done
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss is {loss} at step {step}; it was finite up to step {logged}\n"
+                f"  {_REMEDIES[trainer.config.precision]}"
+            )
+        held_out = None
+        if held_out_batches:
+            held_out = bits_per_byte(trainer.held_out_loss(held_out_batches).item())
+        rate = None if step == 1 else (step - logged) / (now - mark)  # steps a second
+        yield Progress(
+            step=step,
+            loss=loss,
+            bits_per_byte=bits_per_byte(loss),
+            held_out_bits_per_byte=held_out,
+            tokens_per_s=rate and rate * trainer.tokens_per_step,
+            mfu=rate and peak and rate * trainer.flops_per_step / peak,
+            elapsed_s=now - began,
+        )
+        total.zero_()
+        logged, mark = step, time.perf_counter()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    try:
+        _run(_parse(sys.argv[1:] if argv is None else argv))
+    except NonFiniteError as error:
+        return _fail(str(error), 1)
+    except (UsageError, FlagError, DataError, TrainError, Unsupported) as error:
+        return _fail(str(error), 2)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0]
+        return _fail(f"{reason}\n  Use --gc on, or lower --batch-size or --seq-len.", 2)
+    return 0
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether the device or the host had no memory left; torch has no type for the host's."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
+
+
+def configure(
+    preset: str, options: Mapping[str, Any], flags: Flags
+) -> tuple[TrainConfig, dict[str, str]]:
+    """Decide every setting: option, then NSA_* variable, then preset.
+
+    Args:
+        preset: A name in nsa.config.PRESETS.
+        options: Settings given on the command line, by their names in TrainConfig; also
+            `attention`, of the model.
+
+    Returns:
+        The configuration; and for each setting that a variable decided, by the same names,
+        the variable.
+
+    Raises:
+        ValueError: A setting is out of range, or two do not fit.
+        DataError: There is no such dataset.
+    """
+    variables = {"seq_len": flags.seq_len, "batch_size": flags.batch_size, "accum": flags.accum}
+    from_env: dict[str, Any] = {k: v for k, v in variables.items() if v is not None}
+    origins = {name: f"NSA_{name.upper()}" for name in from_env}
+    if flags.no_gc:
+        from_env["checkpointing"], origins["checkpointing"] = "off", "NSA_NO_GC"
+    settings = {
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        **PRESET_SETTINGS[preset],
+        **from_env,
+        **options,
+    }
+    model = PRESETS[preset]
+    if attention := settings.pop("attention", None):
+        model = replace(model, attention=attention)
+    return TrainConfig(model=model, **settings), {
+        name: origin for name, origin in origins.items() if name not in options
+    }
+
+
+def _run(options: argparse.Namespace) -> None:
+    flags, launch = Flags.from_env(), Launch.from_env()
+    names = {f.name for f in fields(TrainConfig)} | {"attention"}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    try:
+        config, origins = configure(options.preset, given, flags)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    origins |= {name: option for name, option in options.origins.items() if name in names}
+    if launch.rank > 0:  # one process speaks for all
+        options.out = options.curve = None
+    with ExitStack() as stack:
+        stack.enter_context(process_group(launch, config.device))
+        trainer = stack.enter_context(Trainer(config, flags, launch))
+        sinks = _open_sinks(stack, options.out, flags) if launch.rank == 0 else []
+        if options.curve is not None:
+            check_writable(options.curve)
+        _say(launch, _boot_line(options.preset, trainer, origins, flags))
+        curve = []
+        for progress in train(
+            trainer, log_every=options.log_every, held_out_batches=options.held_out
+        ):
+            if progress.step == 1:
+                observed = (f"{name}={value}" for name, value in trainer.effective().items())
+                _say(launch, "[step 1] observed: " + " ".join(observed))
+            _say(launch, str(progress))
+            for sink in sinks:
+                sink(progress)
+            curve.append(progress)
+        if options.curve is not None:
+            _draw(options.curve, options.preset, config, curve)
+            _say(launch, f"curve: {options.curve}")
+
+
+def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags: Flags) -> str:
+    """What will run, and for every setting that is not the preset's what decided it."""
+    c = trainer.config
+    dense = c.model.attention == "dense"  # the flags choose routes of NSA's branches alone
+    if not dense and (chosen := sorted(_ROUTE_FLAGS & flags.set_names)):
+        origins = {**origins, "routes": ",".join(chosen)}
+    if "NSA_PREFILL_BATCHED" in flags.set_names:
+        origins = {**origins, "prefill": "NSA_PREFILL_BATCHED"}
+    routes = f"dense:{c.dense_backend}" if dense else describe_routes(trainer.routes)
+    settings = (
+        ("attention", "attention", c.model.attention),
+        ("S", "seq_len", c.seq_len),
+        ("B", "batch_size", c.batch_size),
+        ("accum", "accum", c.accum),
+        ("gc", "checkpointing", c.checkpointing),
+        ("compile", "compile", c.compile),
+        ("graph", "cuda_graph", "on" if c.cuda_graph else "off"),
+        ("precision", "precision", c.precision),
+        ("dataset", "dataset", c.dataset),
+        ("steps", "steps", c.steps),
+        ("lr", "lr", f"{c.lr:g}"),
+        ("seed", "seed", c.seed),
+        ("routes", "routes", routes),
+        ("prefill", "prefill", trainer.prefill),
+        ("device", "device", trainer.device),
+        ("processes", "processes", trainer.launch.world_size),
+    )
+    parts = [f"preset={preset}"]
+    for label, name, value in settings:
+        parts.append(f"{label}={value}" + (f" ({origins[name]})" if name in origins else ""))
+    parts.append(f"params={trainer.model.num_parameters / 1e6:.1f}M")
+    return "[boot] effective config: " + " ".join(parts)
+
+
+def _draw(path: Path, preset: str, config: TrainConfig, curve: Sequence[Progress]) -> None:
+    rows = -(-_ENTROPY_SAMPLE_BYTES // config.seq_len)
+    with open_stream(
+        config.dataset, batch_size=rows, seq_len=config.seq_len, seed=config.seed
+    ) as stream:
+        unigram = unigram_entropy(next(stream).numpy())
+    draw_curve(
+        path,
+        curve,
+        unigram_bits=unigram,
+        title=f"{preset} LM, {config.model.attention} attention, on {config.dataset}",
+    )
+
+
+def _over_processes(value: Tensor, launch: Launch) -> float:
+    """The mean over all processes, on the host."""
+    if launch.world_size > 1:
+        dist.all_reduce(value)
+        value = value / launch.world_size
+    return value.item()
+
+
+def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags) -> list[Sink]:
+    """The logs that --out and the flags ask for."""
+    if out is None:
+        if not flags.tb_disable:
+            raise UsageError("NSA_TB_DISABLE=0 asks for TensorBoard logs\n  Add --out DIR.")
+        return []
+    sinks = []
+    if not flags.disable_csv_logs:
+        sinks.append(csv_sink(out / "train.csv"))
+    if not flags.tb_disable:
+        sinks.append(tensorboard_sink(stack, out))
+    return sinks
+
+
+def _say(launch: Launch, line: str) -> None:
+    if launch.rank == 0:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def _fail(message: str, status: int) -> int:
+    sys.stderr.write(f"error: {message}\n")
+    return status
+
+
+# --- command line ------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n  python -m nsa.train --help lists the options.")
+
+
+class _Set(argparse.Action):
+    """Stores a value, and in `origins` the option that gave it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
+        namespace.origins[self.dest] = option_string
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _parser()
+    options, unknown = parser.parse_known_args(argv, argparse.Namespace(origins={}))
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        known = [option for action in parser._actions for option in action.option_strings]
+        suggestion = _suggestion(name, known)
+        parser.error(f"unknown {'option' if name[:1] == '-' else 'argument'} {name}{suggestion}")
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m nsa.train",
+        description="Train the byte-level LM with NSA or dense attention.",
+        epilog="The NSA_* variables choose routes and defaults: see nsa/flags.py.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--preset", type=_one_of(PRESETS), default="small", help=", ".join(PRESETS))
+    add("--log-every", type=_at_least(1), default=10, metavar="STEPS")
+    add("--held-out", type=_at_least(0), default=0, metavar="BATCHES", help="read at every log")
+    add("--out", type=Path, metavar="DIR", help="write train.csv there, and TensorBoard events")
+    add("--curve", type=_png, metavar="PNG", help="draw the learning curve there")
+
+    add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
+    add("--attention", type=_one_of(get_args(Attention)), help="nsa or dense")
+    add("--seq-len", type=_at_least(1), metavar="T", help="tokens per row")
+    add("--batch-size", type=_at_least(1), metavar="B", help="rows per forward")
+    add("--accum-batches", type=_at_least(1), dest="accum", help="forwards per optimiser step")
+    gc = parser.add_mutually_exclusive_group()
+    recompute = partial(gc.add_argument, action=_Set, default=argparse.SUPPRESS)
+    recompute("--gc", dest="checkpointing", metavar="off|on|A-B", help="layers to recompute")
+    recompute("--no-gc", dest="checkpointing", nargs=0, const="off", help="same as --gc off")
+    add("--compile", type=_one_of(COMPILE), help="torch.compile around the attention: off or on")
+    add("--cuda-graph", nargs=0, const=True, help="replay each step as one CUDA graph")
+    add("--steps", type=_at_least(1), help="optimiser steps, and the length of the schedule")
+    add("--warmup-steps", type=_at_least(0))
+    add("--dataset", metavar="NAME", help="synthetic, text, fineweb_edu or fineweb_edu:PATH")
+    add("--loader-timeout", type=_above_0, dest="loader_timeout_s", metavar="SECONDS")
+    add("--precision", type=_one_of(get_args(Precision)), help="fp32, bf16 or fp16")
+    add("--lr", type=_above_0, help="peak learning rate")
+    add("--weight-decay", type=_from_0)
+    add("--clip", type=_above_0, help="largest norm of the gradient")
+    add("--seed", type=_at_least(0), help="decides weights and data")
+    add("--device", help="cpu, cuda or cuda:N; a GPU where there is one")
+    return parser
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return int(text)
+
+    return parse
+
+
+def _above_0(text: str) -> float:
+    return _number(text, lambda value: value > 0, "above 0")
+
+
+def _from_0(text: str) -> float:
+    return _number(text, lambda value: value >= 0, "of at least 0")
+
+
+def _number(text: str, fits: Callable[[float], bool], form: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not fits(value):  # which NaN does not
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {form}")
+    return value
+
+
+def _png(text: str) -> Path:
+    if not text.lower().endswith(".png"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
+    return Path(text)
+
+
+def _one_of(words: Collection[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            there = ", ".join(words)
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is none of {there}{_suggestion(text, words)}"
+            )
+        return text
+
+    return parse
+
+
+def _suggestion(word: str, words: Collection[str]) -> str:
+    near = difflib.get_close_matches(word, words, n=1)
+    return f"\n  Did you mean {near[0]}?" if near else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

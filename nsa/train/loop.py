@@ -1,0 +1,424 @@
+"""One optimiser step after another: what is trained, how, and what was seen to run.
+
+`TrainConfig` says what is asked for, `Trainer.step` does it, `Trainer.effective` tells what ran,
+from the tensors and calls that went by. Nothing here reads the environment, prints or exits.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nsa import roofline
+from nsa.config import Routes
+from nsa.errors import TrainError
+from nsa.flags import Flags, Launch
+from nsa.model.attention import DenseAttention
+from nsa.model.compiled import compiled, runs
+from nsa.model.language_model import ByteLM, cross_entropy, parse_checkpointing
+from nsa.model.rotary import Rotation
+from nsa.roofline import peak_flops
+from nsa.train.config import AUTOCAST, TrainConfig
+from nsa.train.data import Loader, fetches, open_stream
+from nsa.train.devices import distribute, training_device
+from nsa.train.graph import CapturedStep, CaptureError
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What went by during one step."""
+
+    calls: list[int]
+    """Of each layer; one more per forward where it was recomputed."""
+    forwards: int = 0
+    batch: torch.Size | None = None
+    logits: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    routes: Routes | str = ""
+    """Of NSA the routes it was handed, of dense attention its backend."""
+    prefill: str = ""
+    compiled: int = 0
+    """Runs of compiled graphs in the forward passes."""
+    replayed: bool = False
+    """Whether the step was the replay of a CUDA graph. The rest was seen at its capture."""
+
+
+class Trainer:
+    """A model, its optimiser and its data, on one device of one process.
+
+    With `launch.world_size` above 1 the gradients are averaged over all processes (DDP), each of
+    which reads data of its own; a process group must exist (see `process_group`).
+    """
+
+    def __init__(
+        self, config: TrainConfig, flags: Flags | None = None, launch: Launch | None = None
+    ) -> None:
+        """Build the model from the seed, alike on every device, and open the data.
+
+        Args:
+            flags: Routes, prefill, loader and DDP settings; Flags() when None, which does not
+                read the environment.
+
+        Raises:
+            DataError: The dataset is absent.
+            TrainError: The device is absent, or cannot do what is asked for.
+        """
+        flags = Flags() if flags is None else flags
+        launch = Launch() if launch is None else launch
+        self.config = config
+        self.launch = launch
+        self.device = training_device(config.device, launch)
+        if config.cuda_graph:
+            _check_graph(config, self.device, launch)
+        # Flags are asked for only where they decide something: Flags.asked_for tells on them.
+        dense = config.model.attention == "dense"
+        with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
+            self.model = ByteLM(
+                config.model,
+                dense_backend=config.dense_backend,
+                aux_stats=dense or not flags.disable_aux_stats,
+                generator=torch.Generator().manual_seed(config.seed),
+            ).to(self.device)
+        self.steps_done = 0
+        self.routes = config.routes or (Routes() if dense else flags.routes())
+        self.prefill = flags.prefill if config.prefill is None else config.prefill
+        self._graph: CapturedStep | None = None
+        self._rotation: tuple[int, torch.dtype, Rotation] | None = None
+        self._layers = parse_checkpointing(config.checkpointing, config.model.n_layers)
+        self._seen = self._nothing_seen()
+        for layer, block in enumerate(self.model.blocks):
+            self._watch(layer, block)
+        self._ddp = distribute(self.model, self.device, flags) if launch.world_size > 1 else None
+        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
+        others = [p for p in self.model.parameters() if p.ndim < 2]
+        self._optimiser = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
+            ],
+            # A graph reads the rate from where it stood at the capture.
+            lr=torch.tensor(config.lr, device=self.device) if config.cuda_graph else config.lr,
+            betas=config.betas,
+            fused=True,
+        )
+        self._scaler = torch.amp.GradScaler(
+            self.device.type,
+            init_scale=config.initial_scale,
+            enabled=config.precision == "fp16",
+        )
+        self._loader = Loader(timeout_s=config.loader_timeout_s)
+        if fetches(config.dataset):
+            self._loader = replace(
+                self._loader,
+                doc_batch=flags.fwe_doc_batch,
+                prefetch=flags.fwe_prefetch,
+                queue_depth=flags.fwe_q,
+            )
+        self.stream = open_stream(
+            config.dataset,
+            batch_size=config.batch_size,
+            seq_len=config.seq_len,
+            seed=config.seed,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            loader=self._loader,
+        )
+        self._held_out: list[Tensor] = []
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Targets that one step of all processes learns from."""
+        c = self.config
+        return c.batch_size * c.seq_len * c.accum * self.launch.world_size
+
+    @property
+    def flops_per_step(self) -> int:
+        """Floating-point operations that one step of this process needs; see nsa.roofline."""
+        c = self.config
+        return c.accum * roofline.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """FLOP/s of this process's device by its data sheet; None where we have none."""
+        if self.device.type != "cuda":
+            return None
+        name = torch.cuda.get_device_name(self.device)
+        return peak_flops(name, AUTOCAST[self.config.precision])
+
+    def step(self) -> Tensor:
+        """Take one optimiser step: forward, backward, accumulation, clipping, AdamW.
+
+        Does not wait for the device, and draws the next step's batches while that computes.
+
+        Returns:
+            The mean loss in nats per byte of this process's batches, a scalar on the device,
+            before the step changed the weights.
+
+        Raises:
+            DataError: The data ended, stalled or is malformed.
+            nsa.ops.Unsupported: A route cannot run here.
+            TrainError: The step does not compile, or cannot be captured.
+        """
+        batches = (next(self.stream) for _ in range(self.config.accum))
+        rate = self.config.learning_rate(self.steps_done)
+        if self.config.cuda_graph:
+            loss = self._replay(list(batches), rate)
+        else:
+            self._set_rate(rate)
+            loss = self._learn(self._to_device(batch) for batch in batches)
+        if self.device.type == "cuda":
+            self.stream.prepare(self.config.accum)
+        self.steps_done += 1
+        return loss
+
+    def _learn(self, batches: Iterable[Tensor]) -> Tensor:
+        """One optimiser step on batches on the device, at the rate that is set."""
+        self._seen = self._nothing_seen()
+        accum = self.config.accum
+        losses = []
+        for i, batch in enumerate(batches):
+            with self._no_reduction() if i < accum - 1 else nullcontext():
+                loss = self._loss(batch, self._ddp or self.model)
+                self._scaler.scale(loss / accum).backward()
+            losses.append(loss.detach())
+        self._update()
+        return torch.stack(losses).mean()
+
+    def _replay(self, batches: list[Tensor], rate: float) -> Tensor:
+        """The same by a CUDA graph, which is captured at the first step."""
+        if self._graph is None:
+            self._set_rate(0.0)  # so that warming up moves no weight
+            try:
+                self._graph = CapturedStep(
+                    self._learn, batches, device=self.device, before_capture=self._forget
+                )
+            except CaptureError as error:
+                raise TrainError(
+                    f"this step cannot be captured as a CUDA graph: {error}",
+                    "Choose routes that do not wait for the device (nsa/README.md), or leave "
+                    "--cuda-graph out.",
+                ) from error
+            self._seen.replayed = True
+        self._set_rate(rate)
+        return self._graph(batches)
+
+    def _forget(self) -> None:
+        """Empty the optimiser's memory of the warm-up; from here on it may be captured."""
+        for state in self._optimiser.state.values():
+            for value in state.values():
+                value.zero_()
+        for group in self._optimiser.param_groups:
+            group["capturable"] = True
+
+    @torch.no_grad()
+    def held_out_loss(self, batches: int) -> Tensor:
+        """Mean loss in nats per byte over the held-out split's first batches, a scalar."""
+        if len(self._held_out) != batches:
+            with open_stream(
+                self.config.dataset,
+                batch_size=self.config.batch_size,
+                seq_len=self.config.seq_len,
+                split="held_out",
+                loader=self._loader,
+            ) as stream:
+                self._held_out = [next(stream) for _ in range(batches)]
+        seen = self._seen
+        self._seen = self._nothing_seen()
+        losses = [self._loss(self._to_device(batch), self.model) for batch in self._held_out]
+        self._seen = seen
+        return torch.stack(losses).mean()
+
+    def effective(self) -> dict[str, bool | int | float | str]:
+        """The configuration as the last step showed it, not as it was asked for.
+
+        Shapes are those of the last batch; `gc` names the layers that ran again in the backward
+        pass; routes and prefill are what the layers were handed (a route never gives way to
+        another); dtypes are those of the tensors.
+
+        Raises:
+            RuntimeError: Before the first step.
+        """
+        seen = self._seen
+        if seen.batch is None:
+            raise RuntimeError("nothing has run yet; call step() first")
+        routes = seen.routes if isinstance(seen.routes, str) else describe_routes(seen.routes)
+        recomputed = {i for i, calls in enumerate(seen.calls) if calls == 2 * seen.forwards}
+        return {
+            "attention": self.config.model.attention,
+            "seq_len": seen.batch[1] - 1,
+            "batch": seen.batch[0],
+            "accum": seen.forwards,
+            "gc": describe_layers(recomputed, len(seen.calls)),
+            "compile": "on" if seen.compiled else "off",
+            "graph": "on" if seen.replayed else "off",
+            "parameter_dtype": _names(p.dtype for p in self.model.parameters()),
+            "autocast_dtype": _name(seen.autocast) if seen.autocast else "off",
+            "precision": _precision(seen.autocast, self.model),
+            "logits_dtype": _name(seen.logits),
+            "loss_scale": self._scaler.get_scale() if self._scaler.is_enabled() else 1.0,
+            "routes": routes,
+            "fa2": _fa2_providers(routes),
+            "prefill": seen.prefill,
+            "data": self.stream.description,
+            "device": str(next(self.model.parameters()).device),
+            "world_size": dist.get_world_size() if self._ddp is not None else 1,
+            "parameters": self.model.num_parameters,
+        }
+
+    def close(self) -> None:
+        """Stop the data loader."""
+        self.stream.close()
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _to_device(self, batch: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            return batch.pin_memory().to(self.device, non_blocking=True)
+        return batch.to(self.device)
+
+    def _loss(self, batch: Tensor, model: nn.Module) -> Tensor:
+        dtype = AUTOCAST[self.config.precision]
+        kind = self.device.type
+        compile_parts = self.config.compile == "on"
+        before = runs()
+        with _compiling() if compile_parts else nullcontext():
+            with torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
+                logits = model(
+                    batch[:, :-1],
+                    routes=self.routes,
+                    prefill=self.prefill,
+                    checkpointing=self._layers,
+                    rotation=self._turns(batch.shape[1] - 1),
+                    compile_parts=compile_parts,
+                )
+                if torch.is_autocast_enabled(kind):
+                    self._seen.autocast = torch.get_autocast_dtype(kind)
+            measure = compiled(cross_entropy) if compile_parts else cross_entropy
+            loss = measure(logits, batch[:, 1:])
+        self._seen.batch, self._seen.logits = batch.shape, logits.dtype
+        self._seen.forwards += 1
+        self._seen.compiled += runs() - before
+        return loss
+
+    def _turns(self, length: int) -> Rotation:
+        """The rotary tables of so many tokens, kept from one step to the next."""
+        weight = self.model.embedding.weight
+        if self._rotation is None or self._rotation[:2] != (length, weight.dtype):
+            turns = Rotation.of(self.config.model, length, like=weight)
+            self._rotation = (length, weight.dtype, turns)
+        return self._rotation[2]
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self._optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def _update(self) -> None:
+        self._scaler.unscale_(self._optimiser)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        self._scaler.step(self._optimiser)
+        self._scaler.update()
+        self._optimiser.zero_grad(set_to_none=True)
+
+    def _no_reduction(self) -> AbstractContextManager[object]:
+        """Where gradients are only added up, not yet averaged over the processes."""
+        return nullcontext() if self._ddp is None else self._ddp.no_sync()
+
+    def _nothing_seen(self) -> _Seen:
+        return _Seen(calls=[0] * self.config.model.n_layers)
+
+    def _watch(self, layer: int, block: nn.Module) -> None:
+        attention = block.get_submodule("attention")
+
+        def note(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
+            dense = isinstance(attention, DenseAttention)
+            self._seen.calls[layer] += 1
+            self._seen.routes = f"dense:{attention.backend}" if dense else given["routes"]
+            self._seen.prefill = given["prefill"]
+
+        block.register_forward_pre_hook(note, with_kwargs=True)
+
+
+def _check_graph(config: TrainConfig, device: torch.device, launch: Launch) -> None:
+    """Raise TrainError where a step cannot be a CUDA graph."""
+    without = "or leave --cuda-graph out."
+    if device.type != "cuda":
+        raise TrainError(f"a CUDA graph on {device}", f"Use --device cuda, {without}")
+    if launch.world_size > 1:
+        raise TrainError(
+            f"a CUDA graph over {launch.world_size} processes: their collectives stay outside",
+            f"Train in one process, {without}",
+        )
+    if config.precision == "fp16":
+        raise TrainError(
+            "a CUDA graph in fp16: its loss scale decides from step to step whether to take it",
+            f"Use --precision bf16, {without}",
+        )
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Say what to do when the compiler fails; nothing runs uncompiled in its place."""
+    from torch._dynamo.exc import TorchDynamoException  # slow to import, and rarely needed
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).strip().partition("\n\n")[0].split())
+        raise TrainError(
+            f"torch.compile failed: {reason}",
+            "Install a C compiler (gcc) if that is what it misses, or use --compile off.",
+        ) from error
+
+
+def describe_routes(routes: Routes) -> str:
+    """`compress:eager,scores:eager,select:gather,window:eager`."""
+    return ",".join(f"{f.name}:{getattr(routes, f.name)}" for f in fields(routes))
+
+
+def describe_layers(layers: Collection[int], n_layers: int) -> str:
+    """Checkpointed layers as parse_checkpointing reads them: `off`, `on`, `2-7`."""
+    if not layers:
+        return "off"
+    if len(layers) == n_layers:
+        return "on"
+    first, last = min(layers), max(layers)
+    if len(layers) == last - first + 1:
+        return f"{first}-{last}"
+    return ",".join(map(str, sorted(layers)))
+
+
+def _fa2_providers(routes: str) -> str:
+    """Who computed the branches that took a route through FlashAttention-2."""
+    providers = []
+    if "fa2-torch" in routes:
+        providers.append(f"torch {torch.__version__}")
+    if "fa2-package" in routes:
+        providers.append(f"flash-attn {version('flash-attn')}")
+    return ", ".join(providers) or "off"
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _precision(autocast: torch.dtype | None, model: nn.Module) -> str:
+    """As TrainConfig.precision says it: what matrices were multiplied in."""
+    computed = autocast or next(model.parameters()).dtype
+    names = {dtype or torch.float32: name for name, dtype in AUTOCAST.items()}
+    return names.get(computed, _name(computed))
+
+
+def _names(dtypes: Iterator[torch.dtype]) -> str:
+    return ",".join(sorted({_name(dtype) for dtype in dtypes}))
