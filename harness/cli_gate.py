@@ -81,7 +81,7 @@ def gate(
         policy.DEFAULT
     ),
     every_case: Annotated[
-        bool, typer.Option("--all", help="Judge the cases that the change cannot reach as well.")
+        bool, typer.Option("--all", help="Measure also suites that no changed file concerns.")
     ] = False,
     ci: Annotated[
         bool,

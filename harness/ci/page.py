@@ -109,9 +109,8 @@ def _side(side: GateSide) -> str:
 
 def _bottom(verdict: GateVerdict) -> Iterator[str]:
     if verdict.left_out:
-        n = len(verdict.left_out)
-        what = "it: 1 case" if n == 1 else f"them: {n} cases"
-        yield f"Not measured, because the change cannot reach {what}."
+        cases = f"{len(verdict.left_out)} case{'s' * (len(verdict.left_out) != 1)}"
+        yield f"Not measured, because no changed file concerns the suite: {cases}."
         yield _listed([f"{code(o.case_id)}: {cell(o.reason)}" for o in verdict.left_out])
     if verdict.remedies:
         yield "What would settle it:"

@@ -337,7 +337,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
     whole = [f for f in findings if f.counts]
     decisions = [f.decision for f in whole] + [c.decision for c in cases]
     if not decisions:
-        return Decision.GO, "the change reaches no case"
+        return Decision.GO, "the change concerns no case"
     worst = min(decisions, key=lambda d: WORST_FIRST[d])
     decisive = [f"{f.check}: {f.reason}" for f in whole if f.decision is worst]
     concerned = [c for c in cases if c.decision is worst]
@@ -349,7 +349,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
     faster = [c for c in cases if c.change == Change.FASTER]
     text = f"{_counted(len(cases), 'case')} hold" + ("s" if len(cases) == 1 else "")
     if not cases:
-        text = "the change reaches no case"
+        text = "the change concerns no case"
     if faster:
         best = min(faster, key=lambda c: c.ratio or 1.0)
         text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio or 1.0)}"

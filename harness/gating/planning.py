@@ -16,7 +16,7 @@ from harness.errors import HarnessError, SuiteError
 from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
-from harness.gating import baselines, calibration, counting, files, policy, selection
+from harness.gating import baselines, calibration, counting, files, policy
 from harness.gating.chosen import absent, chosen_of, require, require_own, suite_of
 from harness.gating.interleave import Side, Task
 from harness.gating.policy import Choice, Policy
@@ -49,7 +49,7 @@ class Request:
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     every_case: bool = False
-    """Judge the cases that the change cannot reach as well."""
+    """Measure also the suites that no changed file concerns."""
     store: Path = store.DEFAULT_ROOT
     baselines: Path = files.FOLDER
     command: tuple[str, ...] = ()
@@ -140,7 +140,9 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         ids += [i for path in chosen for i in baselines.case_ids(request.baselines, path)]
     known = [case for suite in (*chosen.values(), *others) for case in suite.cases]
     if document is not None:
-        policy.check(document, known, ids)
+        found = trees.head.rglob("*") if trees.base else ()
+        there = [file.relative_to(trees.head).as_posix() for file in found]
+        policy.check(document, known, ids, there)
     plan = Plan(
         policy=loaded,
         head=trees.head_side,
@@ -155,7 +157,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         began=began,
     )
     if trees.base and not request.every_case:
-        _leave_out(plan, trees.changed, trees.folders)
+        _leave_out(plan, asked, trees.changed)
     if plan.tasks:
         elsewhere = repository.worktrees() if repository else ()
         plan.sides = _sides(request, trees.folders, elsewhere, plan, held, say)
@@ -386,19 +388,18 @@ def _device(plan: Plan) -> str:
     return next(iter(devices), "any")
 
 
-def _leave_out(plan: Plan, changed: Sequence[str], trees: Sequence[Path]) -> None:
-    """Keep the tasks that the change can reach."""
-    candidates = [selection.Candidate(t.suite, t.case) for t in plan.tasks]
-    chosen = selection.select(candidates, changed, trees, plan.policy)
-    reason = f"none of {len(changed)} changed files reaches it"
+def _leave_out(plan: Plan, asked: Sequence[Choice], changed: Sequence[str]) -> None:
+    """Keep the tasks of the suites that a changed file concerns."""
+    kept = plan.policy.concerned(asked, changed)
+    reason = f"no changed file fits the paths of its suite in {plan.policy.path}"
     if not changed:
         reason = "nothing differs from the base"
     plan.left_out += [
         LeftOut(case_id=t.case.case_id, suite=t.suite, reason=reason)
         for t in plan.tasks
-        if t.key not in chosen.why
+        if t.suite not in kept
     ]
-    plan.tasks = [t for t in plan.tasks if t.key in chosen.why]
+    plan.tasks = [t for t in plan.tasks if t.suite in kept]
 
 
 def _calibrate(plan: Plan, request: Request) -> None:

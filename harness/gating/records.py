@@ -123,7 +123,7 @@ class GateCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A case that was not measured because the change cannot reach it."""
+    """A case that was not measured because no changed file concerns its suite."""
 
     case_id: str
     suite: str

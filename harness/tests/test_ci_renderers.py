@@ -181,7 +181,7 @@ def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
     assert "1 NO-GO, 1 INCONCLUSIVE, 1 GO of 3 cases" in text
     assert "| ❌ NO-GO | `forward/nsa` | +5.0 % \\[+4.1 … +5.9\\] slower | slower by 5 % |" in text
     assert "a slowdown of 4 % would have been found; 40 pairs, 12 minutes would decide" in text
-    assert "Not measured, because the change cannot reach it: 1 case." in text
+    assert "Not measured, because no changed file concerns the suite: 1 case." in text
     assert "`harness calibrate suites/gate.yaml`" in text
     order = [text.index(f"`{name}/nsa`") for name in ("forward", "decode", "train")]
     assert order == sorted(order), "worst first"
