@@ -119,10 +119,8 @@ def _measured(
         plan.findings.append(unfit(f"the instrument is wrong: {'; '.join(refuted)}"))
         why = "not measured: the instrument did not prove itself"
         return _Answers(remarks={t.key: why for t in plan.tasks})
-    if request.mode is Mode.COUNTERS:
-        _count(plan, bench)
-    else:
-        bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "screen")
+    stage = "screen" if timed else "counters"
+    bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], stage)
     match request.mode:
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench, counts)
@@ -134,15 +132,6 @@ def _measured(
             answers = _Answers()
     bench.finish()
     return answers
-
-
-def _count(plan: Plan, bench: Bench) -> None:
-    """One process of each case on each side; one more where that counted one long step alone."""
-    bench.rounds([(t, range(counting.PROCESSES)) for t in plan.tasks], "counters")
-    more = range(counting.PROCESSES, counting.PROCESSES + counting.MORE_PROCESSES)
-    few = [t for t in plan.tasks if any(counting.too_few(s.of(t)) for s in plan.sides)]
-    if few:
-        bench.rounds([(t, more) for t in few], "long steps")
 
 
 def _processes(mode: Mode, task: Task, plan: Plan) -> int:
@@ -341,7 +330,7 @@ def count(request: Request, observer: Observer, say: Say) -> counting.CounterBas
         for path, suite in plan.suites.items():
             cases = tuple(t.case for t in plan.tasks if t.suite == path)
             bench.record(request.store, plan.sides[-1], replace(suite, cases=cases), path)
-        _count(plan, bench)
+        bench.rounds([(t, range(counting.PROCESSES)) for t in plan.tasks], "counters")
         bench.finish()
         counted: dict[str, dict[str, counting.Counts]] = {}
         for task in plan.tasks:
