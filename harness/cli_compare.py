@@ -198,7 +198,7 @@ def _measured(request: Request) -> Compared:
         )
     with GateProgress() as progress:
         verdict = carry_out(request, progress, _say)
-    sides = [side for side in (verdict.base, verdict.head) if side and side.run_id]
+    sides = [side for side in (verdict.baseline, verdict.candidate) if side and side.run_id]
     return comparing.commits(
         verdict, [store.load(request.store, side.run_id.split()[0]) for side in sides]
     )

@@ -44,13 +44,13 @@ PLAIN = Policy(path="", stage=Stage.SHADOW)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The answer, with all that it rests on. Ratios are B over A: above one is slower."""
+    """The answer, with all that it rests on. Ratios are candidate over baseline."""
 
     decision: Decision
     reason: str
     method: Literal["stored", "interleaved", "counters"]
-    a: GateSide
-    b: GateSide
+    baseline: GateSide
+    candidate: GateSide
     differences: tuple[drift.Difference, ...] = ()
     """Of the environments, then of the suites; most suspect first."""
     cases: tuple[GateCase, ...] = ()
@@ -135,8 +135,8 @@ def runs(
             decision=Decision.INCONCLUSIVE,
             reason="",
             method="counters" if counters else "stored",
-            a=_side(a),
-            b=_side(b),
+            baseline=_side(a),
+            candidate=_side(b),
             differences=(*around, *suites),
             cases=tuple(cases),
             findings=found,
@@ -272,8 +272,9 @@ def _unlike(case: GateCase, first: drift.Difference) -> GateCase:
         decision=Decision.INCONCLUSIVE,
         reason=reason,
         findings=(*case.findings, finding),
-        pairs_needed=None,
-        minutes_needed=None,
+        comparison=replace(case.comparison, pairs_needed=None, minutes_needed=None)
+        if case.comparison
+        else None,
     )
 
 
@@ -296,7 +297,7 @@ def _remedies(a: Run, b: Run, cases: Sequence[GateCase], *, unlike: bool) -> tup
     if unlike:
         said.append("to compare the environments themselves: --across")
     if open_ and len(set(commits)) == 2:
-        pairs = max((c.pairs_needed or 0 for c in open_), default=0)
+        pairs = max((c.comparison.pairs_needed or 0 for c in open_ if c.comparison), default=0)
         many = f" ({pairs} pairs would do)" if pairs else ""
         suite = f" --suite {b.suite.path}"
         said.append(
@@ -314,7 +315,7 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> Compared:
     Args:
         environments: A stored run of each side, if there are any.
     """
-    assert verdict.base is not None
+    assert verdict.baseline is not None
     around: tuple[drift.Difference, ...] = ()
     if len(environments) == 2:
         around = drift.differences(*(run.environment for run in environments))
@@ -324,8 +325,8 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> Compared:
             decision=verdict.decision,
             reason=verdict.reason,
             method="counters" if verdict.mode is Mode.COUNTERS else "interleaved",
-            a=verdict.base,
-            b=verdict.head,
+            baseline=verdict.baseline,
+            candidate=verdict.candidate,
             differences=around,
             cases=cases,
             left_out=verdict.left_out,

@@ -24,7 +24,7 @@ _ONLY = {State.MISSING: "Only in A", State.NEW: "Only in B"}
 def compared(answer: Compared) -> RenderableType:
     """The two sides, how they differ, every case, and the answer last."""
     both = [case for case in answer.cases if case.state not in ONE_SIDE]
-    lines: list[RenderableType] = [_sides(answer.a, answer.b), Text()]
+    lines: list[RenderableType] = [_sides(answer.baseline, answer.candidate), Text()]
     if answer.differences:
         lines += [_differences(answer.differences), Text()]
     elif both:
@@ -100,7 +100,7 @@ def _word(case: GateCase) -> str:
         return "undecided"
     if case.state is State.FAILED:
         return "failed" if case.decision is Decision.NO_GO else "as allowed"
-    if case.change == Change.SAME:
+    if case.change is Change.SAME:
         return "not slower"
     return case.change or ("same" if case.decision is Decision.GO else "changed")
 
@@ -110,14 +110,15 @@ def _time(seconds: float | None) -> str:
 
 
 def _change(case: GateCase) -> str:
-    return units.change(case.ratio, case.low, case.high) if case.ratio else ""
+    c = case.comparison
+    return units.change(c.ratio, c.low, c.high) if c else ""
 
 
 def _why(case: GateCase) -> str:
     """What neither the numbers nor the differences above them say."""
     beside = [f.reason for f in case.findings if not f.counts]
     told = "" if is_across(case) or _is_open(case) else case.reason
-    if case.state is State.COMPARED and case.ratio:
+    if case.state is State.COMPARED and case.comparison:
         held = case.decision is Decision.GO
         told = "" if held else told.partition(", ")[2] or told  # the ratio stands there already
     allowed = told.partition(f"({case.case_id}: ")[2]
@@ -126,4 +127,4 @@ def _why(case: GateCase) -> str:
 
 def _is_open(case: GateCase) -> bool:
     """Whether it is its interval alone that leaves a case undecided."""
-    return case.change == Change.UNDECIDED and OPEN in case.reason
+    return case.change is Change.UNDECIDED and OPEN in case.reason

@@ -75,10 +75,10 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
     facts = [
         f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
         f"{mode}on {cell(verdict.device) or 'an unknown device'}",
-        f"head {_side(verdict.head)}",
+        f"candidate {_side(verdict.candidate)}",
     ]
-    if verdict.base is not None:
-        facts.append(f"base {_side(verdict.base)}")
+    if verdict.baseline is not None:
+        facts.append(f"baseline {_side(verdict.baseline)}")
     if verdict.calibration:
         facts.append(f"calibration {cell(verdict.calibration)}")
     if verdict.gpu_s:

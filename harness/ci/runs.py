@@ -26,7 +26,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         blocks=False,
         policy=run.suite.path,
         subject=Subject.RUN,
-        head=GateSide(
+        candidate=GateSide(
             ref=git.branch if git else "",
             commit=git.commit if git else "",
             run_id=run.run_id,

@@ -97,14 +97,23 @@ def judge_case(
             found += compared
     found, excuse, unexpected = _excused(found, case_id, state, policy, today)
     decision, reason = settle(found)
-    return replace(
-        _numbers(evidence),
+    bad = next((m for m in evidence.measured if m.outcome is not Outcome.OK), None)
+    return GateCase(
+        case_id=case_id,
+        suite=evidence.suite,
         decision=decision,
         reason=reason,
         state=state,
         findings=tuple(found),
+        comparison=evidence.comparison,
+        counters=evidence.counted[0] if evidence.counted else (),
+        # A case that is only counted is timed once, which is not a measurement of its time.
+        baseline_s=None if evidence.counted else _median(evidence.base, evidence.case),
+        candidate_s=None if evidence.counted else _median(evidence.measured, evidence.case),
         exemption=excuse,
         unexpected_pass=unexpected,
+        gpu_s=sum(m.wall_s for m in (*evidence.base, *evidence.measured)),
+        log=f"{evidence.folder}/{bad.log}" if bad and bad.log else "",
     )
 
 
@@ -281,44 +290,6 @@ def _uncounted(finding: Finding) -> Finding:
     return finding if finding.check == "exemption" else replace(finding, counts=False)
 
 
-# --- numbers -----------------------------------------------------------------------------
-
-
-def _numbers(evidence: Evidence) -> GateCase:
-    """The case's numbers; what was decided is put in afterwards."""
-    c, failed = evidence.comparison, [m for m in evidence.measured if m.outcome is not Outcome.OK]
-    empty = GateCase(
-        case_id=evidence.case.case_id,
-        suite=evidence.suite,
-        decision=Decision.INCONCLUSIVE,
-        reason="",
-        state=State.UNCOMPARED,
-    )
-    case = replace(
-        empty,
-        counters=evidence.counted[0] if evidence.counted else (),
-        # A case that is only counted is timed once, which is no time.
-        baseline_s=None if evidence.counted else _median(evidence.base, evidence.case),
-        candidate_s=None if evidence.counted else _median(evidence.measured, evidence.case),
-        gpu_s=sum(m.wall_s for m in (*evidence.base, *evidence.measured)),
-        log=f"{evidence.folder}/{failed[0].log}" if failed and failed[0].log else "",
-    )
-    if c is None:
-        return case
-    return replace(
-        case,
-        change=c.change.value,
-        ratio=c.ratio,
-        low=c.low,
-        high=c.high,
-        p_value=c.p_value,
-        pairs=c.pairs,
-        smallest_effect=c.smallest_effect,
-        pairs_needed=c.pairs_needed,
-        minutes_needed=c.minutes_needed,
-    )
-
-
 def _median(measured: Sequence[Measurement], case: Case) -> float | None:
     enough = case.settings.min_samples
     medians = [statistics.median(m.kept_s) for m in measured if m.is_evidence(enough)]
@@ -346,13 +317,13 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
         share = f"{len(concerned)} of {len(cases)} cases: " if concerned and len(cases) > 1 else ""
         more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
         return worst, share + "; ".join(decisive[:2]) + more
-    faster = [c for c in cases if c.change == Change.FASTER]
+    faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
     text = f"{_counted(len(cases), 'case')} hold" + ("s" if len(cases) == 1 else "")
     if not cases:
         text = "the change concerns no case"
     if faster:
-        best = min(faster, key=lambda c: c.ratio or 1.0)
-        text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio or 1.0)}"
+        best = min(faster, key=lambda c: c.ratio)
+        text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio)}"
     if new := [c for c in cases if c.state is State.NEW]:
         text += f"; {len(new)} new"
     if passed := [c for c in cases if c.unexpected_pass]:
@@ -383,7 +354,8 @@ def remedies(
         merging: A change asks to come in. What was only compared needs no leave.
     """
     said = []
-    asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
+    undecided = [c.comparison for c in cases if c.comparison and c.decision is not Decision.GO]
+    asked = [c.pairs_needed or 0 for c in undecided]
     if most := max(asked, default=0):
         how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
@@ -415,7 +387,8 @@ def remedies(
 def _cost(cases: Sequence[GateCase], pairs: int, on_gpu: bool) -> str:
     """What so many pairs of every open case take: `confirm_pairs` is one number for all of them,
     those included whose comparison is excused. Empty where nobody knows it of one of them."""
-    open_ = [(c.minutes_needed, c.pairs_needed) for c in cases if c.pairs_needed]
+    compared = [c.comparison for c in cases if c.comparison]
+    open_ = [(c.minutes_needed, c.pairs_needed) for c in compared if c.pairs_needed]
     each = [minutes / needed for minutes, needed in open_ if minutes and needed]
     if len(each) < len(open_):
         return ""

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness import gate
 from harness.analysis import scaling, summary
+from harness.analysis.pairs import Change
 from harness.ci import page, phrases, runs
 from harness.ci.annotations import Annotation, Kind, annotations, command
 from harness.ci.junit import junit
@@ -50,13 +51,9 @@ def gate_case(case_id: str = "train/nsa", decision: Decision = Decision.GO, **ch
             "reason": "no slower than the tolerance",
             "state": State.COMPARED,
             "findings": (Finding(check="ran", decision=Decision.GO, reason="all ran"),),
-            "change": "same",
             "baseline_s": 0.010,
             "candidate_s": 0.0101,
-            "ratio": 1.01,
-            "low": 1.005,
-            "high": 1.015,
-            "pairs": 5,
+            "comparison": fake_runs.comparison(ratio=1.01, low=1.005, high=1.015),
             "gpu_s": 61.5,
             **changes,
         }
@@ -67,20 +64,18 @@ SLOWER = gate_case(
     "forward/nsa",
     Decision.NO_GO,
     reason="slower by 5 %",
-    change="slower",
-    ratio=1.05,
-    low=1.041,
-    high=1.059,
+    comparison=fake_runs.comparison(change=Change.SLOWER, ratio=1.05, low=1.041, high=1.059),
 )
 OPEN = gate_case(
     "decode/nsa",
     Decision.INCONCLUSIVE,
     reason="the interval lies across the tolerance",
-    smallest_effect=0.04,
-    pairs_needed=40,
-    minutes_needed=12.0,
+    comparison=fake_runs.comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
 )
-FASTER = gate_case("attention/nsa", change="faster", ratio=0.9, low=0.88, high=0.92)
+FASTER = gate_case(
+    "attention/nsa",
+    comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9, low=0.88, high=0.92),
+)
 
 
 def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
@@ -93,8 +88,8 @@ def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
             "stage": Stage.BLOCK,
             "blocks": worst is Decision.NO_GO,
             "policy": "ci/gate.yaml",
-            "head": GateSide(ref="HEAD", commit="a" * 40),
-            "base": GateSide(ref="origin/main", commit="b" * 40),
+            "candidate": GateSide(ref="HEAD", commit="a" * 40),
+            "baseline": GateSide(ref="origin/main", commit="b" * 40),
             "device": "NVIDIA H200",
             "cases": cases,
             "left_out": (LeftOut(case_id="train/dense", suite="suites/gate.yaml", reason="docs"),),
@@ -151,7 +146,7 @@ def test_nothing_fails_in_the_shadow_stage_and_nothing_passes_that_should_not() 
     assert {found[name] for name in ("verdict", "forward/nsa", "decode/nsa")} == {"skipped"}
 
 
-@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "log", "change"])
+@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "log"])
 def test_no_text_breaks_the_xml(field: str) -> None:
     case = dataclasses.replace(SLOWER, **{field: NASTY})
 
@@ -188,11 +183,11 @@ def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
 
 
 def test_a_commit_with_uncommitted_changes_is_not_named_alone() -> None:
-    verdict = gate_verdict(SLOWER, head=GateSide(ref=".", commit="a" * 40, uncommitted=True))
+    verdict = gate_verdict(SLOWER, candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True))
 
     text, document = step_summary(verdict), junit(verdict)
 
-    assert f"head `{'a' * 12}` with uncommitted changes · base `{'b' * 12}` · " in text
+    assert f"candidate `{'a' * 12}` with uncommitted changes · baseline `{'b' * 12}` · " in text
     assert f'value="{"a" * 40} with uncommitted changes"' in document
     assert f'value="{"b" * 40}"' in document
 
@@ -245,7 +240,7 @@ def test_the_setting_that_decides_whether_it_blocks_is_named(
 
 def test_counters_that_differ_are_shown() -> None:
     counter = CounterChange(name="host_syncs", before=12, after=1600)
-    case = gate_case(decision=Decision.NO_GO, ratio=None, counters=(counter,))
+    case = gate_case(decision=Decision.NO_GO, comparison=None, counters=(counter,))
 
     assert "| host\\_syncs 12 → 1,600 |" in step_summary(gate_verdict(case))
 
@@ -260,7 +255,7 @@ def counted(before: int | None, *, accepted: bool = False) -> GateCase:
         accepted=after if accepted else None,
     )
     case: GateCase = gate_case(
-        decision=finding.decision, reason=finding.reason, counters=changes, ratio=None, change=""
+        decision=finding.decision, reason=finding.reason, counters=changes, comparison=None
     )
     return case
 
@@ -326,7 +321,7 @@ def test_a_page_fits_whatever_the_number_of_cases_and_counts_what_it_omits(
     assert "harness calibrate" in text, "what follows the table is kept"
 
 
-@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "change"])
+@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption"])
 def test_no_text_breaks_a_table_mentions_anybody_or_links_anywhere(field: str) -> None:
     case = dataclasses.replace(OPEN, **{field: NASTY})
     verdict = gate_verdict(
@@ -440,7 +435,7 @@ def test_a_run_does_not_pose_as_a_gate(ended: Outcome) -> None:
     root = ElementTree.fromstring(document)
     assert root.get("name") == "harness run"
     named = {p.get("name"): p.get("value") for p in root.iter("property")}
-    assert named.keys() == {"device", "head", "run", "suite"}
+    assert named.keys() == {"device", "candidate", "run", "suite"}
     assert (named["run"], named["suite"]) == (run.run_id, run.suite.path)
     kind = "failure" if verdict.decision is Decision.NO_GO else "skipped"
     assert results(document)["verdict"] == kind

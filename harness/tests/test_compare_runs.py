@@ -54,7 +54,7 @@ def compare(a: Run, b: Run, **options: Any) -> Compared:
     return comparing.runs(a, b, calibrations=Path("none"), **options)
 
 
-def of(compared: Compared, case_id: str) -> tuple[Decision, State, str]:
+def of(compared: Compared, case_id: str) -> tuple[Decision, State, str | None]:
     (found,) = (c for c in compared.cases if c.case_id == case_id)
     return found.decision, found.state, found.change
 
@@ -78,7 +78,8 @@ def test_times_are_judged_as_the_gate_judges_them(
 
     assert (answer.decision, answer.exit_status) == (decision, status)
     assert of(answer, FIRST) == (decision, State.COMPARED, change)
-    assert answer.cases[0].ratio == pytest.approx(factor, rel=0.01)
+    assert answer.cases[0].comparison is not None
+    assert answer.cases[0].comparison.ratio == pytest.approx(factor, rel=0.01)
     assert [d.name for d in answer.differences] == ["commit"]
 
 
@@ -227,8 +228,8 @@ def test_the_command_says_the_same_as_a_table_and_as_json(tmp_path: Path) -> Non
     assert (shown.exit_code, told.exit_code) == (1, 1), shown.output
     document = json.loads(told.stdout)
     assert (document["decision"], document["exit_status"]) == ("NO-GO", 1)
-    assert [c["change"] for c in document["cases"]] == ["slower", "slower"]
-    assert document["a"]["run_id"] == ids[0]
+    assert [c["comparison"]["change"] for c in document["cases"]] == ["slower", "slower"]
+    assert document["baseline"]["run_id"] == ids[0]
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
     assert "NO-GO  2 of 2 cases" in shown.stdout
 

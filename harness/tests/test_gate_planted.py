@@ -13,6 +13,7 @@ from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, State
 from harness.records import Decision
 from harness.studies import gate_planted
 from harness.studies.gate_planted import Line, main, markdown
+from harness.tests import fake_runs
 from harness.tests.gate_repositories import FILES, SUITE, git, write
 
 CASE_ID = "sleep/a/step_s=0.004"
@@ -62,8 +63,7 @@ def gate_by_one_process(request: Request, observer: object, say: object) -> Gate
         state=State.COMPARED,
         baseline_s=before,
         candidate_s=after,
-        ratio=after / before,
-        pairs=5,
+        comparison=fake_runs.comparison(ratio=after / before),
         gpu_s=6.0,
     )
     return GateVerdict(
@@ -73,7 +73,7 @@ def gate_by_one_process(request: Request, observer: object, say: object) -> Gate
         stage=Stage.BLOCK,
         blocks=slower,
         policy=str(request.policy),
-        head=GateSide(ref=request.head),
+        candidate=GateSide(ref=request.head),
         cases=(case,),
     )
 

@@ -195,10 +195,10 @@ def test_a_slowdown_is_stated_with_its_interval_and_cost(
     slow = of(interleaved[0], "slow")
 
     assert slow.change == "slower"
-    assert slow.ratio is not None
-    assert slow.low is not None
-    assert 1.5 < slow.low <= slow.ratio
-    assert (slow.pairs, slow.gpu_s > 0) == (5, True)
+    assert slow.comparison is not None
+    assert slow.comparison.low is not None
+    assert 1.5 < slow.comparison.low <= slow.comparison.ratio
+    assert (slow.comparison.pairs, slow.gpu_s > 0) == (5, True)
     assert of(interleaved[0], "fast").change == "faster"
 
 
@@ -216,8 +216,8 @@ def test_both_sides_are_stored_as_runs_of_their_commits(
     interleaved: tuple[GateVerdict, Path],
 ) -> None:
     verdict, folder = interleaved
-    assert verdict.base is not None
-    for side, ref in ((verdict.base, "main"), (verdict.head, "change")):
+    assert verdict.baseline is not None
+    for side, ref in ((verdict.baseline, "main"), (verdict.candidate, "change")):
         run = store.load(folder / "reports/runs", side.run_id)
         assert run.ended_at
         assert [p.skipped for p in run.proofs] == ["not asked for"]
@@ -231,9 +231,9 @@ def test_both_sides_are_stored_as_runs_of_their_commits(
 
 def test_pairs_take_turns_in_going_first(interleaved: tuple[GateVerdict, Path]) -> None:
     verdict, folder = interleaved
-    assert verdict.base is not None
+    assert verdict.baseline is not None
     began: dict[int, dict[str, str]] = {}
-    for name, side in (("base", verdict.base), ("head", verdict.head)):
+    for name, side in (("base", verdict.baseline), ("head", verdict.candidate)):
         for m in store.load(folder / "reports/runs", side.run_id).of("toy/slow"):
             began.setdefault(m.process, {})[name] = m.started_at
 
@@ -244,7 +244,7 @@ def test_pairs_take_turns_in_going_first(interleaved: tuple[GateVerdict, Path]) 
 
 def test_accuracy_is_asked_once_a_side(interleaved: tuple[GateVerdict, Path]) -> None:
     verdict, folder = interleaved
-    run = store.load(folder / "reports/runs", verdict.head.run_id)
+    run = store.load(folder / "reports/runs", verdict.candidate.run_id)
 
     checked = [m.process for m in run.of("toy/slow") if m.accuracy and m.accuracy.tensors]
 
@@ -329,7 +329,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_becomes_the_baseline_that_a_later_tree_is_held_against(alone: Path) -> None:
     by_floors = judge(alone, mode=Mode.ABSOLUTE)
-    made = baselines.of_run(store.load(alone / "reports/runs", by_floors.head.run_id))
+    made = baselines.of_run(store.load(alone / "reports/runs", by_floors.candidate.run_id))
     files.write(files.path_of(alone / files.FOLDER, made.device, made.suite), made)
     more = POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
     write(alone, {"toy/slow.py": kernel(0.02), "ci/gate.yaml": more})
@@ -338,7 +338,7 @@ def test_a_run_becomes_the_baseline_that_a_later_tree_is_held_against(alone: Pat
     write(alone, {"toy/slow.py": kernel(), "ci/gate.yaml": POLICY})
 
     assert by_floors.decision is GO, by_floors.reason
-    today = store.load(alone / "reports/runs", held.head.run_id)
+    today = store.load(alone / "reports/runs", held.candidate.run_id)
     assert len(today.of("toy/same")) == 4, "the suite's three are too few"
     assert of(held, "slow").decision is NO_GO, held
     assert of(held, "same").decision is not NO_GO, held
@@ -356,9 +356,9 @@ def test_one_more_value_read_by_the_host_is_seen_against_the_base(alone: Path) -
     assert of(found, "same").decision is GO
     seen = [(c.name, c.before, c.after) for c in of(found, "slow").counters]
     assert ("host_syncs", 0, 1) in seen
-    assert found.base is not None
-    assert (found.head.commit, found.head.uncommitted) == (found.base.commit, True)
-    assert not found.base.uncommitted
+    assert found.baseline is not None
+    assert (found.candidate.commit, found.candidate.uncommitted) == (found.baseline.commit, True)
+    assert not found.baseline.uncommitted
     assert "harness baseline counters" in found.remedies[0]
 
 
@@ -369,7 +369,7 @@ def test_what_is_on_record_and_no_longer_asked_is_missing(
     folder = repository(tmp_path / "toys", tree(("same", "slow")))
     monkeypatch.chdir(folder)
     session.count(Request(mode=Mode.COUNTERS), Quiet(), lambda _: None)
-    run_id = judge(folder, mode=Mode.ABSOLUTE).head.run_id
+    run_id = judge(folder, mode=Mode.ABSOLUTE).candidate.run_id
     made = baselines.of_run(store.load(folder / "reports/runs", run_id))
     files.write(files.path_of(folder / files.FOLDER, made.device, made.suite), made)
     narrow = POLICY.replace('["*/same", "*/slow"]', '["*/same"]')
