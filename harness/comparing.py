@@ -22,7 +22,6 @@ from harness.gating import baselines, calibration, counting, decide
 from harness.gating.policy import DEFAULT_MAX_AGE_DAYS, Policy
 from harness.gating.records import (
     CounterChange,
-    Finding,
     GateCase,
     GateSide,
     GateVerdict,
@@ -31,7 +30,7 @@ from harness.gating.records import (
     Stage,
     State,
 )
-from harness.records import Case, Decision, Outcome, Run
+from harness.records import Case, Decision, Finding, Outcome, Run
 from harness.suite import passes
 
 ENVIRONMENT = "environment"
@@ -223,7 +222,6 @@ def _judged(
         ),
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
         policy=PLAIN,
-        suite=b.suite,
         environment=b.environment,
         today=datetime.date.today(),
     )

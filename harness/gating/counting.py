@@ -13,8 +13,8 @@ from pathlib import Path
 
 from harness.analysis.counts import exact_counters
 from harness.gating import files
-from harness.gating.records import CounterChange, Finding
-from harness.records import Case, Decision, Environment, Measurement, Outcome
+from harness.gating.records import CounterChange
+from harness.records import Case, Decision, Environment, Finding, Measurement, Outcome
 from harness.what_ran import COUNTERS
 
 FILE = "counters.json"

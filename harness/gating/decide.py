@@ -10,14 +10,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness import gate, units
+from harness import gate, phrases, units
 from harness.analysis.compare import Change, Comparison
 from harness.gating import counting
 from harness.gating.policy import Exemption, Policy
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
-    Finding,
     GateCase,
     Mode,
     Stage,
@@ -29,9 +28,10 @@ from harness.records import (
     CaseSummary,
     Decision,
     Environment,
+    Fact,
+    Finding,
     Measurement,
     Outcome,
-    Suite,
     gpu_matches,
 )
 
@@ -80,7 +80,6 @@ def judge_case(
     *,
     mode: Mode,
     policy: Policy,
-    suite: Suite,
     environment: Environment,
     today: datetime.date,
 ) -> GateCase:
@@ -89,10 +88,10 @@ def judge_case(
     if evidence.head is None:
         state, found = State.UNCOMPARED, [_not_measured(evidence.no_comparison)]
     else:
-        found = _ran(evidence, evidence.head, suite, environment)
+        found = _ran(evidence, evidence.head)
         state = State.FAILED
         if evidence.head.outcome is Outcome.OK:
-            found += _absolute(evidence.head, mode, policy, suite, environment)
+            found += _absolute(evidence.head, mode, policy, environment)
             state, compared = _compared(evidence, mode, policy)
             found += compared
     found, excuse, unexpected = _excused(found, case_id, state, policy, today)
@@ -153,63 +152,46 @@ def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
 # --- the checks --------------------------------------------------------------------------
 
 
-def _ran(
-    evidence: Evidence, head: CaseSummary, suite: Suite, environment: Environment
-) -> list[Finding]:
+def _ran(evidence: Evidence, head: CaseSummary) -> list[Finding]:
     """Whether it ran and is right, and whether what ran is what was asked for."""
-    prefix = f"{evidence.case.case_id}: "
-    ran, *others = gate.judge(
-        replace(suite, cases=(evidence.case,), rules=()), environment, (head,), ()
-    ).rules
-    decision, reason = ran.decision, ran.reason.removeprefix(prefix)
+    found = _said(gate.ran(evidence.case, head), "ran")
     ended, base = head.outcome, {m.outcome for m in evidence.base}
     lost = ended not in (None, Outcome.OK, Outcome.INVALID_ENVIRONMENT)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
-        decision, reason = Decision.NO_GO, f"{reason}; the base runs it"
+        reason = f"{found.reason}; the baseline runs it"
+        found = replace(found, decision=Decision.NO_GO, reason=reason)
     elif ended in FAILURES and ended in base:
-        reason = f"{reason}; so does the base"
-    if decision is Decision.GO and ended is Outcome.OK:
+        found = replace(found, reason=f"{found.reason}; so does the baseline")
+    if found.fact is Fact.RAN:
         count = sum(m.outcome is Outcome.OK for m in evidence.measured)
-        reason = f"{_counted(count, 'process')} ended ok"
-    return [
-        Finding(check="ran", decision=decision, reason=reason),
-        *(
-            Finding(check=r.rule, decision=r.decision, reason=r.reason.removeprefix(prefix))
-            for r in others
-            if r.applies
-        ),
-    ]
+        found = replace(found, reason=f"{_counted(count, 'process')} ended ok")
+    attested = gate.attested(head)
+    return [found, *([_said(attested, gate.WHAT_RAN)] if attested else [])]
+
+
+def _said(found: Finding, check: str) -> Finding:
+    """A finding of the suite's rules as one of the gate's, with its sentence."""
+    return replace(found, check=check, reason=phrases.finding(found))
 
 
 def _absolute(
-    head: CaseSummary, mode: Mode, policy: Policy, suite: Suite, environment: Environment
+    head: CaseSummary, mode: Mode, policy: Policy, environment: Environment
 ) -> list[Finding]:
     """What floors and ceilings say. Counters mode compares, and asks none of them."""
-    if mode is Mode.COUNTERS:
-        return []
-    rules = tuple(
+    device = environment.device_name
+    rules = [
         rule
         for rule in policy.rules
-        if gpu_matches(rule.gpu, environment.device_name) and rule.match.accepts(head.case)
-    )
-    if not rules:
-        if mode is not Mode.ABSOLUTE:
-            return []
-        unknown = f"the policy states no floor or ceiling for it on {environment.device_name}"
+        if mode is not Mode.COUNTERS and gpu_matches(rule.gpu, device)
+        if rule.match.accepts(head.case)
+    ]
+    if not rules and mode is Mode.ABSOLUTE:
+        unknown = f"the policy states no floor or ceiling for it on {device}"
         return [Finding(check="absolute", decision=Decision.INCONCLUSIVE, reason=unknown)]
-    judged = gate.judge(
-        replace(suite, cases=(head.case,), rules=rules), environment, (head,), ()
-    ).rules
-    prefix = f"{head.case.case_id}: "
+    found = [_said(gate.judge_case(rule, head), rule.name) for rule in rules]
     return [
-        Finding(
-            check=r.rule,
-            decision=r.decision,
-            reason=r.reason.removeprefix(prefix)
-            + ("" if r.decision is Decision.GO else f"; {r.rule}"),
-        )
-        for r in judged
-        if r.rule in {rule.name for rule in rules}
+        f if f.decision is Decision.GO else replace(f, reason=f"{f.reason}; {f.check}")
+        for f in found
     ]
 
 

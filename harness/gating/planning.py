@@ -20,12 +20,13 @@ from harness.gating import baselines, calibration, counting, files, policy
 from harness.gating.chosen import absent, chosen_of, require, require_own, suite_of
 from harness.gating.interleave import Side, Task
 from harness.gating.policy import Choice, Policy
-from harness.gating.records import Finding, GateSide, LeftOut, Mode
+from harness.gating.records import GateSide, LeftOut, Mode
 from harness.gating.worktrees import WORKING_TREE, Repository, checked_out
 from harness.records import (
     METRICS,
     Decision,
     Environment,
+    Finding,
     Suite,
     gpu_matches,
 )

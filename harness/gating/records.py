@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.analysis.pairs import Change, Comparison
 from harness.errors import HarnessError
-from harness.records import Decision
+from harness.records import Decision, Finding
 
 SCHEMA_VERSION = 2
 UNCOMMITTED = " with uncommitted changes"
@@ -60,18 +60,6 @@ class State(StrEnum):
     MISSING = "missing"  # the baseline has it, the candidate does not
     FAILED = "failed"  # the candidate did not end ok
     UNCOMPARED = "uncompared"  # the other side has no answer, or none was asked for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check of the gate said, of one case or of the whole."""
-
-    check: str
-    """In few words: `ran`, `floor tokens/s ≥ 5,000`, `against the base`, `exemption`."""
-    decision: Decision
-    reason: str
-    counts: bool = True
-    """False where the policy excuses it: it is reported, and turns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from harness.execution.vacancy import watch_over
 from harness.gating import baselines, counting, decide, files
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Plan, Request, Say, prepared, unfit
-from harness.gating.records import CounterChange, Finding, GateCase, GateSide, GateVerdict, Mode
+from harness.gating.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
 from harness.probes.open import open_probes
-from harness.records import Case, CaseSummary, Run
+from harness.records import Case, CaseSummary, Finding, Run
 
 Key = tuple[str, str]
 """Suite and case id."""
@@ -292,7 +292,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
             ),
             mode=request.mode,
             policy=plan.policy,
-            suite=plan.suites[task.suite],
             environment=plan.here,
             today=request.today,
         )

@@ -22,7 +22,6 @@ from harness.gating import counting
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
-    Finding,
     GateCase,
     GateSide,
     GateVerdict,
@@ -31,7 +30,7 @@ from harness.gating.records import (
     Stage,
     State,
 )
-from harness.records import Decision, Outcome
+from harness.records import Decision, Finding, Outcome
 from harness.tests import fake_runs
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).parent / "data/junit-10.xsd")

@@ -12,8 +12,8 @@ from harness.analysis.summary import summarise
 from harness.gating import counting, decide
 from harness.gating.decide import Evidence
 from harness.gating.policy import Exemption, Policy, load
-from harness.gating.records import Finding, GateCase, Mode, Stage, State
-from harness.records import Decision, Gpu, Match, Measurement, Outcome, Rule
+from harness.gating.records import GateCase, Mode, Stage, State
+from harness.records import Decision, Finding, Gpu, Match, Measurement, Outcome, Rule
 from harness.tests import fake_runs
 from harness.what_ran import Census, PathRule
 
@@ -50,7 +50,6 @@ def judged(
         ),
         mode=mode,
         policy=policy,
-        suite=run.suite,
         environment=run.environment,
         today=TODAY,
     )

@@ -7,7 +7,6 @@ import pytest
 from harness.errors import HarnessError
 from harness.gating.records import (
     CounterChange,
-    Finding,
     GateCase,
     GateSide,
     GateVerdict,
@@ -18,7 +17,7 @@ from harness.gating.records import (
     decode,
     encode,
 )
-from harness.records import Decision
+from harness.records import Decision, Finding
 from harness.tests.fake_runs import comparison
 
 VERDICT = GateVerdict(
