@@ -13,7 +13,7 @@ from harness import comparing, console, console_compare, index, store
 from harness import suite as suites
 from harness.cli_gate import GateProgress
 from harness.comparing import Compared
-from harness.errors import HarnessError, StoreError
+from harness.errors import AmbiguousRun, HarnessError, StoreError
 from harness.gating import files, policy
 from harness.gating.planning import Request
 from harness.gating.policy import Choice, Policy
@@ -162,7 +162,7 @@ def _run_of(name: str, root: Path) -> Run | None:
         return run
     if commit:
         return None
-    if problem and "fits" in str(problem):
+    if isinstance(problem, AmbiguousRun):
         raise problem
     raise HarnessError(
         f"{name!r} is neither a run in {root} nor a commit of this repository",

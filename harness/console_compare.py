@@ -11,13 +11,12 @@ from harness.analysis.compare import Change
 from harness.comparing import ONE_SIDE, Compared, is_across
 from harness.console_store import fitting, plain_table
 from harness.drift import Difference
+from harness.gating.decide import NOISY
 from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
 from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision
 
 _STYLE = {Decision.GO: "green", Decision.NO_GO: "bold red", Decision.INCONCLUSIVE: "magenta"}
-OPEN = "neither shown slower nor under"
-"""How a comparison says that its interval decides nothing."""
 _ONLY = {State.MISSING: "Only in A", State.NEW: "Only in B"}
 
 
@@ -32,8 +31,10 @@ def compared(answer: Compared) -> RenderableType:
     if both:
         lines.append(_cases(both))
         if open_ := [case for case in both if _is_open(case)]:
-            under = open_[0].reason.partition(f"{OPEN} ")[2].partition(";")[0]
-            lines.append(Text(f" undecided: {OPEN} {under} by the whole interval", style="dim"))
+            assert open_[0].comparison is not None
+            under = units.percent(open_[0].comparison.tolerance or 0.0)
+            text = f" undecided: neither shown slower nor under {under} by the whole interval"
+            lines.append(Text(text, style="dim"))
         lines.append(Text())
     for state, title in _ONLY.items():
         if only := answer.only_in(state):
@@ -117,14 +118,12 @@ def _change(case: GateCase) -> str:
 def _why(case: GateCase) -> str:
     """What neither the numbers nor the differences above them say."""
     beside = [f.reason for f in case.findings if not f.counts]
-    told = "" if is_across(case) or _is_open(case) else case.reason
-    if case.state is State.COMPARED and case.comparison:
-        held = case.decision is Decision.GO
-        told = "" if held else told.partition(", ")[2] or told  # the ratio stands there already
-    allowed = told.partition(f"({case.case_id}: ")[2]
-    return "; ".join(filter(None, (allowed.removesuffix(")") or told, *beside)))
+    held = case.state is State.COMPARED and case.comparison and case.decision is Decision.GO
+    told = "" if held or is_across(case) or _is_open(case) else case.reason
+    return "; ".join(filter(None, (told, *beside)))
 
 
 def _is_open(case: GateCase) -> bool:
     """Whether it is its interval alone that leaves a case undecided."""
-    return case.change is Change.UNDECIDED and OPEN in case.reason
+    worse = {f.check for f in case.findings if f.counts and f.decision is not Decision.GO}
+    return bool(case.comparison and case.comparison.tolerance is not None and worse <= NOISY)

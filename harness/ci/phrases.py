@@ -3,6 +3,7 @@
 import math
 
 from harness import units
+from harness.gating.counting import CHECK
 from harness.gating.records import WORST_FIRST, GateCase, GateVerdict, Stage
 from harness.records import Decision
 
@@ -51,7 +52,8 @@ def open_question(case: GateCase) -> str:
 
 def why(case: GateCase) -> str:
     """What `sentence` says; it stands beside the change, and does not say that once more."""
-    return _said(case, case.reason.removeprefix(change(case)).strip(" ;"))
+    counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
+    return _said(case, counted[0] if case.counters and counted and counted[0] else case.reason)
 
 
 def sentence(case: GateCase) -> str:

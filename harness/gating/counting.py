@@ -165,18 +165,19 @@ def judge(
         return (), _finding(Decision.GO, f"all {len(after)} as in {whose}")
     text = ", ".join(f"{c.name} {_word(c.before)} → {_word(c.after)}" for c in changes)
     if accepted == after:
-        return changes, _finding(Decision.GO, f"{text}; on record with the same change")
+        return changes, _finding(Decision.GO, f"{text}; ", "on record with the same change")
     if unknown := [c.name for c in changes if c.before is None or c.after is None]:
         reason = f"{', '.join(unknown)} known of one side only: {text}"
         if len(unknown) == len(changes):
             return changes, _finding(Decision.INCONCLUSIVE, reason)
     fewer = all((c.after or 0) < (c.before or 0) for c in changes)
     hint = "fewer: a gain, or work that is not done" if fewer else "no noise: the code differs"
-    return changes, _finding(Decision.NO_GO, f"{text} since {whose} ({hint})")
+    return changes, _finding(Decision.NO_GO, f"{text} ", f"since {whose} ({hint})")
 
 
-def _finding(decision: Decision, reason: str) -> Finding:
-    return Finding(check=CHECK, decision=decision, reason=reason)
+def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:
+    """`detail` is what a page says beside the counters that differ."""
+    return Finding(check=CHECK, decision=decision, reason=reason + detail, detail=detail)
 
 
 def _word(value: int | None) -> str:

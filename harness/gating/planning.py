@@ -463,18 +463,17 @@ def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
             continue
         try:
             side.launcher.preflight(replace(suite, cases=cases))
-        except SuiteError as error:
+        except SuiteError:
             if refuse:
                 raise
-            _ask_each(side, replace(suite, cases=cases), path, str(error))
+            _ask_each(side, replace(suite, cases=cases), path)
         except HarnessError:
             continue
 
 
-def _ask_each(side: Side, suite: Suite, path: str, first: str) -> None:
+def _ask_each(side: Side, suite: Suite, path: str) -> None:
     for case in suite.cases:
         try:
             side.launcher.preflight(replace(suite, cases=(case,)))
         except SuiteError as error:
-            said = str(error).partition("\n")[0].partition(": ")[2] or first
-            side.cannot[path, case.case_id] = said.removeprefix(f"case {case.case_id}: ")
+            side.cannot[path, case.case_id] = error.refusal or str(error)

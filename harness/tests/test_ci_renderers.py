@@ -254,7 +254,11 @@ def counted(before: int | None, *, accepted: bool = False) -> GateCase:
         accepted=after if accepted else None,
     )
     case: GateCase = gate_case(
-        decision=finding.decision, reason=finding.reason, counters=changes, comparison=None
+        decision=finding.decision,
+        reason=finding.reason,
+        counters=changes,
+        comparison=None,
+        findings=(finding,),
     )
     return case
 
