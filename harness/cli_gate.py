@@ -19,7 +19,6 @@ from rich.text import Text
 
 from harness import store, units
 from harness import suite as suites
-from harness.analysis import calibrate as noise
 from harness.ci import phrases
 from harness.ci.page import step_summary
 from harness.errors import HarnessError, StoreError
@@ -150,7 +149,7 @@ def calibrate(
     suite: Annotated[str, typer.Argument(help="Suite file, or the name of a shipped one.")],
     only: FilterOption = None,
     pairs: Annotated[
-        int, typer.Option(min=noise.MIN_PAIRS, help="A/A pairs of processes per case.")
+        int, typer.Option(min=calibration.MIN_PAIRS, help="A/A pairs of processes per case.")
     ] = 12,
     as_json: JsonOption = False,
     store_root: StoreOption = store.DEFAULT_ROOT,
@@ -325,7 +324,7 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
             units.percent(case.process_cv),
             units.change(case.ratio),
         )
-    limits = noise.THRESHOLDS[stored.answer.noise]
+    limits = calibration.THRESHOLDS[stored.answer.noise]
     said = [
         f"{stored.device_name} ({stored.device}) is {stored.answer.noise}: processes of the same "
         f"code scatter by {units.percent(stored.answer.process_cv)}",

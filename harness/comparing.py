@@ -14,11 +14,11 @@ from typing import Literal
 
 from harness import drift
 from harness.analysis import summary
-from harness.analysis.calibrate import DAY_CV, NoiseClass
 from harness.analysis.compare import Comparison, Thresholds
 from harness.analysis.stored import Process, compare_stored
 from harness.errors import HarnessError
 from harness.gating import baselines, calibration, counting, decide
+from harness.gating.calibration import DAY_CV, NoiseClass
 from harness.gating.policy import DEFAULT_MAX_AGE_DAYS, Policy
 from harness.gating.records import (
     CounterChange,

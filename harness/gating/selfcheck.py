@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import doctor, environment
-from harness.analysis.calibrate import MIN_PAIRS
 from harness.analysis.pairs import Pair
 from harness.errors import HarnessError
 from harness.execution import machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch, watch_over
 from harness.gating import calibration
+from harness.gating.calibration import MIN_PAIRS
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Say
 from harness.probes.open import open_probes

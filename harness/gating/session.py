@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from harness import store
 from harness.analysis import summary
-from harness.analysis.calibrate import DAY_CV, NoiseClass
 from harness.analysis.compare import Comparison, Pair, confirm, screen
 from harness.analysis.stored import Process, compare_stored
 from harness.errors import HarnessError
 from harness.execution.vacancy import watch_over
 from harness.gating import baselines, counting, decide, files
+from harness.gating.calibration import DAY_CV, NoiseClass
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Plan, Request, Say, prepared, unfit
 from harness.gating.records import CounterChange, GateCase, GateSide, GateVerdict, Mode

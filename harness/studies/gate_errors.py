@@ -23,16 +23,16 @@ from scipy.stats import beta
 
 from harness import store
 from harness.analysis import compare
-from harness.analysis.calibrate import (
+from harness.analysis.compare import Change, Statistics, student_bounds
+from harness.analysis.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
+from harness.analysis.rank import Floats, exact_bounds
+from harness.gating.calibration import (
     THRESHOLDS,
     UPPER_CV,
     NoiseClass,
     classify,
     process_cv,
 )
-from harness.analysis.compare import Change, Statistics, student_bounds
-from harness.analysis.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
-from harness.analysis.rank import Floats, exact_bounds
 
 CASES_AT_ONCE = 6000
 """Cases drawn together: about 200 MB."""

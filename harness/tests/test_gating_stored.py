@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.calibrate import DAY_CV
 from harness.analysis.noise import recorded as recorded_noise
 from harness.analysis.pairs import Pair, Thresholds
 from harness.cli import app
 from harness.errors import HarnessError, StoreError
 from harness.gating import baselines, calibration, counting, files
+from harness.gating.calibration import DAY_CV
 from harness.gating.interleave import Task, pairs
 from harness.records import Environment, Git, Measurement, Outcome, Run
 from harness.tests import fake_runs
