@@ -65,7 +65,8 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     base: Annotated[
-        str, typer.Option(metavar="REF", help="Compare with where the head left this branch.")
+        str,
+        typer.Option(metavar="REF", help="Compare with the merge base of the candidate and REF."),
     ] = "",
     head: Annotated[
         str, typer.Option(metavar="REF", help="What is judged; . is the working tree.")
@@ -329,8 +330,11 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
         f"{stored.device_name} ({stored.device}) is {stored.answer.noise}: processes of the same "
         f"code scatter by {units.percent(stored.answer.process_cv)}",
         f"A gate screens with {limits.screen_pairs} pairs, confirms with {limits.confirm_pairs}, "
-        f"and passes what is shown under {units.percent(limits.tolerance)}",
-        *(f"{c} differs from itself: nothing can be compared here" for c in stored.answer.biased),
+        f"and passes changes proven to be below {units.percent(limits.tolerance)}",
+        *(
+            f"{c}: two runs of the same code differ; this machine is too noisy"
+            for c in stored.answer.biased
+        ),
     ]
     return Group(table, *map(Text, said))
 

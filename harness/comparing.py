@@ -35,6 +35,7 @@ from harness.suite import passes
 
 ENVIRONMENT = "environment"
 """The check by which a comparison across environments is left open."""
+SIDES = ("baseline", "candidate")
 ONE_SIDE = frozenset({State.NEW, State.MISSING})
 """States of a case that one side does not have, or cannot run."""
 PLAIN = Policy(path="", stage=Stage.SHADOW)
@@ -157,7 +158,10 @@ def _side(run: Run) -> GateSide:
 
 def _measured_otherwise(then: Case, now: Case) -> str:
     """Why one id is not one case: other axes, other code, another way to take a sample."""
-    found = [f"{name}: {a} in A, {b} in B" for name, (a, b) in drift.measured(then, now).items()]
+    found = [
+        f"{name}: {a} in the baseline, {b} in the candidate"
+        for name, (a, b) in drift.measured(then, now).items()
+    ]
     return f"not the same case: {'; '.join(found[:2])}" if found else ""
 
 
@@ -186,8 +190,8 @@ def _times(
         measured = [run.of(case_id) for run in (a, b)]
         sides = [baselines.processes(m, c[case_id]) for m, c in zip(measured, cases, strict=True)]
         short = [
-            f"{len(side)} steady, undisturbed processes in {name}"
-            for name, side in zip("AB", sides, strict=True)
+            f"{len(side)} steady, undisturbed processes in the {name}"
+            for name, side in zip(SIDES, sides, strict=True)
             if len(side) < baselines.FEWEST
         ]
         if short:
@@ -241,15 +245,15 @@ def _of_one(run: Run, case: Case) -> Run:
 
 def _counted(a: Run, b: Run, case_id: str) -> tuple[tuple[CounterChange, ...], Finding]:
     (before, no_a), (after, no_b) = (counting.counts_of(run.of(case_id)) for run in (a, b))
-    missing = "; ".join(f"{side}: {no}" for side, no in (("A", no_a), ("B", no_b)) if no)
-    return counting.judge(before, after, whose="A", why=missing)
+    missing = "; ".join(f"{side}: {no}" for side, no in zip(SIDES, (no_a, no_b), strict=True) if no)
+    return counting.judge(before, after, whose="the baseline", why=missing)
 
 
 def _strict(case: GateCase) -> GateCase:
     """A gate lets a case in that the base cannot run; here that is left open."""
     if case.state is not State.NEW:
         return case
-    reason = f"only B can run it: {case.reason}"
+    reason = f"only the candidate can run it: {case.reason}"
     finding = Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
     return replace(
         case,
@@ -277,7 +281,7 @@ def _unlike(case: GateCase, first: drift.Difference) -> GateCase:
 
 
 def _one_side(run: Run, case: Case, state: State) -> GateCase:
-    reason = f"only {'A' if state is State.MISSING else 'B'} has this case"
+    reason = f"only the {SIDES[state is State.NEW]} has this case"
     return GateCase(
         case_id=case.case_id,
         suite=run.suite.path,
@@ -351,9 +355,9 @@ def _open(compared: Compared) -> str:
     across = [c for c in compared.cases if is_across(c)]
     if across:
         said.append(f"{across[0].reason}: no time is of the code alone")
-    for state, name in ((State.MISSING, "A"), (State.NEW, "B")):
+    for state, name in zip((State.MISSING, State.NEW), SIDES, strict=True):
         if count := len(compared.only_in(state)):
-            said.append(f"{count} case{'s'[: count > 1]} in {name} only")
+            said.append(f"{count} case{'s'[: count > 1]} only in the {name}")
     left = [
         c
         for c in compared.cases

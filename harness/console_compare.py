@@ -17,7 +17,7 @@ from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision
 
 _STYLE = {Decision.GO: "green", Decision.NO_GO: "bold red", Decision.INCONCLUSIVE: "magenta"}
-_ONLY = {State.MISSING: "Only in A", State.NEW: "Only in B"}
+_ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
 
 def compared(answer: Compared) -> RenderableType:
@@ -54,7 +54,7 @@ def compared(answer: Compared) -> RenderableType:
 
 def _sides(a: GateSide, b: GateSide) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1))
-    for name, side in (("A", a), ("B", b)):
+    for name, side in (("baseline", a), ("candidate", b)):
         commit = f"commit {side.commit[:10]}{side.beyond}" if side.commit else "no commit"
         ref = "the working tree" if side.ref == WORKING_TREE else side.ref
         table.add_row(Text(name, style="bold"), Text(ref), Text(commit))
@@ -64,8 +64,8 @@ def _sides(a: GateSide, b: GateSide) -> Table:
 def _differences(found: Sequence[Difference]) -> RenderableType:
     columns: dict[str, Sequence[RenderableType]] = {
         "differs": [Text(d.name) for d in found],
-        "A": [Text(d.then) for d in found],
-        "B": [Text(d.now) for d in found],
+        "baseline": [Text(d.then) for d in found],
+        "candidate": [Text(d.now) for d in found],
         "how it could move a number": [Text(d.how, style="dim") for d in found],
     }
     brief = {name: cells for name, cells in columns.items() if not name.startswith("how")}
@@ -78,22 +78,22 @@ def _cases(cases: Sequence[GateCase]) -> RenderableType:
     words = [Text(_word(c), style=_STYLE[c.decision]) for c in ordered]
     times = [[_time(c.baseline_s), _time(c.candidate_s), _change(c)] for c in ordered]
     columns: dict[str, Sequence[RenderableType]] = {
-        "B is": words,
-        "A": [t[0] for t in times],
-        "B": [t[1] for t in times],
-        "B against A": [t[2] for t in times],
+        "candidate is": words,
+        "baseline": [t[0] for t in times],
+        "candidate": [t[1] for t in times],
+        "change": [t[2] for t in times],
         "case": [Text(c.case_id) for c in ordered],
         "why": [Text(_why(c)) for c in ordered],
     }
     columns = {name: cells for name, cells in columns.items() if any(map(str, cells))}
     narrow = Table(box=None, header_style="bold", padding=(0, 1))
-    narrow.add_column("B is", no_wrap=True)
-    narrow.add_column("case, step times of A and B, change, why", overflow="fold")
+    narrow.add_column("candidate is", no_wrap=True)
+    narrow.add_column("case, step times of baseline and candidate, change, why", overflow="fold")
     for word, c, (a, b, change) in zip(words, ordered, times, strict=True):
         numbers = f"{a} → {b}  {change}".rstrip() if a or b else ""
         told = "\n".join(filter(None, (numbers, _why(c))))
         narrow.add_row(word, Text.assemble((c.case_id, "bold"), "\n" + told if told else ""))
-    return fitting(plain_table(columns, right=("A", "B")), narrow)
+    return fitting(plain_table(columns, right=("baseline", "candidate")), narrow)
 
 
 def _word(case: GateCase) -> str:

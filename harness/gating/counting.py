@@ -148,8 +148,8 @@ def judge(
     """Compare two sides exactly.
 
     Args:
-        before: Of the base, or on record.
-        after: Of the head.
+        before: Of the baseline, or on record.
+        after: Of the candidate.
         whose: What `before` is of, in words.
         why: Why one of them is None.
         accepted: What the same change puts on record for the case, where it does.

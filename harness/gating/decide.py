@@ -36,7 +36,7 @@ from harness.records import (
 )
 
 AGAINST = {
-    Mode.RELATIVE: "against the base",
+    Mode.RELATIVE: "against the baseline commit",
     Mode.BASELINE: "against the baseline",
     Mode.COUNTERS: counting.CHECK,
 }
@@ -213,10 +213,12 @@ def _compared(evidence: Evidence, mode: Mode, policy: Policy) -> tuple[State, li
         why = evidence.refused or (f"{bad.outcome}: {bad.detail}" if bad else "")
         decision = Decision.NO_GO if policy.new_cases_block else Decision.GO
         blocks = "; the policy blocks new cases" if policy.new_cases_block else ""
-        reason = f"new: the base cannot run it ({_first_line(why)}); absolute rules only{blocks}"
+        reason = (
+            f"new: the baseline cannot run it ({_first_line(why)}); absolute rules only{blocks}"
+        )
         return State.NEW, [Finding(check=check, decision=decision, reason=reason)]
     if bad is not None:
-        reason = f"the base did not run: {str(bad.outcome).replace('_', ' ')}: "
+        reason = f"the baseline did not run: {str(bad.outcome).replace('_', ' ')}: "
         reason += _first_line(bad.detail)
     else:
         reason = evidence.no_comparison or "no process of the other side ran"

@@ -272,7 +272,7 @@ def _trees(
     head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
     findings: list[Finding] = []
     if not mine and dirty:
-        reason = "uncommitted changes are not judged; with . as the head they are"
+        reason = "uncommitted changes are not judged; with . as the candidate they are"
         findings.append(_noted("working tree", reason))
     if not request.base:
         folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
@@ -321,16 +321,18 @@ def _gone(
         try:
             before = suite_of(trees.folders[0], choice)
         except SuiteError:
-            continue  # a suite that could not be read in the base had no case to lose
+            continue  # a suite that could not be read in the baseline had no case to lose
         if before is None:
             continue
         whole = suite_of(trees.head, choice)
         still = {c.case_id for c in whole.cases} if whole else set()
         for case in chosen_of(before, choice).cases:
             if case.case_id not in measured.get(choice.suite, set()):
-                why = "the base has this case, and the head has not"
+                why = "the baseline has this case, but the candidate does not"
                 if case.case_id in still:
-                    why = f"the base's {loaded.path} chose this case, and the head's does not"
+                    why = (
+                        f"{loaded.path} chooses this case in the baseline, but not in the candidate"
+                    )
                 yield Gone(suite=choice.suite, case_id=case.case_id, reason=why)
 
 

@@ -435,7 +435,7 @@ def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterato
         yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
     for i, entry in enumerate(data.get("exemptions", ())):
         if entry["expect"] == "missing":
-            continue  # the base too loses the case once the change is merged
+            continue  # the baseline too loses the case once the change is merged
         for j, pattern in enumerate(entry["cases"]):
             if not any(fits(case_id, pattern) for case_id in (*ids, *gone)):
                 loc: Loc = ("exemptions", i, "cases", j)

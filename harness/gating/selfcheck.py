@@ -1,4 +1,4 @@
-"""A/A: the same code on both sides, run exactly as a gate runs base and head."""
+"""A/A: the same code on both sides, run exactly as a gate runs baseline and candidate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ class Request:
 
 
 def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Stored:
-    """Measure a suite against itself, and keep what that says of this node.
+    """Measure A/A pairs of a suite, and keep the noise of this node.
 
     Raises:
         HarnessError: The machine is not fit, a case did not end ok in every process, or too few
@@ -51,7 +51,7 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         second.describe()
         _require_fit(suite, here, request)
         first.preflight(suite)
-        sides = [Side("a", (), first, here), Side("b", (), second, here)]
+        sides = [Side("baseline", (), first, here), Side("candidate", (), second, here)]
         probes = open_probes(here.gpu, why=here.gpu_unavailable)
         for probe in probes:
             held.callback(probe.close)

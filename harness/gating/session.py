@@ -260,7 +260,11 @@ def _counted(
         told = before.counts(*key) if before else None
         accepted = on_record if on_record != told else None
         answers[key] = counting.judge(
-            then, after, whose="the base", why=why or f"of the base: {why_then}", accepted=accepted
+            then,
+            after,
+            whose="the baseline",
+            why=why or f"of the baseline: {why_then}",
+            accepted=accepted,
         )
     return answers
 

@@ -250,7 +250,7 @@ def counted(before: int | None, *, accepted: bool = False) -> GateCase:
     changes, finding = counting.judge(
         {"host_syncs": before} if before is not None else {},
         after,
-        whose="the base",
+        whose="the baseline",
         accepted=after if accepted else None,
     )
     case: GateCase = gate_case(
@@ -268,7 +268,7 @@ def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> 
 
     document = junit(gate_verdict(case))
 
-    assert phrases.why(case) == "since the base (no noise: the code differs)"
+    assert phrases.why(case) == "since the baseline (no noise: the code differs)"
     assert results(document)["train/nsa"] == "failure"
     assert f'message="NO-GO: host_syncs 12 → 1,600 {phrases.why(case)}"' in document
 

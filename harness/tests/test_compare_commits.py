@@ -111,7 +111,7 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
 
     assert [c.decision for c in answer.cases] == [Decision.GO, Decision.INCONCLUSIVE]
     assert (answer.decision, answer.exit_status) == (Decision.INCONCLUSIVE, 3)
-    assert answer.reason == "1 case in B only"
+    assert answer.reason == "1 case only in the candidate"
 
 
 @pytest.mark.parametrize(

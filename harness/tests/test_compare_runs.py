@@ -99,7 +99,7 @@ def test_an_unsteady_process_is_no_evidence() -> None:
 
     answer = compare(side("a", steady(0.1)), side("b", unsteady))
 
-    assert "1 steady, undisturbed processes in B" in answer.cases[0].reason
+    assert "1 steady, undisturbed processes in the candidate" in answer.cases[0].reason
     assert answer.decision is Decision.INCONCLUSIVE
 
 
@@ -130,7 +130,7 @@ def test_a_case_of_one_side_is_listed_and_is_no_pass() -> None:
     assert [c.case_id for c in answer.only_in(State.MISSING)] == [SECOND]
     assert [c.case_id for c in answer.only_in(State.NEW)] == [other.case_id]
     assert answer.decision is Decision.INCONCLUSIVE
-    assert answer.reason == "1 case in A only; 1 case in B only"
+    assert answer.reason == "1 case only in the baseline; 1 case only in the candidate"
     assert compare(a, b, filters=["seq_len=512"]).decision is Decision.GO
 
 
@@ -171,7 +171,7 @@ def test_one_id_of_two_cases_is_not_compared() -> None:
     answer = compare(side("a", steady(0.1), cases=before), side("b", steady(0.1), cases=after))
 
     assert answer.decision is Decision.INCONCLUSIVE
-    assert "axis batch: 1 in A, 4 in B" in answer.cases[0].reason
+    assert "axis batch: 1 in the baseline, 4 in the candidate" in answer.cases[0].reason
     assert "axis batch" in answer.differences[-1].name
 
 
@@ -247,4 +247,4 @@ def test_no_number_is_folded(width: int) -> None:
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= width
     assert sum("+50 %" in line and "150 ms" in line for line in lines) == 2
-    assert any(line.startswith("Only in A (1)") for line in lines)
+    assert any(line.startswith("Only in the baseline (1)") for line in lines)

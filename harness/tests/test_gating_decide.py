@@ -123,7 +123,7 @@ def test_a_head_that_does_not_end_ok_never_passes(
             State.UNCOMPARED,
             "path mismatch",
         ),
-        ({"base": fake_runs.ended(CASE, Outcome.INCORRECT)}, GO, State.NEW, "new: the base"),
+        ({"base": fake_runs.ended(CASE, Outcome.INCORRECT)}, GO, State.NEW, "new: the baseline"),
         ({"base": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
         ({"no_comparison": "3 of 6 pairs not steady"}, OPEN, State.UNCOMPARED, "not steady"),
         ({"mode": Mode.BASELINE, "no_comparison": "no baseline"}, OPEN, State.UNCOMPARED, "no b"),
@@ -247,7 +247,7 @@ def test_noise_excuses_no_comparison_that_was_not_made(mode: Mode) -> None:
 
 @pytest.mark.parametrize(("expect", "decision"), [("noisy", NO_GO), ("failure", GO)])
 def test_counters_have_no_noise_to_be_excused_for(expect: str, decision: Decision) -> None:
-    more = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+    more = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the baseline")
 
     found = judged(mode=Mode.COUNTERS, comparison=None, counted=more, policy=exempt(expect))
 
@@ -365,7 +365,7 @@ def test_what_blocks_is_policy(
 def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bool) -> None:
     before, after = {"host_syncs": 0}, {"host_syncs": 41}
     changes, finding = counting.judge(
-        before, after, whose="the base", accepted=after if accepted else None
+        before, after, whose="the baseline", accepted=after if accepted else None
     )
     case = gate_case(finding.decision, counters=changes, reason=finding.reason)
 
@@ -376,7 +376,7 @@ def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bo
 
 def test_what_is_only_compared_needs_no_leave() -> None:
     gone = gate_case(OPEN, state=State.MISSING)
-    changes, finding = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+    changes, finding = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the baseline")
     more = gate_case(finding.decision, counters=changes, reason=finding.reason)
     open_ = compared_case(OPEN, pairs_needed=31)
 

@@ -160,7 +160,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate
         ("nan", NO_GO, State.FAILED, "non finite"),
         ("crash", NO_GO, State.FAILED, "planted"),
         ("unread", NO_GO, State.FAILED, "SyntaxError"),
-        ("gone", OPEN, State.MISSING, "the head has not"),
+        ("gone", OPEN, State.MISSING, "but the candidate does not"),
         ("new", GO, State.NEW, "no provider new"),
     ],
 )
@@ -382,7 +382,9 @@ def test_what_is_on_record_and_no_longer_asked_is_missing(
 
     whys = [of(v, "slow") for v in (by_policy, on_record, baseline)]
     assert [(c.state, c.decision) for c in whys] == [(State.MISSING, OPEN)] * 3
-    assert whys[0].reason == "the base's ci/gate.yaml chose this case, and the head's does not"
+    assert whys[0].reason == (
+        "ci/gate.yaml chooses this case in the baseline, but not in the candidate"
+    )
     assert "has counters on record, and is not counted; harness baseline" in whys[1].reason
     assert whys[2].reason == "the baseline has this case, and the suite has not"
     assert {v.decision for v in (by_policy, on_record, baseline)} == {OPEN}
@@ -486,5 +488,5 @@ def test_a_head_without_the_suite_is_refused(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", {**tree(("same",)), "ci/gate.yaml": SHORT})
     (folder / "toysuites/toys.yaml").unlink()
 
-    with pytest.raises(HarnessError, match="there is no such suite in the head"):
+    with pytest.raises(HarnessError, match="there is no such suite in the candidate"):
         judge(folder, mode=Mode.ABSOLUTE)
