@@ -17,10 +17,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from harness.analysis.pairs import Change, Comparison
 from harness.errors import HarnessError
+from harness.gating import files
 from harness.records import Decision, Finding
 
 SCHEMA_VERSION = 2
@@ -207,24 +206,12 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         HarnessError: It is not such a document.
     """
     try:
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ValueError("not a JSON object")
-        if fields.get("schema") == 1:
-            fields = _of_schema_1(fields)
-        if fields.get("schema") != SCHEMA_VERSION:
-            raise ValueError(f"schema {fields.get('schema')!r}, and this reads {SCHEMA_VERSION}")
-        fields.pop("exit_status", None)
-        return _verdict.validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (ValueError, RecursionError) as error:
-        problem = str(error)
-    raise HarnessError(
-        f"{place} is no verdict of a gate: {problem}",
-        "`harness gate --verdict FILE` writes one.",
-    )
+        return files.parse(text, GateVerdict, SCHEMA_VERSION, {1: _of_schema_1})
+    except ValueError as error:
+        raise HarnessError(
+            f"{place} is no verdict of a gate: {error}",
+            "`harness gate --verdict FILE` writes one.",
+        ) from None
 
 
 def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +229,4 @@ def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
             known = {n: case.get(n) for n in numbers}
             kept["comparison"] = known | {"clock_explained": False}
         cases.append(kept)
-    return fields | {"schema": 2, "cases": cases}
-
-
-_verdict = TypeAdapter(GateVerdict)
+    return fields | {"cases": cases}
