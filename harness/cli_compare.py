@@ -13,7 +13,7 @@ from harness import comparing, console, console_compare, index, store
 from harness import suite as suites
 from harness.cli_gate import GateProgress
 from harness.comparing import Compared
-from harness.errors import HarnessError, StoreError
+from harness.errors import AmbiguousRun, HarnessError, StoreError
 from harness.gating import files, policy
 from harness.gating.planning import Request
 from harness.gating.policy import Choice, Policy
@@ -33,11 +33,9 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    a: Annotated[
-        str, typer.Argument(metavar="A", help="A run or a commit: what B is held against.")
-    ],
+    a: Annotated[str, typer.Argument(metavar="BASELINE", help="A run or a commit.")],
     b: Annotated[
-        str, typer.Argument(metavar="B", help="A run, a commit, or . for the working tree.")
+        str, typer.Argument(metavar="CANDIDATE", help="A run, a commit, or . for the working tree.")
     ],
     suite: Annotated[
         list[str] | None,
@@ -71,7 +69,7 @@ def compare(
     wait_for_gpu: Annotated[
         float,
         typer.Option(
-            "--wait-for-gpu", metavar="SECONDS", min=0, help="Wait so long for a GPU in use."
+            "--wait-for-gpu", metavar="SECONDS", min=0, help="Wait up to SECONDS for a busy GPU."
         ),
     ] = 0.0,
     proof: Annotated[
@@ -86,7 +84,7 @@ def compare(
 
     harness compare HEAD . --suite smoke     what is not committed yet; nothing of it is touched
 
-    Exit status: 0 B is slower nowhere, 1 it is, or fails, 3 something is undecided.
+    Exit status: 0 no case of the candidate is slower, 1 one is or fails, 3 undecided.
     """
     if a == WORKING_TREE:
         raise HarnessError(
@@ -162,7 +160,7 @@ def _run_of(name: str, root: Path) -> Run | None:
         return run
     if commit:
         return None
-    if problem and "fits" in str(problem):
+    if isinstance(problem, AmbiguousRun):
         raise problem
     raise HarnessError(
         f"{name!r} is neither a run in {root} nor a commit of this repository",
@@ -194,11 +192,11 @@ def _measured(request: Request) -> Compared:
         what = "the working tree is as committed, and" if mine else ""
         raise HarnessError(
             f"{what} {request.base} and {request.head} are both commit {base[:10]}".strip(),
-            "How far a node differs from itself is what `harness calibrate` measures.",
+            "`harness calibrate` measures how far an A/A comparison scatters here.",
         )
     with GateProgress() as progress:
         verdict = carry_out(request, progress, _say)
-    sides = [side for side in (verdict.base, verdict.head) if side and side.run_id]
+    sides = [side for side in (verdict.baseline, verdict.candidate) if side and side.run_id]
     return comparing.commits(
         verdict, [store.load(request.store, side.run_id.split()[0]) for side in sides]
     )

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from harness import store, units
 from harness import suite as suites
-from harness.analysis import calibrate as noise
 from harness.ci import phrases
 from harness.ci.page import step_summary
 from harness.errors import HarnessError, StoreError
@@ -66,7 +65,8 @@ def register(app: typer.Typer) -> None:
 
 def gate(
     base: Annotated[
-        str, typer.Option(metavar="REF", help="Compare with where the head left this branch.")
+        str,
+        typer.Option(metavar="REF", help="Compare with the merge base of the candidate and REF."),
     ] = "",
     head: Annotated[
         str, typer.Option(metavar="REF", help="What is judged; . is the working tree.")
@@ -81,7 +81,7 @@ def gate(
         policy.DEFAULT
     ),
     every_case: Annotated[
-        bool, typer.Option("--all", help="Judge the cases that the change cannot reach as well.")
+        bool, typer.Option("--all", help="Measure also suites that no changed file concerns.")
     ] = False,
     ci: Annotated[
         bool,
@@ -150,7 +150,7 @@ def calibrate(
     suite: Annotated[str, typer.Argument(help="Suite file, or the name of a shipped one.")],
     only: FilterOption = None,
     pairs: Annotated[
-        int, typer.Option(min=noise.MIN_PAIRS, help="A/A pairs of processes per case.")
+        int, typer.Option(min=calibration.MIN_PAIRS, help="A/A pairs of processes per case.")
     ] = 12,
     as_json: JsonOption = False,
     store_root: StoreOption = store.DEFAULT_ROOT,
@@ -325,13 +325,16 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
             units.percent(case.process_cv),
             units.change(case.ratio),
         )
-    limits = noise.THRESHOLDS[stored.answer.noise]
+    limits = calibration.THRESHOLDS[stored.answer.noise]
     said = [
         f"{stored.device_name} ({stored.device}) is {stored.answer.noise}: processes of the same "
         f"code scatter by {units.percent(stored.answer.process_cv)}",
         f"A gate screens with {limits.screen_pairs} pairs, confirms with {limits.confirm_pairs}, "
-        f"and passes what is shown under {units.percent(limits.tolerance)}",
-        *(f"{c} differs from itself: nothing can be compared here" for c in stored.answer.biased),
+        f"and passes changes proven to be below {units.percent(limits.tolerance)}",
+        *(
+            f"{c}: two runs of the same code differ; this machine is too noisy"
+            for c in stored.answer.biased
+        ),
     ]
     return Group(table, *map(Text, said))
 

@@ -14,15 +14,14 @@ from typing import Literal
 
 from harness import drift
 from harness.analysis import summary
-from harness.analysis.calibrate import DAY_CV, NoiseClass
 from harness.analysis.compare import Comparison, Thresholds
 from harness.analysis.stored import Process, compare_stored
 from harness.errors import HarnessError
 from harness.gating import baselines, calibration, counting, decide
+from harness.gating.calibration import DAY_CV, NoiseClass
 from harness.gating.policy import DEFAULT_MAX_AGE_DAYS, Policy
 from harness.gating.records import (
     CounterChange,
-    Finding,
     GateCase,
     GateSide,
     GateVerdict,
@@ -31,11 +30,12 @@ from harness.gating.records import (
     Stage,
     State,
 )
-from harness.records import Case, Decision, Outcome, Run
+from harness.records import Case, Decision, Finding, Outcome, Run
 from harness.suite import passes
 
 ENVIRONMENT = "environment"
 """The check by which a comparison across environments is left open."""
+SIDES = ("baseline", "candidate")
 ONE_SIDE = frozenset({State.NEW, State.MISSING})
 """States of a case that one side does not have, or cannot run."""
 PLAIN = Policy(path="", stage=Stage.SHADOW)
@@ -44,13 +44,13 @@ PLAIN = Policy(path="", stage=Stage.SHADOW)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The answer, with all that it rests on. Ratios are B over A: above one is slower."""
+    """The answer, with all that it rests on. Ratios are candidate over baseline."""
 
     decision: Decision
     reason: str
     method: Literal["stored", "interleaved", "counters"]
-    a: GateSide
-    b: GateSide
+    baseline: GateSide
+    candidate: GateSide
     differences: tuple[drift.Difference, ...] = ()
     """Of the environments, then of the suites; most suspect first."""
     cases: tuple[GateCase, ...] = ()
@@ -135,8 +135,8 @@ def runs(
             decision=Decision.INCONCLUSIVE,
             reason="",
             method="counters" if counters else "stored",
-            a=_side(a),
-            b=_side(b),
+            baseline=_side(a),
+            candidate=_side(b),
             differences=(*around, *suites),
             cases=tuple(cases),
             findings=found,
@@ -158,7 +158,10 @@ def _side(run: Run) -> GateSide:
 
 def _measured_otherwise(then: Case, now: Case) -> str:
     """Why one id is not one case: other axes, other code, another way to take a sample."""
-    found = [f"{name}: {a} in A, {b} in B" for name, (a, b) in drift.measured(then, now).items()]
+    found = [
+        f"{name}: {a} in the baseline, {b} in the candidate"
+        for name, (a, b) in drift.measured(then, now).items()
+    ]
     return f"not the same case: {'; '.join(found[:2])}" if found else ""
 
 
@@ -187,8 +190,8 @@ def _times(
         measured = [run.of(case_id) for run in (a, b)]
         sides = [baselines.processes(m, c[case_id]) for m, c in zip(measured, cases, strict=True)]
         short = [
-            f"{len(side)} steady, undisturbed processes in {name}"
-            for name, side in zip("AB", sides, strict=True)
+            f"{len(side)} steady, undisturbed processes in the {name}"
+            for name, side in zip(SIDES, sides, strict=True)
             if len(side) < baselines.FEWEST
         ]
         if short:
@@ -223,7 +226,6 @@ def _judged(
         ),
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
         policy=PLAIN,
-        suite=b.suite,
         environment=b.environment,
         today=datetime.date.today(),
     )
@@ -243,15 +245,15 @@ def _of_one(run: Run, case: Case) -> Run:
 
 def _counted(a: Run, b: Run, case_id: str) -> tuple[tuple[CounterChange, ...], Finding]:
     (before, no_a), (after, no_b) = (counting.counts_of(run.of(case_id)) for run in (a, b))
-    missing = "; ".join(f"{side}: {no}" for side, no in (("A", no_a), ("B", no_b)) if no)
-    return counting.judge(before, after, whose="A", why=missing)
+    missing = "; ".join(f"{side}: {no}" for side, no in zip(SIDES, (no_a, no_b), strict=True) if no)
+    return counting.judge(before, after, whose="the baseline", why=missing)
 
 
 def _strict(case: GateCase) -> GateCase:
     """A gate lets a case in that the base cannot run; here that is left open."""
     if case.state is not State.NEW:
         return case
-    reason = f"only B can run it: {case.reason}"
+    reason = f"only the candidate can run it: {case.reason}"
     finding = Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
     return replace(
         case,
@@ -272,13 +274,14 @@ def _unlike(case: GateCase, first: drift.Difference) -> GateCase:
         decision=Decision.INCONCLUSIVE,
         reason=reason,
         findings=(*case.findings, finding),
-        pairs_needed=None,
-        minutes_needed=None,
+        comparison=replace(case.comparison, pairs_needed=None, minutes_needed=None)
+        if case.comparison
+        else None,
     )
 
 
 def _one_side(run: Run, case: Case, state: State) -> GateCase:
-    reason = f"only {'A' if state is State.MISSING else 'B'} has this case"
+    reason = f"only the {SIDES[state is State.NEW]} has this case"
     return GateCase(
         case_id=case.case_id,
         suite=run.suite.path,
@@ -296,7 +299,7 @@ def _remedies(a: Run, b: Run, cases: Sequence[GateCase], *, unlike: bool) -> tup
     if unlike:
         said.append("to compare the environments themselves: --across")
     if open_ and len(set(commits)) == 2:
-        pairs = max((c.pairs_needed or 0 for c in open_), default=0)
+        pairs = max((c.comparison.pairs_needed or 0 for c in open_ if c.comparison), default=0)
         many = f" ({pairs} pairs would do)" if pairs else ""
         suite = f" --suite {b.suite.path}"
         said.append(
@@ -314,7 +317,7 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> Compared:
     Args:
         environments: A stored run of each side, if there are any.
     """
-    assert verdict.base is not None
+    assert verdict.baseline is not None
     around: tuple[drift.Difference, ...] = ()
     if len(environments) == 2:
         around = drift.differences(*(run.environment for run in environments))
@@ -324,8 +327,8 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> Compared:
             decision=verdict.decision,
             reason=verdict.reason,
             method="counters" if verdict.mode is Mode.COUNTERS else "interleaved",
-            a=verdict.base,
-            b=verdict.head,
+            baseline=verdict.baseline,
+            candidate=verdict.candidate,
             differences=around,
             cases=cases,
             left_out=verdict.left_out,
@@ -352,9 +355,9 @@ def _open(compared: Compared) -> str:
     across = [c for c in compared.cases if is_across(c)]
     if across:
         said.append(f"{across[0].reason}: no time is of the code alone")
-    for state, name in ((State.MISSING, "A"), (State.NEW, "B")):
+    for state, name in zip((State.MISSING, State.NEW), SIDES, strict=True):
         if count := len(compared.only_in(state)):
-            said.append(f"{count} case{'s'[: count > 1]} in {name} only")
+            said.append(f"{count} case{'s'[: count > 1]} only in the {name}")
     left = [
         c
         for c in compared.cases

@@ -58,7 +58,7 @@ def verdict(v: Verdict) -> RenderableType:
         table.add_row(
             Text(r.said, style=_DECISION_STYLE[r.decision] if r.applies else "dim"),
             escape(r.rule),
-            escape(r.reason),
+            escape(phrases.rule(r)),
         )
     head = Text.assemble(
         "Verdict: ",

@@ -11,20 +11,19 @@ from harness.analysis.compare import Change
 from harness.comparing import ONE_SIDE, Compared, is_across
 from harness.console_store import fitting, plain_table
 from harness.drift import Difference
+from harness.gating.decide import NOISY
 from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
 from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision
 
 _STYLE = {Decision.GO: "green", Decision.NO_GO: "bold red", Decision.INCONCLUSIVE: "magenta"}
-OPEN = "neither shown slower nor under"
-"""How a comparison says that its interval decides nothing."""
-_ONLY = {State.MISSING: "Only in A", State.NEW: "Only in B"}
+_ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
 
 def compared(answer: Compared) -> RenderableType:
     """The two sides, how they differ, every case, and the answer last."""
     both = [case for case in answer.cases if case.state not in ONE_SIDE]
-    lines: list[RenderableType] = [_sides(answer.a, answer.b), Text()]
+    lines: list[RenderableType] = [_sides(answer.baseline, answer.candidate), Text()]
     if answer.differences:
         lines += [_differences(answer.differences), Text()]
     elif both:
@@ -32,8 +31,10 @@ def compared(answer: Compared) -> RenderableType:
     if both:
         lines.append(_cases(both))
         if open_ := [case for case in both if _is_open(case)]:
-            under = open_[0].reason.partition(f"{OPEN} ")[2].partition(";")[0]
-            lines.append(Text(f" undecided: {OPEN} {under} by the whole interval", style="dim"))
+            assert open_[0].comparison is not None
+            under = units.percent(open_[0].comparison.tolerance or 0.0)
+            text = f" undecided: neither shown slower nor under {under} by the whole interval"
+            lines.append(Text(text, style="dim"))
         lines.append(Text())
     for state, title in _ONLY.items():
         if only := answer.only_in(state):
@@ -53,7 +54,7 @@ def compared(answer: Compared) -> RenderableType:
 
 def _sides(a: GateSide, b: GateSide) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 1))
-    for name, side in (("A", a), ("B", b)):
+    for name, side in (("baseline", a), ("candidate", b)):
         commit = f"commit {side.commit[:10]}{side.beyond}" if side.commit else "no commit"
         ref = "the working tree" if side.ref == WORKING_TREE else side.ref
         table.add_row(Text(name, style="bold"), Text(ref), Text(commit))
@@ -63,8 +64,8 @@ def _sides(a: GateSide, b: GateSide) -> Table:
 def _differences(found: Sequence[Difference]) -> RenderableType:
     columns: dict[str, Sequence[RenderableType]] = {
         "differs": [Text(d.name) for d in found],
-        "A": [Text(d.then) for d in found],
-        "B": [Text(d.now) for d in found],
+        "baseline": [Text(d.then) for d in found],
+        "candidate": [Text(d.now) for d in found],
         "how it could move a number": [Text(d.how, style="dim") for d in found],
     }
     brief = {name: cells for name, cells in columns.items() if not name.startswith("how")}
@@ -77,22 +78,22 @@ def _cases(cases: Sequence[GateCase]) -> RenderableType:
     words = [Text(_word(c), style=_STYLE[c.decision]) for c in ordered]
     times = [[_time(c.baseline_s), _time(c.candidate_s), _change(c)] for c in ordered]
     columns: dict[str, Sequence[RenderableType]] = {
-        "B is": words,
-        "A": [t[0] for t in times],
-        "B": [t[1] for t in times],
-        "B against A": [t[2] for t in times],
+        "candidate is": words,
+        "baseline": [t[0] for t in times],
+        "candidate": [t[1] for t in times],
+        "change": [t[2] for t in times],
         "case": [Text(c.case_id) for c in ordered],
         "why": [Text(_why(c)) for c in ordered],
     }
     columns = {name: cells for name, cells in columns.items() if any(map(str, cells))}
     narrow = Table(box=None, header_style="bold", padding=(0, 1))
-    narrow.add_column("B is", no_wrap=True)
-    narrow.add_column("case, step times of A and B, change, why", overflow="fold")
+    narrow.add_column("candidate is", no_wrap=True)
+    narrow.add_column("case, step times of baseline and candidate, change, why", overflow="fold")
     for word, c, (a, b, change) in zip(words, ordered, times, strict=True):
         numbers = f"{a} → {b}  {change}".rstrip() if a or b else ""
         told = "\n".join(filter(None, (numbers, _why(c))))
         narrow.add_row(word, Text.assemble((c.case_id, "bold"), "\n" + told if told else ""))
-    return fitting(plain_table(columns, right=("A", "B")), narrow)
+    return fitting(plain_table(columns, right=("baseline", "candidate")), narrow)
 
 
 def _word(case: GateCase) -> str:
@@ -100,7 +101,7 @@ def _word(case: GateCase) -> str:
         return "undecided"
     if case.state is State.FAILED:
         return "failed" if case.decision is Decision.NO_GO else "as allowed"
-    if case.change == Change.SAME:
+    if case.change is Change.SAME:
         return "not slower"
     return case.change or ("same" if case.decision is Decision.GO else "changed")
 
@@ -110,20 +111,19 @@ def _time(seconds: float | None) -> str:
 
 
 def _change(case: GateCase) -> str:
-    return units.change(case.ratio, case.low, case.high) if case.ratio else ""
+    c = case.comparison
+    return units.change(c.ratio, c.low, c.high) if c else ""
 
 
 def _why(case: GateCase) -> str:
     """What neither the numbers nor the differences above them say."""
     beside = [f.reason for f in case.findings if not f.counts]
-    told = "" if is_across(case) or _is_open(case) else case.reason
-    if case.state is State.COMPARED and case.ratio:
-        held = case.decision is Decision.GO
-        told = "" if held else told.partition(", ")[2] or told  # the ratio stands there already
-    allowed = told.partition(f"({case.case_id}: ")[2]
-    return "; ".join(filter(None, (allowed.removesuffix(")") or told, *beside)))
+    held = case.state is State.COMPARED and case.comparison and case.decision is Decision.GO
+    told = "" if held or is_across(case) or _is_open(case) else case.reason
+    return "; ".join(filter(None, (told, *beside)))
 
 
 def _is_open(case: GateCase) -> bool:
     """Whether it is its interval alone that leaves a case undecided."""
-    return case.change == Change.UNDECIDED and OPEN in case.reason
+    worse = {f.check for f in case.findings if f.counts and f.decision is not Decision.GO}
+    return bool(case.comparison and case.comparison.tolerance is not None and worse <= NOISY)

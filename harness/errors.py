@@ -3,6 +3,7 @@
 HarnessError            exit 2, one message, no traceback
     SuiteError          a suite file does not describe something runnable
     StoreError          a run is absent, unwritable, or was written by another schema
+        AmbiguousRun    a name is the beginning of several runs' ids
     ProbeError          an instrument the suite requires is not readable
     ReportError         a report cannot be written
 
@@ -23,15 +24,28 @@ class SuiteError(HarnessError):
     """A suite file does not describe something runnable."""
 
     def __init__(
-        self, path: Path | str, problem: str, remedy: str = "", *, line: int = 0, column: int = 0
+        self,
+        path: Path | str,
+        problem: str,
+        remedy: str = "",
+        *,
+        line: int = 0,
+        column: int = 0,
+        refusal: str = "",
     ) -> None:
-        """`line` and `column` count from 1; 0 where the problem is the whole file."""
+        """`line` and `column` count from 1; 0 where the problem is the whole file. `refusal` is why
+        a workload refuses a case, without the place."""
+        self.refusal = refusal
         place = f"{path}:{line}:{column}" if line else f"{path}"
         super().__init__(f"{place}: {problem}", remedy)
 
 
 class StoreError(HarnessError):
     """A run is absent, unwritable, or was written by another schema."""
+
+
+class AmbiguousRun(StoreError):
+    """A name is the beginning of several runs' ids."""
 
 
 class ProbeError(HarnessError):

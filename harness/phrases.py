@@ -7,8 +7,20 @@ from harness import units
 from harness.analysis.overhead import Overhead
 from harness.analysis.targets import Target
 from harness.analysis.timeuse import TimeUse
+from harness.gate import EVERY_CASE_RAN, KERNELS_THAT_RAN, WHAT_RAN
 from harness.program import INTERPRETER
-from harness.records import Case, Measurement
+from harness.records import (
+    METRICS,
+    Case,
+    Decision,
+    Fact,
+    Finding,
+    Match,
+    Measurement,
+    Outcome,
+    RuleResult,
+    Verdict,
+)
 
 
 def target(t: Target) -> str:
@@ -78,3 +90,149 @@ def overhead(found: Overhead, limit: float) -> str:
     else:
         shown = f"not decided against {units.percent(limit)}: take more pairs"
     return f"sampling: step time {cost} over {found.pairs} pairs of processes; {shown}"
+
+
+# --- findings, rules and verdicts ----------------------------------------------------------
+
+
+def finding(f: Finding) -> str:
+    """The fact of a finding, without its case."""
+    value = units.measured(f.metric, f.estimate) if f.estimate else ""
+    match f.fact:
+        case Fact.STATED:
+            return f.reason
+        case Fact.NOT_RUN:
+            return "did not run"
+        case Fact.RAN:
+            return "ran"
+        case Fact.TOO_FEW_PROCESSES:
+            return f"{f.count} of {f.asked} processes ran"
+        case Fact.ALLOWED:
+            return f"{f.outcome} is allowed: {f.detail}"
+        case Fact.ENDED:
+            return ended(f.outcome, f.detail)
+        case Fact.ATTESTED:
+            return "the required kernels and operators ran"
+        case Fact.NOT_ATTESTED:
+            return f"not attested: {f.detail}"
+        case Fact.KERNELS_INVISIBLE:
+            return "no GPU here: kernels cannot be seen"
+        case Fact.OTHER_DEVICE:
+            return f"this is {f.detail}"
+        case Fact.NO_GROUP:
+            return f"in no group of cases with three values of {f.detail}"
+        case Fact.NO_FIT:
+            return f.detail
+        case Fact.SINGLE_PROCESSES:
+            return f"{value} from cases with a single process"
+        case Fact.NO_METRIC:
+            return f"{METRICS[f.metric].title} not available"
+        case Fact.AT_MOST:
+            return f"timed out: at most {units.quantity(f.metric, f.bound or 0.0)}"
+        case Fact.AT_LEAST:
+            return f"timed out: at least {units.duration(f.bound or 0.0)} a step"
+        case Fact.NO_INTERVAL:
+            return f"{value} from one process, which has no interval"
+        case Fact.NOT_FINITE:
+            return f"{value} is not a finite interval"
+        case Fact.INTERVAL:
+            return value
+        case Fact.ACROSS:
+            return f"{value} lies across a threshold"
+
+
+def ended(outcome: Outcome | None, detail: str) -> str:
+    """`crash: illegal memory access`."""
+    word = str(outcome or "did not run").replace("_", " ")
+    first_line = detail.strip().partition("\n")[0]
+    return f"{word}: {first_line}" if first_line else word
+
+
+def rule(result: RuleResult) -> str:
+    """Why a rule decided as it did."""
+    if not result.applies and result.stated:
+        return f"stated for {result.stated.gpu}; {finding(result.findings[0])}"
+    share = f"{len(result.findings)} of {result.judged}: " if result.judged > 1 else ""
+    if result.stated is None and result.decision is Decision.GO:
+        return _held(result)
+    if result.findings:
+        text = share + _joined(result.findings)
+        if result.perhaps:
+            text += f"; undecided, perhaps GO: {_joined(result.perhaps)}"
+        return text
+    if result.matched:
+        return "no matched case has an outcome that could decide"
+    return "the rule matches no case of this run"
+
+
+def _held(result: RuleResult) -> str:
+    """Of a rule that every suite has."""
+    if result.rule == WHAT_RAN:
+        if result.judged == 1:
+            return "seen in the one case that states any"
+        return f"seen in all {result.judged} cases that state any"
+    ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
+    if not result.findings:
+        return ran
+    allowed = "; ".join(f"{f.subject}: {finding(f)}" for f in result.findings)
+    return f"{ran} or ended as the suite allows ({allowed})"
+
+
+def verdict(v: Verdict) -> str:
+    """Why a suite's verdict is what it is."""
+    if v.rule is None:
+        return f"no rule of the suite was stated for {v.device}"
+    applied = [r.rule for r in v.rules if r.applies]
+    if v.decision is Decision.GO and len(applied) > 1:
+        return f"all hold: {'; '.join(applied)}"
+    return rule(v.rule)
+
+
+REQUIREMENTS = {
+    EVERY_CASE_RAN: "every case ends ok, or as the suite allows",
+    WHAT_RAN: "all required operators ran and no forbidden one did; on a GPU also kernels",
+    KERNELS_THAT_RAN: "all required kernels ran and no forbidden one did",
+}
+
+
+def requirement(result: RuleResult) -> str:
+    """A rule as a sentence: `tokens/s ≥ 500 in every case with gc=off; NO-GO under 100`."""
+    if result.stated is None:
+        return REQUIREMENTS[result.rule]
+    stated = result.stated
+    metric = stated.quantity
+    sign = "≥" if metric.higher_is_better else "≤"
+    whose = "every case" if stated.quantifier == "all" else "the best case"
+    if chosen := _criteria(stated.match):
+        whose += f" with {chosen}"
+    along = f" over {stated.axis}" if stated.axis else ""
+    text = f"{metric.title}{along} {sign} {units.plain(stated.metric, stated.go)} in {whose}"
+    if stated.abort is not None:
+        side = "under" if metric.higher_is_better else "over"
+        text += f"; NO-GO {side} {units.plain(stated.metric, stated.abort)}"
+    return text
+
+
+def _criteria(match: Match) -> str:
+    return " and ".join(
+        f"{name}={' or '.join(map(str, values))}" for name, values in match.criteria.items()
+    )
+
+
+def _joined(findings: Sequence[Finding], most: int = 2) -> str:
+    """The first few findings as a sentence; those of one reason share it."""
+    by_reason: dict[str, list[str]] = {}
+    for f in findings:
+        by_reason.setdefault(finding(f), []).append(f.subject)
+    shown = list(by_reason.items())[:most]
+    text = "; ".join(
+        f"{_subjects(names, most)}: {reason}" if any(names) else reason for reason, names in shown
+    )
+    rest = len(findings) - sum(len(names) for _, names in shown)
+    return f"{text}; and {rest} more" if rest else text
+
+
+def _subjects(names: Sequence[str], most: int) -> str:
+    if len(names) <= most:
+        return " and ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import environment, gate, store
+from harness import environment, gate, phrases, store
 from harness.analysis import scaling, summary
 from harness.execution import machine
 from harness.execution.launcher import Launcher
@@ -225,8 +225,8 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
         lines += ["", seen.detail.rstrip()]
     broken = [r for r in verdict.rules if r.applies and r.decision is not Decision.GO]
     if seen.outcome is Outcome.OK:
-        lines += ["", *(f"{r.decision} by {r.rule}: {r.reason}" for r in broken)]
-        lines += [f"  asked for: {r.requirement}" for r in broken if r.requirement]
+        lines += ["", *(f"{r.decision} by {r.rule}: {phrases.rule(r)}" for r in broken)]
+        lines += [f"  asked for: {phrases.requirement(r)}" for r in broken]
     bad = next((m for m in run.measurements if m.outcome is not Outcome.OK), None)
     if bad is not None:
         lines += ["", f"process {bad.process}, evidence in {run.folder}:"]
@@ -293,7 +293,8 @@ def _conclude(folder: str, cases_of_suite: int) -> End:
         suite=suite.path,
         good=verdict.decision is Decision.GO,
         lines=(
-            f"verdict: {verdict.decision}, decided by {verdict.decided_by}: {verdict.reason}",
+            f"verdict: {verdict.decision}, decided by {verdict.decided_by}: "
+            f"{phrases.verdict(verdict)}",
             f"run: {folder}",
         ),
     )

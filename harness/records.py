@@ -735,20 +735,83 @@ class Decision(StrEnum):
         return {Decision.GO: 0, Decision.NO_GO: 1}.get(self, 3)
 
 
+class Fact(StrEnum):
+    """What a finding states; harness.phrases has one sentence for each."""
+
+    STATED = "stated"  # `reason` is the sentence
+    NOT_RUN = "not_run"
+    RAN = "ran"
+    TOO_FEW_PROCESSES = "too_few_processes"  # `count` of `asked`
+    ALLOWED = "allowed"  # `outcome`, which the suite allows, and why
+    ENDED = "ended"  # `outcome` and its detail
+    ATTESTED = "attested"  # the kernels and operators that the suite states were seen
+    NOT_ATTESTED = "not_attested"
+    KERNELS_INVISIBLE = "kernels_invisible"
+    OTHER_DEVICE = "other_device"  # stated for the GPU in `detail`
+    NO_GROUP = "no_group"  # of three values of the axis in `detail`
+    NO_FIT = "no_fit"
+    SINGLE_PROCESSES = "single_processes"  # behind the points of a fit
+    NO_METRIC = "no_metric"
+    AT_MOST = "at_most"  # a timeout bounds the metric by `bound`
+    AT_LEAST = "at_least"
+    NO_INTERVAL = "no_interval"
+    NOT_FINITE = "not_finite"
+    INTERVAL = "interval"  # it decides: it lies on one side
+    ACROSS = "across"  # the interval contains a threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fact that a rule or a check found, of one case, of several or of the whole."""
+
+    check: str = ""
+    """The rule or check, in few words: `ran`, `against the baseline`, `exemption`."""
+    decision: Decision
+    fact: Fact = Fact.STATED
+    subject: str = ""
+    """The case, or the group of cases; empty for the whole."""
+    cases: tuple[str, ...] = ()
+    """Ids of the cases behind it."""
+    reason: str = ""
+    """As a sentence."""
+    counts: bool = True
+    """False where the policy excuses it: it is reported, and decides nothing."""
+    metric: str = ""
+    estimate: Estimate | None = None
+    bound: float | None = None
+    outcome: Outcome | None = None
+    detail: str = ""
+    """What the record says beside the outcome, or why something is unknown."""
+    count: int = 0
+    asked: int = 0
+    may_be_go: bool = True
+    """Of what is undecided: whether it may turn out to be GO."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleResult:
-    """What one rule said, and of which cases."""
+    """The answer of one rule, with the findings that it rests on."""
 
     rule: str
-    requirement: str
-    """The rule as a sentence: `tokens/s ≥ 500 in the best case`."""
+    stated: Rule | None = None
+    """None for the rules that every suite has without writing them."""
     decision: Decision
-    reason: str
-    evidence: tuple[str, ...] = ()
-    """Ids of the cases that decided."""
+    findings: tuple[Finding, ...] = ()
+    """Those that decided."""
+    perhaps: tuple[Finding, ...] = ()
+    """Undecided ones that may turn out GO, where one GO is enough."""
+    judged: int = 0
+    """How many cases, or fits over cases, the rule is about."""
+    matched: int = 0
+    """How many cases the rule matches, with those whose outcome the suite allows."""
     applies: bool = True
     """False where the rule was stated for another GPU, or of kernels where there is no GPU; it then
     turns no verdict."""
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Ids of the cases that decided."""
+        return tuple(case_id for f in self.findings for case_id in f.cases)
 
     @property
     def said(self) -> str:
@@ -758,12 +821,22 @@ class RuleResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The answer to a suite's question, with the rule that decided."""
+    """The answer to a suite's question."""
 
     decision: Decision
-    decided_by: str
-    reason: str
+    rule: RuleResult | None
+    """The one that decided: the worst; None where no stated rule applies."""
     rules: tuple[RuleResult, ...] = ()
+    device: str = ""
+
+    @property
+    def decided_by(self) -> str:
+        applied = [r for r in self.rules if r.applies]
+        if self.rule is None:
+            return "no applicable rule"
+        if self.decision is Decision.GO and len(applied) > 1:
+            return f"all {len(applied)} rules"
+        return self.rule.rule
 
 
 def gpu_matches(pattern: str, gpu_name: str) -> bool:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Self
 
 from harness import lines
-from harness.errors import StoreError
+from harness.errors import AmbiguousRun, StoreError
 from harness.records import SCHEMA_VERSION, Environment, Measurement, Proof, Run, Suite
 
 DEFAULT_ROOT = Path("reports/runs")
@@ -192,7 +192,7 @@ def find(root: Path, run_id: str | Path) -> Path:
         return fits[0]
     names = [f.name for f in folders]
     near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
-    raise StoreError(
+    raise (AmbiguousRun if fits else StoreError)(
         f"{name!r} fits {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
         f"Name one of its runs: {', '.join(near)}.",
     )

@@ -227,7 +227,7 @@ def _judge(
     gap = _percent(s.centre)
     se = _standard_error(s, thresholds)
     s = replace(s, low=_bound(s.low), high=_bound(s.high))
-    clock_explained = False
+    clock_explained, open_tolerance = False, None
     if p_slower <= thresholds.alpha and s.centre > floor:
         clock_explained = s.cycles is not None and s.cycles <= floor
         if clock_explained:
@@ -244,7 +244,7 @@ def _judge(
         change = Change.SAME
         reason = f"{gap}, at most {_percent(s.high)}: under the tolerance"
     else:
-        change = Change.UNDECIDED
+        change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
         most = "unbounded" if s.high is None else f"up to {_percent(s.high)}"
         reason = f"{gap}, {most}: neither shown slower nor under {_percent(tolerance)}"
     needed = None
@@ -264,6 +264,7 @@ def _judge(
         pairs_needed=needed,
         minutes_needed=_minutes(needed, s.pair_s),
         reason=reason,
+        tolerance=open_tolerance,
     )
 
 

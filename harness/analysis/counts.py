@@ -1,63 +1,98 @@
 """Exact counts over the processes of a case: a number without an interval, or none at all."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from harness.records import METRICS, Case, Estimate, Measurement
-from harness.what_ran import COUNTERS
+from harness.records import METRICS, Case, Estimate, Measurement, Outcome
+from harness.what_ran import COUNTERS, Counters
+
+EXACT_STEPS = 2
+"""Steps that a process must count, and that must agree."""
 
 
-def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
-    """Every counter that two steps of each process, and all processes, agree on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactCounters:
+    """The counters of a case that are exact, and why the others are not."""
 
-    A count has no noise, so its interval has no width, and one process will do. A counter that
-    differs anywhere is no count, and absent.
+    counts: Mapping[str, int]
+    absent: Mapping[str, str]
+    """Counter -> why it has no value."""
+    disagreeing: tuple[str, ...]
+    """Counters of which two steps, or two processes, gave two values."""
+    processes: int
+    """How many processes counted."""
+    steps: int
+    """How many steps they counted."""
 
-    Args:
-        ok: The processes of one case that ended ok.
+
+def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
+    """The counts that are exact: for reports, gates and comparisons alike.
+
+    A counter is exact if every process that counted has counted two steps, and all steps and all
+    processes agree. One counted step in each of two processes is not enough. A process that ended
+    otherwise than ok, or whose counters are all unknown, did not count.
     """
-    found = {}
-    for name in COUNTERS:
-        if not why_absent(ok, name):
-            value = float(_values(ok, name)[0])
-            found[name] = Estimate(
-                value=value,
-                low=value,
-                high=value,
-                processes=len(ok),
-                samples=sum(m.counters.steps for m in ok if m.counters),
-            )
-    return found
+    ok = [m.counters for m in measurements if m.outcome is Outcome.OK and m.counters]
+    counted = [c for c in ok if any(getattr(c, name) is not None for name in COUNTERS)]
+    absent = {name: why for name in COUNTERS if (why := _why_absent(counted or ok, name))}
+    return ExactCounters(
+        counts={name: getattr(counted[0], name) for name in COUNTERS if name not in absent},
+        absent=absent,
+        disagreeing=tuple(
+            name
+            for name in COUNTERS
+            if any(name in c.differing for c in counted) or len(_values(counted, name)) > 1
+        ),
+        processes=len(counted),
+        steps=sum(c.steps for c in counted),
+    )
 
 
-def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
-    """Sentences on counters that should be exact and are not."""
-    notes = []
-    for name in COUNTERS:
-        title = METRICS[name].title
-        if within := [m.process for m in ok if m.counters and name in m.counters.differing]:
-            notes.append(f"{title} differ from step to step in process {within[0]}")
-        elif len(values := sorted(set(_values(ok, name)))) > 1:
-            notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")
-    return tuple(notes)
-
-
-def why_absent(ok: Sequence[Measurement], name: str) -> str:
-    """Why a counter has no value; empty where it has one."""
-    if not ok or any(m.counters is None for m in ok):
-        return "not counted"
-    counters = [m.counters for m in ok if m.counters]
-    for c in counters:
+def _why_absent(counted: Sequence[Counters], name: str) -> str:
+    for c in counted:
         if name in c.unknown:
             return c.unknown[name]
         if getattr(c, name) is None:
             return "not counted"
         if name in c.differing:
             return "two steps counted differently"
-        if c.steps < 2:
-            return "counted once, for a step is long, so that nothing says it is exact"
-    if len(set(_values(ok, name))) > 1:
+        if c.steps < EXACT_STEPS:
+            return f"only {c.steps} step was counted; {EXACT_STEPS} are needed"
+    if len(_values(counted, name)) > 1:
         return "processes counted differently"
-    return ""
+    return "" if counted else "not counted"
+
+
+def _values(counted: Sequence[Counters], name: str) -> list[int]:
+    return sorted({value for c in counted if (value := getattr(c, name)) is not None})
+
+
+def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
+    """The exact counters as metrics. A count has no noise, so its interval has no width."""
+    exact = exact_counters(ok)
+    return {
+        name: Estimate(
+            value=float(value),
+            low=float(value),
+            high=float(value),
+            processes=exact.processes,
+            samples=exact.steps,
+        )
+        for name, value in exact.counts.items()
+    }
+
+
+def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
+    """Sentences on counters that should be exact and are not."""
+    notes = []
+    for name in exact_counters(ok).disagreeing:
+        title = METRICS[name].title
+        if within := [m.process for m in ok if m.counters and name in m.counters.differing]:
+            notes.append(f"{title} differ from step to step in process {within[0]}")
+        else:
+            values = _values([m.counters for m in ok if m.counters], name)
+            notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")
+    return tuple(notes)
 
 
 def launches(m: Measurement) -> int | None:
@@ -88,8 +123,3 @@ def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
         if kernels and m.census.no_kernels:
             return m.census.no_kernels
     return ""
-
-
-def _values(ok: Sequence[Measurement], name: str) -> list[int]:
-    found = [getattr(m.counters, name) for m in ok if m.counters]
-    return [v for v in found if v is not None]

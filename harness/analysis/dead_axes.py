@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
+from harness.analysis.counts import exact_counters
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.scaling import MIN_POINTS, group_of
 from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
-from harness.what_ran import COUNTERS
 
 TIMES = 2.0
 """How much farther apart than one case's processes two cases may lie, and agree."""
@@ -255,19 +255,9 @@ def _compare(
 
 def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
     """Whether all counters that are known of both are equal; None where there is none."""
-    a, b = _counted(first), _counted(second)
+    a, b = exact_counters(first).counts, exact_counters(second).counts
     common = a.keys() & b.keys()
     return all(a[name] == b[name] for name in common) if common else None
-
-
-def _counted(processes: Sequence[Measurement]) -> Mapping[str, int]:
-    """Exact counters of a case, those that all its processes agree on."""
-    found = {}
-    for name in COUNTERS:
-        values = {getattr(m.counters, name) for m in processes if m.counters and m.counters.exact}
-        if len(values) == 1 and None not in values:
-            found[name] = values.pop()
-    return found
 
 
 def _same_names(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:

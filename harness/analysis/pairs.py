@@ -109,6 +109,8 @@ class Comparison:
     minutes_needed: float | None
     """Minutes that their processes take; None where no pair says how long it took."""
     reason: str
+    tolerance: float | None = None
+    """The slowdown that the interval neither exceeds nor excludes, where that leaves it open."""
 
 
 def least_pairs(cases: int, alpha: float) -> int:

@@ -167,7 +167,7 @@ class _Ground:
             try:
                 self.bench.launcher.at(roots).check(suite)
             except SuiteError as error:
-                said = str(error).partition(f"case {begun.case.case_id}: ")[2] or str(error)
+                said = error.refusal or str(error)
                 raise Unreadable(
                     f"it does not have the case: {said.partition(chr(10))[0]}"
                 ) from None

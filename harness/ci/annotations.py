@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.analysis.pairs import Change
 from harness.ci import phrases
 from harness.ci.text import clipped, plain
 from harness.gating.records import GateCase, GateVerdict, Stage
@@ -80,7 +81,7 @@ def _found(verdict: GateVerdict) -> Iterator[Annotation]:
 
 
 def _worth_a_word(case: GateCase) -> bool:
-    return case.change == "faster" or case.unexpected_pass
+    return case.change is Change.FASTER or case.unexpected_pass
 
 
 def _kind(decision: Decision, verdict: GateVerdict) -> Kind:

@@ -87,8 +87,8 @@ def _properties(element: ElementTree.Element, verdict: GateVerdict) -> None:
     if verdict.subject is Subject.RUN:
         said = [
             ("device", verdict.device),
-            ("head", _side(verdict.head)),
-            ("run", verdict.head.run_id),
+            ("candidate", _side(verdict.candidate)),
+            ("run", verdict.candidate.run_id),
             ("suite", verdict.policy),
         ]
     else:
@@ -97,8 +97,8 @@ def _properties(element: ElementTree.Element, verdict: GateVerdict) -> None:
             ("stage", str(verdict.stage)),
             ("blocks", "yes" if verdict.blocks else "no"),
             ("device", verdict.device),
-            ("head", _side(verdict.head)),
-            ("base", _side(verdict.base) if verdict.base else ""),
+            ("candidate", _side(verdict.candidate)),
+            ("baseline", _side(verdict.baseline) if verdict.baseline else ""),
             ("calibration", verdict.calibration),
             ("policy", verdict.policy),
         ]

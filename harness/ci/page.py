@@ -75,10 +75,10 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
     facts = [
         f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
         f"{mode}on {cell(verdict.device) or 'an unknown device'}",
-        f"head {_side(verdict.head)}",
+        f"candidate {_side(verdict.candidate)}",
     ]
-    if verdict.base is not None:
-        facts.append(f"base {_side(verdict.base)}")
+    if verdict.baseline is not None:
+        facts.append(f"baseline {_side(verdict.baseline)}")
     if verdict.calibration:
         facts.append(f"calibration {cell(verdict.calibration)}")
     if verdict.gpu_s:
@@ -109,9 +109,8 @@ def _side(side: GateSide) -> str:
 
 def _bottom(verdict: GateVerdict) -> Iterator[str]:
     if verdict.left_out:
-        n = len(verdict.left_out)
-        what = "it: 1 case" if n == 1 else f"them: {n} cases"
-        yield f"Not measured, because the change cannot reach {what}."
+        cases = f"{len(verdict.left_out)} case{'s' * (len(verdict.left_out) != 1)}"
+        yield f"Not measured, because no changed file concerns the suite: {cases}."
         yield _listed([f"{code(o.case_id)}: {cell(o.reason)}" for o in verdict.left_out])
     if verdict.remedies:
         yield "What would settle it:"

@@ -3,6 +3,7 @@
 import math
 
 from harness import units
+from harness.gating.counting import CHECK
 from harness.gating.records import WORST_FIRST, GateCase, GateVerdict, Stage
 from harness.records import Decision
 
@@ -22,10 +23,10 @@ def counts(verdict: GateVerdict) -> str:
 
 
 def change(case: GateCase) -> str:
-    """How the head compares: `+4.1 % [+3.2 … +5.0] slower`, the counters that differ, or that it
-    was not compared."""
-    if case.ratio is not None and math.isfinite(case.ratio) and case.ratio > 0:
-        return f"{units.change(case.ratio, case.low, case.high)} {case.change}".rstrip()
+    """`+4.1 % [+3.2 … +5.0] slower`, the counters that differ, or why there is no comparison."""
+    c = case.comparison
+    if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
+        return f"{units.change(c.ratio, c.low, c.high)} {c.change}"
     if case.counters:
         differ = (f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in case.counters)
         return ", ".join(differ)
@@ -36,22 +37,23 @@ def change(case: GateCase) -> str:
 
 def open_question(case: GateCase) -> str:
     """What an undecided case could have seen, and what would decide it."""
-    if case.decision is not Decision.INCONCLUSIVE:
+    c = case.comparison
+    if c is None or case.decision is not Decision.INCONCLUSIVE:
         return ""
-    seen = ""
-    if case.smallest_effect is not None:
-        seen = f"a slowdown of {units.percent(case.smallest_effect)} would have been found"
-    needed = ""
-    if case.pairs_needed is not None:
-        minutes = case.minutes_needed
+    seen = needed = ""
+    if c.smallest_effect is not None:
+        seen = f"a slowdown of {units.percent(c.smallest_effect)} would have been found"
+    if c.pairs_needed is not None:
+        minutes = c.minutes_needed
         cost = f", {units.number(minutes)} minutes" if minutes is not None else ""
-        needed = f"{case.pairs_needed} pairs{cost} would decide"
+        needed = f"{c.pairs_needed} pairs{cost} would decide"
     return "; ".join(filter(None, (seen, needed)))
 
 
 def why(case: GateCase) -> str:
     """What `sentence` says; it stands beside the change, and does not say that once more."""
-    return _said(case, case.reason.removeprefix(change(case)).strip(" ;"))
+    counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
+    return _said(case, counted[0] if case.counters and counted and counted[0] else case.reason)
 
 
 def sentence(case: GateCase) -> str:
@@ -73,7 +75,8 @@ def text(case: GateCase) -> str:
     lines = [f"{case.decision}: {case.reason}", f"change: {change(case)}"]
     if case.baseline_s is not None and case.candidate_s is not None:
         times = units.duration(case.baseline_s), units.duration(case.candidate_s)
-        lines.append(f"step time: {times[0]} → {times[1]}, {case.pairs} pairs")
+        pairs = case.comparison.pairs if case.comparison else 0
+        lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
     if said := open_question(case):
         lines.append(said)
     if case.exemption:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from harness import phrases
 from harness.gating.records import (
-    Finding,
     GateCase,
     GateSide,
     GateVerdict,
@@ -12,7 +12,7 @@ from harness.gating.records import (
     State,
     Subject,
 )
-from harness.records import FAILURES, CaseSummary, Decision, Outcome, Run, Verdict
+from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
 
 
 def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerdict:
@@ -20,13 +20,13 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
     git = run.environment.git
     return GateVerdict(
         decision=verdict.decision,
-        reason=f"{verdict.decided_by}: {verdict.reason}",
+        reason=f"{verdict.decided_by}: {phrases.verdict(verdict)}",
         mode=Mode.ABSOLUTE,
         stage=Stage.BLOCK,
         blocks=False,
         policy=run.suite.path,
         subject=Subject.RUN,
-        head=GateSide(
+        candidate=GateSide(
             ref=git.branch if git else "",
             commit=git.commit if git else "",
             run_id=run.run_id,
@@ -37,7 +37,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",
         cases=tuple(_case(run, seen, verdict) for seen in cases),
         findings=tuple(
-            Finding(check=r.rule, decision=r.decision, reason=r.reason, counts=r.applies)
+            Finding(check=r.rule, decision=r.decision, reason=phrases.rule(r), counts=r.applies)
             for r in verdict.rules
         ),
         started_at=run.started_at,
@@ -49,13 +49,11 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
 def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
     case_id, outcome = seen.case.case_id, seen.outcome
     said = [
-        Finding(check=r.rule, decision=r.decision, reason=r.reason)
+        Finding(check=r.rule, decision=r.decision, reason=phrases.rule(r))
         for r in verdict.rules
         if r.applies and case_id in r.evidence and r.decision is not Decision.GO
     ]
-    ended = str(outcome or "did not run").replace("_", " ")
-    detail = seen.detail.partition("\n")[0]
-    reason = f"{ended}: {detail}" if detail else ended
+    reason = phrases.ended(outcome, seen.detail)
     if outcome is Outcome.OK or (outcome is not None and outcome in seen.case.allow):
         decision = Decision.GO
     else:

@@ -262,6 +262,7 @@ class Launcher:
                 "\n  ".join([*filter(None, [first.remedy]), *more]),
                 line=line,
                 column=column,
+                refusal=first.problem,
             )
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 

@@ -19,7 +19,7 @@ def require(tree: Path, choice: Choice, document: Document | None) -> Suite:
         beside = (tree / choice.suite).parent.glob("*.yaml")
         names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
         remedy = f"Name one that there is, or write it. {nearest(choice.suite, names)}".rstrip()
-        text = f"there is no such suite in the head: {choice.suite}"
+        text = f"there is no such suite in the candidate: {choice.suite}"
         raise _refused(choice, document, ("suite",), text, remedy)
     kept = chosen_of(suite, choice)
     if not kept.cases:

@@ -11,21 +11,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.analysis.counts import exact_counters
 from harness.gating import files
-from harness.gating.records import CounterChange, Finding
-from harness.records import Case, Decision, Environment, Measurement, Outcome
-from harness.what_ran import COUNTERS, Counters
+from harness.gating.records import CounterChange
+from harness.records import Case, Decision, Environment, Finding, Measurement, Outcome
+from harness.what_ran import COUNTERS
 
 FILE = "counters.json"
 CHECK = "counters per step"
 RENEW = "harness baseline counters"
 PROCESSES = 1
-MORE_PROCESSES = 1
-"""Where a step was so long that a process counted one: two have to agree."""
 AROUND: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 """Nothing is timed, and threads that wait for each other only make a busy machine wait."""
-EXACT_STEPS = 2
-"""Steps that have to agree."""
 SAMPLES = 3
 """Steps before the counted ones: the first is cold, and its length would be taken for theirs."""
 
@@ -129,34 +126,15 @@ def unfit(baseline: CounterBaseline | None, folder: Path, here: Environment) -> 
 
 
 def counts_of(measured: Sequence[Measurement]) -> tuple[Counts | None, str]:
-    """What a side counted, or why that is no answer."""
-    ok = [m.counters for m in measured if m.outcome is Outcome.OK]
-    if not ok:
+    """What a side counted, or why that is no answer. One counter that is not exact spoils all."""
+    if all(m.outcome is not Outcome.OK for m in measured):
         return None, "it did not run"
-    told = [c for c in ok if c is not None and _known(c)]
-    if not told:
-        why = next((why for c in ok if c for why in c.unknown.values()), "its worker is too old")
-        return None, f"nothing was counted: {why}"
-    differing = {n for c in told for n in c.differing}
-    differing |= {n for n in COUNTERS if len({getattr(c, n) for c in told}) > 1}
-    if differing:
-        names = ", ".join(n for n in COUNTERS if n in differing)
-        return None, f"two steps of it differ in {names}"
-    if (steps := sum(c.steps for c in told)) < EXACT_STEPS:
-        return None, f"only {steps} of its steps was counted"
-    return _known(told[0]), ""
-
-
-def too_few(measured: Sequence[Measurement]) -> bool:
-    """Whether another process may tell what these do not: they counted well, and too little."""
-    counters = [m.counters for m in measured]
-    return all(m.outcome is Outcome.OK for m in measured) and (
-        0 < sum(c.steps for c in counters if c is not None) < EXACT_STEPS
-    )
-
-
-def _known(counters: Counters) -> Counts:
-    return {n: v for n in COUNTERS if (v := getattr(counters, n)) is not None}
+    exact = exact_counters(measured)
+    if exact.disagreeing:
+        return None, f"two steps of it differ in {', '.join(exact.disagreeing)}"
+    if not exact.counts:
+        return None, f"no exact counters: {next(iter(exact.absent.values()))}"
+    return exact.counts, ""
 
 
 def judge(
@@ -170,8 +148,8 @@ def judge(
     """Compare two sides exactly.
 
     Args:
-        before: Of the base, or on record.
-        after: Of the head.
+        before: Of the baseline, or on record.
+        after: Of the candidate.
         whose: What `before` is of, in words.
         why: Why one of them is None.
         accepted: What the same change puts on record for the case, where it does.
@@ -187,18 +165,19 @@ def judge(
         return (), _finding(Decision.GO, f"all {len(after)} as in {whose}")
     text = ", ".join(f"{c.name} {_word(c.before)} → {_word(c.after)}" for c in changes)
     if accepted == after:
-        return changes, _finding(Decision.GO, f"{text}; on record with the same change")
+        return changes, _finding(Decision.GO, f"{text}; ", "on record with the same change")
     if unknown := [c.name for c in changes if c.before is None or c.after is None]:
         reason = f"{', '.join(unknown)} known of one side only: {text}"
         if len(unknown) == len(changes):
             return changes, _finding(Decision.INCONCLUSIVE, reason)
     fewer = all((c.after or 0) < (c.before or 0) for c in changes)
     hint = "fewer: a gain, or work that is not done" if fewer else "no noise: the code differs"
-    return changes, _finding(Decision.NO_GO, f"{text} since {whose} ({hint})")
+    return changes, _finding(Decision.NO_GO, f"{text} ", f"since {whose} ({hint})")
 
 
-def _finding(decision: Decision, reason: str) -> Finding:
-    return Finding(check=CHECK, decision=decision, reason=reason)
+def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:
+    """`detail` is what a page says beside the counters that differ."""
+    return Finding(check=CHECK, decision=decision, reason=reason + detail, detail=detail)
 
 
 def _word(value: int | None) -> str:

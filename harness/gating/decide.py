@@ -10,14 +10,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness import gate, units
+from harness import gate, phrases, units
 from harness.analysis.compare import Change, Comparison
 from harness.gating import counting
 from harness.gating.policy import Exemption, Policy
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
-    Finding,
     GateCase,
     Mode,
     Stage,
@@ -29,14 +28,15 @@ from harness.records import (
     CaseSummary,
     Decision,
     Environment,
+    Fact,
+    Finding,
     Measurement,
     Outcome,
-    Suite,
     gpu_matches,
 )
 
 AGAINST = {
-    Mode.RELATIVE: "against the base",
+    Mode.RELATIVE: "against the baseline commit",
     Mode.BASELINE: "against the baseline",
     Mode.COUNTERS: counting.CHECK,
 }
@@ -80,7 +80,6 @@ def judge_case(
     *,
     mode: Mode,
     policy: Policy,
-    suite: Suite,
     environment: Environment,
     today: datetime.date,
 ) -> GateCase:
@@ -89,22 +88,31 @@ def judge_case(
     if evidence.head is None:
         state, found = State.UNCOMPARED, [_not_measured(evidence.no_comparison)]
     else:
-        found = _ran(evidence, evidence.head, suite, environment)
+        found = _ran(evidence, evidence.head)
         state = State.FAILED
         if evidence.head.outcome is Outcome.OK:
-            found += _absolute(evidence.head, mode, policy, suite, environment)
+            found += _absolute(evidence.head, mode, policy, environment)
             state, compared = _compared(evidence, mode, policy)
             found += compared
     found, excuse, unexpected = _excused(found, case_id, state, policy, today)
     decision, reason = settle(found)
-    return replace(
-        _numbers(evidence),
+    bad = next((m for m in evidence.measured if m.outcome is not Outcome.OK), None)
+    return GateCase(
+        case_id=case_id,
+        suite=evidence.suite,
         decision=decision,
         reason=reason,
         state=state,
         findings=tuple(found),
+        comparison=evidence.comparison,
+        counters=evidence.counted[0] if evidence.counted else (),
+        # A case that is only counted is timed once, which is not a measurement of its time.
+        baseline_s=None if evidence.counted else _median(evidence.base, evidence.case),
+        candidate_s=None if evidence.counted else _median(evidence.measured, evidence.case),
         exemption=excuse,
         unexpected_pass=unexpected,
+        gpu_s=sum(m.wall_s for m in (*evidence.base, *evidence.measured)),
+        log=f"{evidence.folder}/{bad.log}" if bad and bad.log else "",
     )
 
 
@@ -144,63 +152,46 @@ def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
 # --- the checks --------------------------------------------------------------------------
 
 
-def _ran(
-    evidence: Evidence, head: CaseSummary, suite: Suite, environment: Environment
-) -> list[Finding]:
+def _ran(evidence: Evidence, head: CaseSummary) -> list[Finding]:
     """Whether it ran and is right, and whether what ran is what was asked for."""
-    prefix = f"{evidence.case.case_id}: "
-    ran, *others = gate.judge(
-        replace(suite, cases=(evidence.case,), rules=()), environment, (head,), ()
-    ).rules
-    decision, reason = ran.decision, ran.reason.removeprefix(prefix)
+    found = _said(gate.ran(evidence.case, head), "ran")
     ended, base = head.outcome, {m.outcome for m in evidence.base}
     lost = ended not in (None, Outcome.OK, Outcome.INVALID_ENVIRONMENT)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
-        decision, reason = Decision.NO_GO, f"{reason}; the base runs it"
+        reason = f"{found.reason}; the baseline runs it"
+        found = replace(found, decision=Decision.NO_GO, reason=reason)
     elif ended in FAILURES and ended in base:
-        reason = f"{reason}; so does the base"
-    if decision is Decision.GO and ended is Outcome.OK:
+        found = replace(found, reason=f"{found.reason}; so does the baseline")
+    if found.fact is Fact.RAN:
         count = sum(m.outcome is Outcome.OK for m in evidence.measured)
-        reason = f"{_counted(count, 'process')} ended ok"
-    return [
-        Finding(check="ran", decision=decision, reason=reason),
-        *(
-            Finding(check=r.rule, decision=r.decision, reason=r.reason.removeprefix(prefix))
-            for r in others
-            if r.applies
-        ),
-    ]
+        found = replace(found, reason=f"{_counted(count, 'process')} ended ok")
+    attested = gate.attested(head)
+    return [found, *([_said(attested, gate.WHAT_RAN)] if attested else [])]
+
+
+def _said(found: Finding, check: str) -> Finding:
+    """A finding of the suite's rules as one of the gate's, with its sentence."""
+    return replace(found, check=check, reason=phrases.finding(found))
 
 
 def _absolute(
-    head: CaseSummary, mode: Mode, policy: Policy, suite: Suite, environment: Environment
+    head: CaseSummary, mode: Mode, policy: Policy, environment: Environment
 ) -> list[Finding]:
     """What floors and ceilings say. Counters mode compares, and asks none of them."""
-    if mode is Mode.COUNTERS:
-        return []
-    rules = tuple(
+    device = environment.device_name
+    rules = [
         rule
         for rule in policy.rules
-        if gpu_matches(rule.gpu, environment.device_name) and rule.match.accepts(head.case)
-    )
-    if not rules:
-        if mode is not Mode.ABSOLUTE:
-            return []
-        unknown = f"the policy states no floor or ceiling for it on {environment.device_name}"
+        if mode is not Mode.COUNTERS and gpu_matches(rule.gpu, device)
+        if rule.match.accepts(head.case)
+    ]
+    if not rules and mode is Mode.ABSOLUTE:
+        unknown = f"the policy states no floor or ceiling for it on {device}"
         return [Finding(check="absolute", decision=Decision.INCONCLUSIVE, reason=unknown)]
-    judged = gate.judge(
-        replace(suite, cases=(head.case,), rules=rules), environment, (head,), ()
-    ).rules
-    prefix = f"{head.case.case_id}: "
+    found = [_said(gate.judge_case(rule, head), rule.name) for rule in rules]
     return [
-        Finding(
-            check=r.rule,
-            decision=r.decision,
-            reason=r.reason.removeprefix(prefix)
-            + ("" if r.decision is Decision.GO else f"; {r.rule}"),
-        )
-        for r in judged
-        if r.rule in {rule.name for rule in rules}
+        f if f.decision is Decision.GO else replace(f, reason=f"{f.reason}; {f.check}")
+        for f in found
     ]
 
 
@@ -222,10 +213,12 @@ def _compared(evidence: Evidence, mode: Mode, policy: Policy) -> tuple[State, li
         why = evidence.refused or (f"{bad.outcome}: {bad.detail}" if bad else "")
         decision = Decision.NO_GO if policy.new_cases_block else Decision.GO
         blocks = "; the policy blocks new cases" if policy.new_cases_block else ""
-        reason = f"new: the base cannot run it ({_first_line(why)}); absolute rules only{blocks}"
+        reason = (
+            f"new: the baseline cannot run it ({_first_line(why)}); absolute rules only{blocks}"
+        )
         return State.NEW, [Finding(check=check, decision=decision, reason=reason)]
     if bad is not None:
-        reason = f"the base did not run: {str(bad.outcome).replace('_', ' ')}: "
+        reason = f"the baseline did not run: {str(bad.outcome).replace('_', ' ')}: "
         reason += _first_line(bad.detail)
     else:
         reason = evidence.no_comparison or "no process of the other side ran"
@@ -281,44 +274,6 @@ def _uncounted(finding: Finding) -> Finding:
     return finding if finding.check == "exemption" else replace(finding, counts=False)
 
 
-# --- numbers -----------------------------------------------------------------------------
-
-
-def _numbers(evidence: Evidence) -> GateCase:
-    """The case's numbers; what was decided is put in afterwards."""
-    c, failed = evidence.comparison, [m for m in evidence.measured if m.outcome is not Outcome.OK]
-    empty = GateCase(
-        case_id=evidence.case.case_id,
-        suite=evidence.suite,
-        decision=Decision.INCONCLUSIVE,
-        reason="",
-        state=State.UNCOMPARED,
-    )
-    case = replace(
-        empty,
-        counters=evidence.counted[0] if evidence.counted else (),
-        # A case that is only counted is timed once, which is no time.
-        baseline_s=None if evidence.counted else _median(evidence.base, evidence.case),
-        candidate_s=None if evidence.counted else _median(evidence.measured, evidence.case),
-        gpu_s=sum(m.wall_s for m in (*evidence.base, *evidence.measured)),
-        log=f"{evidence.folder}/{failed[0].log}" if failed and failed[0].log else "",
-    )
-    if c is None:
-        return case
-    return replace(
-        case,
-        change=c.change.value,
-        ratio=c.ratio,
-        low=c.low,
-        high=c.high,
-        p_value=c.p_value,
-        pairs=c.pairs,
-        smallest_effect=c.smallest_effect,
-        pairs_needed=c.pairs_needed,
-        minutes_needed=c.minutes_needed,
-    )
-
-
 def _median(measured: Sequence[Measurement], case: Case) -> float | None:
     enough = case.settings.min_samples
     medians = [statistics.median(m.kept_s) for m in measured if m.is_evidence(enough)]
@@ -337,7 +292,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
     whole = [f for f in findings if f.counts]
     decisions = [f.decision for f in whole] + [c.decision for c in cases]
     if not decisions:
-        return Decision.GO, "the change reaches no case"
+        return Decision.GO, "the change concerns no case"
     worst = min(decisions, key=lambda d: WORST_FIRST[d])
     decisive = [f"{f.check}: {f.reason}" for f in whole if f.decision is worst]
     concerned = [c for c in cases if c.decision is worst]
@@ -346,13 +301,13 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
         share = f"{len(concerned)} of {len(cases)} cases: " if concerned and len(cases) > 1 else ""
         more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
         return worst, share + "; ".join(decisive[:2]) + more
-    faster = [c for c in cases if c.change == Change.FASTER]
+    faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
     text = f"{_counted(len(cases), 'case')} hold" + ("s" if len(cases) == 1 else "")
     if not cases:
-        text = "the change reaches no case"
+        text = "the change concerns no case"
     if faster:
-        best = min(faster, key=lambda c: c.ratio or 1.0)
-        text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio or 1.0)}"
+        best = min(faster, key=lambda c: c.ratio)
+        text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio)}"
     if new := [c for c in cases if c.state is State.NEW]:
         text += f"; {len(new)} new"
     if passed := [c for c in cases if c.unexpected_pass]:
@@ -383,7 +338,8 @@ def remedies(
         merging: A change asks to come in. What was only compared needs no leave.
     """
     said = []
-    asked = [c.pairs_needed or 0 for c in cases if c.decision is not Decision.GO]
+    undecided = [c.comparison for c in cases if c.comparison and c.decision is not Decision.GO]
+    asked = [c.pairs_needed or 0 for c in undecided]
     if most := max(asked, default=0):
         how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
@@ -415,7 +371,8 @@ def remedies(
 def _cost(cases: Sequence[GateCase], pairs: int, on_gpu: bool) -> str:
     """What so many pairs of every open case take: `confirm_pairs` is one number for all of them,
     those included whose comparison is excused. Empty where nobody knows it of one of them."""
-    open_ = [(c.minutes_needed, c.pairs_needed) for c in cases if c.pairs_needed]
+    compared = [c.comparison for c in cases if c.comparison]
+    open_ = [(c.minutes_needed, c.pairs_needed) for c in compared if c.pairs_needed]
     each = [minutes / needed for minutes, needed in open_ if minutes and needed]
     if len(each) < len(open_):
         return ""

@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -117,8 +119,17 @@ def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
     raise StoreError(f"{path} is no {kind.__name__}: {problem}", remedy)
 
 
-def parse(data: bytes | str, kind: type[Record]) -> Record:
-    """The record that `write` put down.
+def parse(
+    data: bytes | str,
+    kind: type[Record],
+    current: int = SCHEMA_VERSION,
+    older: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({}),
+) -> Record:
+    """The record that was written as JSON.
+
+    Args:
+        current: The schema that this reads.
+        older: Older schema -> what makes today's fields of its fields.
 
     Raises:
         ValueError: It is none.
@@ -127,8 +138,11 @@ def parse(data: bytes | str, kind: type[Record]) -> Record:
         fields = json.loads(data)
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
-        if (schema := fields.pop("schema", None)) != SCHEMA_VERSION:
-            raise ValueError(f"schema {schema!r}, and this reads {SCHEMA_VERSION}")
+        schema = fields.pop("schema", None)
+        if isinstance(schema, int) and schema in older:
+            fields = older[schema](fields)
+        elif schema != current:
+            raise ValueError(f"schema {schema!r}, and this reads {current}")
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]

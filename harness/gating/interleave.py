@@ -1,8 +1,9 @@
 """Measures cases on one or two sides, process by process, and keeps every measurement.
 
-With two sides the processes stand in pairs, one of the base and one of the head, next to each
-other in time: A B, B A, A B, ... The cases take turns too, forwards and backwards. A case that
-does not end ok in the head is not measured further; one that the base cannot run goes on alone.
+With two sides the processes run in pairs, one of the baseline and one of the candidate, next to
+each other in time: A B, B A, A B, ... The cases take turns too, forwards and backwards. A case that
+does not end ok in the candidate is not measured further; one that the baseline cannot run is
+measured alone.
 """
 
 import statistics
@@ -138,7 +139,7 @@ class Bench:
             tasks = [task for task, indices in plan if index in indices]
             for task in tasks if index % 2 == 0 else tasks[::-1]:
                 if head.broken(task):
-                    continue  # what would the base's further times be compared with?
+                    continue  # what would the baseline's further times be compared with?
                 for side in self._sides if index % 2 == 0 else self._sides[::-1]:
                     if task.key not in side.cannot and not side.broken(task):
                         self._process(task, side, index)

@@ -16,19 +16,21 @@ from harness.errors import HarnessError, SuiteError
 from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
-from harness.gating import baselines, calibration, counting, files, policy, selection
+from harness.gating import baselines, calibration, counting, files, policy
 from harness.gating.chosen import absent, chosen_of, require, require_own, suite_of
 from harness.gating.interleave import Side, Task
 from harness.gating.policy import Choice, Policy
-from harness.gating.records import Finding, GateSide, LeftOut, Mode
+from harness.gating.records import GateSide, LeftOut, Mode
 from harness.gating.worktrees import WORKING_TREE, Repository, checked_out
 from harness.records import (
     METRICS,
     Decision,
     Environment,
+    Finding,
     Suite,
     gpu_matches,
 )
+from harness.suite_yaml import Document
 from harness.what_ran import PathRule
 
 Say = Callable[[str], None]
@@ -49,7 +51,7 @@ class Request:
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     every_case: bool = False
-    """Judge the cases that the change cannot reach as well."""
+    """Measure also the suites that no changed file concerns."""
     store: Path = store.DEFAULT_ROOT
     baselines: Path = files.FOLDER
     command: tuple[str, ...] = ()
@@ -68,23 +70,23 @@ class Gone:
     reason: str
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a gate will measure, and what it found on the way there."""
 
     policy: Policy
-    head: GateSide
-    base: GateSide | None
+    candidate: GateSide
+    baseline: GateSide | None
     suites: Mapping[str, Suite]
-    """Path from the root -> the suite as the head has it, with the cases the policy chooses."""
+    """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
+    tasks: tuple[Task, ...]
+    gone: tuple[Gone, ...]
     sides: tuple[Side, ...] = ()
-    """The base first, where there is one; none where nothing is left to measure."""
-    tasks: list[Task]
-    gone: list[Gone]
+    """The baseline first, where there is one; empty where nothing is left to measure."""
     base_counters: str | None = None
-    """The base's file of counters on record."""
-    left_out: list[LeftOut] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    """The baseline's file of counters on record."""
+    left_out: tuple[LeftOut, ...] = ()
+    findings: tuple[Finding, ...] = ()
     calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
     began: str = ""
 
@@ -121,53 +123,101 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         loaded, document = policy.load(request.policy)
         loaded = replace(loaded, path=_from_root(request.policy, root))
     trees = _trees(request, repository, root, loaded, held)
-    asked = loaded.counted if request.mode is Mode.COUNTERS else loaded.choices
+    plan = _chosen(request, loaded, document, trees)
+    if trees.baseline and not request.every_case:
+        plan = _concerned(plan, request.mode, trees.changed)
+    if plan.tasks:
+        plan = _on_machine(request, plan, repository, trees, held, say)
+    return replace(plan, began=began)
+
+
+def _chosen(request: Request, loaded: Policy, document: Document | None, trees: "_Trees") -> Plan:
+    """The suites that the policy chooses, and the cases that are gone from them."""
+    asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
-    # A damaged file is told before minutes are spent.
+    # Before minutes are spent: a damaged file is an error.
     kept = counting.load(request.baselines) if request.mode is Mode.COUNTERS else None
-    chosen = {c.suite: require(trees.head, c, document) for c in asked}
-    for suite in chosen.values():
+    suites = {c.suite: require(trees.head, c, document) for c in asked}
+    for suite in suites.values():
         require_own(suite, [trees.head / folder for folder in loaded.roots])
-    others = [
-        require(trees.head, c, document)
-        for c in (*loaded.choices, *loaded.counted)
-        if c not in asked
-    ]
-    gone = [*_gone(request.mode, trees, loaded, chosen, kept)]
-    ids = [g.case_id for g in gone]
-    if request.mode is Mode.BASELINE:
-        ids += [i for path in chosen for i in baselines.case_ids(request.baselines, path)]
-    known = [case for suite in (*chosen.values(), *others) for case in suite.cases]
+    gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
     if document is not None:
-        policy.check(document, known, ids)
-    plan = Plan(
+        _check(document, request, trees, [*suites.values()], gone, loaded)
+    return Plan(
         policy=loaded,
-        head=trees.head_side,
-        base=trees.base,
-        suites=chosen,
-        tasks=[
-            Task(suite=path, case=case) for path, suite in chosen.items() for case in suite.cases
-        ],
+        candidate=trees.candidate,
+        baseline=trees.baseline,
+        suites=suites,
+        tasks=tuple(
+            Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases
+        ),
         gone=gone,
         findings=trees.findings,
         base_counters=trees.base_counters,
-        began=began,
     )
-    if trees.base and not request.every_case:
-        _leave_out(plan, trees.changed, trees.folders)
-    if plan.tasks:
-        elsewhere = repository.worktrees() if repository else ()
-        plan.sides = _sides(request, trees.folders, elsewhere, plan, held, say)
-        if repository and request.head == WORKING_TREE:  # of a snapshot nobody knows the commit
-            git = environment.read_git(root)
-            plan.sides[-1].environment = replace(plan.here, git=git)
-        plan.tasks = [_asked(t, plan, request.mode) for t in plan.tasks]
-        if request.mode is Mode.BASELINE:
-            plan.gone += _not_in_suite(request, trees.head, plan)
-        _name_foreign_rules(plan, request.mode)
-        _calibrate(plan, request)
-        _preflight(plan, request)
+
+
+def _choices(loaded: Policy, mode: Mode) -> Sequence[Choice]:
+    return loaded.counted if mode is Mode.COUNTERS else loaded.choices
+
+
+def _check(
+    document: Document,
+    request: Request,
+    trees: "_Trees",
+    suites: Sequence[Suite],
+    gone: Sequence[Gone],
+    loaded: Policy,
+) -> None:
+    """Check what the policy's file says of cases and files against those there are."""
+    asked = _choices(loaded, request.mode)
+    choices = [c for c in (*loaded.choices, *loaded.counted) if c not in asked]
+    others = [require(trees.head, choice, document) for choice in choices]
+    ids = [g.case_id for g in gone]
+    if request.mode is Mode.BASELINE:
+        ids += [i for c in asked for i in baselines.case_ids(request.baselines, c.suite)]
+    known = [case for suite in (*suites, *others) for case in suite.cases]
+    found = trees.head.rglob("*") if trees.baseline else ()
+    there = [file.relative_to(trees.head).as_posix() for file in found]
+    policy.check(document, known, ids, there)
+
+
+def _concerned(plan: Plan, mode: Mode, changed: Sequence[str]) -> Plan:
+    """The plan with the suites that a changed file concerns."""
+    kept = plan.policy.concerned(_choices(plan.policy, mode), changed)
+    reason = f"no changed file fits the paths of its suite in {plan.policy.path}"
+    if not changed:
+        reason = "nothing differs from the baseline"
+    return replace(
+        plan,
+        tasks=tuple(t for t in plan.tasks if t.suite in kept),
+        left_out=tuple(
+            LeftOut(case_id=t.case.case_id, suite=t.suite, reason=reason)
+            for t in plan.tasks
+            if t.suite not in kept
+        ),
+    )
+
+
+def _on_machine(
+    request: Request,
+    plan: Plan,
+    repository: Repository | None,
+    trees: "_Trees",
+    held: ExitStack,
+    say: Say,
+) -> Plan:
+    """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
+    sides = _sides(request, trees.folders, repository, plan, held, say)
+    plan = replace(plan, sides=sides)
+    plan = replace(plan, tasks=tuple(_asked(t, plan, request.mode) for t in plan.tasks))
+    if request.mode is Mode.BASELINE:
+        plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, trees.head, plan)))
+    findings = (*plan.findings, *_foreign_rules(plan, request.mode), *_unfit(plan, request))
+    plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
+    if plan.sound:
+        _preflight(plan)
     return plan
 
 
@@ -178,14 +228,14 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
 class _Trees:
     """Where the sides lie, and what differs between them."""
 
-    head_side: GateSide
-    base: GateSide | None = None
+    candidate: GateSide
+    baseline: GateSide | None = None
     folders: tuple[Path, ...]
-    """The base's first, where there is one."""
+    """The baseline's first, where there is one."""
     changed: tuple[str, ...] = ()
     base_counters: str | None = None
     base_policy: str | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
 
     @property
     def head(self) -> Path:
@@ -215,18 +265,18 @@ def _trees(
     held: ExitStack,
 ) -> _Trees:
     if repository is None:
-        return _Trees(head_side=GateSide(ref=request.head), folders=(root,))
+        return _Trees(candidate=GateSide(ref=request.head), folders=(root,))
     mine = request.head == WORKING_TREE
     commit = repository.commit("HEAD" if mine else request.head)
     dirty = repository.dirty()
     head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
     findings: list[Finding] = []
     if not mine and dirty:
-        reason = "uncommitted changes are not judged; with . as the head they are"
+        reason = "uncommitted changes are not judged; with . as the candidate they are"
         findings.append(_noted("working tree", reason))
     if not request.base:
         folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
-        return _Trees(head_side=head, folders=folders, findings=findings)
+        return _Trees(candidate=head, folders=folders, findings=tuple(findings))
     base = repository.commit(request.base)
     if not request.exact:
         base = repository.merge_base(base, commit)
@@ -238,13 +288,13 @@ def _trees(
         findings.append(_noted("policy", reason))
     kept = counting.path_of(request.baselines)
     return _Trees(
-        head_side=head,
-        base=GateSide(ref=request.base, commit=base),
+        candidate=head,
+        baseline=GateSide(ref=request.base, commit=base),
         folders=folders,
         changed=repository.changed(base, judged),
         base_counters=repository.text(base, _from_root(kept, root)),
         base_policy=before if request.given is None else None,
-        findings=findings,
+        findings=tuple(findings),
     )
 
 
@@ -261,7 +311,7 @@ def _gone(
 ) -> Iterator[Gone]:
     """What the base judged, or the file of counters holds, and this gate does not."""
     measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
-    if trees.base is None:
+    if trees.baseline is None:
         for path, cases in kept.cases.items() if kept else ():
             why = f"it has counters on record, and is not counted; {counting.RENEW} forgets it"
             for case_id in sorted(cases.keys() - measured.get(path, set())):
@@ -271,16 +321,18 @@ def _gone(
         try:
             before = suite_of(trees.folders[0], choice)
         except SuiteError:
-            continue  # a suite that could not be read in the base had no case to lose
+            continue  # a suite that could not be read in the baseline had no case to lose
         if before is None:
             continue
         whole = suite_of(trees.head, choice)
         still = {c.case_id for c in whole.cases} if whole else set()
         for case in chosen_of(before, choice).cases:
             if case.case_id not in measured.get(choice.suite, set()):
-                why = "the base has this case, and the head has not"
+                why = "the baseline has this case, but the candidate does not"
                 if case.case_id in still:
-                    why = f"the base's {loaded.path} chose this case, and the head's does not"
+                    why = (
+                        f"{loaded.path} chooses this case in the baseline, but not in the candidate"
+                    )
                 yield Gone(suite=choice.suite, case_id=case.case_id, reason=why)
 
 
@@ -292,7 +344,7 @@ def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[Choic
             before, _ = policy.parse(trees.base_policy, Path(loaded.path))
         except SuiteError:
             before = loaded  # nothing could be judged by it
-    return before.counted if mode is Mode.COUNTERS else before.choices
+    return _choices(before, mode)
 
 
 def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
@@ -307,14 +359,14 @@ def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
             yield Gone(suite=path, case_id=case_id, reason=why)
 
 
-def _name_foreign_rules(plan: Plan, mode: Mode) -> None:
-    """Say that floors and ceilings are stated, and none for this device: nothing else would."""
+def _foreign_rules(plan: Plan, mode: Mode) -> Iterator[Finding]:
+    """A note if the policy states floors and ceilings, but not for this device."""
     device, rules = plan.here.device_name, plan.policy.rules
     if mode is Mode.COUNTERS or not rules or any(gpu_matches(r.gpu, device) for r in rules):
         return
     stated = ", ".join(sorted({r.gpu for r in rules}))
-    reason = f"{plan.policy.path} states floors and ceilings for {stated}, and none for {device}"
-    plan.findings.append(_noted("absolute", reason))
+    reason = f"{plan.policy.path} states floors and ceilings for {stated}, but not for {device}"
+    yield _noted("absolute", reason)
 
 
 def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
@@ -343,7 +395,7 @@ def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
 def _sides(
     request: Request,
     trees: Sequence[Path],
-    elsewhere: Sequence[Path],
+    repository: Repository | None,
     plan: Plan,
     held: ExitStack,
     say: Say,
@@ -351,12 +403,13 @@ def _sides(
     """A side per tree, each with its warm launcher and its environment."""
     wait_s = request.wait_for_gpu_s
     device = _device(plan)
+    elsewhere = repository.worktrees() if repository else ()
     lock, around = None, counting.AROUND
     if request.mode is not Mode.COUNTERS:
         around = {}
         lock = gpu_lock.lock_first(held, device, wait_s=wait_s, say=say)
     sides = []
-    for name, tree in zip(("base", "head")[-len(trees) :], trees, strict=True):
+    for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
         launcher = held.enter_context(
             Launcher(roots, elsewhere=elsewhere, device=device, around=around)
@@ -370,6 +423,9 @@ def _sides(
         if request.mode is not Mode.COUNTERS:
             lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
         sides.append(Side(name, roots, launcher, here))
+    if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
+        git = environment.read_git(repository.root)
+        sides[-1].environment = replace(here, git=git)
     return tuple(sides)
 
 
@@ -386,25 +442,10 @@ def _device(plan: Plan) -> str:
     return next(iter(devices), "any")
 
 
-def _leave_out(plan: Plan, changed: Sequence[str], trees: Sequence[Path]) -> None:
-    """Keep the tasks that the change can reach."""
-    candidates = [selection.Candidate(t.suite, t.case) for t in plan.tasks]
-    chosen = selection.select(candidates, changed, trees, plan.policy)
-    reason = f"none of {len(changed)} changed files reaches it"
-    if not changed:
-        reason = "nothing differs from the base"
-    plan.left_out += [
-        LeftOut(case_id=t.case.case_id, suite=t.suite, reason=reason)
-        for t in plan.tasks
-        if t.key not in chosen.why
-    ]
-    plan.tasks = [t for t in plan.tasks if t.key in chosen.why]
-
-
-def _calibrate(plan: Plan, request: Request) -> None:
+def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stored | None]:
     if request.mode not in (Mode.RELATIVE, Mode.BASELINE):
-        return
-    plan.calibrations = {
+        return {}
+    return {
         suite: calibration.load(
             request.baselines,
             plan.here,
@@ -416,28 +457,29 @@ def _calibrate(plan: Plan, request: Request) -> None:
     }
 
 
-def _preflight(plan: Plan, request: Request) -> None:
-    """Ask whether the machine is fit, and every workload whether it can run."""
+def _unfit(plan: Plan, request: Request) -> Iterator[Finding]:
+    """Why the machine is not fit; empty where it is."""
+    here = plan.here
     for suite in plan.suites.values():
-        here = plan.here
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs none."
         machine.require_gpu(suite, here, remedy)
         if other := mismatch(suite.requires, here):
-            plan.findings.append(unfit(other))
-    if request.mode is not Mode.COUNTERS:
-        pins = environment.pins_of(plan.sides[-1].roots[0])
-        vitals = doctor.inspect(plan.here, store=request.store, constraints=pins)
-        plan.findings += [
-            unfit(f"{check.name}: {check.fact}")
-            for check in doctor.checks(plan.here, vitals)
-            if check.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN)
-        ]
-    if not plan.sound:
+            yield unfit(other)
+    if request.mode is Mode.COUNTERS:
         return
-    head, *others = plan.sides[::-1]
-    _ask(head, plan, refuse=True)
-    for base in others:
-        _ask(base, plan, refuse=False)
+    pins = environment.pins_of(plan.sides[-1].roots[0])
+    vitals = doctor.inspect(here, store=request.store, constraints=pins)
+    for check in doctor.checks(here, vitals):
+        if check.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN):
+            yield unfit(f"{check.name}: {check.fact}")
+
+
+def _preflight(plan: Plan) -> None:
+    """Ask every workload whether it can run."""
+    candidate, *others = plan.sides[::-1]
+    _ask(candidate, plan, refuse=True)
+    for baseline in others:
+        _ask(baseline, plan, refuse=False)
 
 
 def unfit(reason: str) -> Finding:
@@ -448,8 +490,8 @@ def unfit(reason: str) -> Finding:
 def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
     """Have a side's workloads check their cases.
 
-    What the head refuses, the suite states wrongly, and the request cannot be carried out. What
-    the base refuses is new. A tree whose workloads cannot even be asked will crash, case by case.
+    What the candidate refuses is an error of the suite. What the baseline refuses is new. A tree
+    whose workloads cannot even be asked will crash, case by case.
     """
     for path, suite in plan.suites.items():
         cases = tuple(t.case for t in plan.tasks if t.suite == path)
@@ -461,18 +503,17 @@ def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
             continue
         try:
             side.launcher.preflight(replace(suite, cases=cases))
-        except SuiteError as error:
+        except SuiteError:
             if refuse:
                 raise
-            _ask_each(side, replace(suite, cases=cases), path, str(error))
+            _ask_each(side, replace(suite, cases=cases), path)
         except HarnessError:
             continue
 
 
-def _ask_each(side: Side, suite: Suite, path: str, first: str) -> None:
+def _ask_each(side: Side, suite: Suite, path: str) -> None:
     for case in suite.cases:
         try:
             side.launcher.preflight(replace(suite, cases=(case,)))
         except SuiteError as error:
-            said = str(error).partition("\n")[0].partition(": ")[2] or first
-            side.cannot[path, case.case_id] = said.removeprefix(f"case {case.case_id}: ")
+            side.cannot[path, case.case_id] = error.refusal or str(error)

@@ -6,6 +6,7 @@ names. Whatever is wrong is told with file, line and column.
 """
 
 import datetime
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -51,10 +52,26 @@ def _date(text: str) -> str:
     return text
 
 
+def _globs(patterns: list[str]) -> list[str]:
+    for pattern in patterns:
+        if special := re.search(r"[][?+{}\\]", pattern):
+            raise wrong(f"{pattern!r} has {special[0]!r}", remedy="Use *, ** and a leading !.")
+    if all(pattern.startswith("!") for pattern in patterns):
+        raise wrong("only excludes files", remedy='Begin with "**", which includes every file.')
+    return patterns
+
+
+def _fits_glob(path: str, glob: str) -> bool:
+    parts = re.split(r"(\*\*/|\*\*|\*)", glob)
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    return re.fullmatch("".join(wild.get(p, re.escape(p)) for p in parts), path) is not None
+
+
 Inside = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
 Date = Annotated[str, AfterValidator(_date)]
 Patterns = Annotated[list[Text], Field(min_length=1)]
 Texts = Annotated[list[Text], Field(default_factory=list)]
+Globs = Annotated[list[Text], Field(min_length=1), AfterValidator(_globs)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -65,6 +82,8 @@ class SuiteChoice(Form):
     """Path of the suite file, from the root of the repository."""
     cases: Texts
     """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
+    paths: Globs | None = None
+    """Files whose change concerns these cases; the policy's `paths` if absent."""
 
 
 class KernelsModel(Form):
@@ -163,23 +182,6 @@ class ExemptionModel(Form):
     """Last day on which it holds. From the next day on it fails the gate."""
 
 
-class ReachModel(Form):
-    """Which cases some files can reach, beyond what their imports say."""
-
-    paths: Patterns
-    """Patterns (fnmatch) of paths from the root; `*` crosses folders."""
-    cases: list[Text]
-    """Patterns or parts of case ids; an empty list says: none."""
-    only: bool = False
-    """These cases and no others, whatever imports say. Without it they come in addition."""
-
-    @model_validator(mode="after")
-    def _none_is_only(self) -> "ReachModel":
-        if not self.cases and not self.only:
-            raise wrong("no cases, and not only: this says nothing", remedy="Add `only: true`.")
-        return self
-
-
 class PolicyModel(Form):
     """What a gate judges, and what of it blocks."""
 
@@ -202,7 +204,19 @@ class PolicyModel(Form):
     calibration: CalibrationModel = CalibrationModel()
     baseline: BaselineModel = BaselineModel()
     exemptions: Annotated[list[ExemptionModel], Field(default_factory=list)]
-    reaches: Annotated[list[ReachModel], Field(default_factory=list)]
+    paths: Globs | None = None
+    """Files whose change concerns the suites that state no `paths` themselves; every file if
+    absent. As in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and
+    the last pattern that fits decides. A suite's own file and the policy always concern it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_instead(cls, data: Any) -> Any:
+        for key in ("reaches", "select"):
+            if isinstance(data, dict) and key in data:
+                remedy = 'List the files that concern a suite: paths: ["src/**", "!**/*.md"].'
+                raise wrong("is not a key of a policy; `paths` replaces it", key=key, remedy=remedy)
+        return data
 
     @model_validator(mode="after")
     def _once(self) -> "PolicyModel":
@@ -223,12 +237,18 @@ def json_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A suite and the filters on its cases."""
+    """A suite, the filters on its cases, and the files that concern them."""
 
     suite: str
     filters: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ("**",)
     loc: Loc = field(default=(), compare=False)
     """Where the policy's file names it; empty where a command line does."""
+
+    def concerned_by(self, path: str) -> bool:
+        """Whether a changed file concerns these cases; the last of the patterns that fits says."""
+        fitting = [glob for glob in self.paths if _fits_glob(path, glob.removeprefix("!"))]
+        return path == self.suite or bool(fitting and not fitting[-1].startswith("!"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,15 +284,6 @@ class Exemption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """What some files can reach, on the word of the policy."""
-
-    paths: tuple[str, ...]
-    cases: tuple[str, ...]
-    only: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A policy file, validated."""
 
@@ -293,7 +304,12 @@ class Policy:
     calibration_days: int = DEFAULT_MAX_AGE_DAYS
     baseline_days: int = DEFAULT_MAX_AGE_DAYS
     exemptions: tuple[Exemption, ...] = ()
-    reaches: tuple[Reach, ...] = ()
+
+    def concerned(self, choices: Sequence[Choice], changed: Sequence[str]) -> Sequence[str]:
+        """The suites that a change concerns; one of this policy concerns all of them."""
+        return [
+            c.suite for c in choices if self.path in changed or any(map(c.concerned_by, changed))
+        ]
 
 
 def load(path: Path) -> tuple[Policy, Document]:
@@ -330,8 +346,8 @@ def parse(text: str, path: Path) -> tuple[Policy, Document]:
         inconclusive_blocks=model.inconclusive == "block",
         new_cases_block=model.new_cases == "block",
         roots=tuple(model.roots),
-        choices=_choices(model.suites, "suites"),
-        counted=_choices(model.counters, "counters"),
+        choices=_choices(model, "suites"),
+        counted=_choices(model, "counters"),
         rules=tuple(
             _rule(a, f"{path}:{document.values['absolute', i][0]}")
             for i, a in enumerate(model.absolute)
@@ -362,16 +378,19 @@ def parse(text: str, path: Path) -> tuple[Policy, Document]:
             )
             for i, e in enumerate(model.exemptions)
         ),
-        reaches=tuple(
-            Reach(paths=tuple(r.paths), cases=tuple(r.cases), only=r.only) for r in model.reaches
-        ),
     )
     return policy, document
 
 
-def _choices(models: Sequence[SuiteChoice], key: str) -> tuple[Choice, ...]:
+def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[Choice, ...]:
     return tuple(
-        Choice(suite=c.suite, filters=tuple(c.cases), loc=(key, i)) for i, c in enumerate(models)
+        Choice(
+            suite=c.suite,
+            filters=tuple(c.cases),
+            paths=tuple(c.paths or model.paths or ["**"]),
+            loc=(key, i),
+        )
+        for i, c in enumerate(getattr(model, key))
     )
 
 
@@ -391,19 +410,22 @@ def _rule(model: AbsoluteModel, place: str) -> Rule:
     )
 
 
-def check(document: Document, cases: Sequence[Case], gone: Sequence[str]) -> None:
-    """Check what a policy says of cases against those there are.
+def check(
+    document: Document, cases: Sequence[Case], gone: Sequence[str], files: Sequence[str] = ()
+) -> None:
+    """Check what a policy says of cases and files against those there are.
 
     Args:
         document: As `load` returned it.
         cases: All cases of its suites that it chooses.
-        gone: Ids of cases that only the base has.
+        gone: Ids of cases that only the baseline has.
+        files: Paths of the candidate's files; empty where no change is judged.
 
     Raises:
-        SuiteError: It speaks of cases that are nowhere; a stale line would excuse nothing, and
-            nobody would know.
+        SuiteError: It names cases or files that do not exist, so that the line has no effect.
     """
-    if problems := [*_strangers(document.data, cases, gone)]:
+    problems = [*_strangers(document.data, cases, gone)]
+    if problems := problems + [*_stale_globs(document.data, files)] * bool(files):
         raise document.error(problems)
 
 
@@ -411,15 +433,26 @@ def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterato
     ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
     for i, rule in enumerate(data.get("absolute", ())):
         yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
-    for name in ("exemptions", "reaches"):
-        for i, entry in enumerate(data.get(name, ())):
-            if entry.get("expect") == "missing":
-                continue  # the base too loses the case once the change is merged
-            for j, pattern in enumerate(entry["cases"]):
-                if not any(fits(case_id, pattern) for case_id in (*ids, *gone)):
-                    loc: Loc = (name, i, "cases", j)
-                    remedy = nearest(pattern, ids)
-                    yield Problem(loc, f"no case of the gate fits {pattern!r}", remedy)
+    for i, entry in enumerate(data.get("exemptions", ())):
+        if entry["expect"] == "missing":
+            continue  # the baseline too loses the case once the change is merged
+        for j, pattern in enumerate(entry["cases"]):
+            if not any(fits(case_id, pattern) for case_id in (*ids, *gone)):
+                loc: Loc = ("exemptions", i, "cases", j)
+                remedy = nearest(pattern, ids)
+                yield Problem(loc, f"no case of the gate fits {pattern!r}", remedy)
+
+
+def _stale_globs(data: Any, files: Sequence[str]) -> Iterator[Problem]:
+    """Patterns that fit no file: with a misspelt one the gate would measure nothing."""
+    places: list[tuple[Loc, Any]] = [((), data)]
+    for key in ("suites", "counters"):
+        places += [((key, i), choice) for i, choice in enumerate(data.get(key, ()))]
+    for loc, entry in places:
+        for j, glob in enumerate(entry.get("paths", ())):
+            if not glob.startswith("!") and not any(_fits_glob(file, glob) for file in files):
+                remedy = "Patterns start at the root of the repository."
+                yield Problem((*loc, "paths", j), f"no file of the candidate fits {glob!r}", remedy)
 
 
 def fits_any(case_id: str, patterns: Sequence[str]) -> bool:

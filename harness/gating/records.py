@@ -6,28 +6,32 @@ candidate over baseline: above one is slower.
 
 Schema history
     1  first schema.
+    2  a case holds its comparison, whose numbers were fields of the case; the sides are `baseline`
+       and `candidate`, which were `base` and `head`.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from harness.analysis.pairs import Change, Comparison
 from harness.errors import HarnessError
-from harness.records import Decision
+from harness.gating import files
+from harness.records import Decision, Finding
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 UNCOMMITTED = " with uncommitted changes"
 """Follows a commit that is not the whole of what was measured."""
 
 
 class Mode(StrEnum):
-    """What the head is held against."""
+    """What the candidate is compared with."""
 
     ABSOLUTE = "absolute"  # the policy's floors and ceilings alone
-    RELATIVE = "relative"  # the base, in fresh processes between those of the head
+    RELATIVE = "relative"  # the baseline commit, in fresh processes between those of the candidate
     BASELINE = "baseline"  # a stored baseline of the same GPU
     COUNTERS = "counters"  # counters per step, exactly; needs no GPU
 
@@ -52,21 +56,9 @@ class State(StrEnum):
 
     COMPARED = "compared"
     NEW = "new"  # nothing to compare with; absolute rules only
-    MISSING = "missing"  # the base has it, the head has not
-    FAILED = "failed"  # the head did not end ok
+    MISSING = "missing"  # the baseline has it, the candidate does not
+    FAILED = "failed"  # the candidate did not end ok
     UNCOMPARED = "uncompared"  # the other side has no answer, or none was asked for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check of the gate said, of one case or of the whole."""
-
-    check: str
-    """In few words: `ran`, `floor tokens/s ≥ 5,000`, `against the base`, `exemption`."""
-    decision: Decision
-    reason: str
-    counts: bool = True
-    """False where the policy excuses it: it is reported, and turns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,23 +84,11 @@ class GateCase:
     state: State
     findings: tuple[Finding, ...] = ()
     """Every check that was made, in the order in which they were made."""
-    change: str = ""
-    """`same`, `slower`, `faster` or `undecided`; empty where nothing was compared."""
+    comparison: Comparison | None = None
+    """Of times; None where they were not compared."""
     baseline_s: float | None = None
     candidate_s: float | None = None
     """Step time of either side, the median over processes of their medians."""
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    p_value: float | None = None
-    pairs: int = 0
-    """Pairs of processes behind the ratio."""
-    smallest_effect: float | None = None
-    """The smallest slowdown that would have been found, as a fraction: 0.03 is 3 %."""
-    pairs_needed: int | None = None
-    minutes_needed: float | None = None
-    """Pairs that would decide, and the minutes that their processes take; None where the case is
-    decided, or where no number of pairs would."""
     counters: tuple[CounterChange, ...] = ()
     """Those that differ, where counters were compared."""
     exemption: str = ""
@@ -120,10 +100,14 @@ class GateCase:
     log: str = ""
     """The log of the process that failed, from the folder the gate ran in."""
 
+    @property
+    def change(self) -> Change | None:
+        return self.comparison.change if self.comparison else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A case that was not measured because the change cannot reach it."""
+    """A case that was not measured because no changed file concerns its suite."""
 
     case_id: str
     suite: str
@@ -132,7 +116,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSide:
-    """One side: the base or the head of a change, or a stored baseline."""
+    """The baseline or the candidate: a commit, the working tree or a stored baseline."""
 
     ref: str
     """As it was asked for: `origin/main`, `HEAD`, `.` for the working tree, a path."""
@@ -163,8 +147,8 @@ class GateVerdict:
     """Whether, by its policy, this keeps the change from being merged."""
     policy: str
     """Path of the policy file; of the suite's where a run is judged by that."""
-    head: GateSide
-    base: GateSide | None = None
+    candidate: GateSide
+    baseline: GateSide | None = None
     device: str = ""
     """Name of the GPU, or `cpu`."""
     device_id: str = ""
@@ -222,22 +206,27 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         HarnessError: It is not such a document.
     """
     try:
-        fields = json.loads(text)
-        if not isinstance(fields, dict):
-            raise ValueError("not a JSON object")
-        if fields.get("schema") != SCHEMA_VERSION:
-            raise ValueError(f"schema {fields.get('schema')!r}, and this reads {SCHEMA_VERSION}")
-        fields.pop("exit_status", None)
-        return _verdict.validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except (ValueError, RecursionError) as error:
-        problem = str(error)
-    raise HarnessError(
-        f"{place} is no verdict of a gate: {problem}",
-        "`harness gate --verdict FILE` writes one.",
-    )
+        return files.parse(text, GateVerdict, SCHEMA_VERSION, {1: _of_schema_1})
+    except ValueError as error:
+        raise HarnessError(
+            f"{place} is no verdict of a gate: {error}",
+            "`harness gate --verdict FILE` writes one.",
+        ) from None
 
 
-_verdict = TypeAdapter(GateVerdict)
+def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
+    """The document with each case's numbers in its comparison, and the sides by today's names."""
+    renamed = {"head": "candidate", "base": "baseline"}
+    fields = {renamed.get(name, name): value for name, value in fields.items()}
+    shared = ("case_id", "reason")
+    numbers = {f.name for f in dataclasses.fields(Comparison)}
+    cases = []
+    for case in fields.get("cases", []):
+        if not isinstance(case, dict):
+            raise ValueError("a case is not a JSON object")
+        kept = {n: value for n, value in case.items() if n in shared or n not in numbers}
+        if case.get("ratio") is not None:
+            known = {n: case.get(n) for n in numbers}
+            kept["comparison"] = known | {"clock_explained": False}
+        cases.append(kept)
+    return fields | {"cases": cases}

@@ -1,4 +1,4 @@
-"""A/A: the same code on both sides, run exactly as a gate runs base and head."""
+"""A/A: the same code on both sides, run exactly as a gate runs baseline and candidate."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import doctor, environment
-from harness.analysis.calibrate import MIN_PAIRS
 from harness.analysis.pairs import Pair
 from harness.errors import HarnessError
 from harness.execution import machine
 from harness.execution.vacancy import mismatch
 from harness.gating import calibration
+from harness.gating.calibration import MIN_PAIRS
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Say
 from harness.records import Environment, Outcome, Suite
@@ -31,7 +31,7 @@ class Request:
 
 
 def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Stored:
-    """Measure a suite against itself, and keep what that says of this node.
+    """Measure A/A pairs of a suite, and keep the noise of this node.
 
     Raises:
         HarnessError: The machine is not fit, a case did not end ok in every process, or too few
@@ -50,7 +50,7 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
         second.describe()
         _require_fit(suite, here, request)
         first.preflight(suite)
-        sides = [Side("a", (), first, here), Side("b", (), second, here)]
+        sides = [Side("baseline", (), first, here), Side("candidate", (), second, here)]
         taken.rig.observe(here)
         bench = held.enter_context(Bench(sides, taken.rig.probes, observer, taken.rig.gpu))
         counted = tuple(

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from harness import store
 from harness.analysis import summary
-from harness.analysis.calibrate import DAY_CV, NoiseClass
 from harness.analysis.compare import Comparison, Pair, confirm, screen
 from harness.analysis.stored import Process, compare_stored
 from harness.errors import HarnessError
 from harness.execution.vacancy import watch_over
 from harness.gating import baselines, counting, decide, files
+from harness.gating.calibration import DAY_CV, NoiseClass
 from harness.gating.interleave import Bench, Observer, Side, Task, pairs
 from harness.gating.planning import Plan, Request, Say, prepared, unfit
-from harness.gating.records import CounterChange, Finding, GateCase, GateSide, GateVerdict, Mode
+from harness.gating.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
 from harness.probes.open import open_probes
-from harness.records import Case, CaseSummary, Run
+from harness.records import Case, CaseSummary, Finding, Run
 
 Key = tuple[str, str]
 """Suite and case id."""
@@ -44,28 +44,31 @@ class _Answers:
     remarks: Mapping[Key, str] = field(default_factory=dict)
     """Why a case has no comparison, or a weak one."""
     counted: Mapping[Key, tuple[tuple[CounterChange, ...], Finding]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    """Of the whole."""
 
 
 def _judged(
     request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
 ) -> GateVerdict:
-    cases: list[GateCase] = []
+    answers = _Answers()
     if plan.tasks and plan.sound:
         answers = _measured(request, plan, held, observer, say)
-        cases = _cases(request, plan, answers)
     elif plan.tasks:
         why = "not measured: the machine is not fit"
-        cases = _cases(request, plan, _Answers(remarks={t.key: why for t in plan.tasks}))
+        answers = _Answers(remarks={t.key: why for t in plan.tasks})
+    cases = _cases(request, plan, answers) if plan.tasks else []
     cases += [
         decide.judge_gone(g.suite, g.case_id, g.reason, policy=plan.policy, today=request.today)
         for g in plan.gone
     ]
-    plan.findings += [
+    expired = [
         decide.expired(e)
         for e in plan.policy.exemptions
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
-    decision, reason = decide.overall(cases, plan.findings)
+    findings = (*plan.findings, *answers.findings, *expired)
+    decision, reason = decide.overall(cases, findings)
     stored = [c for c in plan.calibrations.values() if c is not None]
     return GateVerdict(
         decision=decision,
@@ -74,13 +77,13 @@ def _judged(
         stage=plan.policy.stage,
         blocks=decide.blocks(decision, plan.policy),
         policy=plan.policy.path,
-        head=_with_runs(plan.head, plan.sides[-1:]),
-        base=_with_runs(plan.base, plan.sides[:-1]) if plan.base else None,
+        candidate=_with_runs(plan.candidate, plan.sides[-1:]),
+        baseline=_with_runs(plan.baseline, plan.sides[:-1]) if plan.baseline else None,
         device=plan.here.device_name if plan.sides else "",
         device_id=files.device_id(plan.here) if plan.sides else "",
         cases=tuple(cases),
-        left_out=tuple(plan.left_out),
-        findings=tuple(plan.findings),
+        left_out=plan.left_out,
+        findings=findings,
         calibration="; ".join(dict.fromkeys(c.sentence for c in stored)),
         started_at=plan.began,
         ended_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -116,13 +119,11 @@ def _measured(
                 bench.record(request.store, side, replace(suite, cases=cases), path)
     timed = request.mode is not Mode.COUNTERS
     if refuted := bench.prove(ask=timed and request.proof):
-        plan.findings.append(unfit(f"the instrument is wrong: {'; '.join(refuted)}"))
-        why = "not measured: the instrument did not prove itself"
-        return _Answers(remarks={t.key: why for t in plan.tasks})
-    if request.mode is Mode.COUNTERS:
-        _count(plan, bench)
-    else:
-        bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "screen")
+        failed = unfit(f"the self-test failed: {'; '.join(refuted)}")
+        why = "not measured: the self-test failed"
+        return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
+    stage = "screen" if timed else "counters"
+    bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], stage)
     match request.mode:
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench, counts)
@@ -134,15 +135,6 @@ def _measured(
             answers = _Answers()
     bench.finish()
     return answers
-
-
-def _count(plan: Plan, bench: Bench) -> None:
-    """One process of each case on each side; one more where that counted one long step alone."""
-    bench.rounds([(t, range(counting.PROCESSES)) for t in plan.tasks], "counters")
-    more = range(counting.PROCESSES, counting.PROCESSES + counting.MORE_PROCESSES)
-    few = [t for t in plan.tasks if any(counting.too_few(s.of(t)) for s in plan.sides)]
-    if few:
-        bench.rounds([(t, more) for t in few], "long steps")
 
 
 def _processes(mode: Mode, task: Task, plan: Plan) -> int:
@@ -254,7 +246,7 @@ def _counted(
         key = task.key
         after, why = counting.counts_of(head.of(task))
         on_record = kept.counts(*key) if kept and not useless else None
-        if plan.base is None:
+        if plan.baseline is None:
             path = counting.path_of(request.baselines)
             missing = useless or f"{path} has no counters of it; {counting.RENEW} makes them"
             answers[key] = counting.judge(
@@ -268,7 +260,11 @@ def _counted(
         told = before.counts(*key) if before else None
         accepted = on_record if on_record != told else None
         answers[key] = counting.judge(
-            then, after, whose="the base", why=why or f"of the base: {why_then}", accepted=accepted
+            then,
+            after,
+            whose="the baseline",
+            why=why or f"of the baseline: {why_then}",
+            accepted=accepted,
         )
     return answers
 
@@ -284,7 +280,7 @@ def _name(task: Task) -> str:
 def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     """Every task's answer, from what was stored of it."""
     head = plan.sides[-1]
-    base = plan.sides[0] if plan.base else None
+    base = plan.sides[0] if plan.baseline else None
     runs = {path: store.load(request.store, w.folder) for path, w in head.writers.items()}
     measured = {path: _summaries(run) for path, run in runs.items() if run.measurements}
     return [
@@ -303,7 +299,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
             ),
             mode=request.mode,
             policy=plan.policy,
-            suite=plan.suites[task.suite],
             environment=plan.here,
             today=request.today,
         )
@@ -341,7 +336,7 @@ def count(request: Request, observer: Observer, say: Say) -> counting.CounterBas
         for path, suite in plan.suites.items():
             cases = tuple(t.case for t in plan.tasks if t.suite == path)
             bench.record(request.store, plan.sides[-1], replace(suite, cases=cases), path)
-        _count(plan, bench)
+        bench.rounds([(t, range(counting.PROCESSES)) for t in plan.tasks], "counters")
         bench.finish()
         counted: dict[str, dict[str, counting.Counts]] = {}
         for task in plan.tasks:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jinja2
 
-from harness import units
+from harness import phrases, units
 from harness.errors import ReportError
 from harness.records import Run, Verdict
 from harness.report import context
@@ -161,4 +161,4 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters.update(cell=cell, line=line, utc=units.utc)
+_templates.filters.update(cell=cell, line=line, reason=phrases.verdict, utc=units.utc)

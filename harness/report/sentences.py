@@ -48,7 +48,7 @@ def executive_summary(
     below the summary hold the rest.
     """
     return (
-        f"{_decided(verdict)}: {verdict.reason}.",
+        f"{_decided(verdict)}: {phrases.verdict(verdict)}.",
         _what_ran(run, summaries),
         *_sampling(run),
         *_other_rules(verdict),
@@ -141,7 +141,7 @@ def _other_rules(verdict: Verdict) -> Iterable[str]:
         yield f"Stated for other GPUs and not applied here: {_list(names)}."
     for r in left:
         if r.rule == KERNELS_THAT_RAN:
-            yield f"Not applied, “{r.rule}”: {r.reason}."
+            yield f"Not applied, “{r.rule}”: {phrases.rule(r)}."
 
 
 def _what_ran(run: Run, summaries: Sequence[CaseSummary]) -> str:

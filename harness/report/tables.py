@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import units
+from harness import phrases, units
 from harness.analysis.expectation import Assessment, Judgement, upper_bound
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import why_absent
@@ -97,9 +97,9 @@ def rules(verdict: Verdict) -> Table:
     rows = [
         (
             r.rule,
-            r.requirement,
+            phrases.requirement(r),
             r.said,
-            r.reason,
+            phrases.rule(r),
         )
         for r in verdict.rules
     ]

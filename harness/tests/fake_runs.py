@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.analysis.pairs import Change, Comparison
 from harness.records import (
     Case,
     Clock,
@@ -278,3 +279,22 @@ def _telemetry(
             for name, mean in levels.items()
         },
     )
+
+
+def comparison(**changes: Any) -> Comparison:
+    """A comparison that finds no slowdown; with these fields instead."""
+    same: dict[str, Any] = {
+        "case_id": "train/nsa",
+        "change": Change.SAME,
+        "ratio": 1.001,
+        "low": 0.99,
+        "high": 1.01,
+        "p_value": None,
+        "pairs": 6,
+        "clock_explained": False,
+        "smallest_effect": 0.02,
+        "pairs_needed": None,
+        "minutes_needed": None,
+        "reason": "+0.1%",
+    }
+    return Comparison(**(same | changes))

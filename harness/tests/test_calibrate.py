@@ -6,7 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis.calibrate import (
+from harness.analysis.compare import confirm
+from harness.analysis.pairs import Change, Pair, Thresholds
+from harness.analysis.stored import Process, compare_stored
+from harness.gating.calibration import (
     DAY_CV,
     THRESHOLDS,
     NoiseClass,
@@ -15,9 +18,6 @@ from harness.analysis.calibrate import (
     classify,
     process_cv,
 )
-from harness.analysis.compare import confirm
-from harness.analysis.pairs import Change, Pair, Thresholds
-from harness.analysis.stored import Process, compare_stored
 from harness.tests.fake_runs import case, run, timed
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise, recorded
 

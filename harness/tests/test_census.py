@@ -452,14 +452,14 @@ def test_a_count_has_an_interval_of_no_width_from_one_process() -> None:
     [
         ({"dispatched_ops": 13}, "processes counted differently"),
         ({"differing": ("dispatched_ops",)}, "two steps counted differently"),
-        ({"steps": 1}, "counted once, for a step is long, so that nothing says it is exact"),
+        ({"steps": 1}, "only 1 step was counted; 2 are needed"),
     ],
 )
 def test_a_count_that_is_not_exact_is_absent(second: dict[str, object], why: str) -> None:
     ok = [counted(), counted(1, **second)]
 
     assert "dispatched_ops" not in counts.estimates(ok)
-    assert counts.why_absent(ok, "dispatched_ops") == why
+    assert counts.exact_counters(ok).absent["dispatched_ops"] == why
 
 
 def test_a_disagreement_is_a_note() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness import gate
 from harness.analysis import scaling, summary
+from harness.analysis.pairs import Change
 from harness.ci import page, phrases, runs
 from harness.ci.annotations import Annotation, Kind, annotations, command
 from harness.ci.junit import junit
@@ -21,7 +22,6 @@ from harness.gating import counting
 from harness.gating.records import (
     WORST_FIRST,
     CounterChange,
-    Finding,
     GateCase,
     GateSide,
     GateVerdict,
@@ -30,7 +30,7 @@ from harness.gating.records import (
     Stage,
     State,
 )
-from harness.records import Decision, Outcome
+from harness.records import Decision, Finding, Outcome
 from harness.tests import fake_runs
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).parent / "data/junit-10.xsd")
@@ -50,13 +50,9 @@ def gate_case(case_id: str = "train/nsa", decision: Decision = Decision.GO, **ch
             "reason": "no slower than the tolerance",
             "state": State.COMPARED,
             "findings": (Finding(check="ran", decision=Decision.GO, reason="all ran"),),
-            "change": "same",
             "baseline_s": 0.010,
             "candidate_s": 0.0101,
-            "ratio": 1.01,
-            "low": 1.005,
-            "high": 1.015,
-            "pairs": 5,
+            "comparison": fake_runs.comparison(ratio=1.01, low=1.005, high=1.015),
             "gpu_s": 61.5,
             **changes,
         }
@@ -67,20 +63,18 @@ SLOWER = gate_case(
     "forward/nsa",
     Decision.NO_GO,
     reason="slower by 5 %",
-    change="slower",
-    ratio=1.05,
-    low=1.041,
-    high=1.059,
+    comparison=fake_runs.comparison(change=Change.SLOWER, ratio=1.05, low=1.041, high=1.059),
 )
 OPEN = gate_case(
     "decode/nsa",
     Decision.INCONCLUSIVE,
     reason="the interval lies across the tolerance",
-    smallest_effect=0.04,
-    pairs_needed=40,
-    minutes_needed=12.0,
+    comparison=fake_runs.comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
 )
-FASTER = gate_case("attention/nsa", change="faster", ratio=0.9, low=0.88, high=0.92)
+FASTER = gate_case(
+    "attention/nsa",
+    comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9, low=0.88, high=0.92),
+)
 
 
 def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
@@ -93,8 +87,8 @@ def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
             "stage": Stage.BLOCK,
             "blocks": worst is Decision.NO_GO,
             "policy": "ci/gate.yaml",
-            "head": GateSide(ref="HEAD", commit="a" * 40),
-            "base": GateSide(ref="origin/main", commit="b" * 40),
+            "candidate": GateSide(ref="HEAD", commit="a" * 40),
+            "baseline": GateSide(ref="origin/main", commit="b" * 40),
             "device": "NVIDIA H200",
             "cases": cases,
             "left_out": (LeftOut(case_id="train/dense", suite="suites/gate.yaml", reason="docs"),),
@@ -151,7 +145,7 @@ def test_nothing_fails_in_the_shadow_stage_and_nothing_passes_that_should_not() 
     assert {found[name] for name in ("verdict", "forward/nsa", "decode/nsa")} == {"skipped"}
 
 
-@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "log", "change"])
+@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "log"])
 def test_no_text_breaks_the_xml(field: str) -> None:
     case = dataclasses.replace(SLOWER, **{field: NASTY})
 
@@ -181,18 +175,18 @@ def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
     assert "1 NO-GO, 1 INCONCLUSIVE, 1 GO of 3 cases" in text
     assert "| ❌ NO-GO | `forward/nsa` | +5.0 % \\[+4.1 … +5.9\\] slower | slower by 5 % |" in text
     assert "a slowdown of 4 % would have been found; 40 pairs, 12 minutes would decide" in text
-    assert "Not measured, because the change cannot reach it: 1 case." in text
+    assert "Not measured, because no changed file concerns the suite: 1 case." in text
     assert "`harness calibrate suites/gate.yaml`" in text
     order = [text.index(f"`{name}/nsa`") for name in ("forward", "decode", "train")]
     assert order == sorted(order), "worst first"
 
 
 def test_a_commit_with_uncommitted_changes_is_not_named_alone() -> None:
-    verdict = gate_verdict(SLOWER, head=GateSide(ref=".", commit="a" * 40, uncommitted=True))
+    verdict = gate_verdict(SLOWER, candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True))
 
     text, document = step_summary(verdict), junit(verdict)
 
-    assert f"head `{'a' * 12}` with uncommitted changes · base `{'b' * 12}` · " in text
+    assert f"candidate `{'a' * 12}` with uncommitted changes · baseline `{'b' * 12}` · " in text
     assert f'value="{"a" * 40} with uncommitted changes"' in document
     assert f'value="{"b" * 40}"' in document
 
@@ -245,7 +239,7 @@ def test_the_setting_that_decides_whether_it_blocks_is_named(
 
 def test_counters_that_differ_are_shown() -> None:
     counter = CounterChange(name="host_syncs", before=12, after=1600)
-    case = gate_case(decision=Decision.NO_GO, ratio=None, counters=(counter,))
+    case = gate_case(decision=Decision.NO_GO, comparison=None, counters=(counter,))
 
     assert "| host\\_syncs 12 → 1,600 |" in step_summary(gate_verdict(case))
 
@@ -256,11 +250,15 @@ def counted(before: int | None, *, accepted: bool = False) -> GateCase:
     changes, finding = counting.judge(
         {"host_syncs": before} if before is not None else {},
         after,
-        whose="the base",
+        whose="the baseline",
         accepted=after if accepted else None,
     )
     case: GateCase = gate_case(
-        decision=finding.decision, reason=finding.reason, counters=changes, ratio=None, change=""
+        decision=finding.decision,
+        reason=finding.reason,
+        counters=changes,
+        comparison=None,
+        findings=(finding,),
     )
     return case
 
@@ -270,7 +268,7 @@ def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> 
 
     document = junit(gate_verdict(case))
 
-    assert phrases.why(case) == "since the base (no noise: the code differs)"
+    assert phrases.why(case) == "since the baseline (no noise: the code differs)"
     assert results(document)["train/nsa"] == "failure"
     assert f'message="NO-GO: host_syncs 12 → 1,600 {phrases.why(case)}"' in document
 
@@ -326,7 +324,7 @@ def test_a_page_fits_whatever_the_number_of_cases_and_counts_what_it_omits(
     assert "harness calibrate" in text, "what follows the table is kept"
 
 
-@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "change"])
+@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption"])
 def test_no_text_breaks_a_table_mentions_anybody_or_links_anywhere(field: str) -> None:
     case = dataclasses.replace(OPEN, **{field: NASTY})
     verdict = gate_verdict(
@@ -440,7 +438,7 @@ def test_a_run_does_not_pose_as_a_gate(ended: Outcome) -> None:
     root = ElementTree.fromstring(document)
     assert root.get("name") == "harness run"
     named = {p.get("name"): p.get("value") for p in root.iter("property")}
-    assert named.keys() == {"device", "head", "run", "suite"}
+    assert named.keys() == {"device", "candidate", "run", "suite"}
     assert (named["run"], named["suite"]) == (run.run_id, run.suite.path)
     kind = "failure" if verdict.decision is Decision.NO_GO else "skipped"
     assert results(document)["verdict"] == kind

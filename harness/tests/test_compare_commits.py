@@ -72,7 +72,7 @@ def test_the_working_tree_is_compared_with_a_commit(answer: dict[str, Any]) -> N
     assert more["exemption"] == ""
     assert answer["findings"] == []
     assert answer["method"] == "counters"
-    assert answer["a"]["commit"] == git(answer["root"], "rev-parse", "main")
+    assert answer["baseline"]["commit"] == git(answer["root"], "rev-parse", "main")
     assert "uncommitted changes" in [d["name"] for d in answer["differences"]]
 
 
@@ -82,19 +82,18 @@ def test_nothing_of_the_users_is_touched(answer: dict[str, Any]) -> None:
 
 def test_both_sides_are_stored_as_runs(answer: dict[str, Any]) -> None:
     runs = [
-        store.load(answer["root"] / store.DEFAULT_ROOT, answer[side]["run_id"]) for side in "ab"
+        store.load(answer["root"] / store.DEFAULT_ROOT, answer[side]["run_id"])
+        for side in ("baseline", "candidate")
     ]
 
     assert all(run.ended_at for run in runs)
     assert runs[0].environment.git is not None
-    assert runs[0].environment.git.commit == answer["a"]["commit"]
+    assert runs[0].environment.git.commit == answer["baseline"]["commit"]
 
 
 def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
     def of(state: State, decision: Decision) -> GateCase:
-        return GateCase(
-            case_id=state, suite="s", decision=decision, reason="why", state=state, change=""
-        )
+        return GateCase(case_id=state, suite="s", decision=decision, reason="why", state=state)
 
     verdict = GateVerdict(
         decision=Decision.GO,
@@ -103,8 +102,8 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
         stage=Stage.SHADOW,
         blocks=False,
         policy="",
-        head=GateSide(ref="b"),
-        base=GateSide(ref="a"),
+        candidate=GateSide(ref="b"),
+        baseline=GateSide(ref="a"),
         cases=(of(State.COMPARED, Decision.GO), of(State.NEW, Decision.GO)),
     )
 
@@ -112,7 +111,7 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
 
     assert [c.decision for c in answer.cases] == [Decision.GO, Decision.INCONCLUSIVE]
     assert (answer.decision, answer.exit_status) == (Decision.INCONCLUSIVE, 3)
-    assert answer.reason == "1 case in B only"
+    assert answer.reason == "1 case only in the candidate"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def compare(a: Run, b: Run, **options: Any) -> Compared:
     return comparing.runs(a, b, calibrations=Path("none"), **options)
 
 
-def of(compared: Compared, case_id: str) -> tuple[Decision, State, str]:
+def of(compared: Compared, case_id: str) -> tuple[Decision, State, str | None]:
     (found,) = (c for c in compared.cases if c.case_id == case_id)
     return found.decision, found.state, found.change
 
@@ -78,7 +78,8 @@ def test_times_are_judged_as_the_gate_judges_them(
 
     assert (answer.decision, answer.exit_status) == (decision, status)
     assert of(answer, FIRST) == (decision, State.COMPARED, change)
-    assert answer.cases[0].ratio == pytest.approx(factor, rel=0.01)
+    assert answer.cases[0].comparison is not None
+    assert answer.cases[0].comparison.ratio == pytest.approx(factor, rel=0.01)
     assert [d.name for d in answer.differences] == ["commit"]
 
 
@@ -98,7 +99,7 @@ def test_an_unsteady_process_is_no_evidence() -> None:
 
     answer = compare(side("a", steady(0.1)), side("b", unsteady))
 
-    assert "1 steady, undisturbed processes in B" in answer.cases[0].reason
+    assert "1 steady, undisturbed processes in the candidate" in answer.cases[0].reason
     assert answer.decision is Decision.INCONCLUSIVE
 
 
@@ -129,7 +130,7 @@ def test_a_case_of_one_side_is_listed_and_is_no_pass() -> None:
     assert [c.case_id for c in answer.only_in(State.MISSING)] == [SECOND]
     assert [c.case_id for c in answer.only_in(State.NEW)] == [other.case_id]
     assert answer.decision is Decision.INCONCLUSIVE
-    assert answer.reason == "1 case in A only; 1 case in B only"
+    assert answer.reason == "1 case only in the baseline; 1 case only in the candidate"
     assert compare(a, b, filters=["seq_len=512"]).decision is Decision.GO
 
 
@@ -170,7 +171,7 @@ def test_one_id_of_two_cases_is_not_compared() -> None:
     answer = compare(side("a", steady(0.1), cases=before), side("b", steady(0.1), cases=after))
 
     assert answer.decision is Decision.INCONCLUSIVE
-    assert "axis batch: 1 in A, 4 in B" in answer.cases[0].reason
+    assert "axis batch: 1 in the baseline, 4 in the candidate" in answer.cases[0].reason
     assert "axis batch" in answer.differences[-1].name
 
 
@@ -227,8 +228,8 @@ def test_the_command_says_the_same_as_a_table_and_as_json(tmp_path: Path) -> Non
     assert (shown.exit_code, told.exit_code) == (1, 1), shown.output
     document = json.loads(told.stdout)
     assert (document["decision"], document["exit_status"]) == ("NO-GO", 1)
-    assert [c["change"] for c in document["cases"]] == ["slower", "slower"]
-    assert document["a"]["run_id"] == ids[0]
+    assert [c["comparison"]["change"] for c in document["cases"]] == ["slower", "slower"]
+    assert document["baseline"]["run_id"] == ids[0]
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
     assert "NO-GO  2 of 2 cases" in shown.stdout
 
@@ -246,4 +247,4 @@ def test_no_number_is_folded(width: int) -> None:
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= width
     assert sum("+50 %" in line and "150 ms" in line for line in lines) == 2
-    assert any(line.startswith("Only in A (1)") for line in lines)
+    assert any(line.startswith("Only in the baseline (1)") for line in lines)

@@ -1,7 +1,6 @@
 """The gate: an unknown is never called good."""
 
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import phrases
 from harness.analysis.scaling import Point, ScalingFit
-from harness.gate import EVERY_CASE_RAN, WORST_FIRST, judge, requirement
+from harness.gate import EVERY_CASE_RAN, WORST_FIRST, judge
 from harness.records import (
     FAILURES,
     METRICS,
@@ -18,6 +18,7 @@ from harness.records import (
     Decision,
     Environment,
     Estimate,
+    Fact,
     Match,
     MeasureSettings,
     Metric,
@@ -133,7 +134,7 @@ def test_an_absent_metric_is_inconclusive() -> None:
     result = stated(summary(), rule=rule)
 
     assert result.decision is INCONCLUSIVE
-    assert "GPU not available" in result.reason
+    assert [f.fact for f in result.findings] == [Fact.NO_METRIC]
 
 
 @given(
@@ -234,7 +235,8 @@ def test_an_allowed_outcome_is_reported_and_turns_nothing(outcome: Outcome) -> N
     v = verdict(summary(), allowed)
 
     assert v.decision is GO
-    assert "known since May" in v.rules[0].reason
+    (found,) = v.rules[0].findings
+    assert (found.fact, found.outcome, found.detail) == (Fact.ALLOWED, outcome, "known since May")
 
 
 def test_another_outcome_than_the_allowed_one_counts() -> None:
@@ -316,9 +318,8 @@ def test_any_names_the_cases_that_may_yet_be_good() -> None:
 
     assert (fair.decision, good.decision) == (CONDITIONAL, GO)
     assert fair.evidence == ("train/nsa/name=a",)
-    undecided = r"; undecided, perhaps GO: train/nsa/name=b: .* lies across a threshold$"
-    assert re.search(undecided, fair.reason)
-    assert "name=b" not in good.reason
+    assert [(f.subject, f.fact) for f in fair.perhaps] == [("train/nsa/name=b", Fact.ACROSS)]
+    assert good.perhaps == ()
 
 
 @pytest.mark.parametrize("quantifier", ["all", "any"])
@@ -360,14 +361,14 @@ def test_a_rule_for_another_gpu_does_not_apply_and_says_so() -> None:
 
     assert v.decision is GO
     assert not v.rules[2].applies
-    assert v.rules[2].reason == "stated for A100; this is NVIDIA H200"
+    assert phrases.rule(v.rules[2]) == "stated for A100; this is NVIDIA H200"
 
 
 def test_no_applicable_rule_is_inconclusive() -> None:
     v = verdict(summary(), rules=(replace(FLOOR, gpu="A100"),))
 
     assert v.decision is INCONCLUSIVE
-    assert "NVIDIA H200" in v.reason
+    assert (v.rule, v.device) == (None, "NVIDIA H200")
 
 
 def test_a_crash_is_no_go_even_where_no_rule_applies() -> None:
@@ -428,13 +429,16 @@ def test_an_exponent_from_single_processes_decides_nothing() -> None:
     result = stated(summary(), summary(name="b"), rule=SCALES, fits=(once,))
 
     assert result.decision is INCONCLUSIVE
-    assert "single process" in result.reason
+    assert [f.fact for f in result.findings] == [Fact.SINGLE_PROCESSES]
 
 
 def test_a_requirement_reads_as_a_sentence() -> None:
     rule = replace(FLOOR, match=Match(criteria={"gc": (0,)}))
 
-    assert requirement(rule) == "tokens/s ≥ 500 in every case with gc=0; NO-GO under 100"
+    assert (
+        phrases.requirement(stated(summary(), rule=rule))
+        == "tokens/s ≥ 500 in every case with gc=0; NO-GO under 100"
+    )
 
 
 def test_a_matched_case_outside_every_fit_is_unknown() -> None:
@@ -459,7 +463,7 @@ def test_cases_that_ended_alike_are_told_once() -> None:
     ]
     hung = summary(name="h", outcome=Outcome.HANG, detail="no progress for 60 s")
 
-    reason = verdict(*died, hung, rules=()).reason
+    reason = phrases.verdict(verdict(*died, hung, rules=()))
 
     ids = [s.case.case_id for s in died]
     assert reason == (

@@ -12,28 +12,15 @@ from harness.analysis.summary import summarise
 from harness.gating import counting, decide
 from harness.gating.decide import Evidence
 from harness.gating.policy import Exemption, Policy, load
-from harness.gating.records import Finding, GateCase, Mode, Stage, State
-from harness.records import Decision, Gpu, Match, Measurement, Outcome, Rule
+from harness.gating.records import GateCase, Mode, Stage, State
+from harness.records import Decision, Finding, Gpu, Match, Measurement, Outcome, Rule
 from harness.tests import fake_runs
 from harness.what_ran import PathRule, Profile
 
 TODAY = datetime.date(2026, 11, 21)
 CASE = fake_runs.case({"seq_len": 512})
 POLICY = Policy(path="ci/gate.yaml", stage=Stage.BLOCK)
-SAME = Comparison(
-    case_id=CASE.case_id,
-    change=Change.SAME,
-    ratio=1.001,
-    low=0.99,
-    high=1.01,
-    p_value=None,
-    pairs=6,
-    clock_explained=False,
-    smallest_effect=0.02,
-    pairs_needed=None,
-    minutes_needed=None,
-    reason="+0.1%",
-)
+SAME = fake_runs.comparison(case_id=CASE.case_id)
 GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE
 
 
@@ -63,7 +50,6 @@ def judged(
         ),
         mode=mode,
         policy=policy,
-        suite=run.suite,
         environment=run.environment,
         today=TODAY,
     )
@@ -93,7 +79,8 @@ def test_a_comparison_decides_by_its_direction(change: Change, decision: Decisio
     found = judged(comparison=replace(SAME, change=change))
 
     assert (found.decision, found.change, found.state) == (decision, change, State.COMPARED)
-    assert found.ratio == SAME.ratio
+    assert found.comparison is not None
+    assert found.comparison.ratio == SAME.ratio
 
 
 @pytest.mark.parametrize(
@@ -136,7 +123,7 @@ def test_a_head_that_does_not_end_ok_never_passes(
             State.UNCOMPARED,
             "path mismatch",
         ),
-        ({"base": fake_runs.ended(CASE, Outcome.INCORRECT)}, GO, State.NEW, "new: the base"),
+        ({"base": fake_runs.ended(CASE, Outcome.INCORRECT)}, GO, State.NEW, "new: the baseline"),
         ({"base": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
         ({"no_comparison": "3 of 6 pairs not steady"}, OPEN, State.UNCOMPARED, "not steady"),
         ({"mode": Mode.BASELINE, "no_comparison": "no baseline"}, OPEN, State.UNCOMPARED, "no b"),
@@ -260,7 +247,7 @@ def test_noise_excuses_no_comparison_that_was_not_made(mode: Mode) -> None:
 
 @pytest.mark.parametrize(("expect", "decision"), [("noisy", NO_GO), ("failure", GO)])
 def test_counters_have_no_noise_to_be_excused_for(expect: str, decision: Decision) -> None:
-    more = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+    more = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the baseline")
 
     found = judged(mode=Mode.COUNTERS, comparison=None, counted=more, policy=exempt(expect))
 
@@ -325,6 +312,10 @@ def gate_case(decision: Decision, **changes: Any) -> GateCase:
     )
 
 
+def compared_case(decision: Decision, **numbers: Any) -> GateCase:
+    return gate_case(decision, comparison=fake_runs.comparison(**numbers))
+
+
 @pytest.mark.parametrize(
     ("decisions", "whole", "expected"),
     [
@@ -348,7 +339,7 @@ def test_the_worst_decides_the_whole(
 
 
 def test_a_speed_up_is_reported() -> None:
-    faster = gate_case(GO, change="faster", ratio=0.9)
+    faster = gate_case(GO, comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9))
 
     assert "1 faster, train/nsa by -10 %" in decide.overall([faster], [])[1]
 
@@ -374,7 +365,7 @@ def test_what_blocks_is_policy(
 def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bool) -> None:
     before, after = {"host_syncs": 0}, {"host_syncs": 41}
     changes, finding = counting.judge(
-        before, after, whose="the base", accepted=after if accepted else None
+        before, after, whose="the baseline", accepted=after if accepted else None
     )
     case = gate_case(finding.decision, counters=changes, reason=finding.reason)
 
@@ -385,9 +376,9 @@ def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bo
 
 def test_what_is_only_compared_needs_no_leave() -> None:
     gone = gate_case(OPEN, state=State.MISSING)
-    changes, finding = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the base")
+    changes, finding = counting.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the baseline")
     more = gate_case(finding.decision, counters=changes, reason=finding.reason)
-    open_ = gate_case(OPEN, pairs_needed=31)
+    open_ = compared_case(OPEN, pairs_needed=31)
 
     assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS)) == 2
     assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, merging=False) == []
@@ -395,7 +386,7 @@ def test_what_is_only_compared_needs_no_leave() -> None:
 
 
 def test_what_is_open_names_the_pairs_that_would_decide() -> None:
-    open_ = gate_case(OPEN, pairs_needed=31, minutes_needed=4.0)
+    open_ = compared_case(OPEN, pairs_needed=31, minutes_needed=4.0)
 
     (said,) = decide.remedies([open_], POLICY, Mode.RELATIVE)
 
@@ -408,16 +399,22 @@ def test_what_is_open_names_the_pairs_that_would_decide() -> None:
 def test_the_most_pairs_are_paid_for_by_every_open_case() -> None:
     """`confirm_pairs` is one number: a case that 10 pairs would decide takes 40 as well."""
     cases = [
-        gate_case(OPEN, pairs_needed=40, minutes_needed=4.0),
-        gate_case(OPEN, pairs_needed=10, minutes_needed=5.0),
-        gate_case(GO, pairs_needed=900, minutes_needed=90.0),  # excused, and confirmed as well
+        compared_case(OPEN, pairs_needed=40, minutes_needed=4.0),
+        compared_case(OPEN, pairs_needed=10, minutes_needed=5.0),
+        gate_case(
+            GO, comparison=fake_runs.comparison(pairs_needed=900, minutes_needed=90.0)
+        ),  # excused, and confirmed as well
         gate_case(GO),
     ]
 
     (relative,) = decide.remedies(cases, POLICY, Mode.RELATIVE)
     (stored,) = decide.remedies(cases, POLICY, Mode.BASELINE)
     (on_gpu,) = decide.remedies(cases, POLICY, Mode.RELATIVE, on_gpu=True)
-    (unknown,) = decide.remedies([*cases, gate_case(OPEN, pairs_needed=3)], POLICY, Mode.RELATIVE)
+    (unknown,) = decide.remedies(
+        [*cases, compared_case(OPEN, pairs_needed=3)],
+        POLICY,
+        Mode.RELATIVE,
+    )
 
     cost = "would decide, about 28 minutes for 3 open cases"
     assert relative == f"40 pairs {cost}: confirm_pairs in ci/gate.yaml"

@@ -34,8 +34,7 @@ calibration: {required: true, max_age_days: 7}
 baseline: {max_age_days: 14}
 exemptions:
   - {cases: [seq_len=512], expect: noisy, reason: short, expires: 2026-12-31}
-reaches:
-  - {paths: ["nsa/decode*.py"], cases: [seq_len=2048], only: true}
+paths: ["nsa/**", "!**/*.md"]
 """
 
 
@@ -65,7 +64,47 @@ def test_every_key_reaches_the_record(tmp_path: Path) -> None:
         14,
     )
     assert found.exemptions[0].place.endswith("gate.yaml:16")
-    assert found.reaches[0].only
+    assert found.choices[0].paths == ("nsa/**", "!**/*.md")
+
+
+@pytest.mark.parametrize(
+    ("paths", "changed", "concerned"),
+    [
+        (None, "any/file", True),
+        (["nsa/**"], "nsa/ops.py", True),
+        (["nsa/**"], "nsa/kernels/decode.py", True),
+        (["nsa/**"], "nsab/ops.py", False),
+        (["nsa/*"], "nsa/kernels/decode.py", False),
+        (["**/*.py"], "setup.py", True),
+        (["**/*.py"], "nsa/kernels/decode.py", True),
+        (["**", "!**/*.md"], "nsa/README.md", False),
+        (["**", "!**/*.md"], "README.md", False),
+        (["!nsa/**", "nsa/**"], "nsa/ops.py", True),  # the last that fits decides
+        (["*.py"], "suites/gate.yaml", True),  # its own file
+        (["*.py"], "a.pyc", False),
+    ],
+)
+def test_paths_say_which_changed_files_concern_a_suite(
+    paths: list[str] | None, changed: str, concerned: bool, tmp_path: Path
+) -> None:
+    stated = f"paths: {json.dumps(paths)}\n" if paths else ""
+    text = "schema: 1\nstage: warn\nsuites: [{suite: suites/gate.yaml}]\n" + stated
+
+    assert load(tmp_path, text).choices[0].concerned_by(changed) is concerned
+
+
+def test_a_change_of_the_policy_concerns_every_suite(tmp_path: Path) -> None:
+    found = load(tmp_path, WHOLE)
+
+    assert found.concerned(found.choices, [found.path]) == ["suites/gate.yaml"]
+    assert found.concerned(found.choices, ["README.md"]) == []
+    assert found.concerned(found.choices, []) == []
+
+
+def test_a_suite_may_state_paths_of_its_own(tmp_path: Path) -> None:
+    text = WHOLE.replace('cases: ["train/*"]', 'paths: ["src/**"]')
+
+    assert load(tmp_path, text).choices[0].paths == ("src/**",)
 
 
 def test_an_exemption_holds_to_the_end_of_its_day(tmp_path: Path) -> None:
@@ -87,7 +126,10 @@ def test_an_exemption_holds_to_the_end_of_its_day(tmp_path: Path) -> None:
         ("metric: tokens_per_s", "metric: token_per_s", "Did you mean 'tokens_per_s'"),
         ("confirm_pairs: 30", "confirm_pairs: 3", "confirm_pairs=3"),
         ('must: ["_selected*"]', "", "needs must, must_not or both"),
-        ("cases: [seq_len=2048], only: true", "cases: []", "this says nothing"),
+        ("nsa/**", "!nsa/**", "only excludes files"),
+        ("nsa/**", "nsa/[ab]", "'nsa/[ab]' has '['"),
+        ("paths:", "reaches:", "`paths` replaces it"),
+        ("paths:", "select:", "`paths` replaces it"),
         ("\nabsolute:", "\n  - {suite: suites/gate.yaml}\nabsolute:", "names a suite twice"),
         (", reason: short", "", "reason is missing"),
         ("schema: 1", "schema: !!python/name:os.system 1", "tag"),
@@ -109,15 +151,15 @@ def test_what_is_wrong_is_told_with_its_place_and_the_remedy(
     [
         ("provider: nsa", "provider: nsb", "9:24: provider is never 'nsb'"),
         ("seq_len=512]", "seq_len=513]", "no case of the gate fits 'seq_len=513'"),
-        ("[seq_len=2048]", "[decode]", "no case of the gate fits 'decode'"),
+        ("nsa/**", "nsb/**", "no file of the candidate fits 'nsb/**'"),
     ],
 )
-def test_a_line_about_no_case_is_refused(before: str, after: str, said: str) -> None:
+def test_a_line_about_no_case_or_file_is_refused(before: str, after: str, said: str) -> None:
     assert before in WHOLE
     document = read(WHOLE.replace(before, after, 1), "gate.yaml")
 
     with pytest.raises(SuiteError) as refused:
-        policy.check(document, CASES, [])
+        policy.check(document, CASES, [], ["nsa/ops.py"])
 
     assert said in str(refused.value)
 

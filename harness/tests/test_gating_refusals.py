@@ -20,7 +20,7 @@ TWO = POLICY.replace("suites: [", "suites:\n  - {suite: toysuites/more.yaml}\n  
         pytest.param(
             "suites/toys.yaml",
             "suites/toy.yaml",
-            "ci/gate.yaml:5:13: there is no such suite in the head: toysuites/toy.yaml\n"
+            "ci/gate.yaml:5:13: there is no such suite in the candidate: toysuites/toy.yaml\n"
             "  Name one that there is, or write it. Did you mean 'toysuites/toys.yaml'? "
             "Valid: 'toysuites/more.yaml', 'toysuites/toys.yaml'.",
             id="suite",
@@ -28,7 +28,7 @@ TWO = POLICY.replace("suites: [", "suites:\n  - {suite: toysuites/more.yaml}\n  
         pytest.param(
             "suites/toys.yaml",
             "suite/toys.yaml",
-            "ci/gate.yaml:5:13: there is no such suite in the head: toysuite/toys.yaml\n"
+            "ci/gate.yaml:5:13: there is no such suite in the candidate: toysuite/toys.yaml\n"
             "  Name one that there is, or write it.",
             id="folder",
         ),

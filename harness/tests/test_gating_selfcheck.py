@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import store
-from harness.analysis.calibrate import MIN_PAIRS
 from harness.cli import app
 from harness.errors import HarnessError
+from harness.gating.calibration import MIN_PAIRS
 from harness.gating.interleave import Side, Task
 from harness.gating.selfcheck import steady_pairs
 from harness.records import Outcome

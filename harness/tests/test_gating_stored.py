@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.calibrate import DAY_CV
 from harness.analysis.pairs import Pair, Thresholds
 from harness.cli import app
 from harness.errors import HarnessError, StoreError
 from harness.gating import baselines, calibration, counting, files
+from harness.gating.calibration import DAY_CV
 from harness.gating.interleave import Task, pairs
 from harness.records import Environment, Git, Measurement, Outcome, Run
 from harness.tests import fake_runs
@@ -100,7 +100,7 @@ def test_a_stale_or_foreign_calibration_is_refused_with_the_remedy(
 def test_a_node_on_which_a_case_differs_from_itself_is_refused(tmp_path: Path) -> None:
     kept(tmp_path, [replace(p, candidate_s=0.12) for p in A_A])
 
-    with pytest.raises(HarnessError, match="differs from itself"):
+    with pytest.raises(HarnessError, match="two runs of the same code differ"):
         loaded(tmp_path)
 
 

@@ -23,15 +23,15 @@ from scipy.stats import beta
 
 from harness import store
 from harness.analysis import compare
-from harness.analysis.calibrate import (
+from harness.analysis.compare import Change, Statistics, student_bounds
+from harness.analysis.rank import Floats, exact_bounds
+from harness.gating.calibration import (
     THRESHOLDS,
     UPPER_CV,
     NoiseClass,
     classify,
     process_cv,
 )
-from harness.analysis.compare import Change, Statistics, student_bounds
-from harness.analysis.rank import Floats, exact_bounds
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
 
 CASES_AT_ONCE = 6000

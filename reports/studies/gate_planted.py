@@ -245,15 +245,16 @@ def study(
 
 
 def _line(gate: str, share: float, case: GateCase, wall_s: float) -> Line:
+    c = case.comparison
     return Line(
         gate=gate,
         slower=share,
         case_id=case.case_id,
         decision=case.decision,
-        ratio=case.ratio,
-        low=case.low,
-        high=case.high,
-        pairs=case.pairs,
+        ratio=c.ratio if c else None,
+        low=c.low if c else None,
+        high=c.high if c else None,
+        pairs=c.pairs if c else 0,
         minutes=case.gpu_s / 60,
         wall_s=wall_s,
         reason=case.reason,

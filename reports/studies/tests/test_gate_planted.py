@@ -35,7 +35,7 @@ def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict
         stage=Stage.BLOCK,
         blocks=slower,
         policy=str(request.policy),
-        head=GateSide(ref=request.head),
+        candidate=GateSide(ref=request.head),
         cases=(case,),
     )
 
