@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, comparing, store
+from harness import comparing, store
+from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.gating.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
 from harness.records import Decision

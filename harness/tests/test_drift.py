@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import console, drift, environment
+from harness import drift, environment
+from harness.cli import console
 from harness.errors import StoreError
 from harness.program import Program
 from harness.records import Case, Environment, Git, Gpu, MeasureSettings

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, exchange_tables, store
+from harness import exchange_tables, store
 from harness.analysis import summary
+from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.exchange_rows import COLUMNS, NEEDED
 from harness.records import Git, Measurement, Outcome, Run

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from harness import store
 from harness.analysis.calibrate import MIN_PAIRS
-from harness.cli import app
+from harness.cli.main import app
 from harness.errors import HarnessError
 from harness.gating.interleave import Side, Task
 from harness.gating.selfcheck import steady_pairs

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from harness.analysis.calibrate import DAY_CV
 from harness.analysis.noise import recorded as recorded_noise
 from harness.analysis.pairs import Pair, Thresholds
-from harness.cli import app
+from harness.cli.main import app
 from harness.errors import HarnessError, StoreError
 from harness.gating import baselines, calibration, counting, files
 from harness.gating.interleave import Task, pairs

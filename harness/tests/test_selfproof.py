@@ -10,8 +10,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from harness import cli, store
+from harness import store
 from harness.analysis.proof import Readings, judge
+from harness.cli import main as cli
+from harness.cli.tests.test_cli import SUITE
 from harness.execution.launcher import Launcher
 from harness.execution.proof import prove
 from harness.measure import selfproof
@@ -19,7 +21,6 @@ from harness.measure.timing import CudaStopwatch, HostStopwatch, Reading
 from harness.probes.cpu import CpuProbe
 from harness.probes.nvml import NvmlProbe, gpus
 from harness.records import Peaks, Phase, Proof, ProofCheck, Telemetry
-from harness.tests.test_cli import SUITE
 
 GPU = Path("/dev/nvidiactl").exists()
 PHASES = (

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.compare import Change
+from harness.cli.console_store import fitting, plain_table
 from harness.comparing import ONE_SIDE, Compared, is_across
-from harness.console_store import fitting, plain_table
 from harness.drift import Difference
 from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
 from harness.gating.worktrees import WORKING_TREE

@@ -17,12 +17,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from harness import (
-    cli_bisect,
-    cli_compare,
-    cli_exchange,
-    cli_gate,
-    cli_index,
-    console,
     doctor,
     drift,
     environment,
@@ -35,7 +29,10 @@ from harness import suite as suites
 from harness.analysis import overhead as sampling
 from harness.analysis import scaling, spread, summary, targets, timeuse
 from harness.analysis.dead_axes import oddities
-from harness.cli_group import Commands
+from harness.cli import bisect, compare, console, exchange, history
+from harness.cli import gate as gate_commands
+from harness.cli.group import Commands
+from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, SuiteError
 from harness.execution import machine
 from harness.execution.launcher import Launcher
@@ -43,7 +40,6 @@ from harness.execution.proof import prove, unproved
 from harness.execution.runner import run_suite, settled
 from harness.execution.vacancy import mismatch, watch_over
 from harness.probes.open import open_probes
-from harness.progress_bar import ProgressBar
 from harness.records import (
     CaseSummary,
     Decision,
@@ -68,11 +64,11 @@ app = typer.Typer(
 out = console.console()
 err = console.console(stderr=True)
 
-cli_compare.register(app)
-cli_exchange.register(app)
-cli_gate.register(app)
-cli_index.register(app)
-cli_bisect.register(app)
+compare.register(app)
+exchange.register(app)
+gate_commands.register(app)
+history.register(app)
+bisect.register(app)
 
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run id, the start of one, a folder, or latest.")

@@ -1,6 +1,6 @@
 """Command line of the gate: `harness gate`, `harness calibrate`, `harness baseline`.
 
-The other half of harness.cli, which registers these commands and ends the process.
+harness.cli.main registers these commands and ends the process.
 """
 
 import json

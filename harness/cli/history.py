@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from harness import console, console_store, index, store
+from harness import index, store
 from harness import suite as suites
+from harness.cli import console, console_store
 from harness.errors import HarnessError
 from harness.index_query import Choice, Index, Point
 from harness.records import METRICS

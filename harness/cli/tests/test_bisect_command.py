@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.main import app
 from harness.errors import HarnessError
 from harness.studies import planted_branch
 from harness.studies.planted_branch import Plant

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, environment
+from harness import environment
+from harness.cli import main as cli
 from harness.suite import json_schema
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """Ours first; what this Python was told to find besides, it must find there too."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 import typer.core
 
-from harness.console import console
+from harness.cli.console import console
 from harness.errors import HarnessError
 from harness.execution.runner import terminating_like_ctrl_c
 from harness.records import Decision

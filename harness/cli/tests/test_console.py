@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from harness import console
+from harness.cli import console
 from harness.records import CaseSummary, Estimate, Outcome
 from harness.tests.fake_runs import case
 

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from harness import comparing, console, console_compare, index, store
+from harness import comparing, index, store
 from harness import suite as suites
-from harness.cli_gate import GateProgress
+from harness.cli import console, console_compare
+from harness.cli.gate import GateProgress
 from harness.comparing import Compared
 from harness.errors import HarnessError, StoreError
 from harness.gating import files, policy
