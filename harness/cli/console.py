@@ -1,8 +1,8 @@
-"""What the command line shows, as Rich renderables. Nothing here prints."""
+"""Rich renderables of a run, a plan, a verdict, the doctor. This module prints nothing."""
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -27,9 +27,9 @@ from harness.records import (
 )
 
 LOG_WIDTH = 160
-"""Columns where the output is no terminal: a table folded to 80 is hard to read in a CI log."""
+"""Columns of a file or a pipe: a table folded to 80 columns is hard to read in a CI log."""
 
-_DECISION_STYLE = {
+DECISION_STYLE = {
     Decision.GO: "bold green",
     Decision.CONDITIONAL: "bold yellow",
     Decision.NO_GO: "bold red",
@@ -51,33 +51,49 @@ def console(*, stderr: bool = False) -> Console:
     return here
 
 
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A plain table; without columns it has no header. Those in `right` hold numbers."""
+    made = Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
+    numbers = frozenset(right)
+    for name in columns:
+        number = name in numbers
+        # A run's id is copied from here, and a number that is cut is another number.
+        made.add_column(
+            name,
+            justify="right" if number else "left",
+            overflow="fold",
+            no_wrap=number or name in ("run", "outcome"),
+        )
+    return made
+
+
 def verdict(v: Verdict) -> RenderableType:
-    """The decision, the rule that made it, and every rule's word."""
-    table = Table(box=None, show_header=False, padding=(0, 1))
+    """The decision, the rule that made it, and the answer of every rule."""
+    rules = table()
     for r in v.rules:
-        table.add_row(
-            Text(r.said, style=_DECISION_STYLE[r.decision] if r.applies else "dim"),
+        rules.add_row(
+            Text(r.said, style=DECISION_STYLE[r.decision] if r.applies else "dim"),
             escape(r.rule),
             escape(r.reason),
         )
     head = Text.assemble(
         "Verdict: ",
-        (str(v.decision), _DECISION_STYLE[v.decision]),
+        (str(v.decision), DECISION_STYLE[v.decision]),
         f"  (decided by: {v.decided_by})" if v.decided_by else "",
     )
-    return Group(head, table)
+    return Group(head, rules)
 
 
-def refuted(proof: Proof, folder: Path) -> RenderableType:
-    """Why nothing is measured: what the instrument read wrongly."""
-    table = Table(box=None, show_header=False, padding=(0, 1))
+def failed_self_test(proof: Proof, folder: Path) -> RenderableType:
+    """Why nothing is measured: which checks of the self-test failed."""
+    checks = table()
     for check in proof.refuted:
-        table.add_row(Text("FAILED", style="bold red"), check.name, escape(check.fact))
+        checks.add_row(Text("FAILED", style="bold red"), check.name, escape(check.fact))
     return Group(
-        Text("The instrument did not prove itself, so nothing is measured (invalid environment):"),
-        table,
-        Text(f"Once it does: harness run --resume {folder}"),
-        Text("With --no-proof it measures all the same, and the report says so."),
+        Text("The self-test of timers and probes failed, so nothing was measured:"),
+        checks,
+        Text(f"Fix the cause, then continue with: harness run --resume {folder}"),
+        Text("To measure anyway, add --no-self-test; the report then says so."),
     )
 
 
@@ -87,55 +103,48 @@ def _cell(summary: CaseSummary, metric: str) -> str:
 
 
 def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
-    """One row a case, with 95 % intervals; below, what must be known of some of them."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    table.add_column("case", overflow="fold")
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("tokens/s", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    free = {r.metric: r.unit for c in cases if c.case.program for r in c.case.program.readings}
-    free = {name: unit for name, unit in free.items() if name not in METRICS}
-    for name, unit in free.items():
-        table.add_column(escape(f"{name} ({unit})"), justify="right", no_wrap=True)
-    remarks: list[tuple[str, str]] = []
+    """One row a case, with 95 % intervals; below, why cases failed and notes on the others."""
+    reported = {r.metric: r.unit for c in cases if c.case.program for r in c.case.program.readings}
+    reported = {name: unit for name, unit in reported.items() if name not in METRICS}
+    titles = ("tokens/s", "step", *(f"{name} ({unit})" for name, unit in reported.items()))
+    rows = table("case", "outcome", *map(escape, titles), right=map(escape, titles))
+    notes: list[tuple[str, str]] = []
     failures: list[tuple[str, str]] = []
     for c in cases:
-        ok = c.outcome is Outcome.OK
-        table.add_row(
+        rows.add_row(
             escape(c.case.case_id),
-            Text(c.outcome or "not run", style="green" if ok else "red"),
-            _cell(c, "tokens_per_s"),
-            _cell(c, "step_s"),
-            *(_cell(c, name) for name in free),
+            outcome(c.outcome) if c.outcome else Text("not run", style="red"),
+            *(_cell(c, name) for name in ("tokens_per_s", "step_s", *reported)),
         )
-        if ok:
-            remarks += [(c.case.case_id, note) for note in c.notes]
+        if c.outcome is Outcome.OK:
+            notes += [(c.case.case_id, note) for note in c.notes]
         elif detail := c.detail.strip().partition("\n")[0]:
             failures.append((c.case.case_id, detail))
-    return Group(table, *_told_once(failures), *_told_once(remarks))
+    return Group(rows, *_grouped(failures), *_grouped(notes))
 
 
-def _told_once(remarks: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """A line for each kind of remark; remarks that differ in numbers alone are of one kind."""
+def outcome(ended: str) -> Text:
+    """An outcome: green where it is ok, else red."""
+    return Text(ended, style="green" if ended == Outcome.OK else "red")
+
+
+def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A line for each kind of note; notes that differ only in numbers are of one kind."""
     kinds: dict[str, list[tuple[str, str]]] = {}
-    for case_id, text in remarks:
+    for case_id, text in notes:
         kinds.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append((case_id, text))
     for (case_id, text), *others in kinds.values():
-        more = f" (and {len(others)} more like it)" if others else ""
+        more = f" (+{len(others)} more)" if others else ""
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
 def plan(suite: Suite) -> RenderableType:
     """What a run would do."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    table.add_column("case", overflow="fold")
-    table.add_column("processes", justify="right")
-    table.add_column("limit each", justify="right")
-    table.add_column("environment", overflow="fold")
-    if runs_programs := any(c.program for c in suite.cases):
-        table.add_column("command", overflow="fold")
+    runs_programs = any(c.program for c in suite.cases)
+    columns = ("case", "processes", "limit each", "environment", *["command"][:runs_programs])
+    rows = table(*columns, right=("processes", "limit each"))
     for c in suite.cases:
-        table.add_row(
+        rows.add_row(
             escape(c.case_id),
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
@@ -145,18 +154,15 @@ def plan(suite: Suite) -> RenderableType:
     processes = sum(c.settings.processes for c in suite.cases)
     return Group(
         Text(f"{suite.title}: {suite.question}"),
-        table,
+        rows,
         Text(f"{len(suite.cases)} cases, {processes} processes"),
-        Text(
-            "Planned from the file alone: `harness run` asks each workload first if it takes a case"
-        ),
+        Text("Read from the suite file only; a workload may still decline a case when it runs."),
     )
 
 
-def case_line(case: Case, process: int, what: str) -> str:
-    """One line of progress."""
-    what = f": {what}" if what else ""
-    return f"{case.case_id} process {process + 1}/{case.settings.processes}{what}"
+def process_of(case: Case, process: int) -> str:
+    """Which process of which case: `train/nsa/seq_len=512 process 1/3`."""
+    return f"{case.case_id} process {process + 1}/{case.settings.processes}"
 
 
 def first_line(text: str) -> str:
@@ -166,19 +172,17 @@ def first_line(text: str) -> str:
 
 def suites(found: Sequence[Suite]) -> RenderableType:
     """The shipped suites with their questions."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("suite", "cases", "question"):
-        table.add_column(column, overflow="fold")
+    rows = table("suite", "cases", "question")
     for s in found:
-        table.add_row(s.name, str(len(s.cases)), escape(s.question))
-    return table
+        rows.add_row(s.name, str(len(s.cases)), escape(s.question))
+    return rows
 
 
 def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     """The environment, then every check with its remedy."""
-    facts = Table(box=None, show_header=False, padding=(0, 1))
+    facts = table()
     gpu = environment.gpu
-    rows: list[tuple[str, str]] = [
+    entries: list[tuple[str, str]] = [
         ("host", f"{environment.hostname}, {environment.os}"),
         (
             "CPU",
@@ -196,14 +200,14 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
         *environment.variables.items(),
     ]
     if environment.git:
-        dirty = ", with changes" if environment.git.dirty_sha256 else ""
-        rows.append(("git", f"{environment.git.branch} {environment.git.commit[:10]}{dirty}"))
-    for name, value in rows:
+        dirty = ", with uncommitted changes" if environment.git.dirty_sha256 else ""
+        entries.append(("git", f"{environment.git.branch} {environment.git.commit[:10]}{dirty}"))
+    for name, value in entries:
         facts.add_row(Text(name, style="bold"), escape(value))
 
-    table = Table(box=None, show_header=False, padding=(0, 1))
+    rows = table()
     for check in checks:
-        table.add_row(
+        rows.add_row(
             Text(str(check.grade), style=_GRADE_STYLE[check.grade]),
             escape(check.name),
             escape(check.fact),
@@ -211,18 +215,15 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
         )
     grade = worst(checks)
     head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
-    return Group(facts, Text(), table, head)
+    return Group(facts, Text(), rows, head)
 
 
 def drift(run_id: str, found: Sequence[Difference]) -> RenderableType:
-    """What differs from a run, most suspect first."""
+    """What differs from a run, the most likely cause first."""
     if not found:
-        return Text(f"nothing that could move a number differs from {run_id}", style="green")
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("what", "then", "now", "how it could move a number"):
-        table.add_column(column, overflow="fold")
+        return Text(f"no difference from {run_id} that could change a number", style="green")
+    rows = table("what", "then", "now", "how it could change a number")
     for d in found:
-        table.add_row(*map(escape, (d.name, d.then, d.now, d.how)))
-    count = len(found)
-    head = Text(f"{count} difference{'s'[: count > 1]} from {run_id}, most suspect first")
-    return Group(head, table)
+        rows.add_row(*map(escape, (d.name, d.then, d.now, d.how)))
+    differences = "1 difference" if len(found) == 1 else f"{len(found)} differences"
+    return Group(Text(f"{differences} from {run_id}, the most likely cause first"), rows)

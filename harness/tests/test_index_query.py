@@ -180,11 +180,11 @@ def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["history", "seq_len"], "fits 2 cases", id="two"),
-        pytest.param(["history", "train/nsa/seq_len=513"], f"like it:\n    {CASE}", id="none"),
-        pytest.param(["history", CASE, "-m", "step"], r"mean step_s\? There is mfu, ", id="metric"),
-        pytest.param(["history", CASE, "-m", "nope"], "\n  There is ", id="unlike metric"),
-        pytest.param(["list", "suites", "--gpu", "A100"], "suites are all listed", id="suites"),
+        pytest.param(["history", "seq_len"], "matches 2 cases", id="two"),
+        pytest.param(["history", "train/nsa/seq_len=513"], f"closest are:\n    {CASE}", id="none"),
+        pytest.param(["history", CASE, "-m", "step"], r"mean step_s\? Metrics: mfu, ", id="metric"),
+        pytest.param(["history", CASE, "-m", "nope"], "\n  Metrics: ", id="unlike metric"),
+        pytest.param(["list", "suites", "--gpu", "A100"], "not suites", id="suites"),
     ],
 )
 def test_what_is_not_there_is_said(tmp_path: Path, arguments: list[str], message: str) -> None:
