@@ -12,23 +12,9 @@ from rich.text import Text
 from harness import store, units
 from harness import suite as suites
 from harness.analysis import calibrate as noise
+from harness.cli import options
 from harness.cli.console import table
-from harness.cli.options import (
-    STORE,
-    BaselinesOption,
-    FilterOption,
-    JsonOption,
-    PolicyOption,
-    RunArgument,
-    StoreOption,
-    SuiteArgument,
-    WaitOption,
-    command,
-    document,
-    out,
-    say,
-    show,
-)
+from harness.cli.options import command, document, out, say, show
 from harness.cli.progress import GateProgress
 from harness.errors import StoreError
 from harness.gating import baselines, calibration, counting, files, policy, records, selfcheck
@@ -44,15 +30,15 @@ baseline = typer.Typer(
 
 
 def calibrate(
-    suite: SuiteArgument,
-    only: FilterOption = None,
+    suite: options.SuiteArgument,
+    only: options.FilterOption = None,
     pairs: Annotated[
         int, typer.Option(metavar="COUNT", min=noise.MIN_PAIRS, help="A/A pairs per case.")
     ] = 12,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-    baseline_folder: BaselinesOption = files.FOLDER,
-    wait_for_gpu: WaitOption = 0.0,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    baseline_folder: options.BaselinesOption = files.FOLDER,
+    wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
     """Measure this node's noise with A/A pairs (same commit twice); a gate uses the result.
 
@@ -82,11 +68,11 @@ def calibrate(
 
 @baseline.command("set")
 def set_(
-    run_id: RunArgument = "latest",
-    store_root: StoreOption = STORE,
-    baseline_folder: BaselinesOption = files.FOLDER,
+    run_id: options.RunArgument = "latest",
+    store_root: options.StoreOption = options.STORE,
+    baseline_folder: options.BaselinesOption = files.FOLDER,
 ) -> None:
-    """Make a recorded run the baseline of its GPU and suite. Only cases that ended ok count.
+    """Make a finished run of committed code the baseline of its GPU and suite.
 
     \b
     harness baseline set latest
@@ -100,7 +86,9 @@ def set_(
 
 
 @baseline.command("show")
-def show_(as_json: JsonOption = False, baseline_folder: BaselinesOption = files.FOLDER) -> None:
+def show_(
+    as_json: options.JsonOption = False, baseline_folder: options.BaselinesOption = files.FOLDER
+) -> None:
     """List the stored baselines and calibrations, and how old they are.
 
     \b
@@ -126,10 +114,10 @@ def show_(as_json: JsonOption = False, baseline_folder: BaselinesOption = files.
 
 @baseline.command("diff")
 def diff(
-    run_id: RunArgument = "latest",
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-    baseline_folder: BaselinesOption = files.FOLDER,
+    run_id: options.RunArgument = "latest",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    baseline_folder: options.BaselinesOption = files.FOLDER,
 ) -> None:
     """Show how a recorded run differs from its baseline. For a verdict, use `harness gate`.
 
@@ -159,9 +147,9 @@ def diff(
 
 @baseline.command("counters")
 def counters_(
-    policy_file: PolicyOption = policy.DEFAULT,
-    store_root: StoreOption = STORE,
-    baseline_folder: BaselinesOption = files.FOLDER,
+    policy_file: options.PolicyOption = policy.DEFAULT,
+    store_root: options.StoreOption = options.STORE,
+    baseline_folder: options.BaselinesOption = files.FOLDER,
 ) -> None:
     """Count the working tree's steps and store the counts, to accept an intended change.
 
@@ -220,31 +208,25 @@ def _read(path: Path) -> Kept | None:
 
 
 def _provenance(record: Kept) -> dict[str, object]:
-    if isinstance(record, counting.CounterBaseline):
-        return {
-            "suite": " ".join(record.cases),
-            "device": record.device,
-            "device_name": f"{record.device}, torch {record.torch}",
-            "commit": record.commit,
-            "uncommitted": record.uncommitted,
-            "run_id": "",
-            "at": record.set_at,
-            "cases": sum(map(len, record.cases.values())),
-        }
-    uncommitted = False  # a run of such code makes no baseline
-    if isinstance(record, calibration.Stored):
-        at, name, cases = record.at, record.device_name, len(record.answer.cases)
-        uncommitted = record.uncommitted
-    else:
-        at, name = record.measured_at, record.environment.device_name
-        cases = len(record.cases)
+    run_id, uncommitted = "", False  # a run of uncommitted code makes no baseline
+    match record:
+        case counting.CounterBaseline():
+            suite, name = " ".join(record.cases), f"{record.device}, torch {record.torch}"
+            at, uncommitted = record.set_at, record.uncommitted
+            cases = sum(map(len, record.cases.values()))
+        case calibration.Stored():
+            suite, name, run_id = record.suite, record.device_name, record.run_id
+            at, uncommitted, cases = record.at, record.uncommitted, len(record.answer.cases)
+        case baselines.Baseline():
+            suite, name, run_id = record.suite, record.environment.device_name, record.run_id
+            at, cases = record.measured_at, len(record.cases)
     return {
-        "suite": record.suite,
+        "suite": suite,
         "device": record.device,
         "device_name": name,
         "commit": record.commit,
         "uncommitted": uncommitted,
-        "run_id": record.run_id,
+        "run_id": run_id,
         "at": at,
         "cases": cases,
     }

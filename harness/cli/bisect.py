@@ -19,20 +19,8 @@ from harness.bisection import (
     session,
 )
 from harness.bisection.journal import DEFAULT_ROOT, Begun, Build, CausesBegun, Journal
-from harness.cli.options import (
-    REPORTS,
-    STORE,
-    JsonOption,
-    OptionalSuite,
-    ReportsOption,
-    SetOption,
-    StoreOption,
-    WaitOption,
-    command,
-    document,
-    say,
-    show,
-)
+from harness.cli import options
+from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError, SuiteError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Suite
@@ -41,40 +29,28 @@ SHOWN_CASES = 5
 
 
 def bisect(
-    suite: OptionalSuite = None,
+    suite: options.OptionalSuite = None,
     case: Annotated[
-        str,
-        typer.Option("--case", metavar="PATTERN", help="Case id, or a pattern that matches one."),
+        str, typer.Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")
     ] = "",
-    overrides: SetOption = None,
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="A good commit.")] = "",
-    bad: Annotated[str, typer.Option("--bad", metavar="REV", help="A later, bad commit.")] = "HEAD",
+    overrides: options.SetOption = None,
+    good: Annotated[str, typer.Option(metavar="REV", help="A good commit.")] = "",
+    bad: Annotated[str, typer.Option(metavar="REV", help="A later, bad commit.")] = "HEAD",
     metric: Annotated[
         str | None,
-        typer.Option(
-            help="Metric to search by: step_s (default), peak_memory_bytes, or one that the "
-            "program reports."
-        ),
+        typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
     ] = None,
     counter: Annotated[
-        str | None,
-        typer.Option(help="Exact count per step to search by: host_syncs, dispatched_ops, ..."),
+        str | None, typer.Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
     ] = None,
     outcome: Annotated[
         str | None, typer.Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
     ] = None,
     kernel: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERN", help="Search by whether this kernel or operator runs."),
+        str | None, typer.Option(metavar="PATTERN", help="Search by whether this kernel runs.")
     ] = None,
     effect: Annotated[
-        float,
-        typer.Option(
-            metavar="FRACTION",
-            min=0.002,
-            max=1.0,
-            help="Smallest change to find: 0.03 is 3 %.",
-        ),
+        float, typer.Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")
     ] = 0.03,
     build: Annotated[
         str, typer.Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
@@ -82,15 +58,13 @@ def bisect(
     build_key: Annotated[
         list[str] | None,
         typer.Option(
-            "--build-key",
             metavar="GLOB",
             help="Files the build depends on; commits with equal files share it. Repeatable.",
         ),
     ] = None,
-    roots: Annotated[
+    root: Annotated[
         list[str] | None,
         typer.Option(
-            "--root",
             metavar="FOLDER",
             help="Import code from this folder of each commit; default its root. Repeatable.",
         ),
@@ -104,23 +78,17 @@ def bisect(
     ] = None,
     runs: Annotated[
         tuple[str, str] | None,
-        typer.Option(
-            "--runs",
-            metavar="RUN RUN",
-            help="Search the differences between two stored runs, not commits.",
-        ),
+        typer.Option(metavar="RUN RUN", help="Search the differences between two stored runs."),
     ] = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest."),
     ] = None,
-    as_json: JsonOption = False,
-    state: Annotated[
-        Path, typer.Option("--state", help="Folder of the bisections.")
-    ] = DEFAULT_ROOT,
-    stored: StoreOption = STORE,
-    reports: ReportsOption = REPORTS,
-    wait_for_gpu: WaitOption = 0.0,
+    as_json: options.JsonOption = False,
+    state: Annotated[Path, typer.Option(help="Folder of the bisections.")] = DEFAULT_ROOT,
+    stored: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
+    wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
     """Find the commit, or the difference of two runs, that moved a number.
 
@@ -133,7 +101,7 @@ def bisect(
     Exit status: 0 found; 3 undecided, or out of budget.
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
-    built = Build(command=build, key=tuple(build_key or ()))
+    built, roots = Build(command=build, key=tuple(build_key or ())), tuple(root or (".",))
     means = bench.Means(
         state=state,
         budget_s=None if budget is None else 60 * budget,
@@ -149,7 +117,7 @@ def bisect(
         **{f"--{name}": value for name, value in criterion.items()},
         "--build": build,
         "--build-key": build_key,
-        "--root": roots,
+        "--root": root,
         "--enter-merges": enter_merges,
     }
     if resume is not None:
@@ -177,7 +145,7 @@ def bisect(
             **criterion,
             effect=effect,
             build=built,
-            roots=tuple(roots or (".",)),
+            roots=roots,
             command=command(),
         )
         wanted = cause_session.request(stored, runs, where, asked)
@@ -199,7 +167,7 @@ def bisect(
         criterion=chosen,
         effect=effect,
         build=built,
-        roots=tuple(roots or (".",)),
+        roots=roots,
         enter_merges=enter_merges,
         command=command(),
     )

@@ -9,22 +9,8 @@ import typer
 
 from harness import comparing, index, store
 from harness import suite as suites
-from harness.cli import console_compare
-from harness.cli.options import (
-    STORE,
-    BaselinesOption,
-    CountersOption,
-    FilterOption,
-    JsonOption,
-    PolicyOption,
-    SelfTestOption,
-    StoreOption,
-    WaitOption,
-    command,
-    document,
-    out,
-    say,
-)
+from harness.cli import console_compare, options
+from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.comparing import Compared
 from harness.errors import HarnessError, StoreError
@@ -52,20 +38,20 @@ def compare(
             help="Measure this suite instead of the policy's; for commits only. Repeatable.",
         ),
     ] = None,
-    only: FilterOption = None,
-    counters: CountersOption = False,
+    only: options.FilterOption = None,
+    counters: options.CountersOption = False,
     across: Annotated[
         bool,
         typer.Option(
             "--across", help="Judge stored runs even if their environments differ; runs only."
         ),
     ] = False,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-    policy_file: PolicyOption = policy.DEFAULT,
-    baselines: BaselinesOption = files.FOLDER,
-    wait_for_gpu: WaitOption = 0.0,
-    self_test: SelfTestOption = True,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    policy_file: options.PolicyOption = policy.DEFAULT,
+    baselines: options.BaselinesOption = files.FOLDER,
+    wait_for_gpu: options.WaitOption = 0.0,
+    self_test: options.SelfTestOption = True,
 ) -> None:
     """Compare two runs, two commits, or a commit and the working tree.
 

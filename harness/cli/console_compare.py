@@ -8,6 +8,7 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.compare import Change
+from harness.ci import phrases
 from harness.cli.console import DECISION_STYLE, table
 from harness.cli.console_store import fitting, plain_table
 from harness.comparing import ONE_SIDE, Compared, is_across
@@ -16,8 +17,6 @@ from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
 from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision
 
-OPEN = "neither shown slower nor under"
-"""In the reason of a comparison that its interval leaves undecided."""
 _ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
 
@@ -30,11 +29,7 @@ def compared(answer: Compared) -> RenderableType:
     elif both:
         lines += [Text("The two recorded environments do not differ."), Text()]
     if both:
-        lines.append(_cases(both))
-        if open_ := [case for case in both if _is_open(case)]:
-            under = open_[0].reason.partition(f"{OPEN} ")[2].partition(";")[0]
-            lines.append(Text(f" undecided: the interval contains {under}", style="dim"))
-        lines.append(Text())
+        lines += [_cases(both), Text()]
     for state, title in _ONLY.items():
         if only := answer.only_in(state):
             lines.append(Text(f"{title}, so not compared ({len(only)}):"))
@@ -112,16 +107,7 @@ def _change(case: GateCase) -> str:
 
 
 def _why(case: GateCase) -> str:
-    """The reason, without what the numbers and the differences above show."""
+    """What decided, without what the numbers and the differences above show."""
     beside = [f.reason for f in case.findings if not f.counts]
-    reason = "" if is_across(case) or _is_open(case) else case.reason
-    if case.state is State.COMPARED and case.ratio:
-        held = case.decision is Decision.GO
-        reason = "" if held else reason.partition(", ")[2] or reason  # the ratio is shown already
-    allowed = reason.partition(f"({case.case_id}: ")[2]
-    return "; ".join(filter(None, (allowed.removesuffix(")") or reason, *beside)))
-
-
-def _is_open(case: GateCase) -> bool:
-    """Whether only its interval leaves a case undecided."""
-    return case.change == Change.UNDECIDED and OPEN in case.reason
+    shown = is_across(case) or (case.decision is Decision.GO and case.ratio is not None)
+    return "; ".join(filter(None, ("" if shown else phrases.why(case), *beside)))

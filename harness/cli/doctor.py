@@ -9,8 +9,8 @@ import typer
 
 from harness import doctor, drift, environment, store
 from harness import suite as suites
-from harness.cli import console
-from harness.cli.options import STORE, JsonOption, StoreOption, command, document, out
+from harness.cli import console, options
+from harness.cli.options import command, document, out
 from harness.errors import SuiteError
 from harness.execution.launcher import Launcher
 from harness.records import Decision, Environment, Run
@@ -24,8 +24,8 @@ def doctor_(
             help="List every difference from a recorded run that could change a number.",
         ),
     ] = None,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Describe this machine and check whether it is fit to measure on.
 

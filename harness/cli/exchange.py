@@ -15,7 +15,8 @@ from harness.ci import runs
 from harness.ci.annotations import annotations
 from harness.ci.junit import junit
 from harness.ci.page import comment, step_summary
-from harness.cli.options import STORE, StoreOption, say
+from harness.cli import options
+from harness.cli.options import say
 from harness.errors import HarnessError
 from harness.gating.records import GateVerdict, decode
 from harness.records import Run
@@ -66,7 +67,7 @@ def import_(
         Source | None,
         typer.Option("--format", help="Format of FILE; needed if its name does not end so."),
     ] = None,
-    store_root: StoreOption = STORE,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Store the runs of a file and print their ids.
 
@@ -107,7 +108,7 @@ def export(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of printing."),
     ] = None,
-    store_root: StoreOption = STORE,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Write runs or a gate's verdict in a format that other tools read.
 

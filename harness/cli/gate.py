@@ -12,20 +12,9 @@ from rich.text import Text
 from harness import units
 from harness.ci import phrases
 from harness.ci.page import step_summary
+from harness.cli import options
 from harness.cli.console import DECISION_STYLE, table
-from harness.cli.options import (
-    STORE,
-    BaselinesOption,
-    CountersOption,
-    JsonOption,
-    PolicyOption,
-    SelfTestOption,
-    StoreOption,
-    WaitOption,
-    command,
-    out,
-    say,
-)
+from harness.cli.options import command, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
 from harness.gating import files, policy, records
@@ -47,8 +36,8 @@ def gate(
     against_baseline: Annotated[
         bool, typer.Option("--baseline", help="Compare with the stored baseline of this GPU.")
     ] = False,
-    counters: CountersOption = False,
-    policy_file: PolicyOption = policy.DEFAULT,
+    counters: options.CountersOption = False,
+    policy_file: options.PolicyOption = policy.DEFAULT,
     every_case: Annotated[
         bool, typer.Option("--all", help="Also judge cases that the change does not concern.")
     ] = False,
@@ -63,11 +52,11 @@ def gate(
         Path | None,
         typer.Option("--summary", metavar="FILE", help="Write the verdict as Markdown."),
     ] = None,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-    baseline_folder: BaselinesOption = files.FOLDER,
-    wait_for_gpu: WaitOption = 0.0,
-    self_test: SelfTestOption = True,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    baseline_folder: options.BaselinesOption = files.FOLDER,
+    wait_for_gpu: options.WaitOption = 0.0,
+    self_test: options.SelfTestOption = True,
 ) -> None:
     """Judge a change by a policy: GO, NO-GO or INCONCLUSIVE.
 

@@ -11,23 +11,8 @@ import typer
 
 from harness import index
 from harness import suite as suites
-from harness.cli import console, console_store
-from harness.cli.options import (
-    STORE,
-    JsonOption,
-    Limit,
-    OfCommit,
-    OfSuite,
-    OnGpu,
-    Since,
-    StoreOption,
-    Until,
-    WithOutcome,
-    document,
-    out,
-    say,
-    show,
-)
+from harness.cli import console, console_store, options
+from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.index_query import Choice, Index, Point
 from harness.records import METRICS
@@ -42,15 +27,15 @@ index_app = typer.Typer(
 
 def list_(
     what: Annotated[str, typer.Argument(metavar="WHAT", help="suites or runs; default both.")] = "",
-    suite: OfSuite = "",
-    gpu: OnGpu = "",
-    commit: OfCommit = "",
-    since: Since = "",
-    until: Until = "",
-    outcome: WithOutcome = "",
-    limit: Limit = None,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
+    suite: options.OfSuite = "",
+    gpu: options.OnGpu = "",
+    commit: options.OfCommit = "",
+    since: options.Since = "",
+    until: options.Until = "",
+    outcome: options.WithOutcome = "",
+    limit: options.Limit = None,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """List the shipped suites and the recorded runs.
 
@@ -62,13 +47,7 @@ def list_(
     if what not in ("", "suites", "runs"):
         raise HarnessError(f"cannot list {what!r}", "Use harness list suites or harness list runs.")
     choice = Choice(
-        suite=suite,
-        gpu=gpu,
-        commit=commit,
-        since=since,
-        until=until,
-        outcome=outcome,
-        limit=limit,
+        suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
     )
     if choice != Choice():
         if what == "suites":
@@ -99,15 +78,15 @@ def history(
         str,
         typer.Option("--metric", "-m", help="Metric or counter to show: step_s, host_syncs, ..."),
     ] = "step_s",
-    suite: OfSuite = "",
-    gpu: OnGpu = "",
-    commit: OfCommit = "",
-    since: Since = "",
-    until: Until = "",
-    outcome: WithOutcome = "",
-    limit: Limit = None,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
+    suite: options.OfSuite = "",
+    gpu: options.OnGpu = "",
+    commit: options.OfCommit = "",
+    since: options.Since = "",
+    until: options.Until = "",
+    outcome: options.WithOutcome = "",
+    limit: options.Limit = None,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Show how one case changed over all recorded runs, oldest first.
 
@@ -116,13 +95,7 @@ def history(
     harness history checkpointing/nsa/seq_len=2048/batch=16/gc=off --metric host_syncs
     """
     choice = Choice(
-        suite=suite,
-        gpu=gpu,
-        commit=commit,
-        since=since,
-        until=until,
-        outcome=outcome,
-        limit=limit,
+        suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
     )
 
     def question(known: Index) -> tuple[str, tuple[Point, ...]]:
@@ -148,7 +121,9 @@ def history(
 
 
 @index_app.command()
-def rebuild(as_json: JsonOption = False, store_root: StoreOption = STORE) -> None:
+def rebuild(
+    as_json: options.JsonOption = False, store_root: options.StoreOption = options.STORE
+) -> None:
     """Rebuild the index from the run folders; nothing else is read or changed.
 
     \b

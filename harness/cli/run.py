@@ -15,27 +15,8 @@ from harness import suite as suites
 from harness.analysis import overhead as sampling
 from harness.analysis import scaling, spread, summary, targets, timeuse
 from harness.analysis.dead_axes import oddities
-from harness.cli import console
-from harness.cli.options import (
-    REPORTS,
-    STORE,
-    FilterOption,
-    JsonOption,
-    OptionalSuite,
-    ReportsOption,
-    RunArgument,
-    SelfTestOption,
-    SetOption,
-    StoreOption,
-    SuiteArgument,
-    WaitOption,
-    command,
-    document,
-    err,
-    out,
-    say,
-    show,
-)
+from harness.cli import console, options
+from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError
 from harness.execution import machine
@@ -50,9 +31,9 @@ EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 
 
 def run(
-    suite: OptionalSuite = None,
-    only: FilterOption = None,
-    overrides: SetOption = None,
+    suite: options.OptionalSuite = None,
+    only: options.FilterOption = None,
+    overrides: options.SetOption = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Continue an interrupted run: its id, or latest."),
@@ -64,14 +45,14 @@ def run(
             help="Show the plan and stop. Reads the suite file only; starts no workload.",
         ),
     ] = False,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-    reports: ReportsOption = REPORTS,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
     ] = True,
-    wait_for_gpu: WaitOption = 0.0,
-    self_test: SelfTestOption = True,
+    wait_for_gpu: options.WaitOption = 0.0,
+    self_test: options.SelfTestOption = True,
 ) -> None:
     """Measure a suite, store every sample, write a report and give the suite's verdict.
 
@@ -95,7 +76,10 @@ def run(
     if suite is not None:
         chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
         if dry_run:
-            _show_plan(chosen, as_json)
+            if as_json:
+                document({"suite": chosen.name, "cases": [asdict(c) for c in chosen.cases]})
+            else:
+                out.print(console.plan(chosen))
             return
     elif resume is not None:
         before = store.load(store_root, resume)
@@ -181,17 +165,17 @@ def _carry_out(
 
 
 def overhead(
-    suite: SuiteArgument,
-    only: FilterOption = None,
-    overrides: SetOption = None,
+    suite: options.SuiteArgument,
+    only: options.FilterOption = None,
+    overrides: options.SetOption = None,
     processes: Annotated[
         int,
         typer.Option(
             metavar="COUNT", min=2, help="Pairs of processes per case: one sampled, one not."
         ),
     ] = 12,
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Measure what sampling the probes costs: the same cases with and without it, interleaved.
 
@@ -219,7 +203,9 @@ def overhead(
 
 
 def show_(
-    run_id: RunArgument = "latest", as_json: JsonOption = False, store_root: StoreOption = STORE
+    run_id: options.RunArgument = "latest",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Show a recorded run: its cases, and its suite's verdict by today's rules.
 
@@ -231,10 +217,10 @@ def show_(
 
 
 def report_(
-    run_id: RunArgument = "latest",
-    as_json: JsonOption = False,
-    store_root: StoreOption = STORE,
-    reports: ReportsOption = REPORTS,
+    run_id: options.RunArgument = "latest",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
 ) -> None:
     """Write a new dated report of a recorded run; existing reports are not changed.
 
@@ -242,13 +228,6 @@ def report_(
     harness report latest
     """
     _conclude(store.load(store_root, run_id), reports, as_json)
-
-
-def _show_plan(suite: Suite, as_json: bool) -> None:
-    if as_json:
-        document({"suite": suite.name, "cases": [asdict(c) for c in suite.cases]})
-    else:
-        out.print(console.plan(suite))
 
 
 def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
