@@ -39,7 +39,7 @@ WORKER_SIDE = ("harness/measure/", "harness/execution/worker", "harness/executio
 # The one module of nsa that may read the environment.
 FLAGS = "nsa/flags.py"
 # The one module of the harness that prints and ends the process; workers end themselves.
-CLI = "harness/cli.py"
+CLI = "harness/cli/main.py"
 
 ROOT_FILES = {"README.md", "LICENSE", "Makefile", "pyproject.toml", "constraints.txt"}
 ROOT_FOLDERS = {"nsa", "harness", "suites", "reports", "ci"}
@@ -112,7 +112,7 @@ def test_torch_stays_on_the_worker_side() -> None:
 def test_the_parent_starts_without_torch_nsa_or_workloads() -> None:
     """The same, for what other packages pull in on our behalf."""
     script = (
-        "import sys, harness.cli\n"
+        "import sys, harness.cli.main\n"
         "print(*{'torch', 'nsa', 'suites', 'harness.execution.worker'} & set(sys.modules))"
     )
 

@@ -220,7 +220,7 @@ def commands() -> list[list[str]]:
 def test_every_command_and_option_there_exists() -> None:
     from typer.main import get_command
 
-    from harness.cli import app
+    from harness.cli.main import app
 
     root: Any = get_command(app)
     found = [words[1:] for words in commands()]

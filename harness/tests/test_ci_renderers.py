@@ -17,7 +17,7 @@ from harness.ci import page, phrases, runs
 from harness.ci.annotations import Annotation, Kind, annotations, command
 from harness.ci.junit import junit
 from harness.ci.page import comment, step_summary
-from harness.cli_gate import shown
+from harness.cli.gate import shown
 from harness.gating import counting
 from harness.gating.records import (
     WORST_FIRST,

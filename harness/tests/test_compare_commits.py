@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, comparing, store
+from harness import comparing, store
+from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.gating.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
 from harness.records import Decision
@@ -117,15 +118,15 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param([".", "HEAD"], "comes second", id="order"),
+        pytest.param([".", "HEAD"], "must be the candidate", id="order"),
         pytest.param(["HEAD", "main"], "are both commit", id="same"),
-        pytest.param(["HEAD", "."], "as committed", id="clean"),
+        pytest.param(["HEAD", "."], "has no changes", id="clean"),
         pytest.param(["HEAD", "nowhere"], "neither a run", id="neither"),
-        pytest.param(["HEAD", "latest"], "HEAD is a commit, and .* a run", id="mixed"),
-        pytest.param(["main", "work", "--across"], "is of runs", id="across"),
+        pytest.param(["HEAD", "latest"], "HEAD is a commit but .* is a run", id="mixed"),
+        pytest.param(["main", "work", "--across"], "stored runs only", id="across"),
         pytest.param(["main", "work", "--suite", "no.yaml"], "no such suite", id="suite"),
         pytest.param(["main", "work", "-f", "nothing"], "no case fits", id="filter"),
-        pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml is not there", id="policy"),
+        pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml not found", id="policy"),
         pytest.param(
             ["main", "work", "--suite", "any.yaml", "--policy", "no.yaml"],
             "no.yaml: no policy can be read",

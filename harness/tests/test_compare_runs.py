@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness import cli, comparing, console_compare, store
+from harness import comparing, store
+from harness.cli import console_compare
+from harness.cli import main as cli
 from harness.comparing import Compared
 from harness.errors import HarnessError
 from harness.gating.records import State

@@ -13,10 +13,10 @@ import pytest
 from pytest_benchmark.stats import Stats
 
 from harness import exchange, pytest_timer, store
+from harness.cli.tests.test_cli import harness, refused
 from harness.errors import HarnessError
 from harness.records import Clock, Decision, Outcome, Run
 from harness.tests import fake_runs
-from harness.tests.test_cli import harness, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli, exchange_tables, store
+from harness import exchange_tables, store
+from harness.cli import main as cli
 from harness.errors import HarnessError, StoreError
 from harness.exchange_tables import COLUMNS
 from harness.records import Git, Measurement, Outcome, Run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import cli
+from harness.cli import main as cli
 from harness.errors import SuiteError
 from harness.tests.gate_repositories import POLICY, SUITE, repository
 

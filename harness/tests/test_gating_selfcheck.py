@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness import store
-from harness.cli import app
+from harness.cli.main import app
 from harness.errors import HarnessError
 from harness.gating.calibration import MIN_PAIRS
 from harness.gating.interleave import Side, Task

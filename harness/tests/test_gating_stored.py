@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.pairs import Pair, Thresholds
-from harness.cli import app
+from harness.cli.main import app
 from harness.errors import HarnessError, StoreError
 from harness.gating import baselines, calibration, counting, files
 from harness.gating.calibration import DAY_CV

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.calibrate import between_days, calibrate
 from harness.analysis.capacity import capacities
 from harness.analysis.compare import confirm, screen
 from harness.analysis.dead_axes import oddities
@@ -40,6 +39,7 @@ from harness.drift import changed, differences, measured
 from harness.errors import StoreError
 from harness.gate import judge
 from harness.gating.baselines import FEWEST, of_run, processes
+from harness.gating.calibration import between_days, calibrate
 from harness.gating.interleave import clock
 from harness.gating.records import GateCase
 from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Verdict
@@ -227,10 +227,13 @@ def _compared(compared: Compared) -> dict[str, Values]:
 
 
 def _case(c: GateCase) -> list[Values]:
+    found = c.comparison
+    times = (found.ratio, found.low, found.high, found.p_value, found.pairs) if found else ()
+    open_ = (found.smallest_effect, found.pairs_needed, found.minutes_needed) if found else ()
     return [
-        [c.decision, c.state, c.change],
-        [c.baseline_s, c.candidate_s, c.ratio, c.low, c.high, c.p_value, c.pairs],
-        [c.smallest_effect, c.pairs_needed, c.minutes_needed, c.gpu_s],
+        [c.decision, c.state, c.change or ""],
+        [c.baseline_s, c.candidate_s, *(times or (None, None, None, None, 0))],
+        [*(open_ or (None, None, None)), c.gpu_s],
         [[change.name, change.before, change.after] for change in c.counters],
         [[f.decision, f.counts] for f in c.findings],
     ]

@@ -13,8 +13,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from harness import cli, cli_index, console_store, index, store
+from harness import index, store
 from harness.analysis import summary
+from harness.cli import console_store
+from harness.cli import history as history_command
+from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.index import Choice
 from harness.records import Outcome
@@ -219,7 +222,7 @@ def shown_commands() -> list[list[str]]:
     page = (ROOT / "harness/README.md").read_text(encoding="utf-8")
     section = page.partition("\n## What the store holds\n")[2].partition("\n### ")[0]
     (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
-    lines = [*block.splitlines(), *(inspect.getdoc(cli_index.history) or "").splitlines()]
+    lines = [*block.splitlines(), *(inspect.getdoc(history_command.history) or "").splitlines()]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("harness ")]
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from harness import cli, suite
+from harness import suite
+from harness.cli import main as cli
 from harness.records import Outcome
 from harness.store import load
 

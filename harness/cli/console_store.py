@@ -1,7 +1,6 @@
-"""What the store holds, as Rich renderables. Nothing here prints.
+"""Rich renderables of stored runs and of a case's history. This module prints nothing.
 
-Where the terminal is too narrow for a table, the columns that say least are left out: a row that
-is folded into five lines says nothing.
+Where the terminal is too narrow for a table, its least informative columns are left out.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
+from harness.cli.console import outcome, table
 from harness.index import Point
 from harness.records import METRICS, Outcome
 from harness.store import RunHeader
@@ -21,7 +21,7 @@ NONE = "–"
 
 
 class _Fitting:
-    """The first of some tables that the terminal is wide enough for; the last where none is."""
+    """The first of some tables that fits the terminal; the last where none does."""
 
     def __init__(self, *tables: Table) -> None:
         self._tables = tables
@@ -35,7 +35,7 @@ class _Fitting:
 
 
 def fitting(*tables: Table) -> RenderableType:
-    """Of tables of the same rows, the widest first, the first that the terminal has room for."""
+    """Of tables of the same rows, the widest first, the first that fits the terminal."""
     return _Fitting(*tables)
 
 
@@ -43,19 +43,10 @@ def plain_table(
     columns: Mapping[str, Sequence[RenderableType]], *, right: Collection[str] = ()
 ) -> Table:
     """A plain table of whole columns; those named in `right` hold numbers."""
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in columns:
-        number = name in right
-        # A run's id is copied from here, and a number that is cut is another number.
-        table.add_column(
-            name,
-            justify="right" if number else "left",
-            overflow="fold",
-            no_wrap=number or name == "run",
-        )
+    made = table(*columns, right=right)
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    return table
+        made.add_row(*row)
+    return made
 
 
 def _without(columns: Mapping[str, Sequence[RenderableType]], *names: str) -> Table:
@@ -63,8 +54,8 @@ def _without(columns: Mapping[str, Sequence[RenderableType]], *names: str) -> Ta
 
 
 def runs(headers: Sequence[RunHeader]) -> RenderableType:
-    """The runs in the store, oldest first. An id says suite, device and time: where the terminal is
-    narrow, their columns are left out."""
+    """The runs in the store, oldest first. An id contains suite, device and time, so a narrow
+    terminal does without their columns."""
     columns: dict[str, Sequence[RenderableType]] = {
         "run": [h.run_id for h in headers],
         "suite": [escape(h.suite) for h in headers],
@@ -77,7 +68,7 @@ def runs(headers: Sequence[RunHeader]) -> RenderableType:
 
 
 def _ended(header: RunHeader) -> Text:
-    """How a run's cases ended, the most frequent first; before that, what is wrong with the run."""
+    """How a run's cases ended, the most frequent outcome first; or why it cannot be read."""
     if header.problem:
         problem = header.problem.partition("\n")[0]
         return Text(f"unreadable: {problem}", style="red")
@@ -87,7 +78,7 @@ def _ended(header: RunHeader) -> Text:
 
 
 def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableType:
-    """One case over runs, oldest first, each beside the one before it on the same device."""
+    """One case over runs, oldest first, each with its change from the one before."""
     title = METRICS[metric].title if metric in METRICS else metric
     changes: list[str] = []
     before: dict[tuple[str, str], float] = {}
@@ -105,9 +96,7 @@ def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableTyp
         "started": [units.utc(p.started_at) for p in points],
         "commit": [p.commit[:10] + ("+" if p.dirty else "") for p in points],
         "device": [escape(p.device) for p in points],
-        "outcome": [
-            Text(p.outcome, style="green" if p.outcome == Outcome.OK else "red") for p in points
-        ],
+        "outcome": [outcome(p.outcome) for p in points],
         title: [units.cell(metric, e) if e else NONE for e in estimates],
         "change": changes,
         "run": [escape(p.run_id) for p in points],
@@ -118,7 +107,7 @@ def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableTyp
         "run": columns["run"],
         "commit": [p.commit[:7] + ("+" if p.dirty else "") for p in points],
         title: [
-            Text(p.outcome, style="red")
+            outcome(p.outcome)
             if p.outcome != Outcome.OK
             else (units.value(metric, e) if e else NONE)
             for p, e in zip(points, estimates, strict=True)
@@ -129,7 +118,7 @@ def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableTyp
         Text(case_id, style="bold"),
         fitting(*(plain_table(c, right=(title, "change")) for c in (columns, shorter, shortest))),
         Text(
-            "Each change is to the row before it on the same device, and no verdict:"
-            " `harness compare RUN RUN` is. +: with uncommitted changes."
+            "change: against the previous run on the same device; for a verdict use"
+            " `harness compare RUN RUN`. +: with uncommitted changes."
         ),
     )

@@ -1,8 +1,8 @@
-"""What the terminal shows of a run's cases."""
+"""The terminal's table of a run's cases."""
 
 from rich.console import Console
 
-from harness import console
+from harness.cli import console
 from harness.records import CaseSummary, Estimate, Outcome
 from harness.tests.fake_runs import case
 
@@ -20,7 +20,7 @@ def shown(*cases: CaseSummary) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_remarks_that_differ_in_numbers_alone_are_told_once_and_failures_first() -> None:
+def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:
     lines = shown(
         summary(1, notes=("clock limited in 4 of 9 readings", "few samples")),
         summary(2, notes=("clock limited in 11 of 12 readings",)),
@@ -29,7 +29,7 @@ def test_remarks_that_differ_in_numbers_alone_are_told_once_and_failures_first()
     )
 
     assert lines[5:] == [
-        "train/nsa/seq_len=3: illegal memory access (and 1 more like it)",
-        "train/nsa/seq_len=1: clock limited in 4 of 9 readings (and 1 more like it)",
+        "train/nsa/seq_len=3: illegal memory access (+1 more)",
+        "train/nsa/seq_len=1: clock limited in 4 of 9 readings (+1 more)",
         "train/nsa/seq_len=1: few samples",
     ]

@@ -1,4 +1,4 @@
-"""A comparison as Rich renderables: what differs around the two sides, then case by case."""
+"""Rich renderables of a comparison: how the environments differ, then case by case."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.compare import Change
+from harness.ci import phrases
+from harness.cli.console import DECISION_STYLE, table
+from harness.cli.console_store import fitting, plain_table
 from harness.comparing import ONE_SIDE, Compared, is_across
-from harness.console_store import fitting, plain_table
 from harness.drift import Difference
-from harness.gating.decide import NOISY
 from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
 from harness.gating.worktrees import WORKING_TREE
 from harness.records import Decision
 
-_STYLE = {Decision.GO: "green", Decision.NO_GO: "bold red", Decision.INCONCLUSIVE: "magenta"}
 _ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
 
@@ -27,38 +27,32 @@ def compared(answer: Compared) -> RenderableType:
     if answer.differences:
         lines += [_differences(answer.differences), Text()]
     elif both:
-        lines += [Text("Nothing that was recorded of the two environments differs."), Text()]
+        lines += [Text("The two recorded environments do not differ."), Text()]
     if both:
-        lines.append(_cases(both))
-        if open_ := [case for case in both if _is_open(case)]:
-            assert open_[0].comparison is not None
-            under = units.percent(open_[0].comparison.tolerance or 0.0)
-            text = f" undecided: neither shown slower nor under {under} by the whole interval"
-            lines.append(Text(text, style="dim"))
-        lines.append(Text())
+        lines += [_cases(both), Text()]
     for state, title in _ONLY.items():
         if only := answer.only_in(state):
-            lines.append(Text(f"{title} ({len(only)}), so not compared:"))
+            lines.append(Text(f"{title}, so not compared ({len(only)}):"))
             lines += [Text(f"  {case.case_id}", overflow="fold") for case in only]
             lines.append(Text())
     if answer.left_out:
-        first = answer.left_out[0]
-        lines.append(Text(f"{len(answer.left_out)} left out: {first.case_id}: {first.reason}"))
+        first, count = answer.left_out[0], len(answer.left_out)
+        lines.append(Text(f"left out: {count}, such as {first.case_id}: {first.reason}"))
     lines += [Text(f"{f.check}: {f.reason}") for f in answer.findings]
     lines.append(
-        Text.assemble((str(answer.decision), _STYLE[answer.decision]), f"  {answer.reason}")
+        Text.assemble((str(answer.decision), DECISION_STYLE[answer.decision]), f"  {answer.reason}")
     )
     lines += [Text(f"  {remedy}") for remedy in answer.remedies]
     return Group(*lines)
 
 
 def _sides(a: GateSide, b: GateSide) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 1))
+    rows = table()
     for name, side in (("baseline", a), ("candidate", b)):
         commit = f"commit {side.commit[:10]}{side.beyond}" if side.commit else "no commit"
         ref = "the working tree" if side.ref == WORKING_TREE else side.ref
-        table.add_row(Text(name, style="bold"), Text(ref), Text(commit))
-    return table
+        rows.add_row(Text(name, style="bold"), Text(ref), Text(commit))
+    return rows
 
 
 def _differences(found: Sequence[Difference]) -> RenderableType:
@@ -66,19 +60,19 @@ def _differences(found: Sequence[Difference]) -> RenderableType:
         "differs": [Text(d.name) for d in found],
         "baseline": [Text(d.then) for d in found],
         "candidate": [Text(d.now) for d in found],
-        "how it could move a number": [Text(d.how, style="dim") for d in found],
+        "how it could change a number": [Text(d.how, style="dim") for d in found],
     }
     brief = {name: cells for name, cells in columns.items() if not name.startswith("how")}
     return fitting(plain_table(columns), plain_table(brief))
 
 
 def _cases(cases: Sequence[GateCase]) -> RenderableType:
-    """The worst first. Ids are long: unless there is room for a line a case, each has its own."""
+    """The worst first. Ids are long: on a narrow terminal each has a line of its own."""
     ordered = sorted(cases, key=lambda c: WORST_FIRST[c.decision])
-    words = [Text(_word(c), style=_STYLE[c.decision]) for c in ordered]
+    words = [Text(_word(c), style=DECISION_STYLE[c.decision]) for c in ordered]
     times = [[_time(c.baseline_s), _time(c.candidate_s), _change(c)] for c in ordered]
     columns: dict[str, Sequence[RenderableType]] = {
-        "candidate is": words,
+        "": words,
         "baseline": [t[0] for t in times],
         "candidate": [t[1] for t in times],
         "change": [t[2] for t in times],
@@ -86,13 +80,11 @@ def _cases(cases: Sequence[GateCase]) -> RenderableType:
         "why": [Text(_why(c)) for c in ordered],
     }
     columns = {name: cells for name, cells in columns.items() if any(map(str, cells))}
-    narrow = Table(box=None, header_style="bold", padding=(0, 1))
-    narrow.add_column("candidate is", no_wrap=True)
-    narrow.add_column("case, step times of baseline and candidate, change, why", overflow="fold")
+    narrow = table("", "case, step times, change, why")
     for word, c, (a, b, change) in zip(words, ordered, times, strict=True):
         numbers = f"{a} → {b}  {change}".rstrip() if a or b else ""
-        told = "\n".join(filter(None, (numbers, _why(c))))
-        narrow.add_row(word, Text.assemble((c.case_id, "bold"), "\n" + told if told else ""))
+        below = "\n".join(filter(None, (numbers, _why(c))))
+        narrow.add_row(word, Text.assemble((c.case_id, "bold"), "\n" + below if below else ""))
     return fitting(plain_table(columns, right=("baseline", "candidate")), narrow)
 
 
@@ -100,8 +92,8 @@ def _word(case: GateCase) -> str:
     if case.decision is Decision.INCONCLUSIVE:
         return "undecided"
     if case.state is State.FAILED:
-        return "failed" if case.decision is Decision.NO_GO else "as allowed"
-    if case.change is Change.SAME:
+        return "failed" if case.decision is Decision.NO_GO else "fails, as allowed"
+    if case.change == Change.SAME:
         return "not slower"
     return case.change or ("same" if case.decision is Decision.GO else "changed")
 
@@ -116,14 +108,7 @@ def _change(case: GateCase) -> str:
 
 
 def _why(case: GateCase) -> str:
-    """What neither the numbers nor the differences above them say."""
+    """What decided, without what the numbers and the differences above show."""
     beside = [f.reason for f in case.findings if not f.counts]
-    held = case.state is State.COMPARED and case.comparison and case.decision is Decision.GO
-    told = "" if held or is_across(case) or _is_open(case) else case.reason
-    return "; ".join(filter(None, (told, *beside)))
-
-
-def _is_open(case: GateCase) -> bool:
-    """Whether it is its interval alone that leaves a case undecided."""
-    worse = {f.check for f in case.findings if f.counts and f.decision is not Decision.GO}
-    return bool(case.comparison and case.comparison.tolerance is not None and worse <= NOISY)
+    shown = is_across(case) or (case.decision is Decision.GO and case.comparison is not None)
+    return "; ".join(filter(None, ("" if shown else phrases.why(case), *beside)))

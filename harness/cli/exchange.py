@@ -1,4 +1,4 @@
-"""The commands `import` and `export`: runs and verdicts from and for other tools."""
+"""The commands `import` and `export`: exchange runs and verdicts with other tools."""
 
 import json
 import sys
@@ -15,13 +15,13 @@ from harness.ci import runs
 from harness.ci.annotations import annotations
 from harness.ci.junit import junit
 from harness.ci.page import comment, step_summary
+from harness.cli import options
+from harness.cli.options import say
 from harness.errors import HarnessError
 from harness.gating.records import GateVerdict, decode
 from harness.records import Run
 
 MAX_VERDICT_BYTES = 64 * 2**20
-
-StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the recorded runs.")]
 
 
 class Format(StrEnum):
@@ -44,13 +44,9 @@ class Source(StrEnum):
     PYTEST_BENCHMARK = "pytest-benchmark"
 
 
-_ENDINGS: Mapping[str, Source] = {
-    ".jsonl": Source.JSONL,
-    ".json": Source.PYTEST_BENCHMARK,
-}
-_NOT_IMPORTED = frozenset({".csv", ".parquet"})
+_ENDINGS: Mapping[str, Source] = {".jsonl": Source.JSONL, ".json": Source.PYTEST_BENCHMARK}
 _TABLES = frozenset({Format.JSONL, Format.CSV, Format.PARQUET})
-"""Forms that hold several runs."""
+"""Formats of several runs."""
 
 _RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
     Format.JUNIT: junit,
@@ -60,53 +56,40 @@ _RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    app.command("import", rich_help_panel="Keep")(import_)
-    app.command("export", rich_help_panel="Keep")(export)
-
-
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(help="FILE.jsonl of `harness export`, or FILE.json of pytest-benchmark."),
+        typer.Argument(
+            metavar="FILE", help="A .jsonl of `harness export`, or a .json of pytest-benchmark."
+        ),
     ],
     form: Annotated[
         Source | None,
-        typer.Option("--format", help="What the file is, if its name does not tell."),
+        typer.Option("--format", help="Format of FILE; needed if its name does not end so."),
     ] = None,
-    store_root: StoreOption = store.DEFAULT_ROOT,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Record the runs in a file, and print their ids.
+    """Store the runs of a file and print their ids.
 
-    harness import runs.jsonl         runs as they were written, under their own ids
-
-    harness import benchmarks.json    of `pytest --benchmark-json benchmarks.json`
+    \b
+    harness import runs.jsonl         # from `harness export`, under the same ids
+    harness import benchmarks.json    # from `pytest --benchmark-json benchmarks.json`
     """
-    ending = file.suffix.lower()
-    match form or _ENDINGS.get(ending):
+    match form or _ENDINGS.get(file.suffix.lower()):
         case Source.JSONL:
             ids = exchange_lines.import_runs(file, store_root)
         case Source.PYTEST_BENCHMARK:
             ids = (_record(exchange.read_benchmarks(file), store_root),)
-        case _ if ending in _NOT_IMPORTED:
-            raise HarnessError(
-                f"{file}: tables are exported but not imported: they lack the suite and its rules",
-                "Export the runs as JSON lines: harness export RUN --format jsonl -o runs.jsonl",
-            )
         case _:
             raise HarnessError(
-                f"{file}: the name does not end in {' or '.join(_ENDINGS)}",
-                f"Name the format: --format {' or '.join(Source)}.",
+                f"{file}: unknown format", f"Add --format {' or --format '.join(Source)}."
             )
     sys.stdout.write("".join(f"{run_id}\n" for run_id in ids))
 
 
-def _record(imported: exchange.Imported, store_root: Path) -> str:
-    with store.create(
-        store_root, imported.suite, imported.environment, started_at=imported.started_at
-    ) as writer:
-        for measurement in imported.measurements:
+def _record(run: exchange.Imported, store_root: Path) -> str:
+    with store.create(store_root, run.suite, run.environment, started_at=run.started_at) as writer:
+        for measurement in run.measurements:
             writer.append(measurement)
         writer.finish()
     return writer.run_id
@@ -117,35 +100,35 @@ def export(
         list[str],
         typer.Argument(
             metavar="RUN...|FILE",
-            help="Runs, as for `harness show`, or the file of `harness gate --verdict FILE`.",
+            help="Runs, as in `harness show`, or the file of `harness gate --verdict FILE`.",
         ),
     ],
-    form: Annotated[Format, typer.Option("--format", help="What to write.")],
+    form: Annotated[Format, typer.Option("--format", help="Format to write.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write here instead of printing.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of printing."),
     ] = None,
-    store_root: StoreOption = store.DEFAULT_ROOT,
+    store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Write runs or a gate's verdict as another tool, or another harness, reads them.
+    """Write runs or a gate's verdict in a format that other tools read.
 
-    harness export latest --format jsonl -o run.jsonl       whole, for `harness import`
-
-    harness export RUN RUN --format csv -o runs.csv         one row a sample; parquet likewise
-
+    \b
+    harness export latest --format jsonl -o run.jsonl    # complete, for `harness import`
+    harness export RUN RUN --format csv -o runs.csv      # one row per sample; also parquet
     harness export latest --format pytest-benchmark -o run.json
-
     harness export verdict.json --format junit -o junit.xml
-
     harness export verdict.json --format step-summary >> "$GITHUB_STEP_SUMMARY"
     """
     verdicts = [s for s in sources if s.endswith(".json") and Path(s).is_file()]
     if verdicts and form in (*_TABLES, Format.PYTEST_BENCHMARK):
-        raise HarnessError(f"{verdicts[0]}: a verdict has no samples", "Name one of its runs.")
+        raise HarnessError(
+            f"{verdicts[0]}: a verdict contains no samples", "Export one of its runs instead."
+        )
     if form not in _TABLES and len(sources) > 1:
-        raise HarnessError(f"--format {form} takes one run, not {len(sources)}", "Name one run.")
+        raise HarnessError(f"--format {form} takes one run, not {len(sources)}", "Name one.")
     if form is Format.PARQUET:
         if output is None:
-            raise HarnessError("Parquet cannot be printed", "Name a file: --output FILE.")
+            raise HarnessError("Parquet cannot be printed", "Name a file: --output runs.parquet")
         exchange_tables.to_parquet((store.load(store_root, s) for s in sources), output)
         return
     _write(_exported(form, sources, bool(verdicts), store_root), output)
@@ -173,22 +156,23 @@ def _write(data: bytes, output: Path | None) -> None:
     try:
         output.write_bytes(data)
     except OSError as error:
-        raise HarnessError(f"{output}: cannot be written: {error.strerror}") from None
+        raise HarnessError(f"cannot write {output}: {error.strerror}") from None
 
 
 def _benchmarks(run: Run) -> str:
     document = exchange.benchmarks(run)
     for case_id, why in exchange.left_out(run).items():
-        sys.stderr.write(f"left out: {case_id}: {why}\n")
+        say(f"left out: {case_id}: {why}")
     if not document["benchmarks"]:
         raise HarnessError(
-            f"run {run.run_id} has no case that ended ok", "There is nothing to export."
+            f"run {run.run_id} has no case that ended ok", "Export a run with results."
         )
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
 def _read(path: Path) -> GateVerdict:
-    data = exchange.read_limited(path, MAX_VERDICT_BYTES, "Is it a verdict?")
+    remedy = "Name a file written by `harness gate --verdict FILE`."
+    data = exchange.read_limited(path, MAX_VERDICT_BYTES, remedy)
     return decode(data, str(path))
 
 

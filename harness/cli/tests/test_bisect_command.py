@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
+from harness.cli.main import app
 from harness.errors import HarnessError
 from reports.studies.planted_history import CASE, SUITE_PATH, Planted, make
 
@@ -19,9 +19,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "needs a suite, a --case and a --good commit"),
+        ([], "needs a suite, --case and --good"),
         ([SUITE_PATH, "--case", CASE], "needs a suite"),
-        ([SUITE_PATH, "--good", "main", "--case", "nothing"], "fits 0 cases"),
+        ([SUITE_PATH, "--good", "main", "--case", "nothing"], "matches 0 cases"),
         ([SUITE_PATH, "--good", "nowhere", "--case", CASE], "names no commit"),
         ([SUITE_PATH, "--good", "main", "--case", CASE, "--counter", "syncs"], "has none"),
         ([SUITE_PATH, "--runs", "a", "b"], "--runs takes suite and code"),

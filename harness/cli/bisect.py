@@ -1,8 +1,6 @@
-"""The command `bisect`: which commit moved a number, or which difference of two runs."""
+"""The command `bisect`: find the commit, or the difference of two runs, that moved a number."""
 
 import datetime
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from harness import store
 from harness import suite as suites
 from harness.bisection import (
     bench,
@@ -22,6 +19,8 @@ from harness.bisection import (
     session,
 )
 from harness.bisection.journal import DEFAULT_ROOT, Begun, Build, CausesBegun, Journal
+from harness.cli import options
+from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError, SuiteError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Suite
@@ -29,106 +28,85 @@ from harness.records import Case, Suite
 SHOWN_CASES = 5
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command("bisect", rich_help_panel="Judge")(bisect)
-
-
 def bisect(
-    suite: Annotated[
-        str | None, typer.Argument(help="Suite file, or the name of a shipped one.")
-    ] = None,
+    suite: options.OptionalSuite = None,
     case: Annotated[
-        str, typer.Option("--case", help="The case: its id, or a pattern that fits only it.")
+        str, typer.Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")
     ] = "",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", help="axis=value or measure.sample_s=1. Repeatable."),
-    ] = None,
-    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit that is good.")] = "",
-    bad: Annotated[
-        str, typer.Option("--bad", metavar="REV", help="A later one that is bad.")
-    ] = "HEAD",
+    overrides: options.SetOption = None,
+    good: Annotated[str, typer.Option(metavar="REV", help="A good commit.")] = "",
+    bad: Annotated[str, typer.Option(metavar="REV", help="A later, bad commit.")] = "HEAD",
     metric: Annotated[
         str | None,
-        typer.Option(help="step_s (the default), peak_memory_bytes, or what its program tells."),
+        typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
     ] = None,
     counter: Annotated[
-        str | None, typer.Option(help="An exact count of one step: host_syncs, dispatched_ops...")
+        str | None, typer.Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
     ] = None,
     outcome: Annotated[
-        str | None, typer.Option(help="Bad is what ends so: crash, incorrect, hang...")
+        str | None, typer.Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="A kernel or operator that runs, or not.")
+        str | None, typer.Option(metavar="PATTERN", help="Search by whether this kernel runs.")
     ] = None,
     effect: Annotated[
-        float, typer.Option(min=0.002, max=1.0, help="Smallest change worth finding, a fraction.")
+        float, typer.Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")
     ] = 0.03,
     build: Annotated[
-        str, typer.Option(metavar="CMD", help="Run in each commit's worktree before it is used.")
+        str, typer.Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
     ] = "",
     build_key: Annotated[
         list[str] | None,
         typer.Option(
-            "--build-key",
             metavar="GLOB",
-            help="Files the build depends on: commits that agree in them share it. Repeatable.",
+            help="Files the build depends on; commits with equal files share it. Repeatable.",
         ),
     ] = None,
-    roots: Annotated[
+    root: Annotated[
         list[str] | None,
         typer.Option(
-            "--root", help="Folder of a commit's tree to import from, '.' if none. Repeatable."
+            metavar="FOLDER",
+            help="Import code from this folder of each commit; default its root. Repeatable.",
         ),
     ] = None,
     enter_merges: Annotated[
-        bool, typer.Option("--enter-merges", help="Where the culprit is a merge, search its side.")
+        bool,
+        typer.Option("--enter-merges", help="If a merge is the first bad commit, search inside."),
     ] = False,
     budget: Annotated[
-        float | None, typer.Option(metavar="MIN", min=0, help="Stop after so many minutes.")
+        float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
     ] = None,
     runs: Annotated[
         tuple[str, str] | None,
-        typer.Option("--runs", metavar="A B", help="Two stored runs of one commit that differ."),
+        typer.Option(metavar="RUN RUN", help="Search the differences between two stored runs."),
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="ID", help="Go on with a bisection, or latest.")
+        str | None,
+        typer.Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
-    state: Annotated[
-        Path, typer.Option("--state", help="Folder of the bisections.")
-    ] = DEFAULT_ROOT,
-    stored: Annotated[
-        Path, typer.Option("--store", help="Folder of the recorded runs.")
-    ] = store.DEFAULT_ROOT,
-    reports: Annotated[
-        Path, typer.Option("--reports", help="Folder of the dated reports.")
-    ] = store.DEFAULT_ROOT.parent,
-    wait_for_gpu: Annotated[
-        float, typer.Option("--wait-for-gpu", metavar="SECONDS", min=0, help="Wait for the GPU.")
-    ] = 0.0,
+    as_json: options.JsonOption = False,
+    state: Annotated[Path, typer.Option(help="Folder of the bisections.")] = DEFAULT_ROOT,
+    stored: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
+    wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
     """Find the commit, or the difference of two runs, that moved a number.
 
+    \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
-
     harness bisect counters --case selected --good v1.2 --counter host_syncs
-
     harness bisect --runs 20261119-0712 20261121-0730 --case train
-
     harness bisect --resume latest --budget 30
 
-    Exit status: 0 the first bad commit, or the cause, is named; 3 undecided or out of budget.
+    Exit status: 0 found; 3 undecided, or out of budget.
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
-    built = Build(command=build, key=tuple(build_key or ()))
-    command = ("harness", *sys.argv[1:])
+    built, roots = Build(command=build, key=tuple(build_key or ())), tuple(root or (".",))
     means = bench.Means(
         state=state,
         budget_s=None if budget is None else 60 * budget,
         wait_s=wait_for_gpu,
-        say=_say,
+        say=say,
     )
     given: dict[str, object] = {
         "a suite": suite,
@@ -139,14 +117,14 @@ def bisect(
         **{f"--{name}": value for name, value in criterion.items()},
         "--build": build,
         "--build-key": build_key,
-        "--root": roots,
+        "--root": root,
         "--enter-merges": enter_merges,
     }
     if resume is not None:
         if also := [name for name, value in given.items() if value]:
             raise HarnessError(
-                f"--resume goes on with the recorded request, and {also[0]} would change it",
-                "Leave it out.",
+                f"--resume continues the recorded request; {also[0]} would change it",
+                f"Remove {also[0]}.",
             )
         journal = Journal.resume(state, resume)
         begun = journal.request
@@ -159,7 +137,7 @@ def bisect(
         if suite or good or overrides:
             raise HarnessError(
                 "--runs takes suite and code from the two runs",
-                "Leave suite, --set and --good out.",
+                "Remove the suite, --set and --good.",
             )
         where = _repository_here()
         asked = cause_session.Asked(
@@ -167,14 +145,14 @@ def bisect(
             **criterion,
             effect=effect,
             build=built,
-            roots=tuple(roots or (".",)),
-            command=command,
+            roots=roots,
+            command=command(),
         )
         wanted = cause_session.request(stored, runs, where, asked)
         _conclude_causes(cause_session.carry_out(wanted, None, where, means), reports, as_json)
     if not (suite and good):
         raise HarnessError(
-            "a bisection needs a suite, a --case and a --good commit, or two --runs",
+            "a bisection needs a suite, --case and --good, or --runs",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     repository = Repository.around(Path.cwd())
@@ -189,9 +167,9 @@ def bisect(
         criterion=chosen,
         effect=effect,
         build=built,
-        roots=tuple(roots or (".",)),
+        roots=roots,
         enter_merges=enter_merges,
-        command=command,
+        command=command(),
     )
     _conclude(session.carry_out(begun, None, repository, means), reports, as_json)
 
@@ -205,38 +183,33 @@ def _repository_here() -> Repository | None:
 
 def _conclude(result: session.Result, reports: Path, as_json: bool) -> NoReturn:
     page = report.write(result, reports, datetime.date.today())
-    document = report.document(result) if as_json else None
-    _say_result(result, report.sentence(result), document, page)
+    _show_result(result, report.sentence(result), report.document(result), page, as_json)
 
 
 def _conclude_causes(result: cause_session.CausesResult, reports: Path, as_json: bool) -> NoReturn:
     page = cause_report.write(result, reports, datetime.date.today())
-    document = cause_report.document(result) if as_json else None
-    _say_result(result, cause_report.sentence(result), document, page)
+    sentence, answer = cause_report.sentence(result), cause_report.document(result)
+    _show_result(result, sentence, answer, page, as_json)
 
 
-def _say_result(
+def _show_result(
     result: session.Result | cause_session.CausesResult,
     sentence: str,
-    document: dict[str, Any] | None,
+    answer: dict[str, Any],
     page: Path,
+    as_json: bool,
 ) -> NoReturn:
-    if document is not None:
-        sys.stdout.write(json.dumps({**document, "report": str(page)}, indent=2) + "\n")
+    if as_json:
+        document({**answer, "report": str(page)})
     else:
-        sys.stdout.write(f"{sentence}\nReport: {page}\n")
+        show(f"{sentence}\nReport: {page}")
         if result.resumable:
-            sys.stdout.write(f"Go on: harness bisect --resume {result.folder.name}\n")
+            show(f"Continue with: harness bisect --resume {result.folder.name}")
     raise typer.Exit(0 if result.found else 3)
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
 def _one(ref: str, pattern: str, overrides: Sequence[str]) -> tuple[Suite, Case]:
-    """A suite with nothing but the one case that a pattern fits."""
+    """A suite reduced to the one case that a pattern matches."""
     suite = suites.load(ref, overrides=overrides)
     found = [c for c in suite.cases if c.case_id == pattern]
     found = found or [c for c in suite.cases if suites.fits(c.case_id, pattern)]
@@ -244,7 +217,7 @@ def _one(ref: str, pattern: str, overrides: Sequence[str]) -> tuple[Suite, Case]
         ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
         raise SuiteError(
             suite.path,
-            f"--case {pattern or '(none)'} fits {len(found)} cases, and a bisection takes one",
-            f"Some of {'them' if found else 'the suite'}:\n  {ids}",
+            f"--case {pattern or '(none)'} matches {len(found)} cases; a bisection takes one",
+            f"Name one of them:\n  {ids}" if found else f"Cases of this suite:\n  {ids}",
         )
     return replace(suite, cases=(found[0],)), found[0]

@@ -1,7 +1,5 @@
 """The command `compare`: two runs, two commits, or a commit and the working tree."""
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from harness import comparing, console, console_compare, index, store
+from harness import comparing, index, store
 from harness import suite as suites
-from harness.cli_gate import GateProgress
+from harness.cli import console_compare, options
+from harness.cli.options import command, document, out, say
+from harness.cli.progress import GateProgress
 from harness.comparing import Compared
 from harness.errors import AmbiguousRun, HarnessError, StoreError
 from harness.gating import files, policy
@@ -23,78 +23,55 @@ from harness.gating.worktrees import WORKING_TREE, Repository
 from harness.index import Choice as Runs
 from harness.records import Run
 
-out = console.console()
-err = console.console(stderr=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command(rich_help_panel="Judge")(compare)
-
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="BASELINE", help="A run or a commit.")],
-    b: Annotated[
-        str, typer.Argument(metavar="CANDIDATE", help="A run, a commit, or . for the working tree.")
+    baseline: Annotated[str, typer.Argument(metavar="BASELINE", help="A run or a commit.")],
+    candidate: Annotated[
+        str,
+        typer.Argument(metavar="CANDIDATE", help="A run, a commit, or . for the working tree."),
     ],
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            "--suite", help="Of commits: measure this suite, not those of ci/gate.yaml. Repeatable."
+            "--suite",
+            metavar="SUITE",
+            help="Measure this suite instead of the policy's; for commits only. Repeatable.",
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option("--filter", "-f", help="Only cases whose id fits; ! leaves out. Repeatable."),
-    ] = None,
-    counters: Annotated[
-        bool,
-        typer.Option("--counters", help="Compare counters per step, exactly; needs no GPU."),
-    ] = False,
+    only: options.FilterOption = None,
+    counters: options.CountersOption = False,
     across: Annotated[
-        bool, typer.Option("--across", help="Of runs: judge although their environments differ.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document instead of tables.")
-    ] = False,
-    store_root: Annotated[
-        Path, typer.Option("--store", help="Folder of the recorded runs.")
-    ] = store.DEFAULT_ROOT,
-    policy_file: Annotated[
-        Path, typer.Option("--policy", help="Where the gate's suites and numbers are.")
-    ] = policy.DEFAULT,
-    baselines: Annotated[
-        Path, typer.Option("--baselines", help="Folder of baselines and calibrations.")
-    ] = files.FOLDER,
-    wait_for_gpu: Annotated[
-        float,
+        bool,
         typer.Option(
-            "--wait-for-gpu", metavar="SECONDS", min=0, help="Wait up to SECONDS for a busy GPU."
+            "--across", help="Judge stored runs even if their environments differ; runs only."
         ),
-    ] = 0.0,
-    proof: Annotated[
-        bool, typer.Option(help="Have the instrument prove itself before it times anything.")
-    ] = True,
+    ] = False,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    policy_file: options.PolicyOption = policy.DEFAULT,
+    baselines: options.BaselinesOption = files.FOLDER,
+    wait_for_gpu: options.WaitOption = 0.0,
+    self_test: options.SelfTestOption = True,
 ) -> None:
     """Compare two runs, two commits, or a commit and the working tree.
 
-    harness compare RUN RUN                  what was stored, the scatter of days included
+    \b
+    harness compare RUN RUN                  # as stored; includes the variation between days
+    harness compare main HEAD                # measured now, in interleaved processes
+    harness compare HEAD . --suite smoke     # your uncommitted changes, in a copy
 
-    harness compare main HEAD                measured now, in processes that take turns
-
-    harness compare HEAD . --suite smoke     what is not committed yet; nothing of it is touched
-
-    Exit status: 0 no case of the candidate is slower, 1 one is or fails, 3 undecided.
+    Exit status: 0 no case is slower; 1 a case is slower or fails; 3 a case is undecided.
     """
-    if a == WORKING_TREE:
+    if baseline == WORKING_TREE:
         raise HarnessError(
-            "the working tree is what is new, and comes second", f"harness compare {b} ."
+            "the working tree must be the candidate",
+            f"Name it second: harness compare {candidate} .",
         )
-    runs = [_run_of(name, store_root) for name in (a, b)]
+    runs = [_run_of(name, store_root) for name in (baseline, candidate)]
     match runs:
         case [Run() as first, Run() as second]:
             if suite:
-                raise HarnessError("two runs have their suites", "Leave --suite out.")
+                raise HarnessError("--suite applies to commits only", "Remove --suite.")
             answer = comparing.runs(
                 first,
                 second,
@@ -105,40 +82,39 @@ def compare(
             )
         case [None, None]:
             if across:
-                raise HarnessError("--across is of runs; commits are measured in one place")
+                raise HarnessError("--across applies to stored runs only", "Remove --across.")
             request = Request(
                 mode=Mode.COUNTERS if counters else Mode.RELATIVE,
-                base=a,
-                head=b,
+                base=baseline,
+                head=candidate,
                 exact=True,
                 given=_policy(policy_file, suite or (), only or ()),
                 every_case=True,
                 store=store_root,
                 baselines=baselines,
-                command=("harness", *sys.argv[1:]),
+                command=command(),
                 wait_for_gpu_s=wait_for_gpu,
-                proof=proof,
+                proof=self_test,
             )
             answer = _measured(request)
         case _:
-            name, run = (b, runs[0]) if runs[0] else (a, runs[1])
+            name, run = (candidate, runs[0]) if runs[0] else (baseline, runs[1])
             raise HarnessError(
-                f"{name} is a commit, and {run.run_id if run else ''} a run",
+                f"{name} is a commit but {run.run_id if run else ''} is a run",
                 _runs_of(name, store_root),
             )
     if as_json:
-        document = comparing.document(answer)
-        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        document(comparing.document(answer))
     else:
         out.print(console_compare.compared(answer))
     raise typer.Exit(answer.exit_status)
 
 
 def _run_of(name: str, root: Path) -> Run | None:
-    """The run that a name means; None where it means a commit, or the working tree.
+    """The run of that name; None where it is a commit or the working tree.
 
     Raises:
-        HarnessError: It means neither, or both.
+        HarnessError: It is neither or both.
     """
     if name == WORKING_TREE:
         return None
@@ -153,8 +129,8 @@ def _run_of(name: str, root: Path) -> Run | None:
         commit = ""
     if run and commit and name not in (run.run_id, "latest"):
         raise HarnessError(
-            f"{name} is the beginning of run {run.run_id}, and commit {commit[:10]}",
-            "Write the run's whole id, or more of the commit.",
+            f"{name} matches both run {run.run_id} and commit {commit[:10]}",
+            "Give the run's whole id, or more digits of the commit.",
         )
     if run:
         return run
@@ -164,38 +140,38 @@ def _run_of(name: str, root: Path) -> Run | None:
         raise problem
     raise HarnessError(
         f"{name!r} is neither a run in {root} nor a commit of this repository",
-        "`harness list runs` shows the runs, `git log --oneline` the commits.",
+        "See: harness list runs, or git log --oneline",
     )
 
 
 def _runs_of(name: str, root: Path) -> str:
-    """What to do about a commit beside a run: its runs, if there are any."""
+    """What to do about a commit beside a run: name one of its runs, if there are any."""
     if name == WORKING_TREE:
-        return "Record a run of it first: harness run SUITE."
+        return "Record a run of the working tree first: harness run SUITE"
     commit = Repository.around(Path.cwd()).commit(name)
-    found = index.ask(root, lambda known: known.runs(Runs(commit=commit, limit=3)), _say)
+    found = index.ask(root, lambda known: known.runs(Runs(commit=commit, limit=3)), say)
     if not found:
-        return "There is no run of that commit: check it out and record one, or name two commits."
-    return f"Its runs: {', '.join(h.run_id for h in found)}."
+        return "This commit has no run. Check it out and record one, or name two commits."
+    return f"Name one of its runs: {', '.join(h.run_id for h in found)}."
 
 
 def _measured(request: Request) -> Compared:
     """Two commits, or a commit and the working tree, measured now.
 
     Raises:
-        HarnessError: They are the same, or the request cannot be carried out.
+        HarnessError: Both are the same code, or the request cannot be carried out.
     """
     repository = Repository.around(Path.cwd())
     mine = request.head == WORKING_TREE
     base, head = (repository.commit(r) for r in (request.base, "HEAD" if mine else request.head))
     if base == head and not (mine and repository.dirty()):
-        what = "the working tree is as committed, and" if mine else ""
+        clean = " (the working tree has no changes)" if mine else ""
         raise HarnessError(
-            f"{what} {request.base} and {request.head} are both commit {base[:10]}".strip(),
-            "`harness calibrate` measures how far an A/A comparison scatters here.",
+            f"{request.base} and {request.head} are both commit {base[:10]}{clean}",
+            "To measure this node's noise: harness calibrate SUITE",
         )
     with GateProgress() as progress:
-        verdict = carry_out(request, progress, _say)
+        verdict = carry_out(request, progress, say)
     sides = [side for side in (verdict.baseline, verdict.candidate) if side and side.run_id]
     return comparing.commits(
         verdict, [store.load(request.store, side.run_id.split()[0]) for side in sides]
@@ -203,12 +179,12 @@ def _measured(request: Request) -> Compared:
 
 
 def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
-    """What a gate's policy says of suites and numbers, without what it asks or excuses."""
+    """A gate's policy without its rules and exemptions: its suites and numbers."""
     if not file.is_file() and not named:
         raise HarnessError(
-            f"{file} is not there to say what is measured", "Name a suite: --suite suites/x.yaml."
+            f"{file} not found, so no suite is chosen", "Name one: --suite suites/x.yaml"
         )
-    plain = not file.is_file() and file == policy.DEFAULT  # one that was asked for must be there
+    plain = not file.is_file() and file == policy.DEFAULT  # any other file must exist
     found = comparing.PLAIN if plain else policy.load(file)[0]
     kept = replace(
         found, path=str(file), rules=(), kernels=(), exemptions=(), new_cases_block=False
@@ -225,7 +201,7 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
 
 
 def _from_root(name: str) -> str:
-    """The path of a suite from the root of the repository, by its path from here or its name."""
+    """The path of a suite from the repository's root, from its path here or its name."""
     root = Repository.around(Path.cwd()).root
     file = Path(name)
     if not file.is_file():
@@ -233,7 +209,3 @@ def _from_root(name: str) -> str:
         file = by_name.get(file.stem, file)
     whole = file.resolve()
     return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else name
-
-
-def _say(text: str) -> None:
-    err.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,229 @@
+"""Rich renderables of a run, a plan, a verdict, the doctor. This module prints nothing."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness import phrases, units
+from harness.doctor import Check, Grade, worst
+from harness.doctor import verdict as verdict_of
+from harness.drift import Difference
+from harness.records import (
+    METRICS,
+    Case,
+    CaseSummary,
+    Decision,
+    Environment,
+    Outcome,
+    Proof,
+    Suite,
+    Verdict,
+)
+
+LOG_WIDTH = 160
+"""Columns of a file or a pipe: a table folded to 80 columns is hard to read in a CI log."""
+
+DECISION_STYLE = {
+    Decision.GO: "bold green",
+    Decision.CONDITIONAL: "bold yellow",
+    Decision.NO_GO: "bold red",
+    Decision.INCONCLUSIVE: "bold magenta",
+}
+_GRADE_STYLE = {
+    Grade.OK: "green",
+    Grade.WARN: "yellow",
+    Grade.FAIL: "red",
+    Grade.UNKNOWN: "magenta",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal has its own width, or that of COLUMNS; a file or a pipe has LOG_WIDTH."""
+    here = Console(stderr=stderr)
+    if not here.is_terminal and "COLUMNS" not in os.environ:
+        here.width = LOG_WIDTH
+    return here
+
+
+def table(*columns: str, right: Iterable[str] = ()) -> Table:
+    """A plain table; without columns it has no header. Those in `right` hold numbers."""
+    made = Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
+    numbers = frozenset(right)
+    for name in columns:
+        number = name in numbers
+        # A run's id is copied from here, and a number that is cut is another number.
+        made.add_column(
+            name,
+            justify="right" if number else "left",
+            overflow="fold",
+            no_wrap=number or name in ("run", "outcome"),
+        )
+    return made
+
+
+def verdict(v: Verdict) -> RenderableType:
+    """The decision, the rule that made it, and the answer of every rule."""
+    rules = table()
+    for r in v.rules:
+        rules.add_row(
+            Text(r.said, style=DECISION_STYLE[r.decision] if r.applies else "dim"),
+            escape(r.rule),
+            escape(phrases.rule(r)),
+        )
+    head = Text.assemble(
+        "Verdict: ",
+        (str(v.decision), DECISION_STYLE[v.decision]),
+        f"  (decided by: {v.decided_by})" if v.decided_by else "",
+    )
+    return Group(head, rules)
+
+
+def failed_self_test(proof: Proof, folder: Path) -> RenderableType:
+    """Why nothing is measured: which checks of the self-test failed."""
+    checks = table()
+    for check in proof.refuted:
+        checks.add_row(Text("FAILED", style="bold red"), check.name, escape(check.fact))
+    return Group(
+        Text("The self-test of timers and probes failed, so nothing was measured:"),
+        checks,
+        Text(f"Fix the cause, then continue with: harness run --resume {folder}"),
+        Text("To measure anyway, add --no-self-test; the report then says so."),
+    )
+
+
+def _cell(summary: CaseSummary, metric: str) -> str:
+    estimate = summary.metrics.get(metric)
+    return units.cell(metric, estimate) if estimate else ""
+
+
+def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
+    """One row a case, with 95 % intervals; below, why cases failed and notes on the others."""
+    reported = {r.metric: r.unit for c in cases if c.case.program for r in c.case.program.readings}
+    reported = {name: unit for name, unit in reported.items() if name not in METRICS}
+    titles = ("tokens/s", "step", *(f"{name} ({unit})" for name, unit in reported.items()))
+    rows = table("case", "outcome", *map(escape, titles), right=map(escape, titles))
+    notes: list[tuple[str, str]] = []
+    failures: list[tuple[str, str]] = []
+    for c in cases:
+        rows.add_row(
+            escape(c.case.case_id),
+            outcome(c.outcome) if c.outcome else Text("not run", style="red"),
+            *(_cell(c, name) for name in ("tokens_per_s", "step_s", *reported)),
+        )
+        if c.outcome is Outcome.OK:
+            notes += [(c.case.case_id, note) for note in c.notes]
+        elif detail := c.detail.strip().partition("\n")[0]:
+            failures.append((c.case.case_id, detail))
+    return Group(rows, *_grouped(failures), *_grouped(notes))
+
+
+def outcome(ended: str) -> Text:
+    """An outcome: green where it is ok, else red."""
+    return Text(ended, style="green" if ended == Outcome.OK else "red")
+
+
+def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A line for each kind of note; notes that differ only in numbers are of one kind."""
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for case_id, text in notes:
+        kinds.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append((case_id, text))
+    for (case_id, text), *others in kinds.values():
+        more = f" (+{len(others)} more)" if others else ""
+        yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
+
+
+def plan(suite: Suite) -> RenderableType:
+    """What a run would do."""
+    runs_programs = any(c.program for c in suite.cases)
+    columns = ("case", "processes", "limit each", "environment", *["command"][:runs_programs])
+    rows = table(*columns, right=("processes", "limit each"))
+    for c in suite.cases:
+        rows.add_row(
+            escape(c.case_id),
+            str(c.settings.processes),
+            units.duration(c.settings.timeout_s),
+            escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
+            *([escape(phrases.command(c))] if runs_programs else []),
+        )
+    processes = sum(c.settings.processes for c in suite.cases)
+    return Group(
+        Text(f"{suite.title}: {suite.question}"),
+        rows,
+        Text(f"{len(suite.cases)} cases, {processes} processes"),
+        Text("Read from the suite file only; a workload may still decline a case when it runs."),
+    )
+
+
+def process_of(case: Case, process: int) -> str:
+    """Which process of which case: `train/nsa/seq_len=512 process 1/3`."""
+    return f"{case.case_id} process {process + 1}/{case.settings.processes}"
+
+
+def first_line(text: str) -> str:
+    """The first line, safe to print in markup."""
+    return escape(text.partition("\n")[0])
+
+
+def suites(found: Sequence[Suite]) -> RenderableType:
+    """The shipped suites with their questions."""
+    rows = table("suite", "cases", "question")
+    for s in found:
+        rows.add_row(s.name, str(len(s.cases)), escape(s.question))
+    return rows
+
+
+def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
+    """The environment, then every check with its remedy."""
+    facts = table()
+    gpu = environment.gpu
+    entries: list[tuple[str, str]] = [
+        ("host", f"{environment.hostname}, {environment.os}"),
+        (
+            "CPU",
+            f"{environment.cpu}, {environment.cpu_count} cores, "
+            f"{units.size(environment.memory_bytes)}",
+        ),
+        (
+            "GPU",
+            f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}, {gpu.uuid}"
+            if gpu
+            else f"not available ({environment.gpu_unavailable})",
+        ),
+        *((name, version or "absent") for name, version in environment.versions.items()),
+        *((name, str(value)) for name, value in environment.torch_settings.items()),
+        *environment.variables.items(),
+    ]
+    if environment.git:
+        dirty = ", with uncommitted changes" if environment.git.dirty_sha256 else ""
+        entries.append(("git", f"{environment.git.branch} {environment.git.commit[:10]}{dirty}"))
+    for name, value in entries:
+        facts.add_row(Text(name, style="bold"), escape(value))
+
+    rows = table()
+    for check in checks:
+        rows.add_row(
+            Text(str(check.grade), style=_GRADE_STYLE[check.grade]),
+            escape(check.name),
+            escape(check.fact),
+            escape(check.remedy),
+        )
+    grade = worst(checks)
+    head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
+    return Group(facts, Text(), rows, head)
+
+
+def drift(run_id: str, found: Sequence[Difference]) -> RenderableType:
+    """What differs from a run, the most likely cause first."""
+    if not found:
+        return Text(f"no difference from {run_id} that could change a number", style="green")
+    rows = table("what", "then", "now", "how it could change a number")
+    for d in found:
+        rows.add_row(*map(escape, (d.name, d.then, d.now, d.how)))
+    differences = "1 difference" if len(found) == 1 else f"{len(found)} differences"
+    return Group(Text(f"{differences} from {run_id}, the most likely cause first"), rows)

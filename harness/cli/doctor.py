@@ -1,0 +1,93 @@
+"""The commands `doctor` (is this machine fit to measure on?) and `schema` (of suite files)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from harness import doctor, drift, environment, store
+from harness import suite as suites
+from harness.cli import console, options
+from harness.cli.options import command, document, out
+from harness.errors import SuiteError
+from harness.execution.launcher import Launcher
+from harness.records import Decision, Environment, Run
+
+
+def doctor_(
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="List every difference from a recorded run that could change a number.",
+        ),
+    ] = None,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """Describe this machine and check whether it is fit to measure on.
+
+    \b
+    harness doctor
+    harness doctor --against latest
+
+    Exit status: 0 fit; 3 not fit. With --against: 0 no difference; 3 a difference.
+    """
+    recorded = store.load(store_root, against) if against is not None else None
+    shipped = suites.available()
+    measured = recorded.suite if recorded else suites.load(shipped[0]) if shipped else None
+    cases = measured.cases if measured else ()
+    roots = suites.shipped_roots(measured) if measured else ()
+    home = environment.home_of(cases[0].factory, roots) if cases else Path.cwd()
+    with Launcher() as launcher:
+        here = environment.capture(
+            launcher.describe(), command=command(), repository=home, cases=cases
+        )
+    if recorded is not None:
+        _show_drift(recorded, here, as_json)
+    vitals = doctor.inspect(here, store=store_root, constraints=environment.pins_of(home))
+    found = doctor.checks(here, vitals)
+    if as_json:
+        document(
+            {
+                "environment": asdict(here),
+                "checks": [asdict(c) for c in found],
+                "verdict": doctor.worst(found),
+            }
+        )
+    else:
+        out.print(console.doctor(here, found))
+    raise typer.Exit(doctor.exit_status(found))
+
+
+def _show_drift(recorded: Run, here: Environment, as_json: bool) -> NoReturn:
+    """Show what differs from a run, and exit: 0 where nothing does."""
+    found = (*drift.differences(recorded.environment, here), *_suite_drift(recorded))
+    if as_json:
+        document({"against": recorded.run_id, "differences": [asdict(d) for d in found]})
+    else:
+        out.print(console.drift(recorded.run_id, found))
+    raise typer.Exit(Decision.INCONCLUSIVE.exit_status if found else 0)
+
+
+def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
+    """How the suite's file differs from the copy that the run kept."""
+    kept = Path(recorded.folder, store.SUITE_FILE)
+    try:
+        return drift.configuration(suites.load(str(kept)), suites.load(recorded.suite.path))
+    except SuiteError as error:
+        problem = str(error).partition("\n")[0]
+        return (
+            drift.Difference(name="suite", then=recorded.suite.path, now=problem, how="unknown"),
+        )
+
+
+def schema() -> None:
+    """Print the JSON Schema of suite files, for completion and checks in an editor.
+
+    \b
+    harness schema > suite.schema.json
+    """
+    document(suites.json_schema())

@@ -1,0 +1,153 @@
+"""The command `gate`: judge a change by a policy."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from harness import units
+from harness.ci import phrases
+from harness.ci.page import step_summary
+from harness.cli import options
+from harness.cli.console import DECISION_STYLE, table
+from harness.cli.options import command, out, say
+from harness.cli.progress import GateProgress
+from harness.errors import HarnessError
+from harness.gating import files, policy, records
+from harness.gating.planning import Request
+from harness.gating.records import GateVerdict, Mode
+from harness.gating.session import carry_out
+from harness.gating.worktrees import WORKING_TREE
+from harness.records import Decision
+
+
+def gate(
+    base: Annotated[
+        str,
+        typer.Option(metavar="REF", help="Compare with the merge base of the candidate and REF."),
+    ] = "",
+    head: Annotated[
+        str, typer.Option(metavar="REF", help="The candidate; . is the working tree.")
+    ] = WORKING_TREE,
+    against_baseline: Annotated[
+        bool, typer.Option("--baseline", help="Compare with the stored baseline of this GPU.")
+    ] = False,
+    counters: options.CountersOption = False,
+    policy_file: options.PolicyOption = policy.DEFAULT,
+    every_case: Annotated[
+        bool, typer.Option("--all", help="Also judge cases that the change does not concern.")
+    ] = False,
+    ci: Annotated[
+        bool,
+        typer.Option("--ci", help="Exit 0 unless the policy's stage blocks this verdict."),
+    ] = False,
+    verdict_file: Annotated[
+        Path | None, typer.Option("--verdict", metavar="FILE", help="Write the verdict as JSON.")
+    ] = None,
+    summary_file: Annotated[
+        Path | None,
+        typer.Option("--summary", metavar="FILE", help="Write the verdict as Markdown."),
+    ] = None,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    baseline_folder: options.BaselinesOption = files.FOLDER,
+    wait_for_gpu: options.WaitOption = 0.0,
+    self_test: options.SelfTestOption = True,
+) -> None:
+    """Judge a change by a policy: GO, NO-GO or INCONCLUSIVE.
+
+    \b
+    harness gate --base origin/main    # candidate and merge base, interleaved processes
+    harness gate --baseline            # against the stored baseline of this GPU
+    harness gate                       # only the policy's absolute limits
+    harness gate --counters            # exact counts per step, on any machine
+
+    Exit status: 0 GO; 1 NO-GO; 2 the request could not be carried out; 3 INCONCLUSIVE.
+    """
+    if against_baseline and (counters or base):
+        raise HarnessError(
+            "--baseline, --base and --counters choose different comparisons",
+            "Give --baseline alone, or remove it.",
+        )
+    mode = Mode.RELATIVE if base else Mode.BASELINE if against_baseline else Mode.ABSOLUTE
+    request = Request(
+        mode=Mode.COUNTERS if counters else mode,
+        policy=policy_file,
+        base=base,
+        head=head,
+        every_case=every_case,
+        store=store_root,
+        baselines=baseline_folder,
+        command=command(),
+        wait_for_gpu_s=wait_for_gpu,
+        proof=self_test,
+    )
+    for file in (verdict_file, summary_file):
+        _require_writable(file)
+    with GateProgress() as progress:
+        verdict = carry_out(request, progress, say)
+    if verdict_file is not None:
+        verdict_file.write_text(records.encode(verdict), encoding="utf-8")
+    if summary_file is not None:
+        summary_file.write_text(step_summary(verdict), encoding="utf-8")
+    if as_json:
+        sys.stdout.write(records.encode(verdict))
+    else:
+        out.print(shown(verdict))
+    raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)
+
+
+def shown(verdict: GateVerdict) -> RenderableType:
+    """A verdict as the terminal shows it: the cases, the worst first, and the answer last."""
+    rows = table("", "case", "change", "why")
+    for case in phrases.worst_first(verdict):
+        rows.add_row(
+            Text(str(case.decision), style=DECISION_STYLE[case.decision]),
+            escape(case.case_id),
+            escape(phrases.change(case)),
+            escape(phrases.why(case)),
+        )
+    lines: list[RenderableType] = [rows] if verdict.cases else []
+    lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
+    if verdict.left_out:
+        first = verdict.left_out[0]
+        lines.append(
+            Text(f"left out: {len(verdict.left_out)}, such as {first.case_id}: {first.reason}")
+        )
+    lines.append(
+        Text.assemble(
+            "Gate: ",
+            (str(verdict.decision), DECISION_STYLE[verdict.decision]),
+            f"  {verdict.reason}",
+        )
+    )
+    lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
+    if verdict.decision is not Decision.GO:
+        effect = "blocks" if verdict.blocks else "does not block"
+        setting = phrases.of_undecided(verdict)
+        why = f"says {setting}" if setting else f"has stage {verdict.stage}"
+        lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
+    if verdict.gpu_s:
+        spent = units.duration(verdict.gpu_s)
+        lines.append(Text(f"Time of all processes: {spent} on {verdict.device}"))
+    return Group(*lines)
+
+
+def _require_writable(file: Path | None) -> None:
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        existed = file.exists()
+        with file.open("a", encoding="utf-8"):
+            pass
+        if not existed:
+            file.unlink()  # an empty file must not be read as a verdict
+    except OSError as error:
+        raise HarnessError(
+            f"cannot write {file}: {error.strerror}", "Choose another file."
+        ) from None

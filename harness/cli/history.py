@@ -1,0 +1,169 @@
+"""The commands `list`, `history` and `index`: which runs are stored, answered by their index."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness import index
+from harness import suite as suites
+from harness.cli import console, console_store, options
+from harness.cli.options import document, out, say, show
+from harness.errors import HarnessError
+from harness.index import Choice, Index, Point
+from harness.records import METRICS
+from harness.store import RunHeader
+
+NAMED = 8
+"""Cases that a message names at most."""
+
+index_app = typer.Typer(
+    name="index", help="Manage the index of the recorded runs.", no_args_is_help=True
+)
+
+
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="suites or runs; default both.")] = "",
+    suite: options.OfSuite = "",
+    gpu: options.OnGpu = "",
+    commit: options.OfCommit = "",
+    since: options.Since = "",
+    until: options.Until = "",
+    outcome: options.WithOutcome = "",
+    limit: options.Limit = None,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """List the shipped suites and the recorded runs.
+
+    \b
+    harness list
+    harness list runs --suite smoke --gpu H200 --since 2026-11-01 --limit 10
+    harness list runs --outcome crash
+    """
+    if what not in ("", "suites", "runs"):
+        raise HarnessError(f"cannot list {what!r}", "Use harness list suites or harness list runs.")
+    choice = Choice(
+        suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
+    )
+    if choice != Choice():
+        if what == "suites":
+            raise HarnessError(
+                "these options select runs, not suites", "Use: harness list runs, or no options."
+            )
+        what = "runs"
+    found = [suites.load(path) for path in suites.available()] if what != "runs" else []
+
+    def question(known: Index) -> tuple[RunHeader, ...]:
+        return known.runs(choice) or _none_of(known, suite, store_root)
+
+    headers = index.ask(store_root, question, say) if what != "suites" else ()
+    if as_json:
+        known = [{"name": s.name, "question": s.question, "cases": len(s.cases)} for s in found]
+        document({"suites": known, "runs": [asdict(h) for h in headers]})
+        return
+    if what != "runs":
+        out.print(console.suites(found))
+    if what != "suites":
+        none = "no matching runs" if choice != Choice() else "no runs"
+        out.print(console_store.runs(headers) if headers else f"{none} in {store_root}")
+
+
+def history(
+    case: Annotated[
+        str, typer.Argument(metavar="CASE", help="Case id, a pattern, or a part of one.")
+    ],
+    metric: Annotated[
+        str,
+        typer.Option("--metric", "-m", help="Metric or counter to show: step_s, host_syncs, ..."),
+    ] = "step_s",
+    suite: options.OfSuite = "",
+    gpu: options.OnGpu = "",
+    commit: options.OfCommit = "",
+    since: options.Since = "",
+    until: options.Until = "",
+    outcome: options.WithOutcome = "",
+    limit: options.Limit = None,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """Show how one case changed over all recorded runs, oldest first.
+
+    \b
+    harness history 'checkpointing/*batch=16/gc=off' --gpu H200 --limit 20
+    harness history checkpointing/nsa/seq_len=2048/batch=16/gc=off --metric host_syncs
+    """
+    choice = Choice(
+        suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
+    )
+
+    def question(known: Index) -> tuple[str, tuple[Point, ...]]:
+        case_id = _one_case(known.case_ids(), case, store_root)
+        points = known.history(case_id, choice, metric=None if as_json else metric)
+        if metric not in METRICS and not any(metric in point.metrics for point in points):
+            points = known.history(case_id, choice)  # to list the metrics that exist
+        return case_id, points or _none_of(known, suite, store_root)
+
+    case_id, points = index.ask(store_root, question, say)
+    measured = {name for point in points for name in point.metrics}
+    if metric not in METRICS and metric not in measured:
+        names = sorted(measured or METRICS)
+        near = difflib.get_close_matches(metric, names, 1, 0.5)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise HarnessError(f"no metric {metric!r}", f"{meant}Metrics: {', '.join(names)}.")
+    if as_json:
+        document({"case": case_id, "metric": metric, "points": [asdict(p) for p in points]})
+    elif points:
+        out.print(console_store.history(case_id, metric, points))
+    else:
+        show(f"no matching runs of {case_id} in {store_root}")
+
+
+@index_app.command()
+def rebuild(
+    as_json: options.JsonOption = False, store_root: options.StoreOption = options.STORE
+) -> None:
+    """Rebuild the index from the run folders; nothing else is read or changed.
+
+    \b
+    harness index rebuild
+    """
+    count = index.rebuild(store_root, say)
+    if as_json:
+        document({"index": str(store_root / index.INDEX), "runs": count})
+    else:
+        show(f"{store_root / index.INDEX}: {count:,} runs")
+
+
+def _none_of(known: Index, suite: str, root: Path) -> tuple[()]:
+    """No runs, as the answer about a suite that exists."""
+    names = {h.suite for h in known.runs() if h.suite} | {p.stem for p in suites.available()}
+    if suite and suite not in names:
+        raise HarnessError(
+            f"there is no suite {suite!r}, and no run of one in {root}",
+            f"Use --suite with one of {', '.join(sorted(names))}.",
+        )
+    return ()
+
+
+def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:
+    """The id of the one case that an id, a pattern or a part of one matches."""
+    if wanted in known:
+        return wanted
+    pattern = wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
+    fits = [case_id for case_id in known if fnmatchcase(case_id, pattern)]
+    if len(fits) == 1:
+        return fits[0]
+    if not known:
+        raise HarnessError(f"{root} has no runs", "Record one: harness run SUITE")
+    if fits:
+        shown = [*fits[:NAMED], *([f"and {len(fits) - NAMED} more"] if len(fits) > NAMED else ())]
+        problem, lead = f"{wanted!r} matches {len(fits)} cases of {root}", "Name one of them:"
+    else:
+        shown = difflib.get_close_matches(wanted, known, 3, 0.3) or list(known[:3])
+        problem, lead = f"{root} has no case {wanted!r}", "The closest are:"
+    raise HarnessError(problem, "\n    ".join((lead, *shown)))

@@ -1,0 +1,117 @@
+"""The `harness` command: its subcommands in the order of the help, and how each ends.
+
+Only this module ends the process. Exit status: 0 GO or measured; 1 a regression or NO-GO;
+2 the request could not be carried out; 3 undecided, interrupted, or an invalid environment.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+import typer.core
+
+from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, run
+from harness.cli.options import RENAMED, say
+from harness.errors import HarnessError
+from harness.execution.runner import terminating_like_ctrl_c
+from harness.records import Decision
+
+EXIT_REFUSED = 2
+
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""An unreadable command line: a class of the click inside typer, which does not export it."""
+
+
+class Commands(typer.core.TyperGroup):
+    """A mistake in the command line is one message; Ctrl-C and SIGTERM clean up and exit 3."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:  # a Context of the click in typer
+        with _in_one_message():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with terminating_like_ctrl_c(), _in_one_message():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("interrupted")
+            raise typer.Exit(Decision.INCONCLUSIVE.exit_status) from None
+
+
+@contextmanager
+def _in_one_message() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: it prints the help
+            raise
+        raise _usage_error(error) from None
+
+
+def _usage_error(error: Any) -> HarnessError:
+    name = error.ctx.command_path if error.ctx else "harness"
+    see = f"See: {name} --help"
+    if type(error).__name__ == "NoSuchOption":
+        option, near = error.option_name, next(iter(error.possibilities or ()), "")
+        if option in RENAMED:
+            return HarnessError(f"{option} is now {RENAMED[option]}", see)
+        return HarnessError(
+            f"`{name}` has no option {option}", f"Did you mean {near}? {see}" if near else see
+        )
+    problem = error.format_message()
+    problem = re.sub(r"Input should be greater than or equal to (\S+)", r"use \1 or more", problem)
+    problem = re.sub(r"Input should be less than or equal to (\S+)", r"use \1 or less", problem)
+    return HarnessError(problem.replace("Input should", "it should"), see)
+
+
+app = typer.Typer(
+    name="harness",
+    cls=Commands,
+    help="Measure attention kernels and training steps, and compare them across commits.",
+    epilog=(
+        "Exit status: 0 GO or measured; 1 a regression or NO-GO; 2 the request could not be "
+        "carried out; 3 undecided, or an invalid environment."
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+_PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Measure": {
+        "run": run.run,
+        "show": run.show_,
+        "report": run.report_,
+        "doctor": doctor.doctor_,
+        "overhead": run.overhead,
+    },
+    "Compare": {
+        "gate": gate.gate,
+        "compare": compare.compare,
+        "bisect": bisect.bisect,
+        "calibrate": baseline.calibrate,
+    },
+    "Stored runs": {
+        "list": history.list_,
+        "history": history.history,
+        "export": exchange.export,
+        "import": exchange.import_,
+        "schema": doctor.schema,
+    },
+}
+for panel, commands in _PANELS.items():
+    for name, function in commands.items():
+        app.command(name, rich_help_panel=panel)(function)
+app.add_typer(baseline.baseline, rich_help_panel="Compare")
+app.add_typer(history.index_app, rich_help_panel="Stored runs")
+
+
+def main() -> None:
+    """Entry point: a HarnessError is one message and exit 2; a defect keeps its traceback."""
+    try:
+        app(prog_name="harness")
+    except HarnessError as error:
+        say(f"error: {error}")
+        sys.exit(EXIT_REFUSED)

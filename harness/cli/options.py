@@ -1,0 +1,122 @@
+"""What several commands share: options, consoles, JSON output."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness import store
+from harness.cli.console import console
+
+out = console()
+err = console(stderr=True)
+
+STORE = store.DEFAULT_ROOT
+REPORTS = STORE.parent
+RENAMED = {"--proof": "--self-test", "--no-proof": "--no-self-test"}
+"""Options of earlier versions, with their names of today."""
+
+SuiteArgument = Annotated[
+    str, typer.Argument(metavar="SUITE", help="Suite file, or the name of a shipped suite: smoke.")
+]
+OptionalSuite = Annotated[
+    str | None,
+    typer.Argument(metavar="SUITE", help="Suite file, or the name of a shipped suite: smoke."),
+]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run id, the beginning of one, a run's folder, or latest."),
+]
+StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the recorded runs.")]
+ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder of the dated reports.")]
+BaselinesOption = Annotated[
+    Path, typer.Option("--baselines", help="Folder of baselines and calibrations.")
+]
+PolicyOption = Annotated[
+    Path, typer.Option("--policy", help="Policy file: what a gate measures and requires.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        "-f",
+        metavar="PATTERN",
+        help="Use only cases whose id matches PATTERN; !PATTERN excludes them. Repeatable.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Set an axis (seq_len=512,1024) or a setting (measure.processes=1). Repeatable.",
+    ),
+]
+CountersOption = Annotated[
+    bool,
+    typer.Option(
+        "--counters", help="Compare exact counts per step instead of times; needs no GPU."
+    ),
+]
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--wait-for-gpu", metavar="SECONDS", min=0, help="Wait up to SECONDS for a busy GPU."
+    ),
+]
+SelfTestOption = Annotated[
+    bool, typer.Option("--self-test/--no-self-test", help="Self-test timers and probes first.")
+]
+
+# --- which stored runs ----------------------------------------------------------------------
+
+OfSuite = Annotated[
+    str, typer.Option("--suite", metavar="NAME", help="Only runs of the suite with this name.")
+]
+OnGpu = Annotated[
+    str,
+    typer.Option("--gpu", metavar="PATTERN", help="Only runs on a matching GPU; cpu for no GPU."),
+]
+OfCommit = Annotated[
+    str,
+    typer.Option("--commit", metavar="HASH", help="Only runs of this commit, by hash or prefix."),
+]
+Since = Annotated[
+    str, typer.Option("--since", metavar="DATE", help="Only runs on or after this day.")
+]
+Until = Annotated[
+    str, typer.Option("--until", metavar="DATE", help="Only runs on or before this day.")
+]
+WithOutcome = Annotated[
+    str,
+    typer.Option("--outcome", help="Only runs in which a case ended so: ok, crash, timeout, ..."),
+]
+Limit = Annotated[
+    int | None, typer.Option("--limit", "-n", metavar="COUNT", min=1, help="Only the COUNT latest.")
+]
+
+
+def command() -> tuple[str, ...]:
+    """The command line of this process, as records keep it."""
+    return ("harness", *sys.argv[1:])
+
+
+def show(text: str) -> None:
+    """Print text on standard output as it is."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Print a message on standard error."""
+    err.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def document(value: object) -> None:
+    """Print one JSON document on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,286 @@
+"""The commands `run`, `overhead`, `show` and `report`: measure a suite, show what was recorded."""
+
+import datetime
+import time
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness import drift, findings, gate, phrases, store
+from harness import suite as suites
+from harness.analysis import overhead as sampling
+from harness.analysis import scaling, spread, summary, targets, timeuse
+from harness.analysis.dead_axes import oddities
+from harness.cli import console, options
+from harness.cli.options import command, document, err, out, say, show
+from harness.cli.progress import ProgressBar
+from harness.errors import HarnessError
+from harness.execution import machine
+from harness.execution.launcher import Launcher
+from harness.execution.proof import prove, unproved
+from harness.execution.runner import run_suite, settled
+from harness.execution.vacancy import mismatch, watch_over
+from harness.probes.open import open_probes
+from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
+
+EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
+
+
+def run(
+    suite: options.OptionalSuite = None,
+    only: options.FilterOption = None,
+    overrides: options.SetOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Continue an interrupted run: its id, or latest."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the plan and stop. Reads the suite file only; starts no workload.",
+        ),
+    ] = False,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
+    ] = True,
+    wait_for_gpu: options.WaitOption = 0.0,
+    self_test: options.SelfTestOption = True,
+) -> None:
+    """Measure a suite, store every sample, write a report and give the suite's verdict.
+
+    \b
+    harness run suites/smoke.yaml
+    harness run a100-retest --filter 'train/*' --set seq_len=512
+    harness run --resume latest
+    """
+    began = time.monotonic()
+    if (suite is None) == (resume is None):
+        raise HarnessError(
+            "a run needs either a suite or --resume RUN",
+            "For example: harness run suites/smoke.yaml",
+        )
+    if resume is not None and (only or overrides or dry_run):
+        raise HarnessError(
+            "--resume continues the recorded plan; --filter, --set and --dry-run do not apply",
+            "Remove them, or start a new run.",
+        )
+    before = None
+    if suite is not None:
+        chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
+        if dry_run:
+            if as_json:
+                document({"suite": chosen.name, "cases": [asdict(c) for c in chosen.cases]})
+            else:
+                out.print(console.plan(chosen))
+            return
+    elif resume is not None:
+        before = store.load(store_root, resume)
+        chosen = before.suite
+    if report:
+        # harness.report brings matplotlib, which the other commands need not wait for.
+        from harness.report import render
+
+        render.check_writable(reports)
+    with ExitStack() as held:
+        taken = machine.take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
+        launcher, here = taken.launcher, taken.here
+        if before is not None:
+            drift.require_alike(before, here)
+        work = launcher.preflight(chosen)
+        if launcher.not_preloaded:
+            say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
+        for target in targets.modest(chosen, here, work):
+            say(f"warning: {phrases.target(target)}")
+        done: Collection[tuple[str, int]] = ()
+        if before is None:
+            writer = store.create(store_root, chosen, here)
+        else:
+            writer, recorded = store.resume(
+                store_root,
+                before.folder,
+                notes=[str(d) for d in drift.differences(before.environment, here)],
+            )
+            done = settled(chosen, recorded.measurements)
+        if taken.lock is not None:
+            taken.lock.describe(writer.run_id)
+        with writer:
+            if _carry_out(chosen, here, writer, done, launcher, wait_for_gpu, self_test=self_test):
+                writer.finish(wall_s=time.monotonic() - began if before is None else None)
+    _conclude(store.load(store_root, writer.run_id), reports if report else None, as_json)
+
+
+def _carry_out(
+    suite: Suite,
+    here: Environment,
+    writer: store.RunWriter,
+    done: Collection[tuple[str, int]],
+    launcher: Launcher,
+    wait_for_gpu: float,
+    *,
+    self_test: bool,
+) -> bool:
+    """Self-test the probes and measure what is not done; False where the self-test failed."""
+    say(f"{writer.run_id}: {suite.question}")
+    probes = open_probes(here.gpu, why=here.gpu_unavailable)
+    try:
+        with ExitStack() as held:
+            gpu = watch_over(held, here, wait_s=wait_for_gpu, say=say)
+            tested = (
+                prove(launcher, probes, here.gpu)
+                if self_test
+                else unproved(here.gpu, "--no-self-test")
+            )
+            writer.append_proof(tested)
+            if tested.refuted:
+                err.print(console.failed_self_test(tested, writer.folder))
+                return False
+            run_suite(
+                suite,
+                writer=writer,
+                probes=probes,
+                observer=held.enter_context(ProgressBar(err, suite, done)),
+                done=done,
+                launcher=launcher,
+                gpu=gpu,
+                unfit=mismatch(suite.requires, here),
+            )
+    except KeyboardInterrupt:
+        say(
+            f"interrupted; all finished processes are recorded in {writer.folder}\n"
+            f"  Continue with: harness run --resume {writer.folder}"
+        )
+        raise typer.Exit(EXIT_UNDECIDED) from None
+    finally:
+        for probe in probes:
+            probe.close()
+    return True
+
+
+def overhead(
+    suite: options.SuiteArgument,
+    only: options.FilterOption = None,
+    overrides: options.SetOption = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="COUNT", min=2, help="Pairs of processes per case: one sampled, one not."
+        ),
+    ] = 12,
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """Measure what sampling the probes costs: the same cases with and without it, interleaved.
+
+    \b
+    harness overhead attention --filter 'whole/triton/*seq_len=8192/pass=forward' --processes 24
+
+    Exit status: 0 at most 0.5 % of the step time; 1 more; 3 undecided.
+    """
+    chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
+    chosen = sampling.arranged(chosen, processes=processes)
+    with ExitStack() as held:
+        taken = machine.take(held, chosen, command=command(), wait_s=0.0, say=say)
+        taken.launcher.preflight(chosen)
+        with store.create(store_root, chosen, taken.here) as writer:
+            if _carry_out(chosen, taken.here, writer, (), taken.launcher, 0.0, self_test=True):
+                writer.finish()
+    recorded = store.load(store_root, writer.run_id)
+    found = sampling.overhead(recorded)
+    if as_json:
+        document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
+    else:
+        show(phrases.overhead(found, sampling.LIMIT) if found else "no pair of processes ended ok")
+        show(f"Run: {recorded.folder}")
+    raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
+
+
+def show_(
+    run_id: options.RunArgument = "latest",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """Show a recorded run: its cases, and its suite's verdict by today's rules.
+
+    \b
+    harness show latest
+    harness show 20261121-0730 --json
+    """
+    _conclude(store.load(store_root, run_id), None, as_json)
+
+
+def report_(
+    run_id: options.RunArgument = "latest",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
+) -> None:
+    """Write a new dated report of a recorded run; existing reports are not changed.
+
+    \b
+    harness report latest
+    """
+    _conclude(store.load(store_root, run_id), reports, as_json)
+
+
+def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
+    """Write the report if asked to, show the run with its verdict, and exit with that."""
+    cases = summary.summarise(recorded)
+    fits = scaling.fit(cases)
+    verdict = gate.judge(recorded.suite, recorded.environment, cases, fits)
+    markdown = None
+    if reports is not None:
+        from harness.report import render
+
+        markdown = render.write(recorded, reports, date=datetime.date.today()).markdown
+    if as_json:
+        document(_conclusion(recorded, cases, verdict, markdown))
+    else:
+        out.print(console.summaries(cases))
+        for program in phrases.programs(recorded.suite.cases, recorded.measurements):
+            show(program)
+        for note in (*recorded.notes, *findings.plain(oddities(recorded, cases))):
+            show(f"note: {note}")
+        out.print(console.verdict(verdict))
+        if used := timeuse.time_use(recorded):
+            show(f"Time: {phrases.time_use(used)}")
+        show(f"Run: {recorded.folder}")
+        if markdown:
+            show(f"Report: {markdown}")
+    raise typer.Exit(verdict.decision.exit_status)
+
+
+def _conclusion(
+    recorded: Run, cases: Sequence[CaseSummary], verdict: Verdict, markdown: Path | None
+) -> dict[str, object]:
+    return {
+        "run": recorded.run_id,
+        "folder": recorded.folder,
+        "finished": bool(recorded.ended_at),
+        "device": recorded.environment.device_name,
+        "report": str(markdown) if markdown else None,
+        "proof": asdict(recorded.proof) if recorded.proof else None,
+        "time": asdict(used) if (used := timeuse.time_use(recorded)) else None,
+        "spread": [asdict(s) for s in spread.spreads(recorded)],
+        "verdict": asdict(verdict),
+        "oddities": asdict(oddities(recorded, cases)),
+        "cases": [
+            {
+                "case": c.case.case_id,
+                "program": asdict(c.case.program) if c.case.program else None,
+                "outcome": c.outcome,
+                "detail": c.detail,
+                "metrics": {name: asdict(e) for name, e in c.metrics.items()},
+                "lower_bound_s": c.lower_bound_s,
+                "notes": c.notes,
+            }
+            for c in cases
+        ],
+    }
