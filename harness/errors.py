@@ -2,6 +2,7 @@
 
 HarnessError            exit 2, one message, no traceback
     SuiteError          a suite file does not describe something runnable
+        CaseRefused     a workload refuses a case before it runs
     StoreError          a run is absent, unwritable, or was written by another schema
     ProbeError          an instrument the suite requires is not readable
     ReportError         a report cannot be written
@@ -17,6 +18,7 @@ class HarnessError(Exception):
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem}\n  {remedy}" if remedy else problem)
+        self.problem = problem
 
 
 class SuiteError(HarnessError):
@@ -28,6 +30,23 @@ class SuiteError(HarnessError):
         """`line` and `column` count from 1; 0 where the problem is the whole file."""
         place = f"{path}:{line}:{column}" if line else f"{path}"
         super().__init__(f"{place}: {problem}", remedy)
+
+
+class CaseRefused(SuiteError):
+    """A workload refuses a case before it runs."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        case_id: str,
+        reason: str,
+        remedy: str = "",
+        *,
+        line: int = 0,
+        column: int = 0,
+    ) -> None:
+        super().__init__(path, f"case {case_id}: {reason}", remedy, line=line, column=column)
+        self.reason = reason
 
 
 class StoreError(HarnessError):
