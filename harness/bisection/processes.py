@@ -1,4 +1,4 @@
-"""What every search measures with: the machine held for it, workers, and the journal."""
+"""What every search measures with: the locked machine, fresh processes and the journal."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import drift, environment
-from harness.bisection.journal import Begun, CausesBegun, Journal, Noted, Request, Taken
+from harness.bisection.journal import CommitsRequest, DifferencesRequest, Journal, Measured, Note
 from harness.errors import HarnessError
 from harness.execution import gpu_lock, machine, vacancy
 from harness.execution.launcher import Launcher
@@ -17,68 +17,74 @@ from harness.execution.vacancy import Vacancy, watch_over
 from harness.gating.interleave import verified
 from harness.probes import Probe
 from harness.probes.open import open_probes
-from harness.records import Case, Environment, Measurement, Outcome
+from harness.records import Case, Measurement, Outcome
 
 Say = Callable[[str], None]
 
 
 class Stopped(Exception):
-    """The search cannot go on now, and may later."""
+    """The search cannot continue now; it can be resumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
-    """What a search has at its disposal."""
+class Resources:
+    """What a search may use."""
 
     state: Path
     """Folder of the journals."""
     budget_s: float | None = None
     wait_s: float = 0.0
-    """How long to wait for a GPU that is in use."""
+    """Longest wait for a busy GPU."""
     say: Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """All that a process is measured with."""
+class Processes:
+    """Measures one fresh process after another."""
 
     journal: Journal
     launcher: Launcher
     probes: Sequence[Probe]
     gpu: Vacancy | None
+    started: float
+    """Monotonic time."""
     ends: float | None
+    """When the budget is spent."""
     say: Say
 
     @property
-    def blocks(self) -> int:
-        """How many were begun."""
-        return max((x.block for x in self.journal.lines if isinstance(x, Taken)), default=-1) + 1
+    def measured(self) -> tuple[Measured, ...]:
+        return tuple(line for line in self.journal.lines if isinstance(line, Measured))
 
-    def tell(self, text: str) -> None:
-        """Say a thing to the person, and to the log."""
+    @property
+    def blocks(self) -> int:
+        """How many blocks were started."""
+        return max((m.block for m in self.measured), default=-1) + 1
+
+    def log(self, text: str) -> None:
+        """Show a sentence to the person and add it to the log."""
         self.journal.log(text)
         self.say(text)
 
     def measure(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
-        """One fresh process.
+        """Measure one fresh process.
 
         Args:
             case: What to measure.
-            roots: Where its code comes from; empty where that is not asked for.
+            roots: Folders that its code must come from; empty if any will do.
             first: Whether this is the first process of this code and case.
 
         Raises:
             Stopped: The budget is spent, or the machine is not fit.
         """
         if self.ends is not None and time.monotonic() >= self.ends:
-            raise Stopped("the budget is spent")
-        if not first:  # right once is right
+            raise Stopped("the time budget is spent")
+        if not first:  # accuracy is checked once for each code and case
             case = replace(case, settings=replace(case.settings, accuracy=False))
-        why, _ = self.gpu.problem() if self.gpu else ("", ())
-        if why:
-            raise Stopped(f"the machine is not fit: {why}")
-        process = sum(isinstance(x, Taken) for x in self.journal.lines)
-        launcher = self.launcher.at(roots)
+        problem, _ = self.gpu.problem() if self.gpu else ("", ())
+        if problem:
+            raise Stopped(f"the machine is not fit: {problem}")
+        launcher, process = self.launcher.at(roots), len(self.measured)
         measured = run_one(case, process, launcher, self.journal, self.probes, Silent())
         measured = verified(measured, case, roots)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
@@ -87,65 +93,61 @@ class Bench:
 
 
 def opened(
-    held: ExitStack,
-    begun: Begun | CausesBegun,
-    journal: Journal | None,
-    means: Means,
-    elsewhere: Sequence[Path] = (),
-) -> Bench:
-    """Take hold of the machine, and begin the journal or go on with it.
+    stack: ExitStack,
+    start: CommitsRequest | DifferencesRequest | Journal,
+    resources: Resources,
+    other_trees: Sequence[Path] = (),
+) -> Processes:
+    """Lock the machine, and create the journal or continue one.
 
     Args:
-        held: Closes what is opened here.
-        begun: What is asked; its environment is filled in here.
-        journal: Of a search that goes on; None begins one.
-        means: What may be used up.
-        elsewhere: Working trees of the repository, which the code must not come from.
+        stack: Closes what is opened here.
+        start: A request, whose environment is filled in here, or the journal to continue.
+        resources: What the search may use.
+        other_trees: Working trees of the repository, which the code must not come from.
 
     Raises:
-        HarnessError: The machine is not the one the search began on, or does not fit the suite.
+        HarnessError: The machine differs from the one of the journal, or the suite's requirements.
     """
-    began = time.monotonic()
-    if journal is not None:
-        held.enter_context(journal)
-    lock = gpu_lock.lock_first(held, wait_s=means.wait_s, say=means.say)
-    launcher = held.enter_context(Launcher(elsewhere=elsewhere))
+    started = time.monotonic()
+    journal = stack.enter_context(start) if isinstance(start, Journal) else None
+    request = start.request if isinstance(start, Journal) else start
+    lock = gpu_lock.lock_first(stack, wait_s=resources.wait_s, say=resources.say)
+    launcher = stack.enter_context(Launcher(elsewhere=other_trees))
     here = environment.capture(
-        launcher.describe(), command=begun.command, repository=None, cases=[begun.case]
+        launcher.describe(), command=request.command, repository=None, cases=[request.case]
     )
-    lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=means.wait_s, say=means.say)
-    _require_fit(begun, here, resumed=journal is not None)
+    lock = gpu_lock.lock_only(stack, lock, here.gpu, wait_s=resources.wait_s, say=resources.say)
+    before = request.environment if journal else None
+    if before is not None and here.device_name != before.device_name:
+        raise HarnessError(
+            f"this search started on {before.device_name}, but this machine has {here.device_name}",
+            "Resume it on that device, or start a new search.",
+        )
+    machine.require_gpu(request.suite, here)
+    if unfit := vacancy.mismatch(request.suite.requires, here):
+        raise HarnessError(f"this machine does not meet the suite's requirements: {unfit}")
     if journal is None:
-        journal = held.enter_context(Journal.create(means.state, replace(begun, environment=here)))
+        created = Journal.create(resources.state, replace(request, environment=here))
+        journal = stack.enter_context(created)
     else:
-        journal.write(Noted(at=now(), text=f"resumed at {now()}"))
-        for difference in drift.differences(begun.environment, here) if begun.environment else ():
-            journal.write(Noted(at=now(), text=f"resumed with {difference}"))
+        journal.write(Note(at=now(), text=f"resumed at {now()}"))
+        for difference in drift.differences(before, here) if before else ():
+            journal.write(Note(at=now(), text=f"resumed with {difference}"))
     if lock is not None:
         lock.describe(journal.folder.name)
     probes = open_probes(here.gpu, why=here.gpu_unavailable)
     for probe in probes:
-        held.callback(probe.close)
-    return Bench(
+        stack.callback(probe.close)
+    return Processes(
         journal=journal,
         launcher=launcher,
         probes=probes,
-        gpu=watch_over(held, here, wait_s=means.wait_s, say=means.say),
-        ends=None if means.budget_s is None else began + means.budget_s,
-        say=means.say,
+        gpu=watch_over(stack, here, wait_s=resources.wait_s, say=resources.say),
+        started=started,
+        ends=None if resources.budget_s is None else started + resources.budget_s,
+        say=resources.say,
     )
-
-
-def _require_fit(begun: Request, here: Environment, *, resumed: bool) -> None:
-    then = begun.environment
-    if resumed and then is not None and here.device_name != then.device_name:
-        raise HarnessError(
-            f"this search began on {then.device_name}, and here is {here.device_name}",
-            "Resume it there, or begin anew.",
-        )
-    machine.require_gpu(begun.suite, here)
-    if unfit := vacancy.mismatch(begun.suite.requires, here):
-        raise HarnessError(f"this machine is not the one the suite requires: {unfit}")
 
 
 def now() -> str:

@@ -26,7 +26,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
     [
         ([], "needs a suite, a --case and a --good commit"),
         ([SUITE_PATH, "--case", CASE], "needs a suite"),
-        ([SUITE_PATH, "--good", "main", "--case", "nothing"], "fits 0 cases"),
+        ([SUITE_PATH, "--good", "main", "--case", "nothing"], "matches 0 cases"),
         ([SUITE_PATH, "--good", "nowhere", "--case", CASE], "names no commit"),
         ([SUITE_PATH, "--good", "main", "--case", CASE, "--counter", "syncs"], "has none"),
         ([SUITE_PATH, "--runs", "a", "b"], "--runs takes suite and code"),
@@ -34,7 +34,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
         (["--resume", "latest", "--case", CASE], "--case would change it"),
         (["--resume", "latest", "--counter", "host_syncs"], "--counter would change it"),
         (["--resume", "latest", "--enter-merges"], "--enter-merges would change it"),
-        (["--resume", "latest", "--state", "empty"], "fits 0 bisections"),
+        (["--resume", "latest", "--state", "empty"], "matches 0 bisections"),
     ],
 )
 def test_a_request_that_cannot_be_carried_out_says_why(

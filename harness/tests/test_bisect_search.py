@@ -8,21 +8,20 @@ import pytest
 from harness.analysis.noise import QUIET, TYPICAL
 from harness.analysis.posterior import (
     Grid,
+    LogReading,
     Posterior,
-    Reading,
-    cells,
+    groups,
     information,
     most_informative,
 )
 from harness.analysis.search import (
     ANCHOR_PAIRS,
-    Ask,
-    Conclusion,
+    BisectStage,
+    CommitsConclusion,
     ExactSearch,
-    Look,
+    NextBlock,
     NoisySearch,
-    Search,
-    Stage,
+    ProcessReading,
 )
 from harness.studies.bisect_errors import bisect
 
@@ -31,13 +30,17 @@ PAIRS = [STEP + e for e in (0.004, -0.006, 0.002, -0.001, 0.005, -0.004)]
 
 
 def carried_out(
-    search: Search, culprit: int, factor: float, seed: int, cannot: frozenset[int] = frozenset()
-) -> tuple[Conclusion, list[Ask]]:
+    search: ExactSearch | NoisySearch,
+    culprit: int,
+    factor: float,
+    seed: int,
+    cannot: frozenset[int] = frozenset(),
+) -> tuple[CommitsConclusion, list[NextBlock]]:
     """A search answered by a quiet node on which some commits do not build."""
     logs = QUIET.sequence(np.random.default_rng(seed), 1, 2000)[0]
     exact = isinstance(search, ExactSearch)
     asked, taken = [], 0
-    while not isinstance(question := search.next(), Conclusion):
+    while not isinstance(question := search.next(), CommitsConclusion):
         if broken := set(question.positions) & cannot:
             search.skipped |= broken
             continue
@@ -46,7 +49,7 @@ def carried_out(
         for position in question.positions:
             bad = position >= culprit
             value = float(bad) if exact else math.exp(logs[taken]) * (factor if bad else 1)
-            looks.append(Look(position=position, value=value))
+            looks.append(ProcessReading(position=position, value=value))
             taken += 1
         search.add(question.stage, looks)
     return question, asked
@@ -58,7 +61,7 @@ def carried_out(
 def test_a_block_moves_the_probability_to_the_side_it_speaks_for() -> None:
     posterior = Posterior(8, Grid.around(PAIRS))
 
-    posterior.add([Reading(0, 0.0), Reading(4, STEP), Reading(8, STEP)])
+    posterior.add([LogReading(0, 0.0), LogReading(4, STEP), LogReading(8, STEP)])
 
     chances = posterior.probabilities
     assert chances[0] == 0
@@ -71,8 +74,8 @@ def test_the_level_of_a_block_says_nothing() -> None:
     """Drift falls on the whole block; an anchor alone would be mistaken for a slowdown."""
     near, far = (Posterior(8, Grid.around(PAIRS)) for _ in range(2))
 
-    near.add([Reading(0, 0.0), Reading(4, 0.04), Reading(8, STEP)])
-    far.add([Reading(0, 3.0), Reading(4, 3.04), Reading(8, 3 + STEP)])
+    near.add([LogReading(0, 0.0), LogReading(4, 0.04), LogReading(8, STEP)])
+    far.add([LogReading(0, 3.0), LogReading(4, 3.04), LogReading(8, 3 + STEP)])
 
     assert near.probabilities == pytest.approx(far.probabilities)
 
@@ -80,7 +83,7 @@ def test_the_level_of_a_block_says_nothing() -> None:
 def test_a_single_reading_says_nothing() -> None:
     posterior = Posterior(4, Grid.around(PAIRS))
 
-    posterior.add([Reading(2, 1.0)])
+    posterior.add([LogReading(2, 1.0)])
 
     assert posterior.probabilities[1:] == pytest.approx(0.25)
 
@@ -88,9 +91,11 @@ def test_a_single_reading_says_nothing() -> None:
 def test_one_disturbed_process_does_not_outweigh_three_that_agree() -> None:
     posterior = Posterior(8, Grid.around(PAIRS))
 
-    posterior.add([Reading(0, 0.0), Reading(4, 0.40), Reading(8, STEP)])  # something else ran
+    posterior.add(
+        [LogReading(0, 0.0), LogReading(4, 0.40), LogReading(8, STEP)]
+    )  # something else ran
     for _ in range(3):
-        posterior.add([Reading(0, 0.0), Reading(4, 0.001), Reading(8, STEP)])
+        posterior.add([LogReading(0, 0.0), LogReading(4, 0.001), LogReading(8, STEP)])
 
     assert posterior.probabilities[5:].sum() > 0.9
 
@@ -106,7 +111,7 @@ def test_the_middle_of_what_is_left_is_the_most_informative() -> None:
 def test_commits_that_cannot_be_measured_share_a_cell_with_the_next() -> None:
     chances = np.array([0, 0.1, 0.2, 0.3, 0.4])
 
-    found = cells(chances, {2, 3})
+    found = groups(chances, {2, 3})
 
     assert [c.positions for c in found] == [(1,), (2, 3, 4)]
     assert found[1].probability == pytest.approx(0.9)
@@ -123,7 +128,7 @@ def test_a_planted_five_per_cent_is_named_and_confirmed() -> None:
     assert found.culprits == (41,)
     assert found.comparison is not None
     assert found.comparison.ratio == pytest.approx(1.05, abs=0.01)
-    assert {a.stage for a in asked} == set(Stage)
+    assert {a.stage for a in asked} == set(BisectStage)
     assert sum(len(a.positions) for a in asked) < 80
 
 
@@ -147,7 +152,7 @@ def test_anchors_that_do_not_differ_name_nobody() -> None:
     assert not found.found
     assert found.culprits == ()
     assert "do not differ" in found.reason
-    assert {a.stage for a in asked} == {Stage.ANCHORS}
+    assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
 def test_commits_that_cannot_be_measured_are_named_together_and_not_alone() -> None:
@@ -165,7 +170,9 @@ def test_the_same_words_lead_to_the_same_question() -> None:
     _, asked = carried_out(NoisySearch(32, 0.03), 20, 1.05, seed=8)
     first, again = NoisySearch(32, 0.03), NoisySearch(32, 0.03)
     for i, question in enumerate(asked):
-        block = [Look(position=p, value=1.05 if p >= 20 else 1.0) for p in question.positions]
+        block = [
+            ProcessReading(position=p, value=1.05 if p >= 20 else 1.0) for p in question.positions
+        ]
         first.add(question.stage, block)
         first.next()  # asked after every block, as a search that is never interrupted is
         again.add(question.stage, block)
@@ -205,13 +212,24 @@ def test_exact_looks_pass_over_what_cannot_be_measured() -> None:
     assert len(asked) <= 10
 
 
-@pytest.mark.parametrize(("good", "bad"), [(1.0, 1.0), (0.0, 0.0)])
-def test_anchors_that_are_not_what_they_are_said_to_be_end_it(good: float, bad: float) -> None:
+def test_anchors_with_equal_values_end_the_search() -> None:
     search = ExactSearch(8)
-    search.add(Stage.ANCHORS, [Look(position=0, value=good)])
-    search.add(Stage.ANCHORS, [Look(position=8, value=bad)])
+    for position in (0, 8):
+        search.add(BisectStage.ANCHORS, [ProcessReading(position=position, value=1.0)])
 
     found = search.next()
 
-    assert isinstance(found, Conclusion)
-    assert "is not, by this criterion" in found.reason
+    assert isinstance(found, CommitsConclusion)
+    assert (found.culprits, found.found) == ((), False)
+
+
+def test_a_small_change_before_the_large_one_does_not_make_a_commit_bad() -> None:
+    """A counter is bad if it is nearer to the bad commit's."""
+    search = ExactSearch(8)
+    while isinstance(block := search.next(), NextBlock):
+        (position,) = block.positions
+        value = 10.0 if position >= 6 else 3.0 if position >= 2 else 2.0
+        search.add(block.stage, [ProcessReading(position=position, value=value)])
+
+    assert block.culprits == (6,)
+    assert block.good == 5
