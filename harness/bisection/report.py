@@ -4,8 +4,9 @@ import datetime
 import re
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,11 @@ from harness import units
 from harness.analysis.minimal import MovingSet
 from harness.analysis.search import change
 from harness.bisection.criteria import Criterion, CriterionKind
-from harness.bisection.history import Commit
 from harness.bisection.session import CommitsResult, DifferencesResult, SearchedHistory
 from harness.ci.text import cell, clipped, code, plain
 from harness.errors import ReportError
 
 TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
-SHOWN = 0.001
-"""Probability from which a commit that was not measured is listed."""
 
 
 def sentence(result: CommitsResult | DifferencesResult) -> str:
@@ -112,41 +110,23 @@ def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> 
     """The page as text."""
     from harness.report import render  # slow: it imports matplotlib
 
-    request, here = result.request, result.request.environment
-    versions = here.versions if here else {}
-    shown = (f"{n} {v}" for n in ("torch", "triton", "python") if (v := versions.get(n)))
+    criterion = result.request.criterion
     values: dict[str, Any] = {
         "result": result,
         "commits": isinstance(result, CommitsResult),
         "answer": sentence(result),
         "date": date.isoformat(),
-        "versions": ", ".join(shown),
-        "command": shlex.join(request.command),
-        "reading": lambda values: _median(request.criterion, values),
+        "command": shlex.join(result.request.command),
+        "because": lambda level: _because(level, criterion),
+        "reading": lambda values: _median(criterion, values),
+        "change": units.change,
+        "zip": zip,
         "text": cell,
         "code": code,
         "block": lambda text: plain(clipped(text, 4000)).replace("```", "'''").strip(),
     }
-    if isinstance(result, CommitsResult):
-        values |= {
-            "facts": list(_commits_facts(result)),
-            "because": lambda level: _because(level, request.criterion),
-            "measured": sum(bool(v) for level in result.levels for v in level.values),
-            "shown": _shown,
-            "not_measured": lambda level: [
-                (code(level.history[x.position].short), x.reason) for x in level.skipped
-            ],
-        }
-    else:
-        named = {i for part in result.conclusion.parts for i in part.items}
-        values |= {
-            "facts": [],
-            "varied": [(c, _moves(result, named, i)) for i, c in enumerate(result.request.causes)],
-            "named": lambda mask: _names(result, mask),
-            "not_measured": lambda result: [
-                (cell(_names(result, x.position)), x.reason) for x in result.skipped
-            ],
-        }
+    if isinstance(result, DifferencesResult):
+        values |= {"moves": partial(_moves, result), "names": partial(_names, result)}
     return render.rendered("bisection.md.j2", values)
 
 
@@ -200,28 +180,6 @@ def _because(level: SearchedHistory, criterion: Criterion) -> str:
     return f"{criterion.name} does not run, but it does at {at}"
 
 
-def _commits_facts(result: CommitsResult) -> Iterator[str]:
-    """How large the change is, and how sure the answer."""
-    level = result.levels[0]
-    if level.step is not None and level.noise is not None:
-        yield f"Bad over good in all blocks: {units.change(level.step)}"
-        yield f"Noise of one process: {100 * level.noise:.2f} %"
-    if level.conclusion.probability is not None and not result.request.criterion.exact:
-        chance = 100 * level.conclusion.probability
-        yield f"Probability after the search, before the confirmation: {chance:.1f} %"
-
-
-def _shown(
-    level: SearchedHistory,
-) -> Iterator[tuple[Commit, Sequence[float], float, bool]]:
-    """The rows of a history: commits that were measured, skipped, or may be the culprit."""
-    skipped = {x.position for x in level.skipped}
-    for position, commit in enumerate(level.history):
-        values, chance = level.values[position], level.probabilities[position]
-        if values or chance >= SHOWN or position in skipped:
-            yield commit, values, chance, position in skipped
-
-
 def _level_document(level: SearchedHistory) -> dict[str, Any]:
     commits = zip(level.history, level.probabilities, level.values, strict=True)
     return {
@@ -247,8 +205,8 @@ def _part(result: DifferencesResult, part: MovingSet) -> str:
     return f"{names}: {before[0]:g} becomes {after[0]:g}" if before and after else names
 
 
-def _moves(result: DifferencesResult, named: set[int], difference: int) -> str:
-    if difference in named:
+def _moves(result: DifferencesResult, difference: int) -> str:
+    if any(difference in part.items for part in result.conclusion.parts):
         return "**yes**"
     return "no" if result.found or result.decided.get(1 << difference) is False else "unknown"
 

@@ -141,9 +141,8 @@ COMMITS_PAGE = r"""# Bisection: train/nsa/seq\_len=2048
 
 **3333333333 is the first bad commit (change 3 \| \`x\`): step time +10.0 % \[+8.0 … +12.0\] against 2222222222 before it, confirmed by 14 new pairs (p = 2e-05).**
 
-- Bad over good in all blocks: +10 %
-- Noise of one process: 0.80 %
-- Probability after the search, before the confirmation: 98.7 %
+- Bad over good in all blocks: +10 %; one process scatters by 0.80 %
+- Probability before the confirmation: 98.7 %
 
 ## Commits
 
@@ -163,9 +162,7 @@ kernel.py | 2 +-
 | `3333333333` | change 3 \| \`x\` | 2 | 110 ms | 98.7 % |
 | `4444444444` | change 4 \| \`x\` | 1 | 110 ms | 0.3 % |
 
-Not measured:
-
-- `1111111111`: no \<build\>
+- `1111111111` cannot be measured: no \<build\>
 
 ## Method
 
@@ -173,9 +170,9 @@ Not measured:
 - Criterion: step\_s
 - Good: `0000000000` change 0 \| \`x\`
 - Bad: `4444444444` change 4 \| \`x\`
-- Measured: 31 processes of 4 commits; 5 from good to bad
+- Measured: 31 processes; 5 commits from good to bad
 - Time: 2.5 min in this command
-- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128, python 3.12.7
+- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128; python 3.12.7
 - Command: `harness bisect train`
 - Journal and logs: `state/20261121-train`
 """  # noqa: E501 - the answer is one line
@@ -245,9 +242,7 @@ RUNS_PAGE = r"""# Difference of two runs: train/nsa/seq\_len=2048
 | all | 1 | 111 ms |  |
 | variable NSA\_SLOW | 1 | 110 ms | yes |
 
-Not measured:
-
-- variable NSA\_A: crash: as planted
+- variable NSA\_A cannot be measured: crash: as planted
 
 ## Method
 
@@ -258,7 +253,7 @@ Not measured:
 - Code: `cccccccccc`, the same for both
 - Measured: 31 processes of 3 configurations
 - Time: 2.5 min in this command
-- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128, python 3.12.7
+- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128; python 3.12.7
 - Command: `harness bisect train`
 - Journal and logs: `state/20261121-train`
 """  # noqa: E501 - the answer is one line
