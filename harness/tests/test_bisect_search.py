@@ -7,6 +7,8 @@ import pytest
 
 from harness.analysis.noise import QUIET, TYPICAL
 from harness.analysis.posterior import (
+    LEAST_SCALE,
+    SCALES,
     Grid,
     LogReading,
     Posterior,
@@ -86,6 +88,44 @@ def test_a_single_reading_says_nothing() -> None:
     posterior.add([LogReading(2, 1.0)])
 
     assert posterior.probabilities[1:] == pytest.approx(0.25)
+
+
+def test_two_readings_of_a_block_are_compared() -> None:
+    posterior = Posterior(8, Grid.around(PAIRS))
+
+    posterior.add([LogReading(0, 0.0), LogReading(4, STEP)])
+
+    assert posterior.probabilities[1:5].sum() > 0.9
+
+
+def test_a_probability_is_that_of_a_plain_sum_over_the_level() -> None:
+    """One step and one scale, so that only the level of the block is unknown."""
+    step, scale, logs = 0.1, 0.02, (0.0, 0.04, 0.1)
+    posterior = Posterior(2, Grid(np.array([step]), np.array([scale])))
+
+    posterior.add([LogReading(position, log) for position, log in enumerate(logs)])
+
+    levels = np.linspace(-1, 1, 100_001)
+    likelihood = [
+        np.prod(
+            [
+                (1 + ((log - is_bad * step - levels) / scale) ** 2 / 4) ** -2.5
+                for log, is_bad in zip(logs, bad, strict=True)
+            ],
+            axis=0,
+        ).sum()
+        for bad in ((0, 1, 1), (0, 0, 1))
+    ]
+    assert posterior.probabilities[1] == pytest.approx(likelihood[0] / sum(likelihood), abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "scale"),
+    [([0.02, 0.08] * 3, 1.4826 * 0.03 / math.sqrt(2)), ([0.05] * 6, LEAST_SCALE)],
+    ids=["noisy", "equal"],
+)
+def test_the_grid_is_centred_on_the_noise_of_the_pairs(pairs: list[float], scale: float) -> None:
+    assert Grid.around(pairs).scales[SCALES // 2] == pytest.approx(scale)
 
 
 def test_one_disturbed_process_does_not_outweigh_three_that_agree() -> None:

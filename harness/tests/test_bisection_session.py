@@ -17,7 +17,7 @@ from harness.analysis.search import ANCHOR_PAIRS, BisectStage
 from harness.bisection import criteria, history, processes, report, session
 from harness.bisection.criteria import Criterion, CriterionKind
 from harness.bisection.history import Commit
-from harness.bisection.journal import STATE, Build, CommitsRequest, Journal, Measured
+from harness.bisection.journal import STATE, Build, CommitsRequest, Journal, Measured, MergeEntered
 from harness.bisection.readings import TRIES
 from harness.errors import CaseRefused, HarnessError
 from harness.gating.worktrees import Repository
@@ -44,6 +44,8 @@ class Machine:
     breaks: Callable[[int], Mapping[str, Any] | None] = lambda process: None
     """Process -> what is different about its measurement."""
     processes: int = 0
+    interrupt_at: int | None = None
+    """The number of processes before the first Ctrl-C."""
 
     def __enter__(self) -> "Machine":
         return self
@@ -77,6 +79,9 @@ class Tree:
         step, syncs = STEP.search(text), SYNCS.search(text)
         assert step is not None
         assert syncs is not None
+        if self.machine.processes == self.machine.interrupt_at:
+            self.machine.interrupt_at = None
+            raise KeyboardInterrupt
         seconds = float(step[1]) * float(np.exp(self.machine.noise[self.machine.processes]))
         self.machine.processes += 1
         measured = Measurement(
@@ -171,21 +176,15 @@ def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_pa
 
 
 def test_a_search_that_is_stopped_goes_on_where_it_stood(machine: Machine, tmp_path: Path) -> None:
-    def interrupt(process: int) -> Mapping[str, Any] | None:
-        if process == 20:
-            raise KeyboardInterrupt
-        return None
-
-    machine.breaks = interrupt
+    machine.interrupt_at = 20
     with pytest.raises(KeyboardInterrupt):
         searched(machine, tmp_path, STEP_TIME)
-    machine.breaks = lambda process: None
 
     result = run(Journal.resume(tmp_path, "latest"), tmp_path)
 
     assert result.culprit is not None
     assert result.culprit.sha == machine.line[PLANTED.slow_at]
-    assert machine.processes == result.processes + 1  # the one in flight was lost
+    assert machine.processes == result.processes
     with Journal.resume(tmp_path, "latest") as journal:
         taken = [x for x in journal.lines if isinstance(x, Measured)]
     assert [x.measurement.process for x in taken] == list(range(result.processes))
@@ -230,6 +229,20 @@ def test_the_side_that_a_culprit_merged_is_searched_where_asked(
     assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
     assert "on the side that" in report.sentence(result)
     assert all(level.summary for level in result.levels)
+
+
+def test_a_search_of_a_merged_side_resumes_in_it(machine: Machine, tmp_path: Path) -> None:
+    machine.interrupt_at = 9  # the line of first parents takes fewer
+    with pytest.raises(KeyboardInterrupt):
+        searched(machine, tmp_path, HOST_SYNCS, enter_merges=True)
+    with Journal.resume(tmp_path, "latest") as journal:
+        assert any(isinstance(line, MergeEntered) for line in journal.lines)
+
+    result = run(Journal.resume(tmp_path, "latest"), tmp_path)
+
+    assert result.culprit is not None
+    assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
+    assert len(result.levels) == 2
 
 
 def test_an_outcome_is_a_criterion_and_an_invalid_environment_is_no_outcome(
