@@ -20,13 +20,10 @@ from harness.analysis.search import (
     BisectStage,
     Block,
     NextBlock,
+    NoisyBlocks,
     ProcessReading,
-    confirmation,
     differ,
-    first_logs,
-    pairs_of,
-    pairs_to_confirm,
-    thresholds_for,
+    in_turns,
 )
 
 SURE = 0.99
@@ -164,21 +161,15 @@ class ExactDdmin:
         return self._values[mask]
 
 
-class NoisyDdmin:
+class NoisyDdmin(NoisyBlocks):
     """Finds differences by readings with noise, in blocks of three configurations: the base, the
     base with a set, and the second one."""
 
     def __init__(self, count: int, effect: float) -> None:
-        """`effect` is the smallest change to find, as a fraction."""
+        super().__init__(effect)
         self.full = (1 << count) - 1
-        self.skipped: set[int] = set()
-        self.thresholds = thresholds_for(effect)
         self._effect = effect
-        self._blocks: list[Block] = []
         self._chances: dict[tuple[int, int, int, int], float] = {}
-
-    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
-        self._blocks.append((stage, tuple(block)))
 
     def next(self) -> NextBlock | DifferencesConclusion:
         base, parts = 0, list[MovingSet]()
@@ -220,7 +211,7 @@ class NoisyDdmin:
             return None
         key = base, mask, whole, tests[-1]
         if key not in self._chances:
-            known = self._blocks[: tests[-1] + 1]
+            known = self.blocks[: tests[-1] + 1]
             grid = self._grid(base, whole, known)
             if grid is None:
                 return 0.5
@@ -237,8 +228,8 @@ class NoisyDdmin:
     def _ends(self, base: int) -> NextBlock | Comparison | None:
         """The next block of the base and the second configuration, or the comparison that shows
         no difference; None once they differ."""
-        pairs = pairs_of(self._blocks, base, self.full, BisectStage.ANCHORS)
-        if base and (logs := first_logs(pairs)):
+        pairs = self.pairs(BisectStage.ANCHORS, base, self.full)
+        if base and (logs := self.first_logs(base, self.full)):
             low, high = compare.student_bounds(compare.time_logs(pairs), self.thresholds.alpha)
             if max(abs(low), abs(high)) < math.log1p(self._effect) and abs(
                 sum(logs) / len(logs)
@@ -248,9 +239,8 @@ class NoisyDdmin:
         found = differ(pairs, self.thresholds)
         if found is not None:
             return None if found is True else found
-        order = (base, self.full) if len(pairs) % 2 == 0 else (self.full, base)
         why = "does a difference remain?" if base else "do the configurations differ here?"
-        return NextBlock(stage=BisectStage.ANCHORS, positions=order, why=why)
+        return in_turns(BisectStage.ANCHORS, (base, self.full), len(pairs), why)
 
     def _smallest(self, base: int, rest: Sequence[int]) -> int:
         """A smallest set that moves the number as far as all differences do, without members that
@@ -271,26 +261,23 @@ class NoisyDdmin:
 
     def _search(self, base: int, need: NotMeasured) -> NextBlock:
         taken = len(self._tests(base, need.mask, need.whole))
-        order = (base, base | need.mask, base | need.whole)
+        positions = (base, base | need.mask, base | need.whole)
         some, all_ = (len(members(m & ~base)) for m in (need.mask, need.whole))
-        return NextBlock(
-            stage=BisectStage.SEARCH,
-            positions=order if taken % 2 == 0 else order[::-1],
-            why=f"do {some} of {all_} differences move it?",
-        )
+        why = f"do {some} of {all_} differences move it?"
+        return in_turns(BisectStage.SEARCH, positions, taken, why)
 
     def _tests(self, base: int, mask: int, whole: int) -> list[int]:
         """The numbers of the blocks in which a set was compared with a larger one."""
         wanted = {base, base | mask, base | whole}
         return [
             n
-            for n, (stage, block) in enumerate(self._blocks)
+            for n, (stage, block) in enumerate(self.blocks)
             if stage is BisectStage.SEARCH and {k.position for k in block} == wanted
         ]
 
     def _grid(self, base: int, whole: int, blocks: Sequence[Block]) -> Grid | None:
         """Steps and noise to consider; None if too little is known of the step."""
-        ends = Grid.around(first_logs(pairs_of(self._blocks, base, self.full, BisectStage.ANCHORS)))
+        ends = Grid.around(self.first_logs(base, self.full))
         if base | whole == self.full:
             return ends
         logs = []
@@ -301,15 +288,6 @@ class NoisyDdmin:
         return Grid(Grid.around(logs).steps, ends.scales) if len(logs) >= FEWEST_LOGS else None
 
     def _confirm(self, base: int, mask: int) -> NextBlock | Comparison:
-        pairs = pairs_of(self._blocks, base, base | mask, BisectStage.CONFIRM)
-        ends = first_logs(pairs_of(self._blocks, base, self.full, BisectStage.ANCHORS))
-        enough = pairs_to_confirm(ends, self.thresholds)
-        found = confirmation(pairs, enough, self.thresholds, sign=sum(ends))
-        if isinstance(found, Comparison):
-            return found
-        order = (base, base | mask)
-        return NextBlock(
-            stage=BisectStage.CONFIRM,
-            positions=order if len(pairs) % 2 == 0 else order[::-1],
-            why=f"with the set against without it, {found} pairs",
-        )
+        logs = self.first_logs(base, self.full)
+        why = "with the set against without it"
+        return self.confirm(base, base | mask, logs, sum(logs), why)

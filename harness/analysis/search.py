@@ -106,20 +106,78 @@ class Search(Protocol[End]):
 # --- criteria with noise -----------------------------------------------------------------
 
 
-class NoisySearch:
+class NoisyBlocks:
+    """The blocks of a search by readings with noise, and the comparison of two positions."""
+
+    def __init__(self, effect: float) -> None:
+        """`effect` is the smallest change to find, as a fraction."""
+        self.skipped: set[int] = set()
+        self.thresholds = Thresholds(
+            practical=effect / 2,
+            tolerance=effect,
+            stored_tolerance=max(effect, Thresholds().stored_tolerance),
+            screen_ratio=1 + 0.4 * effect,
+        )
+        self.blocks: list[Block] = []
+
+    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
+        self.blocks.append((stage, tuple(block)))
+
+    def pairs(self, stage: BisectStage, baseline: int, candidate: int) -> tuple[Pair, ...]:
+        """The complete pairs of two positions measured in a stage, in that order."""
+        found = []
+        for at, block in self.blocks:
+            by = {k.position: k for k in block}
+            if at is not stage or by.keys() != {baseline, candidate}:
+                continue
+            a, b = by[baseline], by[candidate]
+            pair = Pair(
+                baseline_s=a.value,
+                candidate_s=b.value,
+                baseline_hz=a.hz,
+                candidate_hz=b.hz,
+                wall_s=a.wall_s + b.wall_s if a.wall_s and b.wall_s else None,
+            )
+            found.append(pair)
+        return tuple(found)
+
+    def first_logs(self, baseline: int, candidate: int) -> list[float]:
+        """Log ratios of the first ANCHOR_PAIRS; empty until all of them are measured."""
+        pairs = self.pairs(BisectStage.ANCHORS, baseline, candidate)
+        found = [math.log(p.candidate_s / p.baseline_s) for p in pairs]
+        return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+
+    def confirm(
+        self, baseline: int, candidate: int, logs: Sequence[float], sign: float, why: str
+    ) -> Comparison | NextBlock:
+        """The gate's test of new pairs, repeated once if it does not confirm; or the next pair.
+
+        A step as large as `logs`, those of the anchors, fails the test once in a hundred. `sign`
+        is negative for a step down.
+        """
+        pairs = self.pairs(BisectStage.CONFIRM, baseline, candidate)
+        values = np.array(logs)
+        centre = abs(float(hodges_lehmann(values)))
+        needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, self.thresholds)
+        enough = min(math.ceil(1.6 * needed), MORE_PAIRS)
+        for start, count in ((0, enough), (enough, enough + MORE_PAIRS)):
+            if len(pairs) < count:
+                why = f"{why}, {count} pairs"
+                return in_turns(BisectStage.CONFIRM, (baseline, candidate), len(pairs), why)
+            found = judged(pairs[start:count], self.thresholds, sign=sign)
+            if found.change is Change.SLOWER:
+                break
+        return found
+
+
+class NoisySearch(NoisyBlocks):
     """Finds the first bad commit by readings with noise, mainly step times."""
 
     def __init__(self, last: int, effect: float) -> None:
-        """`effect` is the smallest change to find, as a fraction."""
+        super().__init__(effect)
         self.last = last
-        self.skipped: set[int] = set()
-        self.thresholds = thresholds_for(effect)
-        self._blocks: list[Block] = []
         self._posterior: Posterior | None = None
         self._taken = 0
-
-    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
-        self._blocks.append((stage, tuple(block)))
 
     def next(self) -> NextBlock | CommitsConclusion:
         if (asked := self._anchors()) is not None:
@@ -131,20 +189,16 @@ class NoisySearch:
         assert self._posterior is not None
         error = mistaken(self._posterior.step, self._posterior.scale)
         chosen = most_informative(chances, self.skipped, error)
-        searched = sum(stage is BisectStage.SEARCH for stage, _ in self._blocks)
+        searched = sum(stage is BisectStage.SEARCH for stage, _ in self.blocks)
         if chosen is None or searched >= MAX_BLOCKS:
             reason = f"after {searched} blocks no commit is more than {best.probability:.0%} likely"
             return CommitsConclusion(reason=reason)
         position, bits = chosen
-        order = (0, position, self.last)
-        return NextBlock(
-            stage=BisectStage.SEARCH,
-            positions=order if searched % 2 == 0 else order[::-1],
-            why=f"most informative: {bits:.2f} bits expected",
-        )
+        why = f"most informative: {bits:.2f} bits expected"
+        return in_turns(BisectStage.SEARCH, (0, position, self.last), searched, why)
 
     def probabilities(self) -> Floats:
-        if not self._differences():
+        if not self.first_logs(0, self.last):
             return np.concatenate(([0.0], np.full(self.last, 1 / self.last)))
         self._learn()
         assert self._posterior is not None
@@ -164,14 +218,9 @@ class NoisySearch:
 
     # --- the anchors ---
 
-    def _differences(self) -> list[float]:
-        """Log of bad over good of the first pairs; empty until there are ANCHOR_PAIRS."""
-        pairs = pairs_of(self._blocks, 0, self.last, BisectStage.ANCHORS)
-        return first_logs(pairs)
-
     def _anchors(self) -> NextBlock | CommitsConclusion | None:
         """The next block of the anchors, or that they do not differ; None once they differ."""
-        pairs = pairs_of(self._blocks, 0, self.last, BisectStage.ANCHORS)
+        pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)
         found = differ(pairs, self.thresholds)
         if found is True:
             return None
@@ -180,31 +229,25 @@ class NoisySearch:
             if found.smallest_effect is not None:
                 reason += f"; a change of {found.smallest_effect:.1%} would have been seen"
             return CommitsConclusion(reason=reason, comparison=found)
-        order = (0, self.last) if len(pairs) % 2 == 0 else (self.last, 0)
         why = "do good and bad differ on this machine?"
-        return NextBlock(stage=BisectStage.ANCHORS, positions=order, why=why)
+        return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), why)
 
     def _learn(self) -> None:
         """Take in the new blocks."""
         if self._posterior is None:
-            self._posterior = Posterior(self.last, Grid.around(self._differences()))
-        for _, block in self._blocks[self._taken :]:
+            self._posterior = Posterior(self.last, Grid.around(self.first_logs(0, self.last)))
+        for _, block in self.blocks[self._taken :]:
             self._posterior.add([LogReading(k.position, math.log(k.value)) for k in block])
-        self._taken = len(self._blocks)
+        self._taken = len(self.blocks)
 
     # --- the confirmation ---
 
     def _confirm(self, cell: CommitGroup) -> NextBlock | CommitsConclusion:
-        pairs = pairs_of(self._blocks, cell.good, cell.bad, BisectStage.CONFIRM)
-        enough = pairs_to_confirm(self._differences(), self.thresholds)
-        found = confirmation(pairs, enough, self.thresholds, sign=self.step or 0.0)
-        if isinstance(found, int):
-            order = (cell.good, cell.bad)
-            return NextBlock(
-                stage=BisectStage.CONFIRM,
-                positions=order if len(pairs) % 2 == 0 else order[::-1],
-                why=f"{cell.probability:.1%} sure: {found} pairs with the commit before it",
-            )
+        why = f"{cell.probability:.1%} sure: with the commit before it"
+        logs = self.first_logs(0, self.last)
+        found = self.confirm(cell.good, cell.bad, logs, self.step or 0.0, why)
+        if isinstance(found, NextBlock):
+            return found
         confirmed = found.change is Change.SLOWER
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
@@ -222,43 +265,10 @@ class NoisySearch:
 # --- comparisons of two positions --------------------------------------------------------
 
 
-def thresholds_for(effect: float) -> Thresholds:
-    """The gate's thresholds for a change of this size."""
-    return Thresholds(
-        practical=effect / 2,
-        tolerance=effect,
-        stored_tolerance=max(effect, Thresholds().stored_tolerance),
-        screen_ratio=1 + 0.4 * effect,
-    )
-
-
-def pairs_of(
-    blocks: Sequence[Block], baseline: int, candidate: int, stage: BisectStage
-) -> tuple[Pair, ...]:
-    """The complete pairs of two positions measured in a stage, in that order."""
-    found = []
-    for at, block in blocks:
-        by = {k.position: k for k in block}
-        if at is not stage or by.keys() != {baseline, candidate}:
-            continue
-        a, b = by[baseline], by[candidate]
-        wall = a.wall_s + b.wall_s if a.wall_s and b.wall_s else None
-        found.append(
-            Pair(
-                baseline_s=a.value,
-                candidate_s=b.value,
-                baseline_hz=a.hz,
-                candidate_hz=b.hz,
-                wall_s=wall,
-            )
-        )
-    return tuple(found)
-
-
-def first_logs(pairs: Sequence[Pair]) -> list[float]:
-    """Log ratios of the first ANCHOR_PAIRS; empty until all of them are measured."""
-    found = [math.log(p.candidate_s / p.baseline_s) for p in pairs]
-    return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, why: str) -> NextBlock:
+    """The next block of some positions, forwards and backwards in turns."""
+    order = positions if taken % 2 == 0 else positions[::-1]
+    return NextBlock(stage=stage, positions=order, why=why)
 
 
 def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Comparison | None:
@@ -276,29 +286,6 @@ def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Com
         return None
     found = judged(rest, thresholds, sign=float(hodges_lehmann(compare.time_logs(rest))))
     return True if found.change is Change.SLOWER else found
-
-
-def pairs_to_confirm(logs: Sequence[float], thresholds: Thresholds) -> int:
-    """How many pairs let a step of the anchors' size fail the test once in a hundred."""
-    values = np.array(logs)
-    centre = abs(float(hodges_lehmann(values)))
-    needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, thresholds)
-    return min(math.ceil(1.6 * needed), MORE_PAIRS)
-
-
-def confirmation(
-    pairs: Sequence[Pair], enough: int, thresholds: Thresholds, *, sign: float
-) -> Comparison | int:
-    """The gate's test of new pairs, repeated once if it does not confirm; or how many pairs it
-    needs."""
-    for count in (enough, enough + MORE_PAIRS):
-        if len(pairs) < count:
-            return count
-        tested = pairs[0 if count == enough else enough : count]
-        found = judged(tested, thresholds, sign=sign)
-        if found.change is Change.SLOWER:
-            break
-    return found
 
 
 def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Comparison:

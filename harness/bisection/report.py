@@ -123,7 +123,7 @@ def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> 
         "zip": zip,
         "text": cell,
         "code": code,
-        "block": lambda text: plain(clipped(text, 4000)).replace("```", "'''").strip(),
+        "block": lambda text: plain(clipped(text, 4000)).replace("```", "'''").strip("\n"),
     }
     if isinstance(result, DifferencesResult):
         values |= {"moves": partial(_moves, result), "names": partial(_names, result)}

@@ -71,8 +71,6 @@ class SearchedHistory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsResult(BisectResult):
-    """What a search for a commit returns."""
-
     request: CommitsRequest
     levels: tuple[SearchedHistory, ...]
 
@@ -91,8 +89,6 @@ class CommitsResult(BisectResult):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DifferencesResult(BisectResult):
-    """What a search for differences returns."""
-
     request: DifferencesRequest
     conclusion: DifferencesConclusion
     values: Mapping[int, tuple[float, ...]]
@@ -114,15 +110,10 @@ class DifferencesResult(BisectResult):
 def run(
     start: CommitsRequest | DifferencesRequest | Journal, resources: Resources
 ) -> CommitsResult | DifferencesResult:
-    """Search until there is a conclusion, or the budget is spent.
-
-    Args:
-        start: A request for a new search, or the journal of one to resume.
-        resources: What the search may use.
+    """Start a search or resume the one of a journal, until it concludes or the budget is spent.
 
     Raises:
-        HarnessError: The machine is not the one that the search started on, or nothing can be
-            measured.
+        HarnessError: The machine is not the one of the journal, or nothing can be measured.
         KeyboardInterrupt: Ctrl-C or SIGTERM; measurements are kept, worktrees are removed.
     """
     request = start.request if isinstance(start, Journal) else start

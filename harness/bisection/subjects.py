@@ -39,11 +39,8 @@ class Subject(Protocol[End]):
     def search(self) -> Search[End]: ...
 
     def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
-        """The case and the folders of the code to measure at a place.
-
-        Args:
-            place: What to measure.
-            block: All places of the block, which must stay prepared.
+        """The case and the folders of the code to measure at a place, while all places of the block
+        stay prepared.
 
         Raises:
             BuildFailed: The code cannot be built.
@@ -51,7 +48,6 @@ class Subject(Protocol[End]):
         """
 
     def commit(self, place: int) -> str: ...
-
     def name(self, place: int) -> str:
         """For a line of the log."""
 
@@ -178,18 +174,8 @@ def of_runs(
     roots: tuple[str, ...] = (".",),
     command: tuple[str, ...] = (),
 ) -> DifferencesRequest:
-    """The request to search the differences of two stored runs.
-
-    Args:
-        first: The run to start from.
-        second: The run whose number differs.
-        repository: Has the commit of both; None if they have no commit.
-        pattern: Of the one case.
-        criterion: Arguments of `criteria.chosen`.
-        effect: The smallest change to find, as a fraction.
-        build: How the commit is built.
-        roots: Folders of the tree to import from.
-        command: The command line, for the record.
+    """The request to search the differences of two stored runs; `criterion` has the arguments of
+    `criteria.chosen`.
 
     Raises:
         HarnessError: A case is missing, the runs' code differs or cannot be reproduced, or nothing
@@ -236,12 +222,7 @@ def of_runs(
 
 
 def one_case(suite: Suite, pattern: str, origin: str) -> Case:
-    """The only case whose id is a pattern, or which matches it.
-
-    Args:
-        suite: Has the cases.
-        pattern: Of the option `--case`.
-        origin: Where the suite is from, for the message.
+    """The only case that matches a pattern; `origin` names the suite in a message.
 
     Raises:
         HarnessError: No case matches, or several do.

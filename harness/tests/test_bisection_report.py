@@ -151,7 +151,7 @@ COMMITS_PAGE = r"""# Bisection: train/nsa/seq\_len=2048
 ```text
 change 3 | `x`
 
-kernel.py | 2 +-
+ kernel.py | 2 +-
 ```
 
 | commit | | processes | reading | probability |
