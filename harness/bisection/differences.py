@@ -90,11 +90,6 @@ def only(inherited: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def of_cases(first: Case, second: Case) -> tuple[CaseDifference, ...]:
-    """All differences between two complete cases, the most likely cause first."""
-    return tuple(_of_cases(first, second))
-
-
 def threads(first: Environment, second: Environment) -> tuple[dict[str, str], dict[str, str]]:
     """The numbers of threads as variables, if they differ and no variable set them."""
     counts = [e.torch_settings.get("num_threads") for e in (first, second)]
@@ -147,7 +142,8 @@ def applied(first: Case, second: Case, chosen: Iterable[CaseDifference]) -> Case
     return case
 
 
-def _of_cases(first: Case, second: Case) -> Iterator[CaseDifference]:
+def of_cases(first: Case, second: Case) -> Iterator[CaseDifference]:
+    """All differences between two complete cases, the most likely cause first."""
     factories = [f"{c.factory}, provider {c.provider}" for c in (first, second)]
     if factories[0] != factories[1]:
         yield CaseDifference(

@@ -67,12 +67,7 @@ class Processes:
         self.say(text)
 
     def measure(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
-        """Measure one fresh process.
-
-        Args:
-            case: What to measure.
-            roots: Folders that its code must come from; empty if any will do.
-            first: Whether this is the first process of this code and case.
+        """Measure one fresh process, the first of this code and case or a later one.
 
         Raises:
             Stopped: The budget is spent, or the machine is not fit.
@@ -98,13 +93,8 @@ def opened(
     resources: Resources,
     other_trees: Sequence[Path] = (),
 ) -> Processes:
-    """Lock the machine, and create the journal or continue one.
-
-    Args:
-        stack: Closes what is opened here.
-        start: A request, whose environment is filled in here, or the journal to continue.
-        resources: What the search may use.
-        other_trees: Working trees of the repository, which the code must not come from.
+    """Lock the machine, and create the journal of a request or continue a journal. The code must
+    not come from `other_trees`.
 
     Raises:
         HarnessError: The machine differs from the one of the journal, or the suite's requirements.

@@ -194,7 +194,7 @@ def of_runs(
         criteria.prepared(differences.complete(case, around, inherited), chosen)
         for case, around in zip(cases, variables, strict=True)
     )
-    varied = differences.of_cases(one, other)
+    varied = tuple(differences.of_cases(one, other))
     if not varied:
         known = drift.differences(first.environment, second.environment)
         listed = "".join(f"\n  {d}" for d in known) or " nothing that is recorded"

@@ -1,4 +1,4 @@
-"""Planted causes are found among differences that do nothing, alone, together and after another."""
+"""Planted causes are found among idle differences: alone, together and one after the other."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def sets(found: DifferencesConclusion) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("wanted", [{0}, {7}, {2, 5}, {0, 1, 6}, set(range(8))])
-def test_the_smallest_set_is_found_and_nothing_is_asked_twice(wanted: set[int]) -> None:
+def test_the_smallest_set_is_found_in_few_questions(wanted: set[int]) -> None:
     asked = []
 
     def moves(mask: int) -> bool:
@@ -88,7 +88,7 @@ def test_two_counts_that_add_up_are_both_named() -> None:
     assert {i for part in sets(found) for i in part} == {1, 4}
 
 
-def test_configurations_alike_by_the_criterion_name_nothing() -> None:
+def test_equal_configurations_find_no_difference() -> None:
     found, asked = carried_out(ExactDdmin(4), lambda s: 3.0)
 
     assert not found.found
@@ -96,7 +96,7 @@ def test_configurations_alike_by_the_criterion_name_nothing() -> None:
     assert len(asked) == 2
 
 
-def test_a_configuration_that_cannot_be_measured_is_no_answer() -> None:
+def test_a_configuration_that_cannot_be_measured_is_not_the_answer() -> None:
     """Difference 3 runs only with 2."""
     found, _ = carried_out(
         ExactDdmin(4),
@@ -131,14 +131,14 @@ def test_two_slow_differences_are_both_found() -> None:
     assert {i for part in sets(found) for i in part} == {1, 3}
 
 
-def test_a_difference_that_made_it_faster_is_found_too() -> None:
+def test_a_difference_that_made_it_faster_is_found() -> None:
     found, _ = carried_out(NoisyDdmin(4, 0.03), slowed({2: 0.9}), QUIET, seed=4)
 
     assert found.found
     assert sets(found) == [(2,)]
 
 
-def test_what_cannot_be_varied_is_not_blamed_on_what_can() -> None:
+def test_equal_noisy_configurations_find_no_difference() -> None:
     found, asked = carried_out(NoisyDdmin(4, 0.03), slowed({}), TYPICAL, seed=5)
 
     assert not found.found
@@ -147,7 +147,7 @@ def test_what_cannot_be_varied_is_not_blamed_on_what_can() -> None:
     assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
-def test_single_causes_are_named_right_on_a_typical_node() -> None:
+def test_single_differences_are_found_on_a_typical_node() -> None:
     rng = np.random.default_rng(6)
     right = 0
     for seed in range(4):
@@ -158,8 +158,7 @@ def test_single_causes_are_named_right_on_a_typical_node() -> None:
     assert right >= 3
 
 
-def test_a_part_of_the_difference_brings_nothing_along_that_does_nothing() -> None:
-    """Half the difference is neither here nor there, and a set that holds it holds what it may."""
+def test_a_part_of_the_difference_does_not_include_idle_differences() -> None:
     found, _ = carried_out(NoisyDdmin(8, 0.03), slowed({2: 1.05, 5: 1.05}), TYPICAL, seed=4)
 
     assert sorted(sets(found)) == [(2,), (5,)]

@@ -1,4 +1,4 @@
-"""What the command line of a bisection refuses, and a slowdown planted in somebody's history."""
+"""Requests that `bisect` refuses, and a slowdown planted in a history."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "needs a suite, a --case and a --good commit"),
         ([SUITE_PATH, "--case", CASE], "needs a suite"),
@@ -37,22 +37,22 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
         (["--resume", "latest", "--state", "empty"], "matches 0 bisections"),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_says_why(
+def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason(
     history: tuple[Path, tuple[str, ...]],
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(history[0])
 
     answer = CliRunner().invoke(app, ["bisect", *words])
 
     assert isinstance(answer.exception, HarnessError), answer.output
-    with pytest.raises(HarnessError, match=said):
+    with pytest.raises(HarnessError, match=message):
         raise answer.exception
 
 
-def test_a_planted_commit_stands_in_its_place_and_all_later_ones_carry_its_line(
+def test_a_planted_commit_is_at_its_place_and_later_ones_keep_its_line(
     history: tuple[Path, tuple[str, ...]], tmp_path: Path
 ) -> None:
     source, line = history
@@ -78,6 +78,6 @@ def test_a_planted_commit_stands_in_its_place_and_all_later_ones_carry_its_line(
 
 
 @pytest.mark.parametrize("after", ["no such line", "import|SYNCS"])
-def test_a_line_without_a_place_of_its_own_is_not_planted(after: str) -> None:
+def test_a_line_without_a_unique_place_is_not_planted(after: str) -> None:
     with pytest.raises(ValueError, match=r"lines of toy/kernel\.py, not one"):
         Plant(file="toy/kernel.py", after=after, insert="x").into("import time\nSYNCS = 1\n")

@@ -1,4 +1,4 @@
-"""A planted step is found in a history of readings, and nothing is named where there is none."""
+"""A planted step is found in a history of readings; without a step no commit is found."""
 
 import math
 
@@ -60,7 +60,7 @@ def carried_out(
 # --- the posterior -----------------------------------------------------------------------
 
 
-def test_a_block_moves_the_probability_to_the_side_it_speaks_for() -> None:
+def test_a_block_moves_the_probability_to_the_right_side() -> None:
     posterior = Posterior(8, Grid.around(PAIRS))
 
     posterior.add([LogReading(0, 0.0), LogReading(4, STEP), LogReading(8, STEP)])
@@ -72,8 +72,8 @@ def test_a_block_moves_the_probability_to_the_side_it_speaks_for() -> None:
     assert chances[1:5] == pytest.approx(chances[1])
 
 
-def test_the_level_of_a_block_says_nothing() -> None:
-    """Drift falls on the whole block; an anchor alone would be mistaken for a slowdown."""
+def test_the_level_of_a_block_has_no_influence() -> None:
+    """Drift changes a whole block equally."""
     near, far = (Posterior(8, Grid.around(PAIRS)) for _ in range(2))
 
     near.add([LogReading(0, 0.0), LogReading(4, 0.04), LogReading(8, STEP)])
@@ -82,7 +82,7 @@ def test_the_level_of_a_block_says_nothing() -> None:
     assert near.probabilities == pytest.approx(far.probabilities)
 
 
-def test_a_single_reading_says_nothing() -> None:
+def test_a_single_reading_has_no_influence() -> None:
     posterior = Posterior(4, Grid.around(PAIRS))
 
     posterior.add([LogReading(2, 1.0)])
@@ -140,7 +140,7 @@ def test_one_disturbed_process_does_not_outweigh_three_that_agree() -> None:
     assert posterior.probabilities[5:].sum() > 0.9
 
 
-def test_the_middle_of_what_is_left_is_the_most_informative() -> None:
+def test_the_middle_commit_is_the_most_informative() -> None:
     chances = np.array([0, *[1 / 8] * 8])
 
     assert most_informative(chances, (), 0.1) == (4, information(chances, 4, 0.1))
@@ -148,7 +148,7 @@ def test_the_middle_of_what_is_left_is_the_most_informative() -> None:
     assert information(chances, 1, 0.0) < information(chances, 3, 0.0)
 
 
-def test_commits_that_cannot_be_measured_share_a_cell_with_the_next() -> None:
+def test_commits_that_cannot_be_measured_are_grouped_with_the_next() -> None:
     chances = np.array([0, 0.1, 0.2, 0.3, 0.4])
 
     found = groups(chances, {2, 3})
@@ -161,7 +161,7 @@ def test_commits_that_cannot_be_measured_share_a_cell_with_the_next() -> None:
 # --- the search --------------------------------------------------------------------------
 
 
-def test_a_planted_five_per_cent_is_named_and_confirmed() -> None:
+def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
     found, asked = carried_out(NoisySearch(64, 0.03), 41, 1.05, seed=3)
 
     assert found.found
@@ -172,7 +172,7 @@ def test_a_planted_five_per_cent_is_named_and_confirmed() -> None:
     assert sum(len(a.positions) for a in asked) < 80
 
 
-def test_a_commit_that_made_it_faster_is_found_too() -> None:
+def test_a_commit_that_made_it_faster_is_found() -> None:
     found, _ = carried_out(NoisySearch(16, 0.03), 5, 0.9, seed=4)
 
     assert found.found
@@ -186,7 +186,7 @@ def test_the_ends_of_the_history_are_found(culprit: int) -> None:
     assert found.culprits == (culprit,)
 
 
-def test_anchors_that_do_not_differ_name_nobody() -> None:
+def test_equal_anchors_find_no_commit() -> None:
     found, asked = carried_out(NoisySearch(64, 0.03), 10, 1.0, seed=6)
 
     assert not found.found
@@ -195,7 +195,7 @@ def test_anchors_that_do_not_differ_name_nobody() -> None:
     assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
-def test_commits_that_cannot_be_measured_are_named_together_and_not_alone() -> None:
+def test_commits_that_cannot_be_measured_are_named_together() -> None:
     found, asked = carried_out(
         NoisySearch(32, 0.03), 12, 1.1, seed=7, cannot=frozenset({11, 12, 13})
     )
@@ -205,7 +205,7 @@ def test_commits_that_cannot_be_measured_are_named_together_and_not_alone() -> N
     assert not {p for a in asked for p in a.positions} & {11, 12, 13}
 
 
-def test_the_same_words_lead_to_the_same_question() -> None:
+def test_the_same_blocks_give_the_same_request() -> None:
     """Resuming relies on it."""
     _, asked = carried_out(NoisySearch(32, 0.03), 20, 1.05, seed=8)
     first, again = NoisySearch(32, 0.03), NoisySearch(32, 0.03)
@@ -221,22 +221,22 @@ def test_the_same_words_lead_to_the_same_question() -> None:
 
 
 def test_simulated_histories_on_a_typical_node() -> None:
-    """The study in small; harness.studies.bisect_errors is the whole."""
+    """A small version of the study bisect_errors."""
     rng = np.random.default_rng(1)
 
-    told = [
+    results = [
         bisect(NoisySearch(64, 0.03), int(rng.integers(1, 65)), 1.05, TYPICAL, rng)
         for _ in range(8)
     ]
 
-    assert all(t.right for t in told)
-    assert all(t.processes < 150 for t in told)
+    assert all(t.right for t in results)
+    assert all(t.processes < 150 for t in results)
 
 
 # --- without noise -----------------------------------------------------------------------
 
 
-def test_a_counter_takes_about_log2_looks() -> None:
+def test_a_counter_takes_about_log2_processes() -> None:
     for culprit in range(1, 65):
         found, asked = carried_out(ExactSearch(64), culprit, 1, seed=0)
         assert found.found
@@ -244,7 +244,7 @@ def test_a_counter_takes_about_log2_looks() -> None:
         assert len(asked) <= 2 + 6
 
 
-def test_exact_looks_pass_over_what_cannot_be_measured() -> None:
+def test_an_exact_search_skips_commits_that_cannot_be_measured() -> None:
     found, asked = carried_out(ExactSearch(64), 33, 1, seed=0, cannot=frozenset({30, 31, 32}))
 
     assert found.culprits == (30, 31, 32, 33)

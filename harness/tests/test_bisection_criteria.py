@@ -1,4 +1,4 @@
-"""What one process says by each criterion, and when it says nothing."""
+"""The value of each criterion in one process, and when it has none."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,24 +49,24 @@ def test_a_time_is_the_median_of_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said", "again"),
+    ("changes", "message", "again"),
     [
         ({"steady": False}, "steady", True),
         ({"discarded": {"shared": (1, 2)}}, "too few undisturbed samples", True),
         ({"outcome": Outcome.INCORRECT, "samples_s": (), "detail": "far off"}, "far off", False),
     ],
 )
-def test_a_time_that_is_none_says_why(changes: Any, said: str, again: bool) -> None:
-    with pytest.raises(Unreadable, match=said) as refused:
+def test_a_missing_time_has_a_reason(changes: Any, message: str, again: bool) -> None:
+    with pytest.raises(Unreadable, match=message) as refused:
         read(CriterionKind.METRIC, "step_s", measured(**changes))
     assert refused.value.again is again
 
 
-def test_a_program_whose_steadiness_nobody_judged_has_a_time() -> None:
+def test_a_program_of_unknown_steadiness_has_a_time() -> None:
     assert read(CriterionKind.METRIC, "step_s", measured(steady=None)) == 0.2
 
 
-def test_a_metric_that_a_program_tells_is_read_and_an_unknown_one_is_not_zero() -> None:
+def test_a_reported_metric_is_read_and_a_missing_one_is_not_zero() -> None:
     assert (
         read(CriterionKind.METRIC, "loss_s", measured(readings={"loss_s": (3.0, 1.0, 2.0)})) == 2.0
     )
@@ -80,7 +80,7 @@ def test_a_metric_that_a_program_tells_is_read_and_an_unknown_one_is_not_zero() 
         read(CriterionKind.METRIC, "loss_s", measured(readings={"loss_s": (0.0,)}))
 
 
-def test_a_counter_that_is_unknown_or_differs_says_nothing() -> None:
+def test_a_counter_that_is_unknown_or_differs_has_no_value() -> None:
     known = measured(counters=Counters(host_syncs=3))
     assert read(CriterionKind.COUNTER, "host_syncs", known) == 3.0
     unknown = measured(counters=Counters(unknown={"kernel_launches": "no GPU"}))
@@ -93,7 +93,7 @@ def test_a_counter_that_is_unknown_or_differs_says_nothing() -> None:
         read(CriterionKind.COUNTER, "host_syncs", measured())
 
 
-def test_a_kernel_is_absent_only_where_all_kernels_are_known() -> None:
+def test_a_kernel_is_absent_only_if_all_kernels_are_known() -> None:
     ran = Census(kernels=(use("selected_fwd_64"),), operators=(use("aten::mm"),))
     assert read(CriterionKind.KERNEL, "selected_fwd*", measured(census=ran)) == 1.0
     assert read(CriterionKind.KERNEL, "aten::mm", measured(census=ran)) == 1.0
@@ -109,7 +109,7 @@ def test_a_kernel_is_absent_only_where_all_kernels_are_known() -> None:
         read(CriterionKind.KERNEL, "dense*", measured(census=Census(skipped="too long")))
 
 
-def test_an_outcome_is_bad_where_it_is_the_one_asked_for_and_none_where_it_is_declined() -> None:
+def test_an_outcome_is_bad_if_it_is_the_requested_one() -> None:
     assert read(CriterionKind.OUTCOME, "crash", failed(Outcome.CRASH)) == 1.0
     assert read(CriterionKind.OUTCOME, "crash", failed(Outcome.HANG)) == 0.0
     assert read(CriterionKind.OUTCOME, "crash", measured()) == 0.0
@@ -118,7 +118,7 @@ def test_an_outcome_is_bad_where_it_is_the_one_asked_for_and_none_where_it_is_de
         read(CriterionKind.OUTCOME, "crash", failed(Outcome.UNSUPPORTED))
 
 
-def test_a_case_is_prepared_for_what_is_asked_of_it() -> None:
+def test_a_case_is_prepared_for_the_criterion() -> None:
     def prepared(kind: CriterionKind, name: str) -> Any:
         return criteria.prepared(CASE, Criterion(kind=kind, name=name)).settings
 
@@ -134,7 +134,7 @@ def test_a_case_is_prepared_for_what_is_asked_of_it() -> None:
     assert prepared(CriterionKind.OUTCOME, "path_mismatch").census
 
 
-def test_one_criterion_is_chosen_and_a_wrong_name_says_which_there_are() -> None:
+def test_one_criterion_is_chosen_and_a_wrong_name_lists_the_valid_ones() -> None:
     assert criteria.chosen(CASE) == Criterion(kind=CriterionKind.METRIC, name="step_s")
     assert criteria.chosen(CASE, counter="host_syncs").exact
     program = replace(CASE, factory="", program=PROGRAM)

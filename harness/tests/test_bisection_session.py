@@ -1,5 +1,5 @@
-"""The driver of a bisection on a modelled machine: real commits and trees, and processes that
-answer at once with what the code in their tree says."""
+"""Sessions on a modelled machine: real commits and worktrees, and processes that answer at once
+from the code in their tree."""
 
 import datetime
 import re
@@ -34,7 +34,7 @@ SYNCS = re.compile(r"SYNCS = (\d+)")
 
 @dataclass
 class Machine:
-    """Answers for workers: a quiet node, on which each process takes what its tree's code says."""
+    """A quiet node on which each process takes the time that its tree's code has."""
 
     repository: Path
     line: Sequence[str]
@@ -42,7 +42,7 @@ class Machine:
         default_factory=lambda: QUIET.sequence(np.random.default_rng(5), 1, 2000)[0]
     )
     breaks: Callable[[int], Mapping[str, Any] | None] = lambda process: None
-    """Process -> what is different about its measurement."""
+    """Process -> changes to its measurement."""
     processes: int = 0
     interrupt_at: int | None = None
     """The number of processes before the first Ctrl-C."""
@@ -175,7 +175,7 @@ def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_pa
     assert sum(bool(values) for values in result.levels[0].values) < len(machine.line)
 
 
-def test_a_search_that_is_stopped_goes_on_where_it_stood(machine: Machine, tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes_from_its_journal(machine: Machine, tmp_path: Path) -> None:
     machine.interrupt_at = 20
     with pytest.raises(KeyboardInterrupt):
         searched(machine, tmp_path, STEP_TIME)
@@ -193,7 +193,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_stood(machine: Machine, tmp_p
     )  # and not once more
 
 
-def test_a_spent_budget_names_nobody_and_can_be_resumed(machine: Machine, tmp_path: Path) -> None:
+def test_a_search_without_budget_left_can_be_resumed(machine: Machine, tmp_path: Path) -> None:
     result = searched(machine, tmp_path, STEP_TIME, budget_s=0.0)
 
     assert not result.found
@@ -203,7 +203,7 @@ def test_a_spent_budget_names_nobody_and_can_be_resumed(machine: Machine, tmp_pa
     assert f"harness bisect --resume {result.folder.name}" in page
 
 
-def test_commits_without_the_case_or_the_build_are_named_with_the_culprit_they_may_be(
+def test_commits_that_cannot_be_measured_are_named_with_the_culprit(
     machine: Machine, tmp_path: Path
 ) -> None:
     planted = Planted(step=0.10, sync_at=33, merges=(), commits=34)  # 33 lacks the case
@@ -220,7 +220,7 @@ def test_commits_without_the_case_or_the_build_are_named_with_the_culprit_they_m
     assert "it does not have the case" in reasons[machine.line[33]]
 
 
-def test_the_side_that_a_culprit_merged_is_searched_where_asked(
+def test_the_merged_side_of_a_culprit_is_searched_on_request(
     machine: Machine, tmp_path: Path
 ) -> None:
     result = searched(machine, tmp_path, HOST_SYNCS, enter_merges=True)
@@ -245,7 +245,7 @@ def test_a_search_of_a_merged_side_resumes_in_it(machine: Machine, tmp_path: Pat
     assert len(result.levels) == 2
 
 
-def test_an_outcome_is_a_criterion_and_an_invalid_environment_is_no_outcome(
+def test_an_outcome_is_a_criterion_but_an_invalid_environment_stops_the_search(
     machine: Machine, tmp_path: Path
 ) -> None:
     slow = f"STEP_S = {PLANTED.base_s * 1.10!r}"
@@ -270,7 +270,7 @@ def test_an_outcome_is_a_criterion_and_an_invalid_environment_is_no_outcome(
     assert "not fit" in report.sentence(result)
 
 
-def test_a_commit_whose_processes_say_nothing_is_left_out_after_three(
+def test_a_commit_without_a_reading_in_three_processes_is_skipped(
     machine: Machine, tmp_path: Path
 ) -> None:
     unsteady = machine.line[32]
@@ -294,7 +294,7 @@ def test_a_commit_whose_processes_say_nothing_is_left_out_after_three(
     assert len(taken) == TRIES
 
 
-def test_code_from_another_tree_is_no_reading_of_a_commit(machine: Machine, tmp_path: Path) -> None:
+def test_code_from_another_tree_is_a_path_mismatch(machine: Machine, tmp_path: Path) -> None:
     machine.breaks = lambda process: {"code": {"toysuites": "/elsewhere/toysuites/__init__.py"}}
 
     result = searched(machine, tmp_path, HOST_SYNCS)
@@ -303,7 +303,7 @@ def test_code_from_another_tree_is_no_reading_of_a_commit(machine: Machine, tmp_
     assert "good commit cannot be measured: path mismatch" in report.sentence(result)
 
 
-def test_ends_that_count_alike_name_nobody_and_say_what_they_count(
+def test_ends_with_equal_counts_find_no_commit_and_show_the_counts(
     machine: Machine, tmp_path: Path
 ) -> None:
     result = searched(machine, tmp_path, HOST_SYNCS, bad=2)
@@ -313,7 +313,7 @@ def test_ends_that_count_alike_name_nobody_and_say_what_they_count(
     assert report.sentence(result).endswith(f"(host_syncs: 1 at {ends}")
 
 
-def test_anchors_in_the_wrong_order_are_refused(machine: Machine) -> None:
+def test_ends_that_do_not_fit_are_refused(machine: Machine) -> None:
     repository = Repository.around(machine.repository)
 
     with pytest.raises(HarnessError, match="Exchange --good and --bad"):
@@ -325,7 +325,7 @@ def test_anchors_in_the_wrong_order_are_refused(machine: Machine) -> None:
         history.between(repository, side, "main")
 
 
-def test_the_history_goes_along_first_parents(machine: Machine) -> None:
+def test_the_history_follows_first_parents(machine: Machine) -> None:
     found = history.between(Repository.around(machine.repository), machine.line[0], "main")
 
     assert [c.sha for c in found] == list(machine.line)
@@ -333,7 +333,7 @@ def test_the_history_goes_along_first_parents(machine: Machine) -> None:
     assert found[10] == replace(found[10], subject="merge 10", author="A. Uthor")
 
 
-def test_what_a_build_made_is_shared_where_its_files_agree(
+def test_build_products_are_shared_if_the_key_files_are_equal(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -365,7 +365,7 @@ def begun_in(folder: Path) -> Journal:
     return Journal.create(folder, begun)
 
 
-def test_a_journal_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
+def test_a_journal_is_open_in_one_process_only(tmp_path: Path) -> None:
     with begun_in(tmp_path), pytest.raises(HarnessError, match="another process runs"):
         Journal.resume(tmp_path, "latest")
 
@@ -380,7 +380,7 @@ def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
         Journal.resume(tmp_path, "latest")
 
 
-def test_a_name_that_fits_none_says_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_bisection_lists_the_stored_ones(tmp_path: Path) -> None:
     with begun_in(tmp_path) as journal:
         name = journal.folder.name
     with pytest.raises(HarnessError, match=name):
