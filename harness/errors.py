@@ -2,6 +2,7 @@
 
 HarnessError            exit 2, one message, no traceback
     SuiteError          a suite file does not describe something runnable
+        CaseRefused     a workload refuses a case before it runs
     StoreError          a run is absent, unwritable, or was written by another schema
         AmbiguousRun    a name is the beginning of several runs' ids
     ProbeError          an instrument the suite requires is not readable
@@ -18,6 +19,7 @@ class HarnessError(Exception):
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(f"{problem}\n  {remedy}" if remedy else problem)
+        self.problem = problem
 
 
 class SuiteError(HarnessError):
@@ -31,13 +33,27 @@ class SuiteError(HarnessError):
         *,
         line: int = 0,
         column: int = 0,
-        refusal: str = "",
     ) -> None:
-        """`line` and `column` count from 1; 0 where the problem is the whole file. `refusal` is why
-        a workload refuses a case, without the place."""
-        self.refusal = refusal
+        """`line` and `column` count from 1; 0 where the problem is the whole file."""
         place = f"{path}:{line}:{column}" if line else f"{path}"
         super().__init__(f"{place}: {problem}", remedy)
+
+
+class CaseRefused(SuiteError):
+    """A workload refuses a case before it runs."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        case_id: str,
+        reason: str,
+        remedy: str = "",
+        *,
+        line: int = 0,
+        column: int = 0,
+    ) -> None:
+        super().__init__(path, f"case {case_id}: {reason}", remedy, line=line, column=column)
+        self.reason = reason
 
 
 class StoreError(HarnessError):

@@ -1,26 +1,25 @@
-"""What to measure next when a commit is looked for, and when to stop. Pure.
+"""Decides what to measure next in the search for the first bad commit, and when to stop. Pure.
 
-A search is told blocks and skipped commits, and asks for the next block or concludes. The same
-words in the same order lead to the same question, so that a search is resumed by telling it again
-what its journal holds.
+A search receives blocks and skipped commits; it requests the next block or concludes. The same
+input in the same order gives the same request, so replaying a journal resumes a search.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
 from harness.analysis import compare
 from harness.analysis.compare import Change, Comparison, Pair, Thresholds
 from harness.analysis.posterior import (
-    Cell,
+    CommitGroup,
     Grid,
+    LogReading,
     Posterior,
-    Reading,
-    cells,
+    groups,
     mistaken,
     most_informative,
 )
@@ -29,121 +28,177 @@ from harness.analysis.rank import Floats, hodges_lehmann
 SURE = 0.95
 """Probability at which the search stops and the culprit is confirmed."""
 ANCHOR_PAIRS = 6
-"""Of the anchors, before anything else: three whole A B B A blocks."""
+"""Pairs of the anchors (the good and the bad commit) measured first: three A B B A blocks."""
 MORE_PAIRS = 20
-"""New ones, where those leave open whether the anchors differ; and at most for a culprit."""
+"""New pairs if the first ones do not show a difference; also the most that confirm a culprit."""
 MAX_BLOCKS = 400
-"""Of the search. Readings that still do not agree by then fit no single step."""
+"""Of the search stage. Readings that still disagree by then do not fit a single step."""
+UP, DOWN = "bad over good", "good over bad"
+"""Case ids of a comparison: which side is the candidate."""
 
 
-class Stage(StrEnum):
+class BisectStage(StrEnum):
     ANCHORS = "anchors"
     SEARCH = "search"
     CONFIRM = "confirm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """One process of one commit."""
+class ProcessReading:
+    """The value that one process gave."""
 
     position: int
+    """Of a commit in the history; in a search for differences, the mask of a set."""
     value: float
-    """What was read, positive; for an exact criterion 1 where it holds, 0 where it does not."""
+    """Positive if the criterion has noise."""
     hz: float | None = None
-    """Mean SM clock meanwhile."""
+    """Mean SM clock during the process."""
     wall_s: float | None = None
 
 
-Block = tuple[Stage, tuple[Look, ...]]
+Block = tuple[BisectStage, tuple[ProcessReading, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class NextBlock:
     """A block to measure: one fresh process per position, in this order."""
 
-    stage: Stage
+    stage: BisectStage
     positions: tuple[int, ...]
     why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusion:
-    """The end of a search."""
+class CommitsConclusion:
+    """The result of a search for a commit."""
 
     reason: str
     culprits: tuple[int, ...] = ()
-    """The first bad commit; several where some cannot be measured; empty where none is named."""
+    """The first bad commit; several if some cannot be measured; empty if no commit was found."""
     good: int | None = None
     """The nearest measured commit before the culprit."""
     probability: float | None = None
     comparison: Comparison | None = None
-    """Of the culprit with that one before it."""
+    """Of the culprit with `good`."""
     confirmed: bool = False
 
     @property
     def found(self) -> bool:
-        """Whether one commit is named, and held against its parent."""
+        """Whether exactly one commit was found and confirmed against the commit before it."""
         return len(self.culprits) == 1 and self.confirmed
 
 
-class Search(Protocol):
-    """Looks for the first bad commit."""
+End = TypeVar("End", covariant=True)
 
-    last: int
+
+class Search(Protocol[End]):
+    """Decides from blocks what to measure next, or concludes."""
+
     skipped: set[int]
 
-    def add(self, stage: Stage, block: Sequence[Look]) -> None:
-        """Take in a block, as far as it was measured."""
+    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
+        """Take in a block, also an incomplete one."""
 
-    def next(self) -> Ask | Conclusion:
-        """What to measure next, or that nothing is."""
-
-    def probabilities(self) -> Floats:
-        """Of each position to be the first bad one, [last + 1]."""
+    def next(self) -> NextBlock | End:
+        """The next block to measure, or the conclusion."""
 
 
-# --- with noise --------------------------------------------------------------------------
+# --- criteria with noise -----------------------------------------------------------------
 
 
-class NoisySearch:
-    """By readings with noise: step times, above all."""
+class NoisyBlocks:
+    """The blocks of a search by readings with noise, and the comparison of two positions."""
+
+    def __init__(self, effect: float) -> None:
+        """`effect` is the smallest change to find, as a fraction."""
+        self.skipped: set[int] = set()
+        self.thresholds = Thresholds(
+            practical=effect / 2,
+            tolerance=effect,
+            stored_tolerance=max(effect, Thresholds().stored_tolerance),
+            screen_ratio=1 + 0.4 * effect,
+        )
+        self.blocks: list[Block] = []
+
+    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
+        self.blocks.append((stage, tuple(block)))
+
+    def pairs(self, stage: BisectStage, baseline: int, candidate: int) -> tuple[Pair, ...]:
+        """The complete pairs of two positions measured in a stage, in that order."""
+        found = []
+        for at, block in self.blocks:
+            by = {k.position: k for k in block}
+            if at is not stage or by.keys() != {baseline, candidate}:
+                continue
+            a, b = by[baseline], by[candidate]
+            pair = Pair(
+                baseline_s=a.value,
+                candidate_s=b.value,
+                baseline_hz=a.hz,
+                candidate_hz=b.hz,
+                wall_s=a.wall_s + b.wall_s if a.wall_s and b.wall_s else None,
+            )
+            found.append(pair)
+        return tuple(found)
+
+    def first_logs(self, baseline: int, candidate: int) -> list[float]:
+        """Log ratios of the first ANCHOR_PAIRS; empty until all of them are measured."""
+        pairs = self.pairs(BisectStage.ANCHORS, baseline, candidate)
+        found = [math.log(p.candidate_s / p.baseline_s) for p in pairs]
+        return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+
+    def confirm(
+        self, baseline: int, candidate: int, logs: Sequence[float], sign: float, why: str
+    ) -> Comparison | NextBlock:
+        """The gate's test of new pairs, repeated once if it does not confirm; or the next pair.
+
+        A step as large as `logs`, those of the anchors, fails the test once in a hundred. `sign`
+        is negative for a step down.
+        """
+        pairs = self.pairs(BisectStage.CONFIRM, baseline, candidate)
+        values = np.array(logs)
+        centre = abs(float(hodges_lehmann(values)))
+        needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, self.thresholds)
+        enough = min(math.ceil(1.6 * needed), MORE_PAIRS)
+        for start, count in ((0, enough), (enough, enough + MORE_PAIRS)):
+            if len(pairs) < count:
+                why = f"{why}, {count} pairs"
+                return in_turns(BisectStage.CONFIRM, (baseline, candidate), len(pairs), why)
+            found = judged(pairs[start:count], self.thresholds, sign=sign)
+            if found.change is Change.SLOWER:
+                break
+        return found
+
+
+class NoisySearch(NoisyBlocks):
+    """Finds the first bad commit by readings with noise, mainly step times."""
 
     def __init__(self, last: int, effect: float) -> None:
-        """`effect` is the smallest change worth finding, as a fraction."""
+        super().__init__(effect)
         self.last = last
-        self.skipped: set[int] = set()
-        self.thresholds = thresholds_for(effect)
-        self._blocks: list[Block] = []
         self._posterior: Posterior | None = None
         self._taken = 0
 
-    def add(self, stage: Stage, block: Sequence[Look]) -> None:
-        self._blocks.append((stage, tuple(block)))
-
-    def next(self) -> Ask | Conclusion:
+    def next(self) -> NextBlock | CommitsConclusion:
         if (asked := self._anchors()) is not None:
             return asked
         chances = self.probabilities()
-        best = max(cells(chances, self.skipped), key=lambda c: c.probability)
+        best = max(groups(chances, self.skipped), key=lambda c: c.probability)
         if best.probability >= SURE:
             return self._confirm(best)
         assert self._posterior is not None
         error = mistaken(self._posterior.step, self._posterior.scale)
         chosen = most_informative(chances, self.skipped, error)
-        searched = sum(stage is Stage.SEARCH for stage, _ in self._blocks)
+        searched = sum(stage is BisectStage.SEARCH for stage, _ in self.blocks)
         if chosen is None or searched >= MAX_BLOCKS:
             reason = f"after {searched} blocks no commit is more than {best.probability:.0%} likely"
-            return Conclusion(reason=reason)
+            return CommitsConclusion(reason=reason)
         position, bits = chosen
-        order = (0, position, self.last)
-        return Ask(
-            stage=Stage.SEARCH,
-            positions=order if searched % 2 == 0 else order[::-1],
-            why=f"most informative: {bits:.2f} bits expected",
-        )
+        why = f"most informative: {bits:.2f} bits expected"
+        return in_turns(BisectStage.SEARCH, (0, position, self.last), searched, why)
 
     def probabilities(self) -> Floats:
-        if not self._differences():
+        if not self.first_logs(0, self.last):
             return np.concatenate(([0.0], np.full(self.last, 1 / self.last)))
         self._learn()
         assert self._posterior is not None
@@ -151,7 +206,7 @@ class NoisySearch:
 
     @property
     def step(self) -> float | None:
-        """Log of bad over good, as all blocks have it; None before the anchors are measured."""
+        """Log of bad over good from all blocks; None before the anchors are measured."""
         self.probabilities()
         return self._posterior.step if self._posterior else None
 
@@ -163,51 +218,41 @@ class NoisySearch:
 
     # --- the anchors ---
 
-    def _differences(self) -> list[float]:
-        """Log of bad over good of the first pairs; empty until there are ANCHOR_PAIRS."""
-        pairs = pairs_of(self._blocks, 0, self.last, Stage.ANCHORS)
-        return first_logs(pairs)
-
-    def _anchors(self) -> Ask | Conclusion | None:
-        """What is still to be known of the anchors; None where they differ."""
-        pairs = pairs_of(self._blocks, 0, self.last, Stage.ANCHORS)
+    def _anchors(self) -> NextBlock | CommitsConclusion | None:
+        """The next block of the anchors, or that they do not differ; None once they differ."""
+        pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)
         found = differ(pairs, self.thresholds)
         if found is True:
             return None
         if found is not None:
-            said = f"good and bad do not differ as stated: {found.reason}"
+            reason = f"good and bad do not differ on this machine: {found.reason}"
             if found.smallest_effect is not None:
-                said += f"; a change of {found.smallest_effect:.1%} would have been seen"
-            return Conclusion(reason=said, comparison=found)
-        order = (0, self.last) if len(pairs) % 2 == 0 else (self.last, 0)
-        return Ask(stage=Stage.ANCHORS, positions=order, why="do good and bad differ here?")
+                reason += f"; a change of {found.smallest_effect:.1%} would have been seen"
+            return CommitsConclusion(reason=reason, comparison=found)
+        why = "do good and bad differ on this machine?"
+        return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), why)
 
     def _learn(self) -> None:
-        """Take the blocks in that came since."""
+        """Take in the new blocks."""
         if self._posterior is None:
-            self._posterior = Posterior(self.last, Grid.around(self._differences()))
-        for _, block in self._blocks[self._taken :]:
-            self._posterior.add([Reading(k.position, math.log(k.value)) for k in block])
-        self._taken = len(self._blocks)
+            self._posterior = Posterior(self.last, Grid.around(self.first_logs(0, self.last)))
+        for _, block in self.blocks[self._taken :]:
+            self._posterior.add([LogReading(k.position, math.log(k.value)) for k in block])
+        self._taken = len(self.blocks)
 
     # --- the confirmation ---
 
-    def _confirm(self, cell: Cell) -> Ask | Conclusion:
-        pairs = pairs_of(self._blocks, cell.good, cell.bad, Stage.CONFIRM)
-        enough = pairs_to_confirm(self._differences(), self.thresholds)
-        found = confirmation(pairs, enough, self.thresholds, sign=self.step or 0.0)
-        if isinstance(found, int):
-            order = (cell.good, cell.bad)
-            return Ask(
-                stage=Stage.CONFIRM,
-                positions=order if len(pairs) % 2 == 0 else order[::-1],
-                why=f"{cell.probability:.1%} sure: against its parent, {found} pairs",
-            )
+    def _confirm(self, cell: CommitGroup) -> NextBlock | CommitsConclusion:
+        why = f"{cell.probability:.1%} sure: with the commit before it"
+        logs = self.first_logs(0, self.last)
+        found = self.confirm(cell.good, cell.bad, logs, self.step or 0.0, why)
+        if isinstance(found, NextBlock):
+            return found
         confirmed = found.change is Change.SLOWER
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
-            reason = f"{cell.probability:.1%} likely, but not confirmed: {reason}"
-        return Conclusion(
+            reason = f"{cell.probability:.1%} likely but not confirmed: {reason}"
+        return CommitsConclusion(
             reason=reason,
             culprits=cell.positions,
             good=cell.good,
@@ -217,51 +262,18 @@ class NoisySearch:
         )
 
 
-# --- two sides ---------------------------------------------------------------------------
+# --- comparisons of two positions --------------------------------------------------------
 
 
-def thresholds_for(effect: float) -> Thresholds:
-    """The gate's, for a change of this size."""
-    return Thresholds(
-        practical=effect / 2,
-        tolerance=effect,
-        stored_tolerance=max(effect, Thresholds().stored_tolerance),
-        screen_ratio=1 + 0.4 * effect,
-    )
-
-
-def pairs_of(
-    blocks: Sequence[Block], baseline: int, candidate: int, stage: Stage
-) -> tuple[Pair, ...]:
-    """The whole pairs of two positions that were taken in a stage, in the order taken."""
-    found = []
-    for at, block in blocks:
-        by = {k.position: k for k in block}
-        if at is not stage or by.keys() != {baseline, candidate}:
-            continue
-        a, b = by[baseline], by[candidate]
-        wall = a.wall_s + b.wall_s if a.wall_s and b.wall_s else None
-        found.append(
-            Pair(
-                baseline_s=a.value,
-                candidate_s=b.value,
-                baseline_hz=a.hz,
-                candidate_hz=b.hz,
-                wall_s=wall,
-            )
-        )
-    return tuple(found)
-
-
-def first_logs(pairs: Sequence[Pair]) -> list[float]:
-    """Log ratios of the first ANCHOR_PAIRS; empty until there are so many."""
-    found = [math.log(p.candidate_s / p.baseline_s) for p in pairs]
-    return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, why: str) -> NextBlock:
+    """The next block of some positions, forwards and backwards in turns."""
+    order = positions if taken % 2 == 0 else positions[::-1]
+    return NextBlock(stage=stage, positions=order, why=why)
 
 
 def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Comparison | None:
-    """Whether two sides differ: True, or the comparison that says they do not; None asks for
-    another pair."""
+    """Whether two positions differ: True, or the comparison that denies it; None requests another
+    pair."""
     if len(pairs) < ANCHOR_PAIRS:
         return None
     first = compare.time_logs(pairs[:ANCHOR_PAIRS])
@@ -276,31 +288,8 @@ def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Com
     return True if found.change is Change.SLOWER else found
 
 
-def pairs_to_confirm(logs: Sequence[float], thresholds: Thresholds) -> int:
-    """So many that a step as the anchors show it fails the test once in a hundred."""
-    values = np.array(logs)
-    centre = abs(float(hodges_lehmann(values)))
-    needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, thresholds)
-    return min(math.ceil(1.6 * needed), MORE_PAIRS)
-
-
-def confirmation(
-    pairs: Sequence[Pair], enough: int, thresholds: Thresholds, *, sign: float
-) -> Comparison | int:
-    """The gate's test of new pairs, once more where the first does not confirm; or how many pairs
-    it wants."""
-    for count in (enough, enough + MORE_PAIRS):
-        if len(pairs) < count:
-            return count
-        tested = pairs[0 if count == enough else enough : count]
-        found = judged(tested, thresholds, sign=sign)
-        if found.change is Change.SLOWER:
-            break
-    return found
-
-
 def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Comparison:
-    """The gate's test; where the step goes down, of the sides in exchange."""
+    """The gate's test; for a step down (`sign` < 0) with the two sides exchanged."""
     if sign < 0:
         pairs = [
             Pair(
@@ -312,41 +301,52 @@ def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Com
             )
             for p in pairs
         ]
-    name = "good over bad" if sign < 0 else "bad over good"
+    name = DOWN if sign < 0 else UP
     return compare.judge({name: compare.statistics(pairs, thresholds)}, thresholds)[name]
 
 
-# --- without -----------------------------------------------------------------------------
+def change(found: Comparison) -> tuple[float, float | None, float | None]:
+    """Ratio of bad over good and its bounds, also if the sides were exchanged."""
+    if found.case_id != DOWN:
+        return found.ratio, found.low, found.high
+    low, high = (None if bound is None else 1 / bound for bound in (found.high, found.low))
+    return 1 / found.ratio, low, high
+
+
+# --- exact criteria ----------------------------------------------------------------------
 
 
 class ExactSearch:
-    """By a criterion without noise: plain bisection, one process a commit."""
+    """Finds the first bad commit by an exact criterion: plain bisection, one process a commit.
+
+    A commit is bad if its value is nearer to that of the bad anchor than to that of the good one.
+    """
 
     def __init__(self, last: int) -> None:
         self.last = last
         self.skipped: set[int] = set()
-        self._bad: dict[int, bool] = {}
+        self._values: dict[int, float] = {}
 
-    def add(self, stage: Stage, block: Sequence[Look]) -> None:
-        for look in block:
-            self._bad[look.position] = bool(look.value)
+    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
+        for reading in block:
+            self._values[reading.position] = reading.value
 
-    def next(self) -> Ask | Conclusion:
-        for anchor, name, wanted in ((0, "good", False), (self.last, "bad", True)):
-            if anchor not in self._bad:
-                why = f"is the {name} commit {name} here?"
-                return Ask(stage=Stage.ANCHORS, positions=(anchor,), why=why)
-            if self._bad[anchor] is not wanted:
-                return Conclusion(reason=f"the commit said to be {name} is not, by this criterion")
+    def next(self) -> NextBlock | CommitsConclusion:
+        for anchor, name in ((0, "good"), (self.last, "bad")):
+            if anchor not in self._values:
+                why = f"value of the {name} commit on this machine"
+                return NextBlock(stage=BisectStage.ANCHORS, positions=(anchor,), why=why)
+        if self._values[0] == self._values[self.last]:
+            return CommitsConclusion(reason="good and bad do not differ on this machine")
         low, high = self._bounds()
         chosen = most_informative(self.probabilities(), self.skipped, 0.0)
         if chosen is not None:
             left = high - low - 1
-            why = f"the middle of {left} commit{'s'[: left != 1]} that may still be it"
-            return Ask(stage=Stage.SEARCH, positions=(chosen[0],), why=why)
+            why = f"the middle of {left} possible commit{'s'[: left != 1]}"
+            return NextBlock(stage=BisectStage.SEARCH, positions=(chosen[0],), why=why)
         culprits = tuple(range(low + 1, high + 1))
-        return Conclusion(
-            reason=f"bad, and the commit before {'it' if len(culprits) == 1 else 'them'} is good",
+        return CommitsConclusion(
+            reason="the commit before it is good",
             culprits=culprits,
             good=low,
             probability=1.0,
@@ -360,7 +360,13 @@ class ExactSearch:
         return chances
 
     def _bounds(self) -> tuple[int, int]:
-        """The first bad commit known, and the last good one before it."""
-        high = min((p for p, bad in self._bad.items() if bad), default=self.last)
-        low = max((p for p, bad in self._bad.items() if not bad and p < high), default=0)
+        """The last known good commit and the first known bad one after it."""
+        bad = {p for p in self._values if self._is_bad(p)}
+        high = min(bad, default=self.last)
+        low = max((p for p in self._values if p < high), default=0)
         return low, max(high, low + 1)
+
+    def _is_bad(self, position: int) -> bool:
+        value, good = self._values[position], self._values[0]
+        bad = self._values.get(self.last, good)
+        return abs(value - bad) < abs(value - good)

@@ -1,7 +1,7 @@
-"""What makes a commit bad: a reading with noise, or an exact one.
+"""The criterion of a bisection: a metric, which has noise, or an exact one.
 
-A metric's reading goes into statistics. A counter, an outcome and a kernel are exact: one process
-tells, and a commit is bad where its value lies nearer to that of the bad anchor.
+Readings of a metric are compared by statistics. A counter, an outcome and a kernel are exact: one
+process is enough, and a commit is bad if its value is nearer to that of the bad commit.
 """
 
 import statistics
@@ -14,12 +14,12 @@ from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome
 from harness.what_ran import COUNTERS, MAX_USES
 
 METRICS = ("step_s", "peak_memory_bytes")
-"""Metrics that one process of any case reads; a program may tell more."""
+"""Metrics that every process has; a program may report more."""
 UNPROFILED = ("dispatched_ops", "host_syncs")
 """Counters that need no profiler."""
 
 
-class Kind(StrEnum):
+class CriterionKind(StrEnum):
     METRIC = "metric"
     COUNTER = "counter"
     OUTCOME = "outcome"
@@ -28,25 +28,25 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criterion:
-    """By what commits are told apart."""
+    """What distinguishes good from bad."""
 
-    kind: Kind
+    kind: CriterionKind
     name: str
-    """Of the metric or the counter; the outcome; a pattern (fnmatch) of kernels and operators."""
+    """The metric or counter; the outcome; or a pattern (fnmatch) of kernels and operators."""
 
     @property
     def exact(self) -> bool:
-        return self.kind is not Kind.METRIC
+        return self.kind is not CriterionKind.METRIC
 
     def __str__(self) -> str:
-        return self.name if self.kind is Kind.METRIC else f"{self.kind} {self.name}"
+        return self.name if self.kind is CriterionKind.METRIC else f"{self.kind} {self.name}"
 
 
 class Unreadable(Exception):
-    """A process says nothing of the criterion."""
+    """A process has no value for the criterion."""
 
     def __init__(self, reason: str, *, again: bool = False) -> None:
-        """`again`: another process of the same commit may."""
+        """`again`: another process of the same commit may have one."""
         super().__init__(reason)
         self.again = again
 
@@ -59,28 +59,30 @@ def chosen(
     outcome: str | None = None,
     kernel: str | None = None,
 ) -> Criterion:
-    """The one criterion of a command line; the step time where none is named.
+    """The criterion of a command line; the step time by default.
 
     Raises:
-        HarnessError: Two are named, or one that the case does not have.
+        HarnessError: Several are given, or the case does not have it.
     """
     given = {
-        Kind.METRIC: metric,
-        Kind.COUNTER: counter,
-        Kind.OUTCOME: outcome,
-        Kind.KERNEL: kernel,
+        CriterionKind.METRIC: metric,
+        CriterionKind.COUNTER: counter,
+        CriterionKind.OUTCOME: outcome,
+        CriterionKind.KERNEL: kernel,
     }
     named = {kind: name for kind, name in given.items() if name}
     if len(named) > 1:
         raise HarnessError(
             f"{' and '.join(f'--{k}' for k in named)}: a bisection has one criterion",
-            "Bisect twice.",
+            "Run one bisection for each.",
         )
-    kind, name = next(iter(named.items()), (Kind.METRIC, METRICS[0]))
+    kind, name = next(iter(named.items()), (CriterionKind.METRIC, METRICS[0]))
     known = {
-        Kind.METRIC: (*METRICS, *_told(case)),
-        Kind.COUNTER: COUNTERS,
-        Kind.OUTCOME: tuple(o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT),
+        CriterionKind.METRIC: (*METRICS, *_reported(case)),
+        CriterionKind.COUNTER: COUNTERS,
+        CriterionKind.OUTCOME: tuple(
+            o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT
+        ),
     }.get(kind)
     if known is not None and name not in known:
         raise HarnessError(
@@ -89,31 +91,31 @@ def chosen(
     return Criterion(kind=kind, name=name)
 
 
-def _told(case: Case) -> tuple[str, ...]:
-    """Metrics that a case's program tells of itself."""
+def _reported(case: Case) -> tuple[str, ...]:
+    """Metrics that a case's program reports."""
     readings = case.program.readings if case.program else ()
     return tuple(r.metric for r in readings if r.metric not in METRICS)
 
 
 def prepared(case: Case, criterion: Criterion) -> Case:
-    """The case, as it is measured for this criterion."""
+    """The case with the settings to measure this criterion."""
     settings = replace(case.settings, processes=1)
     match criterion.kind:
-        case Kind.METRIC:
+        case CriterionKind.METRIC:
             settings = replace(settings, census=False)
-        case Kind.COUNTER:
-            # A program counts in its census or not at all.
+        case CriterionKind.COUNTER:
+            # A program is counted only in its profiled process.
             census = case.program is not None or criterion.name not in UNPROFILED
             settings = _quick(settings, census=census)
-        case Kind.KERNEL:
+        case CriterionKind.KERNEL:
             settings = _quick(settings, census=True)
-        case Kind.OUTCOME:
-            pass  # a path mismatch is seen by the census
+        case CriterionKind.OUTCOME:
+            pass  # the profile detects a path mismatch
     return replace(case, settings=settings)
 
 
 def _quick(settings: MeasureSettings, *, census: bool) -> MeasureSettings:
-    """As few runs as there can be: nothing is timed, and what is wrong can be counted too."""
+    """The fewest steps: nothing is timed, and an incorrect commit can be counted too."""
     return replace(
         settings,
         min_samples=1,
@@ -130,37 +132,37 @@ def read(criterion: Criterion, measurement: Measurement, min_samples: int) -> fl
     """The value of the criterion in one process.
 
     Raises:
-        Unreadable: It has none.
+        Unreadable: It has no value.
     """
-    if criterion.kind is Kind.OUTCOME and (
+    if criterion.kind is CriterionKind.OUTCOME and (
         measurement.outcome.value == criterion.name
         or measurement.outcome is not Outcome.UNSUPPORTED
     ):
         return float(measurement.outcome.value == criterion.name)
     if measurement.outcome is not Outcome.OK:
-        said = measurement.detail.strip().partition("\n")[0]
-        raise Unreadable(f"{str(measurement.outcome).replace('_', ' ')}: {said}")
+        detail = measurement.detail.strip().partition("\n")[0]
+        raise Unreadable(f"{str(measurement.outcome).replace('_', ' ')}: {detail}")
     match criterion.kind:
-        case Kind.COUNTER:
+        case CriterionKind.COUNTER:
             return _counter(criterion.name, measurement)
-        case Kind.KERNEL:
+        case CriterionKind.KERNEL:
             return _kernel(criterion.name, measurement)
     return _metric(criterion.name, measurement, min_samples)
 
 
 def _metric(name: str, measurement: Measurement, min_samples: int) -> float:
     if not measurement.is_evidence(min_samples):
-        raise Unreadable("too few samples are left once the disturbed ones are out", again=True)
+        raise Unreadable("too few undisturbed samples", again=True)
     if measurement.steady is False:
-        raise Unreadable("it found no steady state", again=True)
+        raise Unreadable("it did not reach a steady state", again=True)
     if name == "step_s":
         return statistics.median(measurement.kept_s)
-    told = measurement.readings.get(name, ())
-    value = statistics.median(told) if told else measurement.peak_memory_bytes
-    if value is None or (name != "peak_memory_bytes" and not told):
+    reported = measurement.readings.get(name, ())
+    value = statistics.median(reported) if reported else measurement.peak_memory_bytes
+    if value is None or (name != "peak_memory_bytes" and not reported):
         raise Unreadable(f"its {name} is unknown")
     if value <= 0:
-        raise Unreadable(f"its {name} is {value:g}, which has no ratio to another")
+        raise Unreadable(f"its {name} is {value:g}; a ratio needs a positive value")
     return float(value)
 
 
@@ -168,22 +170,24 @@ def _counter(name: str, measurement: Measurement) -> float:
     counters = measurement.counters
     value = None if counters is None else getattr(counters, name)
     if counters is None or value is None:
-        why = counters.unknown.get(name, "its worker counted nothing") if counters else "no counts"
+        why = (
+            counters.unknown.get(name, "its worker did not count it") if counters else "no counters"
+        )
         raise Unreadable(f"{name} is unknown: {why}")
     if name in counters.differing:
-        raise Unreadable(f"two steps differ in {name}")
+        raise Unreadable(f"{name} differs between two steps")
     return float(value)
 
 
 def _kernel(pattern: str, measurement: Measurement) -> float:
     census = measurement.census
     if census is None or census.skipped:
-        raise Unreadable(f"what ran is unknown: {census.skipped if census else 'no census'}")
+        raise Unreadable(f"it has no profile: {census.skipped if census else 'not recorded'}")
     uses = (census.kernels, census.operators)
     if any(fnmatchcase(use.name, pattern) for group in uses for use in group):
         return 1.0
     if census.no_kernels and measurement.clock is not Clock.HOST:
         raise Unreadable(f"its kernels are unknown: {census.no_kernels}", again=True)
     if any(len(group) >= MAX_USES for group in uses):
-        raise Unreadable(f"no name among the {MAX_USES} recorded fits, and more may have run")
+        raise Unreadable(f"none of the {MAX_USES} recorded names matches, but more may have run")
     return 0.0

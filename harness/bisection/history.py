@@ -29,16 +29,16 @@ class Commit:
 
 
 def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
-    """From the good commit to the bad one; of a merge only the side that was merged into.
+    """The commits from the good one to the bad one along first parents.
 
     Raises:
-        HarnessError: One of them is none, or the good one is no ancestor by first parents.
+        HarnessError: One of them is not a commit, or the good one is not a first-parent ancestor.
     """
     first, last = repository.commit(good), repository.commit(bad)
     if first == last:
         raise HarnessError(
             f"good and bad are the same commit, {first[:10]}",
-            "Two runs of one commit that differ: harness bisect --runs A B.",
+            "To compare two runs of one commit: harness bisect --runs A B",
         )
     text = repository.ask(
         "log", "--first-parent", "--reverse", f"--format={_FORMAT}", last, f"^{first}", "--"
@@ -46,19 +46,19 @@ def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
     listed = [_commit(line) for line in text.splitlines()]
     if not listed:
         raise HarnessError(
-            f"bad {last[:10]} comes before good {first[:10]}", "Exchange --good and --bad."
+            f"bad {last[:10]} is older than good {first[:10]}", "Exchange --good and --bad."
         )
     if listed[0].parents[:1] != (first,):
         start = listed[0].parents[0][:10] if listed[0].parents else "nothing"
         raise HarnessError(
-            f"good {first[:10]} is not on the line of first parents of bad {last[:10]}",
-            f"That line leaves the good commit's history at {start}: is that one good?",
+            f"good {first[:10]} is not a first-parent ancestor of bad {last[:10]}",
+            f"If {start} is good, use it: the first parents of bad meet the history of good there.",
         )
     return (_commit(repository.ask("log", "-1", f"--format={_FORMAT}", first, "--")), *listed)
 
 
 def merged_side(repository: Repository, merge: Commit) -> tuple[Commit, ...]:
-    """What a merge brought in, from where it parted; empty where that has no line of its own."""
+    """The commits that a merge brought in, from the merge base; empty if they are not one line."""
     into, merged = merge.parents[:2]
     try:
         parted = repository.merge_base(into, merged)
@@ -68,7 +68,7 @@ def merged_side(repository: Repository, merge: Commit) -> tuple[Commit, ...]:
 
 
 def summary(repository: Repository, commit: Commit) -> str:
-    """Which files a commit changed, and by how much; of a merge, against its first parent."""
+    """The files that a commit changed, and by how much; for a merge against its first parent."""
     return repository.ask(
         "show", "--stat=100", "--format=", "--first-parent", "--no-ext-diff", commit.sha, "--"
     )

@@ -1,12 +1,12 @@
-"""A bisection on disk: a folder, and in it one JSON line for each thing that was learnt.
+"""A bisection on disk: a folder with a file of JSON lines.
 
     reports/bisects/20261121-161530-train-5f0c/
-        state.jsonl   the request, then every reading, every commit left out, every merge entered
+        state.jsonl   the request, then every process, every skipped place, every merge entered
         log.txt       the same for a person, with times
         logs/         output of the worker processes and of builds
 
-A line is on the disk before the next process starts. A kill at any moment loses the measurement
-in flight, and the search goes on from what stands here.
+Each line is on the disk before the next process starts. A kill loses only the process that is
+running; the search resumes from these lines.
 """
 
 import fcntl
@@ -23,9 +23,9 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from harness import store
-from harness.analysis.search import Stage
-from harness.bisection.causes import Cause
+from harness.analysis.search import BisectStage
 from harness.bisection.criteria import Criterion
+from harness.bisection.differences import CaseDifference
 from harness.bisection.history import Commit
 from harness.errors import StoreError
 from harness.records import Case, Environment, Measurement, Suite
@@ -38,81 +38,86 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """How a commit is made ready to be measured."""
+    """How a commit is built before it is measured."""
 
     command: str = ""
-    """For a shell, in the commit's worktree; empty where nothing is to be built."""
+    """For a shell, in the commit's worktree; empty if nothing is to be built."""
     key: tuple[str, ...] = ()
-    """Patterns of the files that what is built depends on. Commits in which these are the same
-    share what was built; without any, every commit is built for itself."""
+    """Patterns of the files that the build depends on. Commits in which these are the same share
+    the products; without patterns, every commit is built."""
     timeout_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The first line: all that a resumed search must know."""
+class BisectRequest:
+    """The first line: everything that a resumed search needs."""
 
     schema: int = SCHEMA_VERSION
     started_at: str
     suite: Suite
-    """With the one case."""
+    """With only the one case."""
     case: Case
-    """As it is measured."""
+    """With the settings that it is measured with."""
     criterion: Criterion
     effect: float
     build: Build = field(default_factory=Build)
     roots: tuple[str, ...] = (".",)
     """Folders of a tree that its code is imported from."""
     environment: Environment | None = None
-    """Where it was begun."""
+    """Of the machine that it started on."""
+    repository: str = ""
     command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begun(Request):
-    """Which commit was it?"""
+class CommitsRequest(BisectRequest):
+    """A search for the first bad commit."""
 
-    repository: str
     history: tuple[Commit, ...]
     """First the good commit, last the bad one."""
     enter_merges: bool = False
 
+    def __str__(self) -> str:
+        return f"{len(self.history) - 1} commits, by {self.criterion}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CausesBegun(Request):
-    """Which difference of two runs was it? The case is the first run's."""
+class DifferencesRequest(BisectRequest):
+    """A search for the differences of two runs. The case is that of the first run."""
 
     runs: tuple[str, str]
-    """Their ids, the first one's first."""
+    """Their ids."""
     other: Case
-    """The second run's case, as it is measured."""
-    causes: tuple[Cause, ...]
-    """What is varied, the most suspect first."""
+    """The case of the second run."""
+    causes: tuple[CaseDifference, ...]
+    """The differences that are varied, the most likely cause first."""
     environments: tuple[Environment, Environment]
-    """In which they were made."""
+    """Of the two runs."""
     inherited: Mapping[str, str] = field(default_factory=dict)
-    """Variables that both runs and this machine have alike."""
+    """Variables with the same value in both runs and on this machine."""
     commit: str = ""
-    """Of both runs; empty where the code is measured as it lies in the working tree."""
-    repository: str = ""
+    """Of both runs; empty if the code of the working tree is measured."""
+
+    def __str__(self) -> str:
+        return f"{len(self.causes)} differences, by {self.criterion}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class Measured:
     """One process."""
 
     level: int
-    """0 is the history asked for, 1 the merged side of its culprit, and so on."""
+    """0 is the requested history, 1 the merged side of its culprit, and so on."""
     block: int
-    stage: Stage
+    stage: BisectStage
     position: int
     commit: str
     measurement: Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A commit that cannot be measured."""
+class Skipped:
+    """A commit or a set of differences that cannot be measured."""
 
     level: int
     position: int
@@ -121,47 +126,47 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
-    """The merged side of a culprit is searched in its turn."""
+class MergeEntered:
+    """The merged side of a culprit, which is searched next."""
 
     merge: str
     history: tuple[Commit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
-    """Something a reader of the result must know: it was resumed, the machine has changed."""
+class Note:
+    """A fact for the reader of the result: the search was resumed, the machine has changed."""
 
     at: str
     text: str
 
 
-Line = Begun | CausesBegun | Taken | LeftOut | Entered | Noted
+JournalLine = CommitsRequest | DifferencesRequest | Measured | Skipped | MergeEntered | Note
 KINDS: dict[str, type[Any]] = {
-    "begun": Begun,
-    "causes_begun": CausesBegun,
-    "taken": Taken,
-    "left_out": LeftOut,
-    "entered": Entered,
-    "noted": Noted,
+    "begun": CommitsRequest,
+    "causes_begun": DifferencesRequest,
+    "taken": Measured,
+    "left_out": Skipped,
+    "entered": MergeEntered,
+    "noted": Note,
 }
 _ADAPTERS = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
 
 
 class Journal:
-    """One bisection's folder, and its only writer. Where workers' logs go, too."""
+    """The folder of one bisection, and its only writer. Workers' logs are stored there, too."""
 
-    def __init__(self, folder: Path, fd: int, lines: tuple[Line, ...]) -> None:
+    def __init__(self, folder: Path, fd: int, lines: tuple[JournalLine, ...]) -> None:
         self.folder = folder
         self.lines = list(lines)
         self._fd = fd
 
     @classmethod
-    def create(cls, root: Path, begun: Begun | CausesBegun) -> "Journal":
-        """Begin a bisection in a new folder.
+    def create(cls, root: Path, begun: CommitsRequest | DifferencesRequest) -> "Journal":
+        """Start a bisection in a new folder.
 
         Raises:
-            StoreError: It cannot be made or written.
+            StoreError: It cannot be created or written.
         """
         what = re.sub(r"[^a-z0-9]+", "-", begun.case.case_id.lower()).strip("-")[:32].rstrip("-")
         name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
@@ -172,8 +177,8 @@ class Journal:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise StoreError(
-                f"cannot begin a bisection in {folder}: {error.strerror}",
-                "Name a folder that can be written with --state.",
+                f"cannot start a bisection in {folder}: {error.strerror}",
+                "Give a writable folder with --state.",
             ) from error
         journal = cls(folder, fd, ())
         journal.write(begun)
@@ -183,10 +188,10 @@ class Journal:
 
     @classmethod
     def resume(cls, root: Path, name: str) -> "Journal":
-        """Go on with one; a last line that was cut short is removed.
+        """Open the journal of a bisection; an incomplete last line is removed.
 
         Raises:
-            StoreError: There is none of that name, it is damaged, or another process has it.
+            StoreError: It does not exist, is damaged, or another process uses it.
         """
         folder = find(root, name)
         try:
@@ -202,7 +207,7 @@ class Journal:
         except BlockingIOError:
             os.close(fd)
             raise StoreError(
-                f"bisection {folder.name} is carried on by another process", "Stop it first."
+                f"another process runs bisection {folder.name}", "Stop that process first."
             ) from None
         except BaseException:  # Ctrl-C included: the descriptor holds the lock
             os.close(fd)
@@ -216,16 +221,16 @@ class Journal:
         os.close(self._fd)
 
     @property
-    def request(self) -> Begun | CausesBegun:
+    def request(self) -> CommitsRequest | DifferencesRequest:
         first = self.lines[0]
-        assert isinstance(first, Begun | CausesBegun)
+        assert isinstance(first, CommitsRequest | DifferencesRequest)
         return first
 
-    def write(self, line: Line) -> None:
-        """Keep a line; it is on the disk when this returns.
+    def write(self, line: JournalLine) -> None:
+        """Add a line; it is on the disk when this returns.
 
         Raises:
-            StoreError: It could not be written; the lines before it stay.
+            StoreError: It could not be written; the lines before it are kept.
         """
         kind = next(k for k, record in KINDS.items() if isinstance(line, record))
         fields = _ADAPTERS[kind].dump_python(line, mode="json")
@@ -235,19 +240,19 @@ class Journal:
         except OSError as error:
             raise StoreError(
                 f"cannot write {self.folder / STATE}: {error.strerror}",
-                f"Make room, then: harness bisect --resume {self.folder.name}",
+                f"Free some space, then: harness bisect --resume {self.folder.name}",
             ) from error
         self.lines.append(line)
 
     def log(self, text: str) -> None:
-        """Keep a sentence for a person."""
+        """Add a sentence to the log."""
         with (self.folder / LOG).open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now(UTC):%H:%M:%S} {text}\n")
 
     # --- harness.execution.runner.Writer ---
 
     def append(self, measurement: Measurement) -> None:
-        """Nothing: `write` keeps a measurement, with its commit."""
+        """Does nothing: `write` stores a measurement with its commit."""
 
     def log_path(self, case_id: str, process: int) -> Path:
         path = self.folder / "logs" / f"{process}.log"
@@ -256,10 +261,10 @@ class Journal:
 
 
 def find(root: Path, name: str) -> Path:
-    """The folder of a bisection by its name, the start of one, `latest`, or its path.
+    """The folder of a bisection by its name, the start of its name, `latest`, or its path.
 
     Raises:
-        StoreError: There is none, or several.
+        StoreError: No bisection matches, or several do.
     """
     if (Path(name) / STATE).is_file():
         return Path(name)
@@ -269,25 +274,26 @@ def find(root: Path, name: str) -> Path:
         fits = folders[-1:]
     if len(fits) == 1:
         return fits[0]
-    known = ", ".join(f.name for f in folders[-3:]) or "none yet"
-    raise StoreError(f"{name!r} fits {len(fits)} bisections of {root}", f"There are: {known}.")
+    known = ", ".join(f.name for f in folders[-3:])
+    remedy = f"The latest are: {known}." if known else "No bisection is stored there."
+    raise StoreError(f"{name!r} matches {len(fits)} bisections in {root}", remedy)
 
 
-def _decoded(data: bytes, path: Path) -> Iterator[Line]:
+def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:
     lines = data.split(b"\n")[:-1]
     if not lines:
-        raise StoreError(f"{path} holds no whole line", f"Delete {path.parent}.")
+        raise StoreError(f"{path} has no complete line", f"Delete {path.parent}.")
     for number, text in enumerate(lines, 1):
-        remedy = "The file is damaged; begin anew."
+        remedy = "The file is damaged; start a new bisection."
         try:
             fields = json.loads(text)
             kind = fields.pop("kind")
             if kind.endswith("begun") and fields["schema"] != SCHEMA_VERSION:
-                remedy = f"This harness reads schema {SCHEMA_VERSION}."
+                remedy = f"This version reads schema {SCHEMA_VERSION}; start a new bisection."
                 raise ValueError(f"schema {fields['schema']}")
-            line: Line = _ADAPTERS[kind].validate_python(fields)
-            if (number == 1) != isinstance(line, Begun | CausesBegun):
-                raise ValueError("the request stands on the first line, and there alone")
+            line: JournalLine = _ADAPTERS[kind].validate_python(fields)
+            if (number == 1) != isinstance(line, CommitsRequest | DifferencesRequest):
+                raise ValueError("only the first line can be the request, and it must be")
         except (ValueError, KeyError, AttributeError, ValidationError) as error:
             problem = str(error).partition("\n")[0]
             raise StoreError(f"{path}:{number}: {problem}", remedy) from None

@@ -1,94 +1,78 @@
-"""What a journal holds of one search, as the search is told it."""
+"""Reads a journal's processes by the criterion, for the search."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
-from harness.analysis.search import Look, Stage
+from harness.analysis.search import ProcessReading, Search
 from harness.bisection import criteria
-from harness.bisection.criteria import Criterion, Unreadable
-from harness.bisection.journal import Journal, LeftOut, Taken
+from harness.bisection.criteria import Unreadable
+from harness.bisection.journal import Journal, Measured, Skipped
 from harness.gating.interleave import clock
 
 TRIES = 3
-"""Processes of one place that may say nothing, before it counts as one that cannot be measured."""
+"""Processes of one place without a reading, after which it counts as not measurable."""
 
 
-class Searching(Protocol):
-    """What a search is told. A place is a commit's position, or a set of differences."""
+class JournalReadings:
+    """Reads processes by the criterion and counts those without a reading.
 
-    skipped: set[int]
+    A place is a commit's position or the mask of a set of differences.
+    """
 
-    def add(self, stage: Stage, block: Sequence[Look]) -> None: ...
-
-
-class Readings:
-    """Reads processes by one criterion, and counts those that say nothing."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        level: int,
-        judged: Callable[[int, float], float] = lambda place, value: value,
-    ) -> None:
-        """`judged` makes of a place and what was read what the search is told."""
+    def __init__(self, journal: Journal, level: int) -> None:
         self._journal = journal
         self._level = level
-        self._judged = judged
         self.values: dict[int, list[float]] = {}
-        """Place -> what was read there, in the order taken."""
-
-        self._mute: dict[int, int] = {}
-
-    @property
-    def _criterion(self) -> Criterion:
-        return self._journal.request.criterion
+        """Place -> the values read there, in the order measured."""
+        self._unreadable: dict[int, int] = {}
 
     @property
-    def left_out(self) -> list[LeftOut]:
+    def skipped(self) -> tuple[Skipped, ...]:
         lines = self._journal.lines
-        return [x for x in lines if isinstance(x, LeftOut) and x.level == self._level]
+        return tuple(x for x in lines if isinstance(x, Skipped) and x.level == self._level)
 
-    def retell(self, search: Searching) -> None:
-        """Tell a fresh search all that was learnt before."""
-        search.skipped |= {x.position for x in self.left_out}
-        blocks: dict[int, list[Taken]] = {}
+    def replay(self, search: Search[Any]) -> None:
+        """Give a new search everything that the journal has."""
+        search.skipped |= {x.position for x in self.skipped}
+        blocks: dict[int, list[Measured]] = {}
         for line in self._journal.lines:
-            if isinstance(line, Taken) and line.level == self._level:
+            if isinstance(line, Measured) and line.level == self._level:
                 blocks.setdefault(line.block, []).append(line)
         for block in blocks.values():
-            looks = [k for line in block if (k := self.look(line)) is not None]
-            search.add(block[0].stage, looks)
+            readings = [r for line in block if (r := self.read(line)) is not None]
+            search.add(block[0].stage, readings)
 
-    def look(self, taken: Taken) -> Look | None:
-        """What a process says; None, and counted, where it says nothing."""
+    def read(self, measured: Measured) -> ProcessReading | None:
+        """The reading of a process; None, and counted, if it has none."""
         try:
-            value = self._read(taken)
+            value = self._value(measured)
         except Unreadable:
-            self._mute[taken.position] = self._mute.get(taken.position, 0) + 1
+            count = self._unreadable.get(measured.position, 0)
+            self._unreadable[measured.position] = count + 1
             return None
-        self.values.setdefault(taken.position, []).append(value)
-        return Look(
-            position=taken.position,
-            value=self._judged(taken.position, value),
-            hz=clock(taken.measurement),
-            wall_s=taken.measurement.wall_s or None,
+        self.values.setdefault(measured.position, []).append(value)
+        return ProcessReading(
+            position=measured.position,
+            value=value,
+            hz=clock(measured.measurement),
+            wall_s=measured.measurement.wall_s or None,
         )
 
-    def hopeless(self, taken: Taken) -> str:
-        """Why a place whose process said nothing cannot be measured; empty where another process
-        may say something."""
+    def why_skip(self, measured: Measured) -> str:
+        """Why the place of a process without a reading cannot be measured; empty if another process
+        may have one."""
         try:
-            self._read(taken)
+            self._value(measured)
         except Unreadable as error:
-            tries = TRIES * max(1, len(self.values.get(taken.position, ())))
-            if not (error.again and self._mute[taken.position] < tries):
+            tries = TRIES * max(1, len(self.values.get(measured.position, ())))
+            if not (error.again and self._unreadable[measured.position] < tries):
                 return str(error)
         return ""
 
     def first(self, place: int) -> bool:
-        """Whether no process has been there."""
-        return place not in self.values and place not in self._mute
+        """Whether no process of a place was measured yet."""
+        return place not in self.values and place not in self._unreadable
 
-    def _read(self, taken: Taken) -> float:
-        least = self._journal.request.case.settings.min_samples
-        return criteria.read(self._criterion, taken.measurement, least)
+    def _value(self, measured: Measured) -> float:
+        request = self._journal.request
+        least = request.case.settings.min_samples
+        return criteria.read(request.criterion, measured.measurement, least)

@@ -1,134 +1,104 @@
-"""What a bisection came to, for a person: one sentence, and a dated page of Markdown."""
+"""The result of a bisection for a person: one sentence, and a dated Markdown page."""
 
 import datetime
 import re
 import shlex
 import statistics
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import units
-from harness.bisection.cause_session import CausesResult
-from harness.bisection.criteria import Criterion, Kind
-from harness.bisection.session import Level, Result
+from harness.analysis.minimal import MovingSet
+from harness.analysis.search import change
+from harness.bisection.criteria import Criterion, CriterionKind
+from harness.bisection.session import CommitsResult, DifferencesResult, SearchedHistory
 from harness.ci.text import cell, clipped, code, plain
 from harness.errors import ReportError
 
-SHOWN = 0.001
-"""Probability from which a commit that was not measured is listed all the same."""
+TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
 
-def sentence(result: Result) -> str:
+def sentence(result: CommitsResult | DifferencesResult) -> str:
     """The answer."""
-    first, last = result.levels[0], result.levels[-1]
-    level = last if last.conclusion.found else first
-    conclusion, commits = level.conclusion, [level.history[p] for p in level.conclusion.culprits]
-    why = _why(level, result.begun.criterion)
-    if conclusion.found:
-        commit = commits[0]
-        where = "the first bad commit"
-        if level is not first:
-            where += f" on the side that {first.history[_at(first)].short} merged"
-        return f"{commit.short} is {where}, {plain(commit.subject)!r}: {why}"
-    if len(commits) > 1:
-        names = ", ".join(c.short for c in commits)
-        return f"the first bad commit is one of {names}; all but the last cannot be measured: {why}"
-    if commits:
-        return f"no commit is named; {commits[0].short} is the likeliest: {why}"
-    return f"no commit is named: {why}"
+    if isinstance(result, CommitsResult):
+        return _commits_sentence(result)
+    conclusion, criterion = result.conclusion, result.request.criterion
+    moved = (
+        f"{_title(criterion)} is moved by {'; '.join(_part(result, p) for p in conclusion.parts)}"
+    )
+    if result.found:
+        return moved
+    if conclusion.parts:
+        return f"{moved}; there may be other causes: {conclusion.reason}"
+    names = ", ".join(f.name for f in result.fixed) or "nothing that is recorded"
+    fixed = "" if result.resumable else f". Differences that cannot be varied here: {names}"
+    return f"no cause was found: {conclusion.reason}{fixed}"
 
 
-def _why(level: Level, criterion: Criterion) -> str:
-    """What the conclusion rests on."""
-    conclusion, found = level.conclusion, level.conclusion.comparison
-    if conclusion.confirmed and found is not None and conclusion.good is not None:
-        # Where the step went down, the sides were exchanged for the test.
-        down = found.case_id.startswith("good")
-        ratio = 1 / found.ratio if down else found.ratio
-        return (
-            f"{criterion} {ratio - 1:+.1%} against {level.history[conclusion.good].short} before "
-            f"it, in {found.pairs} new pairs (p = {found.p_value:.2g})"
-        )
-    ends = ((level.history[at].short, level.values[at]) for at in (0, -1))
-    read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)
-    if criterion.kind is Kind.COUNTER and not conclusion.culprits and read:
-        return f"{conclusion.reason} ({criterion.name}: {read})"
-    if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
-        return conclusion.reason
-    before, after = level.values[conclusion.good], level.values[_at(level)]
-    if not (before and after):
-        return conclusion.reason
-    at = level.history[conclusion.good].short
-    match criterion.kind:
-        case Kind.COUNTER:
-            return f"{criterion.name} is {after[0]:g}, and {before[0]:g} in {at} before it"
-        case Kind.OUTCOME if after[0] > before[0]:
-            return f"it ends {criterion.name}, and {at} before it does not"
-        case Kind.OUTCOME:
-            return f"it no longer ends {criterion.name}, as {at} before it does"
-        case _ if after[0] > before[0]:
-            return f"{criterion.name} runs, and in {at} before it does not"
-    return f"{criterion.name} no longer runs, as in {at} before it"
-
-
-def document(result: Result) -> dict[str, Any]:
-    """The same for a program."""
-    culprit = result.culprit
-    return {
+def document(result: CommitsResult | DifferencesResult) -> dict[str, Any]:
+    """The result for a program."""
+    common = {
         "bisection": result.folder.name,
         "folder": str(result.folder),
         "found": result.found,
-        "culprit": asdict(culprit) if culprit else None,
         "sentence": sentence(result),
-        "case": result.begun.case.case_id,
-        "criterion": asdict(result.begun.criterion),
+        "case": result.request.case.case_id,
+        "criterion": asdict(result.request.criterion),
         "processes": result.processes,
         "wall_s": result.wall_s,
         "resumable": result.resumable,
         "notes": result.notes,
-        "histories": [
+    }
+    if isinstance(result, CommitsResult):
+        culprit = result.culprit
+        levels = [_level_document(level) for level in result.levels]
+        return {**common, "culprit": asdict(culprit) if culprit else None, "histories": levels}
+    return {
+        **common,
+        "runs": list(result.request.runs),
+        "causes": [
             {
-                "conclusion": asdict(level.conclusion),
-                "step": level.step,
-                "noise": level.noise,
-                "commits": [
-                    {**asdict(c), "probability": p, "values": v}
-                    for c, p, v in zip(
-                        level.history, level.probabilities, level.values, strict=True
-                    )
-                ],
-                "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.left_out],
+                "differences": [asdict(c) for c in result.named(part.mask)],
+                "confirmed": part.confirmed,
+                "comparison": asdict(part.comparison) if part.comparison else None,
             }
-            for level in result.levels
+            for part in result.conclusion.parts
+        ],
+        "varied": [asdict(c) for c in result.request.causes],
+        "not_varied": [asdict(f) for f in result.fixed],
+        "measured": [
+            {
+                "differences": [c.name for c in result.named(mask)],
+                "values": list(values),
+                "moves": result.decided.get(mask),
+            }
+            for mask, values in result.values.items()
+        ],
+        "left_out": [
+            {"differences": [c.name for c in result.named(x.position)], "reason": x.reason}
+            for x in result.skipped
         ],
     }
 
 
-def write(result: Result, reports: Path, date: datetime.date) -> Path:
-    """Write the page; one more version where there is one of that date.
+def write(result: CommitsResult | DifferencesResult, reports: Path, date: datetime.date) -> Path:
+    """Write the page; as the next version if one of that date exists.
 
     Raises:
         ReportError: It cannot be written.
     """
-    return dated(reports, date, f"Bisect of {result.begun.case.case_id}", markdown(result, date))
-
-
-def dated(reports: Path, date: datetime.date, subject: str, text: str) -> Path:
-    """Write a page under a name that says when and of what, and which version it is.
-
-    Raises:
-        ReportError: It cannot be written.
-    """
-    subject = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject)
+    what = "Bisect of" if isinstance(result, CommitsResult) else "Causes in"
+    subject = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", f"{what} {result.request.case.case_id}")
     version = 1
     while True:
         path = reports / f"{date:%Y-%m-%d} Test Engineer Report - {subject} v{version}.md"
         try:
             reports.mkdir(parents=True, exist_ok=True)
             with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+                file.write(markdown(result, date))
             return path
         except FileExistsError:
             version += 1
@@ -136,97 +106,131 @@ def dated(reports: Path, date: datetime.date, subject: str, text: str) -> Path:
             raise ReportError(f"{path}: the report cannot be written: {error.strerror}") from error
 
 
-def reading(criterion: Criterion, value: float) -> str:
-    """A reading of the criterion, for a person."""
-    if criterion.kind is Kind.METRIC and criterion.name == "step_s":
-        return units.duration(value)
-    if criterion.kind is Kind.METRIC and criterion.name == "peak_memory_bytes":
-        return units.size(value)
-    if criterion.kind in (Kind.OUTCOME, Kind.KERNEL):
-        return "yes" if value else "no"
-    return f"{value:.6g}"
-
-
-def markdown(result: Result, date: datetime.date) -> str:
+def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> str:
     """The page as text."""
-    return "\n".join(_lines(result, date)) + "\n"
+    from harness.report import render  # slow: it imports matplotlib
+
+    criterion = result.request.criterion
+    values: dict[str, Any] = {
+        "result": result,
+        "commits": isinstance(result, CommitsResult),
+        "answer": sentence(result),
+        "date": date.isoformat(),
+        "command": shlex.join(result.request.command),
+        "because": lambda level: _because(level, criterion),
+        "reading": lambda values: _median(criterion, values),
+        "change": units.change,
+        "zip": zip,
+        "text": cell,
+        "code": code,
+        "block": lambda text: plain(clipped(text, 4000)).replace("```", "'''").strip("\n"),
+    }
+    if isinstance(result, DifferencesResult):
+        values |= {"moves": partial(_moves, result), "names": partial(_names, result)}
+    return render.rendered("bisection.md.j2", values)
 
 
-def measured(result: Result | CausesResult, what: str) -> Iterator[str]:
-    """Where and how a search measured `what`, and how it goes on: items of a list."""
-    if (here := result.begun.environment) is not None:
-        versions = ", ".join(f"{n} {here.versions.get(n)}" for n in ("torch", "triton", "python"))
-        yield f"- Measured on {cell(here.device_name)}, {cell(here.hostname)}; {versions}"
-    took = f"this command took {result.wall_s / 60:.1f} minutes"
-    yield f"- {result.processes} processes of {what}; {took}"
-    yield f"- Command: {code(shlex.join(result.begun.command))}"
-    yield f"- State, log and output of every process: {code(str(result.folder))}"
-    yield from (f"- Note: {cell(note)}" for note in result.notes)
-    if result.resumable:
-        yield f"- Go on with {code(f'harness bisect --resume {result.folder.name}')}"
+# --- a commit ----------------------------------------------------------------------------
 
 
-def _lines(result: Result, date: datetime.date) -> Iterator[str]:
-    begun = result.begun
-    yield f"# Bisect of {cell(begun.case.case_id)}"
-    yield ""
-    yield f"{date:%Y-%m-%d}. **{cell(sentence(result), 600)}**"
-    yield ""
-    yield f"- Criterion: {cell(str(begun.criterion))}"
-    good, bad = begun.history[0], begun.history[-1]
-    for name, commit in (("Good", good), ("Bad", bad)):
-        yield f"- {name}: {code(commit.short)} {cell(commit.subject)}"
-    read = sum(1 for level in result.levels for values in level.values if values)
-    yield from measured(result, f"{read} commits; {len(begun.history)} lie from good to bad")
-    for number, level in enumerate(result.levels):
-        yield from _level(level, number, result)
+def _commits_sentence(result: CommitsResult) -> str:
+    first, criterion = result.levels[0], result.request.criterion
+    level = [v for v in result.levels if v.conclusion.found][-1] if result.found else first
+    commits = [level.history[p] for p in level.conclusion.culprits]
+    because = _because(level, criterion)
+    if result.found:
+        merge = first.history[first.conclusion.culprits[-1]].short
+        side = "" if level is first else f" on the side that {merge} merged"
+        name = f"{commits[0].short} is the first bad commit{side}"
+        return f"{name} ({plain(commits[0].subject)}): {because}"
+    if len(commits) > 1:
+        names = ", ".join(c.short for c in commits)
+        return f"the first bad commit is one of {names}; only the last is measurable: {because}"
+    if commits:
+        return f"no commit is confirmed; {commits[0].short} is the most likely: {because}"
+    return f"no commit was found: {because}"
 
 
-def _level(level: Level, number: int, result: Result) -> Iterator[str]:
-    yield ""
-    yield "## The history" if number == 0 else f"## The side that was merged ({number})"
-    yield ""
-    yield f"Conclusion: {cell(_why(level, result.begun.criterion), 600)}."
-    if level.step is not None and level.noise is not None:
-        yield (
-            f"Bad over good is {level.step - 1:+.2%}; one process scatters by {level.noise:.2%}."
-        )
-    if level.conclusion.culprits:
-        commit = level.history[level.conclusion.culprits[-1]]
-        yield ""
-        yield f"{code(commit.sha)} by {cell(commit.author)}, {cell(commit.date)}:"
-        yield ""
-        yield "```text"
-        yield plain(commit.subject).replace("```", "'''")
-        if summary := result.summaries[number]:
-            yield ""
-            yield plain(clipped(summary, 4000)).replace("```", "'''")
-        yield "```"
-    yield ""
-    yield "| commit | | processes | reading | probability |"
-    yield "|:--|:--|--:|--:|--:|"
-    left_out = {x.position: x.reason for x in level.left_out}
-    for position, commit in enumerate(level.history):
-        values, chance = level.values[position], level.probabilities[position]
-        if not values and chance < SHOWN and position not in left_out:
-            continue
-        shown = reading(result.begun.criterion, statistics.median(values)) if values else ""
-        if position in left_out:
-            shown = "left out"
-        mark = " (merge)" if commit.merge else ""
-        yield (
-            f"| {code(commit.short)} | {cell(commit.subject, 80)}{mark} | {len(values) or ''} "
-            f"| {shown} | {chance:.1%} |"
-        )
-    if left_out:
-        yield ""
-        yield "Left out:"
-        yield ""
-        yield from (
-            f"- {code(level.history[p].short)}: {cell(reason, 500)}"
-            for p, reason in left_out.items()
-        )
+def _because(level: SearchedHistory, criterion: Criterion) -> str:
+    """What the conclusion of one history is based on."""
+    conclusion, found = level.conclusion, level.conclusion.comparison
+    if conclusion.confirmed and found is not None and conclusion.good is not None:
+        good = level.history[conclusion.good].short
+        moved = f"{_title(criterion)} {units.change(*change(found))} against {good} before it"
+        return f"{moved}, confirmed by {found.pairs} new pairs (p = {found.p_value:.2g})"
+    if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
+        ends = ((level.history[at].short, level.values[at]) for at in (0, -1))
+        read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)
+        if criterion.kind is CriterionKind.COUNTER and not conclusion.culprits and read:
+            return f"{conclusion.reason} ({criterion.name}: {read})"
+        return conclusion.reason
+    before, after = (level.values[p] for p in (conclusion.good, conclusion.culprits[-1]))
+    if not (before and after):
+        return conclusion.reason
+    at = f"{level.history[conclusion.good].short} before it"
+    match criterion.kind, after[0] > before[0]:
+        case CriterionKind.COUNTER, _:
+            return f"{criterion.name} is {after[0]:g}, but {before[0]:g} at {at}"
+        case CriterionKind.OUTCOME, True:
+            return f"it ends with {criterion.name}, but {at} does not"
+        case CriterionKind.OUTCOME, False:
+            return f"it does not end with {criterion.name}, but {at} does"
+        case _, True:
+            return f"{criterion.name} runs, but not at {at}"
+    return f"{criterion.name} does not run, but it does at {at}"
 
 
-def _at(level: Level) -> int:
-    return level.conclusion.culprits[-1]
+def _level_document(level: SearchedHistory) -> dict[str, Any]:
+    commits = zip(level.history, level.probabilities, level.values, strict=True)
+    return {
+        "conclusion": asdict(level.conclusion),
+        "step": level.step,
+        "noise": level.noise,
+        "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
+        "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.skipped],
+    }
+
+
+# --- differences -------------------------------------------------------------------------
+
+
+def _part(result: DifferencesResult, part: MovingSet) -> str:
+    names = " together with ".join(
+        f"{c} ({c.then} in the first run, {c.now} in the second)" for c in result.named(part.mask)
+    )
+    if (found := part.comparison) is not None:
+        sure = "confirmed by" if part.confirmed else "not confirmed by"
+        return f"{names}: {units.change(*change(found))}, {sure} {found.pairs} new pairs"
+    before, after = result.values.get(part.base), result.values.get(part.base | part.mask)
+    return f"{names}: {before[0]:g} becomes {after[0]:g}" if before and after else names
+
+
+def _moves(result: DifferencesResult, difference: int) -> str:
+    if any(difference in part.items for part in result.conclusion.parts):
+        return "**yes**"
+    return "no" if result.found or result.decided.get(1 << difference) is False else "unknown"
+
+
+def _names(result: DifferencesResult, mask: int) -> str:
+    if mask == (1 << len(result.request.causes)) - 1:
+        return "all"
+    return ", ".join(str(c) for c in result.named(mask)) or "none"
+
+
+def _title(criterion: Criterion) -> str:
+    return TITLES.get(criterion.name, str(criterion))
+
+
+def _median(criterion: Criterion, values: Sequence[float]) -> str:
+    """The median reading of the criterion; empty without values."""
+    if not values:
+        return ""
+    value = statistics.median(values)
+    match criterion.kind, criterion.name:
+        case CriterionKind.METRIC, "step_s":
+            return units.duration(value)
+        case CriterionKind.METRIC, "peak_memory_bytes":
+            return units.size(value)
+        case ((CriterionKind.OUTCOME | CriterionKind.KERNEL), _):
+            return "yes" if value else "no"
+    return f"{value:.6g}"

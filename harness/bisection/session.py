@@ -1,293 +1,286 @@
-"""Carries a bisection out: trees, processes, journal, and what came of it.
+"""Carries a search out: prepares, measures and records block after block until it concludes.
 
-What is decided is decided by harness.analysis.search, of what the journal holds; so a search that
-was killed goes on where it stood. The harness and the suite stay as they are here; what comes from
-each commit's worktree is the code that the suite's factory names, and all that it imports.
+The searches decide from what the journal has, so a search that was killed resumes from its journal.
+The harness and the suite are those of this checkout; a commit's worktree supplies the code that the
+suite's factory names, and all that it imports.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from harness.analysis.search import (
-    Ask,
-    Conclusion,
-    ExactSearch,
-    NoisySearch,
-    Search,
-)
-from harness.bisection import criteria, history
-from harness.bisection.bench import Bench, Means, Stopped, opened
+from harness.analysis.minimal import DifferencesConclusion, members
+from harness.analysis.search import CommitsConclusion, NextBlock, NoisySearch
+from harness.bisection import differences, history
+from harness.bisection.builds import BuildFailed, built_trees
 from harness.bisection.criteria import Unreadable
+from harness.bisection.differences import CaseDifference, FixedDifference
 from harness.bisection.history import Commit
-from harness.bisection.journal import Begun, Entered, Journal, LeftOut, Noted, Taken
-from harness.bisection.readings import Readings
-from harness.bisection.trees import NotBuilt, Trees, standing
-from harness.errors import HarnessError, SuiteError
+from harness.bisection.journal import (
+    CommitsRequest,
+    DifferencesRequest,
+    Journal,
+    Measured,
+    MergeEntered,
+    Note,
+    Skipped,
+)
+from harness.bisection.processes import Processes, Resources, Stopped, opened
+from harness.bisection.subjects import Commits, Differences, Subject
+from harness.errors import HarnessError
 from harness.gating.worktrees import Repository
-from harness.records import Outcome, Suite
+from harness.records import Outcome
+
+End = TypeVar("End")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class BisectResult:
+    """What every search returns."""
+
+    request: CommitsRequest | DifferencesRequest
+    folder: Path
+    processes: int
+    wall_s: float
+    """Of this command, without those that it resumes."""
+    notes: tuple[str, ...] = ()
+    resumable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedHistory:
     """One history that was searched."""
 
     history: tuple[Commit, ...]
-    conclusion: Conclusion
+    conclusion: CommitsConclusion
     probabilities: tuple[float, ...]
-    left_out: tuple[LeftOut, ...]
+    skipped: tuple[Skipped, ...]
     values: tuple[tuple[float, ...], ...]
-    """What was read of each commit, in the order taken."""
+    """Of each commit, in the order measured."""
     step: float | None = None
-    """Bad over good, as a ratio; None where the criterion is exact."""
+    """Bad over good, as a ratio; None if the criterion is exact."""
     noise: float | None = None
     """Of one process, as a fraction."""
+    summary: str = ""
+    """Which files the culprit changed; empty without a culprit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a bisection came to."""
-
-    begun: Begun
-    folder: Path
-    levels: tuple[Level, ...]
-    processes: int
-    wall_s: float
-    """Of this command; one that was resumed took longer in all."""
-    notes: tuple[str, ...] = ()
-    resumable: bool = False
-    summaries: tuple[str, ...] = field(default=())
-    """Of each level's culprit: which files it changed; empty where it has none."""
+class CommitsResult(BisectResult):
+    request: CommitsRequest
+    levels: tuple[SearchedHistory, ...]
 
     @property
     def found(self) -> bool:
-        """Whether a commit is named."""
         return self.levels[0].conclusion.found
 
     @property
     def culprit(self) -> Commit | None:
-        """The commit; of a merge that was entered, the one on its side, where it was found."""
+        """The first bad commit; for a merge that was entered, the one on its side if found."""
         found = [v for v in self.levels if v.conclusion.found]
         if not self.found:
             return None
         return found[-1].history[found[-1].conclusion.culprits[0]]
 
 
-def carry_out(
-    begun: Begun, journal: Journal | None, repository: Repository, means: Means
-) -> Result:
-    """Search until there is a conclusion, or the budget is spent.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferencesResult(BisectResult):
+    request: DifferencesRequest
+    conclusion: DifferencesConclusion
+    values: Mapping[int, tuple[float, ...]]
+    """Mask of a set of differences -> the values read with it applied, in the order measured."""
+    decided: Mapping[int, bool]
+    """Mask -> whether the set moves the number."""
+    skipped: tuple[Skipped, ...]
+    fixed: tuple[FixedDifference, ...]
+    """Differences between the runs that were not varied."""
 
-    Args:
-        begun: What is asked; its environment is filled in here.
-        journal: Of a search that goes on; None begins one.
-        repository: Holds the commits.
-        means: What may be used up.
+    @property
+    def found(self) -> bool:
+        return self.conclusion.found
+
+    def named(self, mask: int) -> tuple[CaseDifference, ...]:
+        return tuple(self.request.causes[i] for i in members(mask))
+
+
+def run(
+    start: CommitsRequest | DifferencesRequest | Journal, resources: Resources
+) -> CommitsResult | DifferencesResult:
+    """Start a search or resume the one of a journal, until it concludes or the budget is spent.
 
     Raises:
-        HarnessError: The machine is not the one the search began on, or nothing can be measured.
-        KeyboardInterrupt: Ctrl-C, or SIGTERM; what was measured is kept, trees are gone.
+        HarnessError: The machine is not the one of the journal, or nothing can be measured.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; measurements are kept, worktrees are removed.
     """
-    began = time.monotonic()
-    with ExitStack() as held:
-        bench = opened(held, begun, journal, means, repository.worktrees())
-        journal = bench.journal
-        request = journal.request
-        if not isinstance(request, Begun):
-            raise HarnessError(f"{journal.folder.name} looks for no commit")
-        begun = request
-        means.say(f"{journal.folder.name}: {len(begun.history) - 1} commits, by {begun.criterion}")
-        trees = held.enter_context(standing(repository, begun.build, journal.folder / "logs"))
-        levels, resumable = _levels(_Ground(begun, bench, trees), repository)
-    return Result(
-        begun=begun,
-        folder=journal.folder,
-        levels=levels,
-        processes=sum(isinstance(line, Taken) for line in journal.lines),
-        wall_s=time.monotonic() - began,
-        notes=tuple(line.text for line in journal.lines if isinstance(line, Noted)),
-        resumable=resumable,
-        summaries=tuple(
-            "".join(history.summary(repository, v.history[c]) for c in v.conclusion.culprits[-1:])
-            for v in levels
-        ),
+    request = start.request if isinstance(start, Journal) else start
+    repository = Repository.around(Path(request.repository)) if request.repository else None
+    with ExitStack() as stack:
+        if isinstance(request, DifferencesRequest):
+            stack.enter_context(differences.only(request.inherited))
+        worktrees = repository.worktrees() if repository else ()
+        processes = opened(stack, start, resources, worktrees)
+        request = processes.journal.request
+        processes.say(f"{processes.journal.folder.name}: {request}")
+        if isinstance(request, DifferencesRequest):
+            return _differences(stack, request, processes, repository)
+        assert repository is not None
+        return _commits(stack, request, processes, repository)
+
+
+def _commits(
+    stack: ExitStack, request: CommitsRequest, processes: Processes, repository: Repository
+) -> CommitsResult:
+    """Search the history and, if requested, the merged side of its culprit, and so on."""
+    logs = processes.journal.folder / "logs"
+    trees = stack.enter_context(built_trees(repository, request.build, logs))
+    commits, levels, resumable = request.history, list[SearchedHistory](), False
+    while commits:
+        subject = Commits(request, processes, trees, len(levels), commits)
+        conclusion, resumable = _conclude(processes, subject)
+        levels.append(_searched(subject, conclusion, repository))
+        commits = ()
+        if conclusion.found and request.enter_merges:
+            culprit = subject.history[conclusion.culprits[0]]
+            commits = _merged_side(processes, repository, culprit, len(levels))
+    return CommitsResult(
+        request=request, levels=tuple(levels), resumable=resumable, **_common(processes)
     )
 
 
-def _levels(ground: "_Ground", repository: Repository) -> tuple[tuple[Level, ...], bool]:
-    """Search the history and, where asked, the merged side of its culprit, and so on."""
-    bench, commits = ground.bench, ground.begun.history
-    levels: list[Level] = []
-    while True:
-        hunt = Hunt(ground, len(levels), commits)
+def _merged_side(
+    processes: Processes, repository: Repository, culprit: Commit, level: int
+) -> tuple[Commit, ...]:
+    """The history to search next; empty if the culprit is not a merge of another history."""
+    entered = [x for x in processes.journal.lines if isinstance(x, MergeEntered)]
+    if level <= len(entered):
+        return entered[level - 1].history
+    commits = history.merged_side(repository, culprit) if culprit.merge else ()
+    if commits:
+        processes.journal.write(MergeEntered(merge=culprit.sha, history=commits))
+        processes.log(f"{culprit.short} is a merge of {len(commits) - 1} commits; searching them")
+    return commits
+
+
+def _searched(
+    subject: Commits, conclusion: CommitsConclusion, repository: Repository
+) -> SearchedHistory:
+    search, values = subject.search, subject.readings.values
+    noisy = search if isinstance(search, NoisySearch) else None
+    step = noisy.step if noisy else None
+    culprits = [subject.history[c] for c in conclusion.culprits]
+    return SearchedHistory(
+        history=subject.history,
+        conclusion=conclusion,
+        probabilities=tuple(map(float, search.probabilities())),
+        skipped=subject.readings.skipped,
+        values=tuple(tuple(values.get(p, ())) for p in range(len(subject.history))),
+        step=None if step is None else math.exp(step),
+        noise=noisy.scale if noisy else None,
+        summary=history.summary(repository, culprits[-1]) if culprits else "",
+    )
+
+
+def _differences(
+    stack: ExitStack,
+    request: DifferencesRequest,
+    processes: Processes,
+    repository: Repository | None,
+) -> DifferencesResult:
+    roots: tuple[Path, ...] = ()
+    if request.commit and repository is not None:
+        logs = processes.journal.folder / "logs"
+        trees = stack.enter_context(built_trees(repository, request.build, logs))
         try:
-            conclusion = hunt.conclude()
-        except Stopped as stop:
-            return (*levels, hunt.level(Conclusion(reason=str(stop)))), True
-        levels.append(hunt.level(conclusion))
-        if not (conclusion.found and ground.begun.enter_merges):
-            return tuple(levels), False
-        culprit = commits[conclusion.culprits[0]]
-        entered = [x for x in bench.journal.lines if isinstance(x, Entered)]
-        if len(entered) >= len(levels):
-            commits = entered[len(levels) - 1].history
-            continue
-        commits = history.merged_side(repository, culprit) if culprit.merge else ()
-        if not commits:
-            return tuple(levels), False
-        bench.journal.write(Entered(merge=culprit.sha, history=commits))
-        bench.tell(f"{culprit.short} is a merge: its other side, {len(commits) - 1} commits")
+            tree = trees.of(request.commit)
+        except BuildFailed as error:
+            raise HarnessError(f"{request.commit[:10]} cannot be built: {error}") from None
+        roots = tuple((tree / root).resolve() for root in request.roots)
+    subject = Differences(request, processes, roots)
+    conclusion, resumable = _conclude(processes, subject)
+    values, decided = subject.readings.values, subject.search.decided
+    here = request.environment
+    return DifferencesResult(
+        request=request,
+        conclusion=conclusion,
+        values={mask: tuple(found) for mask, found in values.items()},
+        decided={mask: moves for mask in values if (moves := decided(mask)) is not None},
+        skipped=subject.readings.skipped,
+        fixed=differences.fixed(*request.environments, here, request.causes) if here else (),
+        resumable=resumable,
+        **_common(processes),
+    )
 
 
-@dataclass(slots=True)
-class _Ground:
-    """The bench, and the trees of the commits that are measured on it."""
-
-    begun: Begun
-    bench: Bench
-    trees: Trees
-    checked: set[str] = field(default_factory=set)
-    """Commits that have answered that they know the case."""
-
-    def ready(self, commit: Commit, keep: Sequence[str]) -> tuple[Path, ...]:
-        """The roots of a commit's worktree, which is built and has the case.
-
-        Raises:
-            NotBuilt: It cannot be built.
-            Unreadable: It does not have the case.
-        """
-        begun = self.begun
-        tree = self.trees.of(commit.sha, keep)
-        roots = tuple((tree / root).resolve() for root in begun.roots)
-        if commit.sha not in self.checked:
-            suite: Suite = replace(begun.suite, cases=(begun.case,))
-            try:
-                self.bench.launcher.at(roots).check(suite)
-            except SuiteError as error:
-                said = error.refusal or str(error)
-                raise Unreadable(
-                    f"it does not have the case: {said.partition(chr(10))[0]}"
-                ) from None
-            except HarnessError as error:
-                if begun.criterion.kind is not criteria.Kind.OUTCOME:
-                    raise Unreadable(str(error).partition("\n")[0]) from None
-            self.checked.add(commit.sha)
-        return roots
+def _common(processes: Processes) -> dict[str, Any]:
+    return {
+        "folder": processes.journal.folder,
+        "processes": len(processes.measured),
+        "wall_s": time.monotonic() - processes.started,
+        "notes": tuple(x.text for x in processes.journal.lines if isinstance(x, Note)),
+    }
 
 
-class Hunt:
-    """One history being searched: what the journal holds of it, and what is asked next."""
+# --- one search --------------------------------------------------------------------------
 
-    def __init__(self, ground: _Ground, number: int, commits: tuple[Commit, ...]) -> None:
-        begun = ground.begun
-        self._ground = ground
-        self._bench = ground.bench
-        self._number = number
-        self._commits = commits
-        self._criterion = begun.criterion
-        self._last = len(commits) - 1
-        self._readings = Readings(ground.bench.journal, number, self._judged)
-        self._search: Search = (
-            ExactSearch(self._last)
-            if begun.criterion.exact
-            else NoisySearch(self._last, begun.effect)
-        )
-        self._readings.retell(self._search)
 
-    def conclude(self) -> Conclusion:
-        """Measure until the search concludes.
-
-        Raises:
-            Stopped: It cannot go on now.
-        """
+def _conclude(processes: Processes, subject: Subject[End]) -> tuple[End, bool]:
+    """Measure until the search concludes, or stops and can be resumed (True)."""
+    try:
         while True:
-            for anchor, name in ((0, "good"), (self._last, "bad")):
-                for left in (x for x in self._readings.left_out if x.position == anchor):
-                    why = f"the {name} commit cannot be measured: {left.reason}"
-                    return Conclusion(reason=why)
-            asked = self._search.next()
-            if isinstance(asked, Conclusion):
-                return asked
-            self._carry_out(asked)
+            skipped = {x.position: x.reason for x in subject.readings.skipped}
+            for place, name in subject.ends:
+                if place in skipped:
+                    return subject.concluded(f"{name} cannot be measured: {skipped[place]}"), False
+            block = subject.search.next()
+            if not isinstance(block, NextBlock):
+                return block, False
+            _measure(processes, subject, block)
+    except Stopped as stop:
+        return subject.concluded(str(stop)), True
 
-    def level(self, conclusion: Conclusion) -> Level:
-        noisy = self._search if isinstance(self._search, NoisySearch) else None
-        step = noisy.step if noisy else None
-        return Level(
-            history=self._commits,
-            conclusion=conclusion,
-            probabilities=tuple(map(float, self._search.probabilities())),
-            left_out=tuple(self._readings.left_out),
-            values=tuple(
-                tuple(self._readings.values.get(p, ())) for p in range(len(self._commits))
-            ),
-            step=None if step is None else math.exp(step),
-            noise=noisy.scale if noisy else None,
+
+def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> None:
+    prepared = {}
+    for place in block.positions:
+        try:
+            prepared[place] = subject.prepare(place, block.positions)
+        except (BuildFailed, Unreadable) as error:
+            _skip(processes, subject, place, str(error))
+            return
+    number, readings = processes.blocks, []
+    for place in block.positions:
+        case, roots = prepared[place]
+        measured = Measured(
+            level=subject.level,
+            block=number,
+            stage=block.stage,
+            position=place,
+            commit=subject.commit(place),
+            measurement=processes.measure(case, roots, first=subject.readings.first(place)),
         )
-
-    # --- what the journal holds ---
-
-    def _judged(self, position: int, value: float) -> float:
-        """1 where an exact value is nearer to the bad anchor's than to the good one's."""
-        if not self._criterion.exact:
-            return value
-        values = self._readings.values
-        good = values[0][0] if 0 in values else value
-        if position == self._last:
-            return float(value != good)
-        bad = values[self._last][0] if self._last in values else good
-        return float(abs(value - bad) < abs(value - good))
-
-    # --- one block ---
-
-    def _carry_out(self, asked: Ask) -> None:
-        roots = {}
-        for position in asked.positions:
-            keep = [self._commits[p].sha for p in {0, self._last, *asked.positions}]
-            try:
-                roots[position] = self._ground.ready(self._commits[position], keep)
-            except (NotBuilt, Unreadable) as error:
-                self._leave_out(position, str(error))
-                return
-        block, looks = self._bench.blocks, []
-        for position in asked.positions:
-            commit, first = self._commits[position], self._readings.first(position)
-            measured = self._bench.measure(self._ground.begun.case, roots[position], first=first)
-            taken = Taken(
-                level=self._number,
-                block=block,
-                stage=asked.stage,
-                position=position,
-                commit=commit.sha,
-                measurement=measured,
-            )
-            self._bench.journal.write(taken)
-            look = self._readings.look(taken)
-            self._say(asked, taken)
-            if look is not None:
-                looks.append(look)
-            elif reason := self._readings.hopeless(taken):
-                self._leave_out(position, reason)
-                return
-        self._search.add(asked.stage, looks)
-
-    def _leave_out(self, position: int, reason: str) -> None:
-        commit = self._commits[position]
-        line = LeftOut(level=self._number, position=position, commit=commit.sha, reason=reason)
-        self._bench.journal.write(line)
-        self._search.skipped.add(position)
-        self._bench.tell(f"{commit.short} left out: {reason}")
-
-    def _say(self, asked: Ask, taken: Taken) -> None:
-        values = self._readings.values.get(taken.position)
-        m = taken.measurement
-        read = f"{values[-1]:.6g}" if values and m.outcome is Outcome.OK else str(m.outcome)
-        chances = self._search.probabilities()
-        best = int(chances.argmax())
-        self._bench.tell(
-            f"{asked.stage} {taken.block}: {self._commits[taken.position].short} {read}"
-            f" ({asked.why}; {self._commits[best].short} {chances[best]:.0%} likely)"
+        processes.journal.write(measured)
+        reading = subject.readings.read(measured)
+        outcome = measured.measurement.outcome
+        value = f"{reading.value:.6g}" if reading and outcome is Outcome.OK else str(outcome)
+        processes.log(
+            f"{block.stage} {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
         )
+        if reading is not None:
+            readings.append(reading)
+        elif reason := subject.readings.why_skip(measured):
+            _skip(processes, subject, place, reason)
+            return
+    subject.search.add(block.stage, readings)
+
+
+def _skip(processes: Processes, subject: Subject[End], place: int, reason: str) -> None:
+    commit = subject.commit(place)
+    processes.journal.write(
+        Skipped(level=subject.level, position=place, commit=commit, reason=reason)
+    )
+    subject.search.skipped.add(place)
+    processes.log(f"{subject.name(place)} skipped: {reason}")

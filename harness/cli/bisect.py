@@ -1,113 +1,125 @@
-"""The command `bisect`: find the commit, or the difference of two runs, that moved a number."""
+"""The command `bisect`: finds the commit, or the difference of two runs, that moved a number."""
 
 import datetime
-from collections.abc import Sequence
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
+from harness import store
 from harness import suite as suites
-from harness.bisection import (
-    bench,
-    cause_report,
-    cause_session,
-    criteria,
-    history,
-    report,
-    session,
+from harness.bisection import criteria, history, processes, report, session, subjects
+from harness.bisection.journal import (
+    DEFAULT_ROOT,
+    Build,
+    CommitsRequest,
+    DifferencesRequest,
+    Journal,
 )
-from harness.bisection.journal import DEFAULT_ROOT, Begun, Build, CausesBegun, Journal
-from harness.cli import options
-from harness.cli.options import command, document, say, show
-from harness.errors import HarnessError, SuiteError
+from harness.errors import HarnessError
 from harness.gating.worktrees import Repository
-from harness.records import Case, Suite
 
-SHOWN_CASES = 5
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("bisect", rich_help_panel="Judge")(bisect)
 
 
 def bisect(
-    suite: options.OptionalSuite = None,
+    suite: Annotated[
+        str | None, typer.Argument(help="Suite file, or the name of a shipped one.")
+    ] = None,
     case: Annotated[
-        str, typer.Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")
+        str, typer.Option("--case", help="Id of the case, or a pattern that matches only it.")
     ] = "",
-    overrides: options.SetOption = None,
-    good: Annotated[str, typer.Option(metavar="REV", help="A good commit.")] = "",
-    bad: Annotated[str, typer.Option(metavar="REV", help="A later, bad commit.")] = "HEAD",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", help="axis=value or measure.sample_s=1. Repeatable."),
+    ] = None,
+    good: Annotated[str, typer.Option("--good", metavar="REV", help="A commit that is good.")] = "",
+    bad: Annotated[
+        str, typer.Option("--bad", metavar="REV", help="A later commit that is bad.")
+    ] = "HEAD",
     metric: Annotated[
         str | None,
-        typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
+        typer.Option(help="step_s (default), peak_memory_bytes, or a metric of the program."),
     ] = None,
     counter: Annotated[
-        str | None, typer.Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
+        str | None, typer.Option(help="Exact count of one step: host_syncs, dispatched_ops, ...")
     ] = None,
     outcome: Annotated[
         str | None, typer.Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
     ] = None,
     kernel: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Search by whether this kernel runs.")
+        str | None,
+        typer.Option(metavar="PATTERN", help="Kernel or operator that runs or not."),
     ] = None,
     effect: Annotated[
-        float, typer.Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")
+        float, typer.Option(min=0.002, max=1.0, help="Smallest change to find, as a fraction.")
     ] = 0.03,
     build: Annotated[
-        str, typer.Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
+        str, typer.Option(metavar="CMD", help="Command that builds a commit's worktree.")
     ] = "",
     build_key: Annotated[
         list[str] | None,
         typer.Option(
+            "--build-key",
             metavar="GLOB",
             help="Files the build depends on; commits with equal files share it. Repeatable.",
         ),
     ] = None,
-    root: Annotated[
+    roots: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Import code from this folder of each commit; default its root. Repeatable.",
+            "--root", help="Folder of a commit's tree to import from; '.' by default. Repeatable."
         ),
     ] = None,
     enter_merges: Annotated[
-        bool,
-        typer.Option("--enter-merges", help="If a merge is the first bad commit, search inside."),
+        bool, typer.Option("--enter-merges", help="If the culprit is a merge, search its commits.")
     ] = False,
     budget: Annotated[
-        float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
+        float | None, typer.Option(metavar="MIN", min=0, help="Stop after MIN minutes.")
     ] = None,
     runs: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="RUN RUN", help="Search the differences between two stored runs."),
+        typer.Option("--runs", metavar="A B", help="Two stored runs of one commit that differ."),
     ] = None,
     resume: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest."),
+        str | None, typer.Option(metavar="ID", help="Continue a bisection: its id, or latest.")
     ] = None,
-    as_json: options.JsonOption = False,
-    state: Annotated[Path, typer.Option(help="Folder of the bisections.")] = DEFAULT_ROOT,
-    stored: options.StoreOption = options.STORE,
-    reports: options.ReportsOption = options.REPORTS,
-    wait_for_gpu: options.WaitOption = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    state: Annotated[
+        Path, typer.Option("--state", help="Folder of the bisections.")
+    ] = DEFAULT_ROOT,
+    stored: Annotated[
+        Path, typer.Option("--store", help="Folder of the recorded runs.")
+    ] = store.DEFAULT_ROOT,
+    reports: Annotated[
+        Path, typer.Option("--reports", help="Folder of the dated reports.")
+    ] = store.DEFAULT_ROOT.parent,
+    wait_for_gpu: Annotated[
+        float,
+        typer.Option(
+            "--wait-for-gpu", metavar="SECONDS", min=0, help="Wait up to SECONDS for a busy GPU."
+        ),
+    ] = 0.0,
 ) -> None:
     """Find the commit, or the difference of two runs, that moved a number.
 
-    \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
+
     harness bisect counters --case selected --good v1.2 --counter host_syncs
+
     harness bisect --runs 20261119-0712 20261121-0730 --case train
+
     harness bisect --resume latest --budget 30
 
-    Exit status: 0 found; 3 undecided, or out of budget.
+    Exit status: 0 the first bad commit, or the cause, was found; 3 undecided or out of budget.
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
-    built, roots = Build(command=build, key=tuple(build_key or ())), tuple(root or (".",))
-    means = bench.Means(
-        state=state,
-        budget_s=None if budget is None else 60 * budget,
-        wait_s=wait_for_gpu,
-        say=say,
-    )
     given: dict[str, object] = {
         "a suite": suite,
         "--set": overrides,
@@ -117,61 +129,68 @@ def bisect(
         **{f"--{name}": value for name, value in criterion.items()},
         "--build": build,
         "--build-key": build_key,
-        "--root": root,
+        "--root": roots,
         "--enter-merges": enter_merges,
     }
+    common: dict[str, Any] = {
+        "effect": effect,
+        "build": Build(command=build, key=tuple(build_key or ())),
+        "roots": tuple(roots or (".",)),
+        "command": ("harness", *sys.argv[1:]),
+    }
+    start: CommitsRequest | DifferencesRequest | Journal
     if resume is not None:
         if also := [name for name, value in given.items() if value]:
             raise HarnessError(
-                f"--resume continues the recorded request; {also[0]} would change it",
-                f"Remove {also[0]}.",
+                f"--resume continues the recorded request, but {also[0]} would change it",
+                "Leave it out.",
             )
-        journal = Journal.resume(state, resume)
-        begun = journal.request
-        if isinstance(begun, CausesBegun):
-            at = Repository.around(Path(begun.repository)) if begun.repository else None
-            _conclude_causes(cause_session.carry_out(begun, journal, at, means), reports, as_json)
-        repository = Repository.around(Path(begun.repository))
-        _conclude(session.carry_out(begun, journal, repository, means), reports, as_json)
-    if runs is not None:
+        start = Journal.resume(state, resume)
+    elif runs is not None:
         if suite or good or overrides:
             raise HarnessError(
                 "--runs takes suite and code from the two runs",
-                "Remove the suite, --set and --good.",
+                "Leave out the suite, --set and --good.",
             )
-        where = _repository_here()
-        asked = cause_session.Asked(
-            pattern=case,
-            **criterion,
-            effect=effect,
-            build=built,
-            roots=roots,
-            command=command(),
+        first, second = (store.load(stored, name) for name in runs)
+        here = _repository_here()
+        start = subjects.of_runs(first, second, here, pattern=case, criterion=criterion, **common)
+    elif suite and good:
+        repository = Repository.around(Path.cwd())
+        loaded = suites.load(suite, overrides=overrides or ())
+        one = subjects.one_case(loaded, case, suite)
+        chosen = criteria.chosen(one, **criterion)
+        start = CommitsRequest(
+            started_at=processes.now(),
+            repository=str(repository.root),
+            history=history.between(repository, good, bad),
+            suite=replace(loaded, cases=(one,)),
+            case=criteria.prepared(one, chosen),
+            criterion=chosen,
+            enter_merges=enter_merges,
+            **common,
         )
-        wanted = cause_session.request(stored, runs, where, asked)
-        _conclude_causes(cause_session.carry_out(wanted, None, where, means), reports, as_json)
-    if not (suite and good):
+    else:
         raise HarnessError(
-            "a bisection needs a suite, --case and --good, or --runs",
+            "a bisection needs a suite, a --case and a --good commit, or two --runs",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
-    repository = Repository.around(Path.cwd())
-    loaded, one = _one(suite, case, overrides or ())
-    chosen = criteria.chosen(one, **criterion)
-    begun = Begun(
-        started_at=bench.now(),
-        repository=str(repository.root),
-        history=history.between(repository, good, bad),
-        suite=loaded,
-        case=criteria.prepared(one, chosen),
-        criterion=chosen,
-        effect=effect,
-        build=built,
-        roots=roots,
-        enter_merges=enter_merges,
-        command=command(),
+    resources = processes.Resources(
+        state=state,
+        budget_s=None if budget is None else 60 * budget,
+        wait_s=wait_for_gpu,
+        say=_say,
     )
-    _conclude(session.carry_out(begun, None, repository, means), reports, as_json)
+    result = session.run(start, resources)
+    page = report.write(result, reports, datetime.date.today())
+    if as_json:
+        document = {**report.document(result), "report": str(page)}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        sys.stdout.write(f"{report.sentence(result)}\nReport: {page}\n")
+        if result.resumable:
+            sys.stdout.write(f"To continue: harness bisect --resume {result.folder.name}\n")
+    raise typer.Exit(0 if result.found else 3)
 
 
 def _repository_here() -> Repository | None:
@@ -181,43 +200,6 @@ def _repository_here() -> Repository | None:
         return None
 
 
-def _conclude(result: session.Result, reports: Path, as_json: bool) -> NoReturn:
-    page = report.write(result, reports, datetime.date.today())
-    _show_result(result, report.sentence(result), report.document(result), page, as_json)
-
-
-def _conclude_causes(result: cause_session.CausesResult, reports: Path, as_json: bool) -> NoReturn:
-    page = cause_report.write(result, reports, datetime.date.today())
-    sentence, answer = cause_report.sentence(result), cause_report.document(result)
-    _show_result(result, sentence, answer, page, as_json)
-
-
-def _show_result(
-    result: session.Result | cause_session.CausesResult,
-    sentence: str,
-    answer: dict[str, Any],
-    page: Path,
-    as_json: bool,
-) -> NoReturn:
-    if as_json:
-        document({**answer, "report": str(page)})
-    else:
-        show(f"{sentence}\nReport: {page}")
-        if result.resumable:
-            show(f"Continue with: harness bisect --resume {result.folder.name}")
-    raise typer.Exit(0 if result.found else 3)
-
-
-def _one(ref: str, pattern: str, overrides: Sequence[str]) -> tuple[Suite, Case]:
-    """A suite reduced to the one case that a pattern matches."""
-    suite = suites.load(ref, overrides=overrides)
-    found = [c for c in suite.cases if c.case_id == pattern]
-    found = found or [c for c in suite.cases if suites.fits(c.case_id, pattern)]
-    if len(found) != 1:
-        ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
-        raise SuiteError(
-            suite.path,
-            f"--case {pattern or '(none)'} matches {len(found)} cases; a bisection takes one",
-            f"Name one of them:\n  {ids}" if found else f"Cases of this suite:\n  {ids}",
-        )
-    return replace(suite, cases=(found[0],)), found[0]
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

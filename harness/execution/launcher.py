@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from harness.analysis.targets import Work
-from harness.errors import HarnessError, SuiteError
+from harness.errors import CaseRefused, HarnessError
 from harness.execution.messages import (
     ASK_FOR_STACKS,
     Checked,
@@ -256,13 +256,13 @@ class Launcher:
             more = [f"So {'are' if others > 1 else 'is'} {others} more."] if others else []
             case = next(c for c in suite.cases if c.case_id == first.case_id)
             line, column = factory_place(suite, case) if first.of_factory else (0, 0)
-            raise SuiteError(
+            raise CaseRefused(
                 suite.path,
-                f"case {first.case_id}: {first.problem}",
+                first.case_id,
+                first.problem,
                 "\n  ".join([*filter(None, [first.remedy]), *more]),
                 line=line,
                 column=column,
-                refusal=first.problem,
             )
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import doctor, environment, store
 from harness.analysis.compare import Thresholds
-from harness.errors import HarnessError, SuiteError
+from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.execution import gpu_lock, machine
 from harness.execution.launcher import Launcher
 from harness.execution.vacancy import mismatch
@@ -515,5 +515,7 @@ def _ask_each(side: Side, suite: Suite, path: str) -> None:
     for case in suite.cases:
         try:
             side.launcher.preflight(replace(suite, cases=(case,)))
+        except CaseRefused as error:
+            side.cannot[path, case.case_id] = error.reason
         except SuiteError as error:
-            side.cannot[path, case.case_id] = error.refusal or str(error)
+            side.cannot[path, case.case_id] = str(error)

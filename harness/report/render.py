@@ -87,8 +87,12 @@ def _explained(directory: Path) -> Iterator[None]:
 
 def markdown(report: ReportContext) -> str:
     """The report as text."""
-    values = {f.name: getattr(report, f.name) for f in fields(report)}
-    text = _templates.get_template("report.md.j2").render(values)
+    return rendered("report.md.j2", {f.name: getattr(report, f.name) for f in fields(report)})
+
+
+def rendered(template: str, values: Mapping[str, object]) -> str:
+    """A template filled in, without double blank lines."""
+    text = _templates.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 

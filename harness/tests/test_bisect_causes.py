@@ -1,4 +1,4 @@
-"""Planted causes are found among differences that do nothing, alone, together and after another."""
+"""Planted causes are found among idle differences: alone, together and one after the other."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 
 from harness.analysis.minimal import (
-    Causes,
-    ExactCauses,
-    NoisyCauses,
+    DifferencesConclusion,
+    ExactDdmin,
+    NoisyDdmin,
     mask_of,
     members,
     minimal,
 )
-from harness.analysis.search import Ask, Look, Stage
+from harness.analysis.search import BisectStage, NextBlock, ProcessReading
 from reports.studies.noise import QUIET, TYPICAL, ModelledNoise
 
 Cost = Callable[[frozenset[int]], float]
 
 
 def carried_out(
-    search: ExactCauses | NoisyCauses,
+    search: ExactDdmin | NoisyDdmin,
     cost: Cost,
     noise: ModelledNoise | None = None,
     seed: int = 0,
     cannot: Callable[[frozenset[int]], bool] = lambda items: False,
-) -> tuple[Causes, list[Ask]]:
+) -> tuple[DifferencesConclusion, list[NextBlock]]:
     """A search answered by a modelled node; `cost` is the value of a set of differences."""
     logs = noise.sequence(np.random.default_rng(seed), 1, 3000)[0] if noise else np.zeros(3000)
-    asked, taken = list[Ask](), 0
-    while not isinstance(question := search.next(), Causes):
+    asked, taken = list[NextBlock](), 0
+    while not isinstance(question := search.next(), DifferencesConclusion):
         broken = [p for p in question.positions if cannot(frozenset(members(p)))]
         if broken:
             search.skipped |= set(broken)
@@ -39,7 +39,7 @@ def carried_out(
         looks = []
         for mask in question.positions:
             value = cost(frozenset(members(mask))) * math.exp(logs[taken])
-            looks.append(Look(position=mask, value=value))
+            looks.append(ProcessReading(position=mask, value=value))
             taken += 1
         search.add(question.stage, looks)
     return question, asked
@@ -50,12 +50,12 @@ def slowed(by: Mapping[int, float]) -> Cost:
     return lambda items: math.prod(by.get(i, 1.0) for i in items)
 
 
-def sets(found: Causes) -> list[tuple[int, ...]]:
+def sets(found: DifferencesConclusion) -> list[tuple[int, ...]]:
     return [p.items for p in found.parts]
 
 
 @pytest.mark.parametrize("wanted", [{0}, {7}, {2, 5}, {0, 1, 6}, set(range(8))])
-def test_the_smallest_set_is_found_and_nothing_is_asked_twice(wanted: set[int]) -> None:
+def test_the_smallest_set_is_found_in_few_questions(wanted: set[int]) -> None:
     asked = []
 
     def moves(mask: int) -> bool:
@@ -67,7 +67,7 @@ def test_the_smallest_set_is_found_and_nothing_is_asked_twice(wanted: set[int]) 
 
 
 def test_one_counter_among_twelve_differences_takes_few_processes() -> None:
-    found, asked = carried_out(ExactCauses(12), lambda s: 7.0 if 9 in s else 4.0)
+    found, asked = carried_out(ExactDdmin(12), lambda s: 7.0 if 9 in s else 4.0)
 
     assert found.found
     assert sets(found) == [(9,)]
@@ -76,30 +76,30 @@ def test_one_counter_among_twelve_differences_takes_few_processes() -> None:
 
 
 def test_two_differences_that_act_only_together_are_one_set() -> None:
-    found, _ = carried_out(ExactCauses(6), lambda s: 2.0 if {1, 4} <= s else 1.0)
+    found, _ = carried_out(ExactDdmin(6), lambda s: 2.0 if {1, 4} <= s else 1.0)
 
     assert sets(found) == [(1, 4)]
 
 
 def test_two_counts_that_add_up_are_both_named() -> None:
-    found, _ = carried_out(ExactCauses(6), lambda s: 1.0 + 4 * (1 in s) + 2 * (4 in s))
+    found, _ = carried_out(ExactDdmin(6), lambda s: 1.0 + 4 * (1 in s) + 2 * (4 in s))
 
     assert found.found
     assert {i for part in sets(found) for i in part} == {1, 4}
 
 
-def test_configurations_alike_by_the_criterion_name_nothing() -> None:
-    found, asked = carried_out(ExactCauses(4), lambda s: 3.0)
+def test_equal_configurations_find_no_difference() -> None:
+    found, asked = carried_out(ExactDdmin(4), lambda s: 3.0)
 
     assert not found.found
     assert "do not differ" in found.reason
     assert len(asked) == 2
 
 
-def test_a_configuration_that_cannot_be_measured_is_no_answer() -> None:
+def test_a_configuration_that_cannot_be_measured_is_not_the_answer() -> None:
     """Difference 3 runs only with 2."""
     found, _ = carried_out(
-        ExactCauses(4),
+        ExactDdmin(4),
         lambda s: 5.0 if 3 in s else 1.0,
         cannot=lambda s: 3 in s and 2 not in s,
     )
@@ -109,19 +109,19 @@ def test_a_configuration_that_cannot_be_measured_is_no_answer() -> None:
 
 @pytest.mark.parametrize("item", [0, 4])
 def test_a_slow_difference_is_found_and_confirmed(item: int) -> None:
-    found, asked = carried_out(NoisyCauses(5, 0.03), slowed({item: 1.06}), TYPICAL, seed=2)
+    found, asked = carried_out(NoisyDdmin(5, 0.03), slowed({item: 1.06}), TYPICAL, seed=2)
 
     assert found.found
     assert sets(found) == [(item,)]
     assert found.parts[0].comparison is not None
     assert found.parts[0].comparison.ratio == pytest.approx(1.06, abs=0.015)
-    assert {a.stage for a in asked} == set(Stage)
+    assert {a.stage for a in asked} == set(BisectStage)
     assert sum(len(a.positions) for a in asked) < 150
 
 
 def test_two_slow_differences_are_both_found() -> None:
     found, _ = carried_out(
-        NoisyCauses(5, 0.03),
+        NoisyDdmin(5, 0.03),
         slowed({1: 1.12, 3: 1.05}),
         QUIET,
         seed=3,
@@ -131,35 +131,34 @@ def test_two_slow_differences_are_both_found() -> None:
     assert {i for part in sets(found) for i in part} == {1, 3}
 
 
-def test_a_difference_that_made_it_faster_is_found_too() -> None:
-    found, _ = carried_out(NoisyCauses(4, 0.03), slowed({2: 0.9}), QUIET, seed=4)
+def test_a_difference_that_made_it_faster_is_found() -> None:
+    found, _ = carried_out(NoisyDdmin(4, 0.03), slowed({2: 0.9}), QUIET, seed=4)
 
     assert found.found
     assert sets(found) == [(2,)]
 
 
-def test_what_cannot_be_varied_is_not_blamed_on_what_can() -> None:
-    found, asked = carried_out(NoisyCauses(4, 0.03), slowed({}), TYPICAL, seed=5)
+def test_equal_noisy_configurations_find_no_difference() -> None:
+    found, asked = carried_out(NoisyDdmin(4, 0.03), slowed({}), TYPICAL, seed=5)
 
     assert not found.found
     assert found.parts == ()
     assert "do not differ" in found.reason
-    assert {a.stage for a in asked} == {Stage.ANCHORS}
+    assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
-def test_single_causes_are_named_right_on_a_typical_node() -> None:
+def test_single_differences_are_found_on_a_typical_node() -> None:
     rng = np.random.default_rng(6)
     right = 0
     for seed in range(4):
         item = int(rng.integers(6))
         cost = slowed({item: 1.05})
-        found, _ = carried_out(NoisyCauses(6, 0.03), cost, TYPICAL, seed=seed)
+        found, _ = carried_out(NoisyDdmin(6, 0.03), cost, TYPICAL, seed=seed)
         right += sets(found) == [(item,)] and found.found
     assert right >= 3
 
 
-def test_a_part_of_the_difference_brings_nothing_along_that_does_nothing() -> None:
-    """Half the difference is neither here nor there, and a set that holds it holds what it may."""
-    found, _ = carried_out(NoisyCauses(8, 0.03), slowed({2: 1.05, 5: 1.05}), TYPICAL, seed=4)
+def test_a_part_of_the_difference_does_not_include_idle_differences() -> None:
+    found, _ = carried_out(NoisyDdmin(8, 0.03), slowed({2: 1.05, 5: 1.05}), TYPICAL, seed=4)
 
     assert sorted(sets(found)) == [(2,), (5,)]

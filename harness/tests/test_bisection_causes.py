@@ -1,6 +1,5 @@
-"""Two runs of one commit that differ: what is varied and what is not, also with real workers."""
+"""Searches for the differences of two runs, on a modelled machine and with real workers."""
 
-import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +11,9 @@ import pytest
 
 from harness import store
 from harness import suite as suites
-from harness.bisection import bench, cause_report, cause_session, causes
-from harness.bisection.causes import Kind
-from harness.bisection.journal import Build, Journal, Taken
+from harness.bisection import differences, processes, report, session, subjects
+from harness.bisection.differences import DifferenceKind
+from harness.bisection.journal import Build, DifferencesRequest, Journal, Measured
 from harness.errors import HarnessError
 from harness.gating.worktrees import Repository
 from harness.program import Program
@@ -52,7 +51,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(toys: Path, root: Path, variables: Mapping[str, str], **changes: Any) -> str:
-    """A run of the repository's suite, begun and ended with nothing measured; its id."""
+    """Store a run of the repository's suite without measurements; its id."""
     suite = suites.load(str(toys / "toysuites/toys.yaml"))
     commit = git(toys, "rev-parse", "HEAD")
     here = environment(
@@ -64,19 +63,29 @@ def stored(toys: Path, root: Path, variables: Mapping[str, str], **changes: Any)
         return writer.run_id
 
 
-def asked(**changes: Any) -> cause_session.Asked:
-    fields = {"pattern": "sleep", "effect": 0.03, "build": Build(), **changes}
-    return cause_session.Asked(**fields)
-
-
 def searched(
     toys: Path, folder: Path, names: tuple[str, str], *, resume: bool = False, **changes: Any
-) -> cause_session.CausesResult:
-    repo = Repository.around(toys)
-    wanted = cause_session.request(folder / "runs", names, repo, asked(**changes))
-    journal = Journal.resume(folder / "state", "latest") if resume else None
-    means = bench.Means(state=folder / "state", say=lambda text: None)
-    return cause_session.carry_out(wanted, journal, repo, means)
+) -> session.DifferencesResult:
+    state = folder / "state"
+    start = Journal.resume(state, "latest") if resume else request(toys, folder, names, **changes)
+    result = session.run(start, processes.Resources(state=state, say=lambda text: None))
+    assert isinstance(result, session.DifferencesResult)
+    return result
+
+
+def request(
+    toys: Path, folder: Path, names: tuple[str, str], *, pattern: str = "sleep", **criterion: str
+) -> DifferencesRequest:
+    first, second = (store.load(folder / "runs", name) for name in names)
+    return subjects.of_runs(
+        first,
+        second,
+        Repository.around(toys),
+        pattern=pattern,
+        criterion=criterion,
+        effect=0.03,
+        build=Build(),
+    )
 
 
 # --- with real workers -------------------------------------------------------------------
@@ -93,19 +102,21 @@ def test_the_variable_that_adds_synchronisations_is_found_among_others(
     result = searched(toys, tmp_path, names, counter="host_syncs")
 
     assert result.found
-    (part,) = result.causes.parts
+    (part,) = result.conclusion.parts
     (cause,) = result.named(part.mask)
-    assert (cause.kind, cause.name, cause.then, cause.now) == (Kind.VARIABLE, "NSA_SYNCS", "1", "3")
-    assert {c.name for c in result.begun.causes} == {"NSA_SYNCS", "NSA_KEEP", "NSA_OTHER"}
+    assert (cause.kind, cause.name, cause.then, cause.now) == (
+        DifferenceKind.VARIABLE,
+        "NSA_SYNCS",
+        "1",
+        "3",
+    )
+    assert {c.name for c in result.request.causes} == {"NSA_SYNCS", "NSA_KEEP", "NSA_OTHER"}
     assert result.values[0] == (1.0,)
     assert result.processes <= 2 + 3
     assert [f.name for f in result.fixed if f.name == "host"] == ["host"]
     after = dict(os.environ), git(toys, "status", "--porcelain"), git(toys, "worktree", "list")
     assert after == before
-    page = cause_report.markdown(result, datetime.date(2026, 11, 21))
-    assert "1 becomes 3" in page
-    assert "| host | node-7 | node-8 |" in page
-    assert "another machine is needed" in page
+    assert report.sentence(result).endswith("1 becomes 3")
 
 
 # --- on a modelled machine ---------------------------------------------------------------
@@ -113,7 +124,7 @@ def test_the_variable_that_adds_synchronisations_is_found_among_others(
 
 @dataclass
 class Machine:
-    """Answers for workers at once: a quiet node, and a step that NSA_SLOW makes longer."""
+    """A quiet node on which NSA_SLOW makes a step longer."""
 
     processes: int = 0
     stop_at: int | None = None
@@ -154,15 +165,17 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(bench, "Launcher", lambda **_: made)
-    monkeypatch.setattr(bench, "verified", lambda measured, case, roots: measured)
-    monkeypatch.setattr(bench, "run_one", lambda case, process, at, *rest: at.run(case, process))
+    monkeypatch.setattr(processes, "Launcher", lambda **_: made)
+    monkeypatch.setattr(processes, "verified", lambda measured, case, roots: measured)
+    monkeypatch.setattr(
+        processes, "run_one", lambda case, process, at, *rest: at.run(case, process)
+    )
     here = environment(gpu=None)
     monkeypatch.setattr("harness.environment.capture", lambda *a, **k: here)
     return made
 
 
-def test_a_slow_variable_is_named_although_some_configurations_crash(
+def test_a_slow_variable_is_found_although_some_configurations_crash(
     toys: Path, tmp_path: Path, machine: Machine
 ) -> None:
     runs = tmp_path / "runs"
@@ -178,18 +191,18 @@ def test_a_slow_variable_is_named_although_some_configurations_crash(
     result = searched(toys, tmp_path, names, resume=True)
 
     assert result.found
-    assert [c.name for p in result.causes.parts for c in result.named(p.mask)] == ["NSA_SLOW"]
+    assert [c.name for p in result.conclusion.parts for c in result.named(p.mask)] == ["NSA_SLOW"]
     with Journal.resume(tmp_path / "state", "latest") as journal:
-        taken = [x.measurement.process for x in journal.lines if isinstance(x, Taken)]
+        taken = [x.measurement.process for x in journal.lines if isinstance(x, Measured)]
     assert taken == list(range(result.processes))
-    assert result.left_out
-    assert all("crash" in x.reason for x in result.left_out)
-    page = cause_report.markdown(result, datetime.date(2026, 11, 21))
-    assert "step\\_s is moved by variable NSA\\_SLOW" in page
-    assert "+10." in cause_report.sentence(result) or "+9." in cause_report.sentence(result)
+    assert result.skipped
+    assert all("crash" in x.reason for x in result.skipped)
+    (part,) = result.conclusion.parts
+    assert part.comparison is not None
+    assert part.comparison.ratio == pytest.approx(1.1, abs=0.02)
 
 
-def test_runs_whose_variables_move_nothing_blame_what_was_not_varied(
+def test_runs_whose_variables_move_nothing_list_what_was_not_varied(
     toys: Path, tmp_path: Path, machine: Machine
 ) -> None:
     runs = tmp_path / "runs"
@@ -202,60 +215,47 @@ def test_runs_whose_variables_move_nothing_blame_what_was_not_varied(
     result = searched(toys, tmp_path, names)
 
     assert not result.found
-    said = cause_report.sentence(result)
-    assert "no cause is named" in said
-    assert "could not be varied here: torch" in said
+    assert result.conclusion.parts == ()
     (torch,) = (f for f in result.fixed if f.name == "torch")
     assert (torch.now, torch.here) == ("2.12.0", "as in the first run")
-    assert torch.why == "another installation is needed"
+    assert torch.why == "it needs another installation"
 
 
-# --- what is asked wrongly ---------------------------------------------------------------
+# --- requests that are refused -----------------------------------------------------------
 
 
-def refused(toys: Path, tmp_path: Path, second: Mapping[str, Any], **changes: Any) -> str:
-    runs = tmp_path / "runs"
-    fields = {"variables": {"NSA_A": "1"}, **second}
-    names = (stored(toys, runs, {}), stored(toys, runs, **fields))
-    with pytest.raises(HarnessError) as error:
-        cause_session.request(runs, names, Repository.around(toys), asked(**changes))
-    return str(error.value)
-
-
-def test_runs_of_two_commits_are_for_the_other_search(toys: Path, tmp_path: Path) -> None:
-    said = refused(toys, tmp_path, {"git": Git(commit="f" * 40, branch="main")})
-    assert "two commits" in said
-    assert "--good" in said
-
-
-def test_code_that_was_never_committed_is_refused(toys: Path, tmp_path: Path) -> None:
-    commit = git(toys, "rev-parse", "HEAD")
-    said = refused(
-        toys, tmp_path, {"git": Git(commit=commit, branch="main", dirty_sha256="d" * 64)}
-    )
-    assert "cannot be had again" in said
-
-
-def test_a_pattern_that_fits_no_case_of_a_run_is_refused(toys: Path, tmp_path: Path) -> None:
-    assert "fits 0 cases" in refused(toys, tmp_path, {}, pattern="nothing")
-
-
-def test_runs_that_differ_in_nothing_to_vary_say_in_what_they_do(
-    toys: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("second", "pattern", "message"),
+    [
+        ({"git": Git(commit="f" * 40, branch="main")}, "sleep", r"two commits[\s\S]*--good"),
+        ({"dirty": "d" * 64}, "sleep", "uncommitted code"),
+        ({"git": None}, "sleep", "only one of .* has a commit"),
+        ({}, "nothing", "matches 0 cases of"),
+        ({"variables": {}, "hostname": "node-8"}, "sleep", r"be varied[\s\S]*host: .*node-8"),
+    ],
+    ids=["two commits", "uncommitted", "no commit", "no case", "nothing varied"],
+)
+def test_runs_that_cannot_be_searched_are_refused(
+    toys: Path, tmp_path: Path, second: dict[str, Any], pattern: str, message: str
 ) -> None:
-    said = refused(toys, tmp_path, {"variables": {}, "hostname": "node-8"})
-    assert "nothing that can be varied" in said
-    assert "host: node-7 then, node-8 now" in said
+    if dirty := second.get("dirty"):
+        commit = git(toys, "rev-parse", "HEAD")
+        second = {"git": Git(commit=commit, branch="main", dirty_sha256=dirty)}
+    fields = {"variables": {"NSA_A": "1"}, **second}
+    names = (stored(toys, tmp_path / "runs", {}), stored(toys, tmp_path / "runs", **fields))
+
+    with pytest.raises(HarnessError, match=message):
+        request(toys, tmp_path, names, pattern=pattern)
 
 
 # --- the differences ---------------------------------------------------------------------
 
 
-def names_of(found: Sequence[causes.Cause]) -> list[str]:
+def names_of(found: Sequence[differences.CaseDifference]) -> list[str]:
     return [str(c) for c in found]
 
 
-def test_each_difference_of_two_cases_is_a_cause_and_is_taken_over_alone() -> None:
+def test_each_difference_of_two_cases_is_listed_and_applied_alone() -> None:
     first = case({"seq_len": 512, "NSA_X": "a"}, env={"NSA_X": "a", "NSA_Y": "1"})
     second = replace(
         first,
@@ -265,7 +265,7 @@ def test_each_difference_of_two_cases_is_a_cause_and_is_taken_over_alone() -> No
         settings=replace(first.settings, graph=True, processes=9),
     )
 
-    found = causes.of_cases(first, second)
+    found = tuple(differences.of_cases(first, second))
 
     assert names_of(found) == [
         "workload",
@@ -275,40 +275,40 @@ def test_each_difference_of_two_cases_is_a_cause_and_is_taken_over_alone() -> No
         "variable NSA_Z",
         "setting graph",
     ]
-    alone = [causes.applied(first, second, [c]) for c in found]
+    alone = [differences.applied(first, second, [c]) for c in found]
     assert alone[0] == replace(first, provider="dense")
     assert alone[1].axes["seq_len"] == 1024
     assert (alone[2].axes["NSA_X"], alone[2].env["NSA_X"]) == ("b", "b")
     assert "NSA_Y" not in alone[3].env
     assert alone[4].env == {**first.env, "NSA_Z": "2"}
     assert alone[5].settings == replace(first.settings, graph=True)
-    both = causes.applied(first, second, found)
+    both = differences.applied(first, second, found)
     assert (both.axes, both.env, both.provider) == (second.axes, second.env, "dense")
-    assert causes.applied(first, second, []) == first
+    assert differences.applied(first, second, []) == first
 
 
 def test_a_program_differs_by_its_whole_command() -> None:
     first = replace(case({"lr": 1}), factory="", program=Program(argv=("train", "--lr", "1")))
     second = replace(first, axes={"lr": 2}, program=Program(argv=("train", "--lr", "2")))
 
-    found = causes.of_cases(first, second)
+    found = tuple(differences.of_cases(first, second))
 
     assert names_of(found) == ["command"]
-    assert causes.applied(first, second, found).program == second.program
+    assert differences.applied(first, second, found).program == second.program
 
 
-def test_variables_of_the_runs_reach_workers_and_those_of_here_do_not(
+def test_workers_get_the_variables_of_the_runs_and_not_of_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("NSA_HERE", "1"), ("NSA_ALIKE", "2"), ("CUDA_VISIBLE_DEVICES", "3")):
         monkeypatch.setenv(name, value)
     first = {"NSA_ALIKE": "2", "NSA_FIRST": "4", "CUDA_VISIBLE_DEVICES": "0"}
-    inherited = causes.alike(first, {"NSA_ALIKE": "2"})
+    inherited = differences.inherited(first, {"NSA_ALIKE": "2"})
     assert inherited == {"NSA_ALIKE": "2"}
 
-    complete = causes.complete(case({}, env={"NSA_FIRST": "of the case"}), first, inherited)
+    complete = differences.complete(case({}, env={"NSA_FIRST": "of the case"}), first, inherited)
     assert complete.env == {"NSA_FIRST": "of the case"}
-    with causes.around(inherited):
+    with differences.only(inherited):
         assert "NSA_HERE" not in os.environ
         assert os.environ["NSA_ALIKE"] == "2"
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
@@ -319,9 +319,9 @@ def test_a_number_of_threads_is_varied_by_its_variable() -> None:
     def seen(threads: int, **variables: str) -> Environment:
         return environment(torch_settings={"num_threads": threads}, variables=variables)
 
-    assert causes.threads(seen(4), seen(8)) == (
+    assert differences.threads(seen(4), seen(8)) == (
         {"OMP_NUM_THREADS": "4"},
         {"OMP_NUM_THREADS": "8"},
     )
-    assert causes.threads(seen(4), seen(4)) == ({}, {})
-    assert causes.threads(seen(4), seen(8, OMP_NUM_THREADS="8")) == ({}, {})
+    assert differences.threads(seen(4), seen(4)) == ({}, {})
+    assert differences.threads(seen(4), seen(8, OMP_NUM_THREADS="8")) == ({}, {})

@@ -1,8 +1,7 @@
-"""The driver of a bisection on a modelled machine: real commits and trees, and processes that
-answer at once with what the code in their tree says."""
+"""Sessions on a modelled machine: real commits and worktrees, and processes that answer at once
+from the code in their tree."""
 
 import datetime
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +12,13 @@ import numpy as np
 import pytest
 
 from harness import suite as suites
-from harness.analysis.search import ANCHOR_PAIRS, Stage
-from harness.bisection import bench, criteria, history, report, session
-from harness.bisection.criteria import Criterion, Kind
+from harness.analysis.search import ANCHOR_PAIRS, BisectStage
+from harness.bisection import criteria, history, processes, report, session
+from harness.bisection.criteria import Criterion, CriterionKind
 from harness.bisection.history import Commit
-from harness.bisection.journal import STATE, Begun, Build, Journal, Taken
+from harness.bisection.journal import STATE, Build, CommitsRequest, Journal, Measured, MergeEntered
 from harness.bisection.readings import TRIES
-from harness.errors import HarnessError, SuiteError
+from harness.errors import CaseRefused, HarnessError
 from harness.gating.worktrees import Repository
 from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.tests.fake_runs import environment
@@ -35,7 +34,7 @@ SYNCS = re.compile(r"SYNCS = (\d+)")
 
 @dataclass
 class Machine:
-    """Answers for workers: a quiet node, on which each process takes what its tree's code says."""
+    """A quiet node on which each process takes the time that its tree's code has."""
 
     repository: Path
     line: Sequence[str]
@@ -43,8 +42,10 @@ class Machine:
         default_factory=lambda: QUIET.sequence(np.random.default_rng(5), 1, 2000)[0]
     )
     breaks: Callable[[int], Mapping[str, Any] | None] = lambda process: None
-    """Process -> what is different about its measurement."""
+    """Process -> changes to its measurement."""
     processes: int = 0
+    interrupt_at: int | None = None
+    """The number of processes before the first Ctrl-C."""
 
     def __enter__(self) -> "Machine":
         return self
@@ -71,13 +72,16 @@ class Tree:
         module, _, function = suite.cases[0].factory.partition(":")
         file = self.roots[0] / f"{module.replace('.', '/')}.py"
         if f"def {function}(" not in file.read_text():
-            raise SuiteError(suite.path, f"case {CASE}: {module} has no function {function!r}")
+            raise CaseRefused(suite.path, CASE, f"{module} has no function {function!r}")
 
     def run(self, case: Case, process: int) -> Measurement:
         text = (self.roots[0] / "toy/kernel.py").read_text()
         step, syncs = STEP.search(text), SYNCS.search(text)
         assert step is not None
         assert syncs is not None
+        if self.machine.processes == self.machine.interrupt_at:
+            self.machine.interrupt_at = None
+            raise KeyboardInterrupt
         seconds = float(step[1]) * float(np.exp(self.machine.noise[self.machine.processes]))
         self.machine.processes += 1
         measured = Measurement(
@@ -108,53 +112,57 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...
 def machine(past: tuple[Path, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(*past)
     here = environment(gpu=None)
-    monkeypatch.setattr(bench, "Launcher", made.launcher)
+    monkeypatch.setattr(processes, "Launcher", made.launcher)
     monkeypatch.setattr("harness.environment.capture", lambda *a, **k: here)
     monkeypatch.setattr(
-        bench, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
+        processes, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
     )
     return made
 
 
-def hunt(
+def searched(
     machine: Machine,
     folder: Path,
     criterion: Criterion,
     *,
     good: int = 0,
-    bad: int | None = None,
-    resume: bool = False,
+    bad: int = -1,
     budget_s: float | None = None,
     **changes: Any,
-) -> session.Result:
-    repository = Repository.around(machine.repository)
+) -> session.CommitsResult:
+    line, repository = machine.line, Repository.around(machine.repository)
     suite = suites.load(str(machine.repository / "toysuites/toys.yaml"))
-    begun = Begun(
+    request = CommitsRequest(
         started_at="2026-11-21T12:00:00+00:00",
         repository=str(machine.repository),
-        history=history.between(
-            repository, machine.line[good], machine.line[-1 if bad is None else bad]
-        ),
+        history=history.between(repository, line[good], line[bad]),
         suite=suite,
         case=criteria.prepared(suite.cases[0], criterion),
         criterion=criterion,
         effect=0.03,
         **{"build": Build(command=BUILD), **changes},
     )
-    journal = Journal.resume(folder, "latest") if resume else None
-    means = bench.Means(state=folder, budget_s=budget_s, say=lambda text: None)
-    return session.carry_out(begun, journal, repository, means)
+    return run(request, folder, budget_s=budget_s)
 
 
-STEP_TIME = Criterion(kind=Kind.METRIC, name="step_s")
-HOST_SYNCS = Criterion(kind=Kind.COUNTER, name="host_syncs")
-CRASH = Criterion(kind=Kind.OUTCOME, name="crash")
+def run(
+    start: CommitsRequest | Journal, folder: Path, budget_s: float | None = None
+) -> session.CommitsResult:
+    resources = processes.Resources(state=folder, budget_s=budget_s, say=lambda text: None)
+    result = session.run(start, resources)
+    assert isinstance(result, session.CommitsResult)
+    return result
+
+
+STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")
+HOST_SYNCS = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
+CRASH = Criterion(kind=CriterionKind.OUTCOME, name="crash")
 
 
 def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_path: Path) -> None:
     before = fingerprint(machine.repository)
 
-    result = hunt(machine, tmp_path / "state", STEP_TIME)
+    result = searched(machine, tmp_path / "state", STEP_TIME)
 
     assert result.found
     assert result.culprit is not None
@@ -163,76 +171,81 @@ def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_pa
     assert fingerprint(machine.repository) == before
     assert len(git(machine.repository, "worktree", "list").splitlines()) == 1
     page = report.markdown(result, datetime.date(2026, 11, 21))
-    assert "Bad over good is +" in page
-    read = sum(bool(values) for values in result.levels[0].values)
-    assert read < len(machine.line)
-    assert f"processes of {read} commits; {len(machine.line)} lie from good to bad" in page
-    assert re.search(r"before it, in \d+ new pairs", page)
-    text = json.dumps(report.document(result))
-    assert machine.line[PLANTED.slow_at] in text
+    assert re.search(r"before it, confirmed by \d+ new pairs", page)
+    assert sum(bool(values) for values in result.levels[0].values) < len(machine.line)
 
 
-def test_a_search_that_is_stopped_goes_on_where_it_stood(machine: Machine, tmp_path: Path) -> None:
-    def interrupt(process: int) -> Mapping[str, Any] | None:
-        if process == 20:
-            raise KeyboardInterrupt
-        return None
-
-    machine.breaks = interrupt
+def test_an_interrupted_search_resumes_from_its_journal(machine: Machine, tmp_path: Path) -> None:
+    machine.interrupt_at = 20
     with pytest.raises(KeyboardInterrupt):
-        hunt(machine, tmp_path, STEP_TIME)
-    machine.breaks = lambda process: None
+        searched(machine, tmp_path, STEP_TIME)
 
-    result = hunt(machine, tmp_path, STEP_TIME, resume=True)
+    result = run(Journal.resume(tmp_path, "latest"), tmp_path)
 
     assert result.culprit is not None
     assert result.culprit.sha == machine.line[PLANTED.slow_at]
-    assert machine.processes == result.processes + 1  # the one in flight was lost
+    assert machine.processes == result.processes
     with Journal.resume(tmp_path, "latest") as journal:
-        taken = [x for x in journal.lines if isinstance(x, Taken)]
+        taken = [x for x in journal.lines if isinstance(x, Measured)]
     assert [x.measurement.process for x in taken] == list(range(result.processes))
-    assert sum(x.stage is Stage.ANCHORS for x in taken) == 2 * ANCHOR_PAIRS  # and not once more
+    assert (
+        sum(x.stage is BisectStage.ANCHORS for x in taken) == 2 * ANCHOR_PAIRS
+    )  # and not once more
 
 
-def test_a_spent_budget_names_nobody_and_can_be_resumed(machine: Machine, tmp_path: Path) -> None:
-    result = hunt(machine, tmp_path, STEP_TIME, budget_s=0.0)
+def test_a_search_without_budget_left_can_be_resumed(machine: Machine, tmp_path: Path) -> None:
+    result = searched(machine, tmp_path, STEP_TIME, budget_s=0.0)
 
     assert not result.found
     assert result.resumable
-    assert "budget is spent" in report.sentence(result)
+    assert "time budget is spent" in report.sentence(result)
     page = report.markdown(result, datetime.date(2026, 11, 21))
     assert f"harness bisect --resume {result.folder.name}" in page
 
 
-def test_commits_without_the_case_or_the_build_are_named_with_the_culprit_they_may_be(
+def test_commits_that_cannot_be_measured_are_named_with_the_culprit(
     machine: Machine, tmp_path: Path
 ) -> None:
     planted = Planted(step=0.10, sync_at=33, merges=(), commits=34)  # 33 lacks the case
     folder = tmp_path / "repository"
     machine.repository, machine.line = folder, make(folder, planted)
 
-    result = hunt(machine, tmp_path / "state", HOST_SYNCS)
+    result = searched(machine, tmp_path / "state", HOST_SYNCS)
 
     assert not result.found
     named = {result.levels[0].history[p].sha for p in result.levels[0].conclusion.culprits}
     assert named == {machine.line[33], machine.line[34]}
     assert "one of" in report.sentence(result)
-    reasons = {x.commit: x.reason for x in result.levels[0].left_out}
+    reasons = {x.commit: x.reason for x in result.levels[0].skipped}
     assert "it does not have the case" in reasons[machine.line[33]]
 
 
-def test_the_side_that_a_culprit_merged_is_searched_where_asked(
+def test_the_merged_side_of_a_culprit_is_searched_on_request(
     machine: Machine, tmp_path: Path
 ) -> None:
-    result = hunt(machine, tmp_path, HOST_SYNCS, enter_merges=True)
+    result = searched(machine, tmp_path, HOST_SYNCS, enter_merges=True)
 
     assert result.culprit is not None
     assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
     assert "on the side that" in report.sentence(result)
-    assert len(result.summaries) == len(result.levels) == 2
+    assert all(level.summary for level in result.levels)
 
 
-def test_an_outcome_is_a_criterion_and_an_invalid_environment_is_no_outcome(
+def test_a_search_of_a_merged_side_resumes_in_it(machine: Machine, tmp_path: Path) -> None:
+    machine.interrupt_at = 9  # the line of first parents takes fewer
+    with pytest.raises(KeyboardInterrupt):
+        searched(machine, tmp_path, HOST_SYNCS, enter_merges=True)
+    with Journal.resume(tmp_path, "latest") as journal:
+        assert any(isinstance(line, MergeEntered) for line in journal.lines)
+
+    result = run(Journal.resume(tmp_path, "latest"), tmp_path)
+
+    assert result.culprit is not None
+    assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
+    assert len(result.levels) == 2
+
+
+def test_an_outcome_is_a_criterion_but_an_invalid_environment_stops_the_search(
     machine: Machine, tmp_path: Path
 ) -> None:
     slow = f"STEP_S = {PLANTED.base_s * 1.10!r}"
@@ -245,19 +258,19 @@ def test_an_outcome_is_a_criterion_and_an_invalid_environment_is_no_outcome(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tree, "run", crashing)
-        result = hunt(machine, tmp_path / "one", CRASH)
+        result = searched(machine, tmp_path / "one", CRASH)
     assert result.culprit is not None
     assert result.culprit.sha == machine.line[PLANTED.slow_at]
-    assert "it ends crash" in report.sentence(result)
+    assert "it ends with crash" in report.sentence(result)
 
     machine.breaks = lambda process: failing(Outcome.INVALID_ENVIRONMENT) if process else None
-    result = hunt(machine, tmp_path / "two", CRASH)
+    result = searched(machine, tmp_path / "two", CRASH)
     assert not result.found
     assert result.resumable
     assert "not fit" in report.sentence(result)
 
 
-def test_a_commit_whose_processes_say_nothing_is_left_out_after_three(
+def test_a_commit_without_a_reading_in_three_processes_is_skipped(
     machine: Machine, tmp_path: Path
 ) -> None:
     unsteady = machine.line[32]
@@ -270,37 +283,37 @@ def test_a_commit_whose_processes_say_nothing_is_left_out_after_three(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tree, "run", run)
-        result = hunt(machine, tmp_path, STEP_TIME)
+        result = searched(machine, tmp_path, STEP_TIME)
 
     assert result.culprit is not None
     assert result.culprit.sha == machine.line[PLANTED.slow_at]
-    reasons = {x.commit: x.reason for x in result.levels[0].left_out}
+    reasons = {x.commit: x.reason for x in result.levels[0].skipped}
     assert "steady" in reasons[unsteady]
     with Journal.resume(tmp_path, "latest") as journal:
-        taken = [x for x in journal.lines if isinstance(x, Taken) and x.commit == unsteady]
+        taken = [x for x in journal.lines if isinstance(x, Measured) and x.commit == unsteady]
     assert len(taken) == TRIES
 
 
-def test_code_from_another_tree_is_no_reading_of_a_commit(machine: Machine, tmp_path: Path) -> None:
+def test_code_from_another_tree_is_a_path_mismatch(machine: Machine, tmp_path: Path) -> None:
     machine.breaks = lambda process: {"code": {"toysuites": "/elsewhere/toysuites/__init__.py"}}
 
-    result = hunt(machine, tmp_path, HOST_SYNCS)
+    result = searched(machine, tmp_path, HOST_SYNCS)
 
     assert not result.found
     assert "good commit cannot be measured: path mismatch" in report.sentence(result)
 
 
-def test_ends_that_count_alike_name_nobody_and_say_what_they_count(
+def test_ends_with_equal_counts_find_no_commit_and_show_the_counts(
     machine: Machine, tmp_path: Path
 ) -> None:
-    result = hunt(machine, tmp_path, HOST_SYNCS, bad=2)
+    result = searched(machine, tmp_path, HOST_SYNCS, bad=2)
 
     assert not result.found
     ends = f"{machine.line[0][:10]}, 1 at {machine.line[2][:10]})"
-    assert report.sentence(result).endswith(f"by this criterion (host_syncs: 1 at {ends}")
+    assert report.sentence(result).endswith(f"(host_syncs: 1 at {ends}")
 
 
-def test_anchors_in_the_wrong_order_are_refused(machine: Machine) -> None:
+def test_ends_that_do_not_fit_are_refused(machine: Machine) -> None:
     repository = Repository.around(machine.repository)
 
     with pytest.raises(HarnessError, match="Exchange --good and --bad"):
@@ -308,11 +321,11 @@ def test_anchors_in_the_wrong_order_are_refused(machine: Machine) -> None:
     with pytest.raises(HarnessError, match="same commit"):
         history.between(repository, "main", "main")
     side = git(machine.repository, "rev-parse", f"{machine.line[30]}^2")
-    with pytest.raises(HarnessError, match="not on the line of first parents"):
+    with pytest.raises(HarnessError, match="not a first-parent ancestor"):
         history.between(repository, side, "main")
 
 
-def test_the_history_goes_along_first_parents(machine: Machine) -> None:
+def test_the_history_follows_first_parents(machine: Machine) -> None:
     found = history.between(Repository.around(machine.repository), machine.line[0], "main")
 
     assert [c.sha for c in found] == list(machine.line)
@@ -320,14 +333,14 @@ def test_the_history_goes_along_first_parents(machine: Machine) -> None:
     assert found[10] == replace(found[10], subject="merge 10", author="A. Uthor")
 
 
-def test_what_a_build_made_is_shared_where_its_files_agree(
+def test_build_products_are_shared_if_the_key_files_are_equal(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     counted = tmp_path / "builds"
     build = Build(command=f"echo . >> {counted}; date +%N > built", key=("toysuites/*",))
 
-    result = hunt(machine, tmp_path / "state", HOST_SYNCS, build=build)
+    result = searched(machine, tmp_path / "state", HOST_SYNCS, build=build)
 
     assert result.culprit is not None
     assert result.processes > 7
@@ -340,7 +353,7 @@ def test_what_a_build_made_is_shared_where_its_files_agree(
 def begun_in(folder: Path) -> Journal:
     suite = suites.load("smoke")
     commits = tuple(Commit(sha=f"{n:040x}") for n in range(3))
-    begun = Begun(
+    begun = CommitsRequest(
         started_at="2026-11-21T12:00:00+00:00",
         repository="/somewhere",
         history=commits,
@@ -352,8 +365,8 @@ def begun_in(folder: Path) -> Journal:
     return Journal.create(folder, begun)
 
 
-def test_a_journal_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
-    with begun_in(tmp_path), pytest.raises(HarnessError, match="carried on by another process"):
+def test_a_journal_is_open_in_one_process_only(tmp_path: Path) -> None:
+    with begun_in(tmp_path), pytest.raises(HarnessError, match="another process runs"):
         Journal.resume(tmp_path, "latest")
 
 
@@ -367,7 +380,7 @@ def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
         Journal.resume(tmp_path, "latest")
 
 
-def test_a_name_that_fits_none_says_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_bisection_lists_the_stored_ones(tmp_path: Path) -> None:
     with begun_in(tmp_path) as journal:
         name = journal.folder.name
     with pytest.raises(HarnessError, match=name):

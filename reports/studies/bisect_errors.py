@@ -17,8 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.minimal import Causes, NoisyCauses, members
-from harness.analysis.search import Conclusion, ExactSearch, Look, NoisySearch, Search
+from harness.analysis.minimal import DifferencesConclusion, NoisyDdmin, members
+from harness.analysis.search import (
+    CommitsConclusion,
+    ExactSearch,
+    NoisySearch,
+    ProcessReading,
+)
 from reports.studies.gate_errors import clopper_pearson
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 
@@ -45,7 +50,11 @@ class Told:
 
 
 def bisect(
-    search: Search, culprit: int, factor: float, noise: ModelledNoise, rng: np.random.Generator
+    search: ExactSearch | NoisySearch,
+    culprit: int,
+    factor: float,
+    noise: ModelledNoise,
+    rng: np.random.Generator,
 ) -> Told:
     """Carry one bisection out.
 
@@ -59,14 +68,14 @@ def bisect(
     logs = noise.sequence(rng, 1, LONGEST)[0]
     exact = isinstance(search, ExactSearch)
     taken, seen = 0, set()
-    while not isinstance(asked := search.next(), Conclusion):
+    while not isinstance(asked := search.next(), CommitsConclusion):
         if taken + len(asked.positions) > LONGEST:
             raise RuntimeError(f"no end after {taken} processes")
         block = []
         for position in asked.positions:
             bad = position >= culprit
             value = float(bad) if exact else math.exp(logs[taken]) * (factor if bad else 1.0)
-            block.append(Look(position=position, value=value))
+            block.append(ProcessReading(position=position, value=value))
             taken += 1
             seen.add(position)
         search.add(asked.stage, block)
@@ -80,7 +89,7 @@ def bisect(
 
 
 def find_causes(
-    search: NoisyCauses, slowed: Mapping[int, float], noise: ModelledNoise, rng: np.random.Generator
+    search: NoisyDdmin, slowed: Mapping[int, float], noise: ModelledNoise, rng: np.random.Generator
 ) -> Told:
     """Search for the differences that moved a number.
 
@@ -92,13 +101,13 @@ def find_causes(
     """
     logs = noise.sequence(rng, 1, LONGEST)[0]
     taken, seen = 0, set()
-    while not isinstance(asked := search.next(), Causes):
+    while not isinstance(asked := search.next(), DifferencesConclusion):
         if taken + len(asked.positions) > LONGEST:
             raise RuntimeError(f"no end after {taken} processes")
         block = []
         for mask in asked.positions:
             factor = math.prod(slowed.get(i, 1.0) for i in members(mask))
-            block.append(Look(position=mask, value=math.exp(logs[taken]) * factor))
+            block.append(ProcessReading(position=mask, value=math.exp(logs[taken]) * factor))
             taken += 1
             seen.add(mask)
         search.add(asked.stage, block)
@@ -184,7 +193,7 @@ def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
         for _ in range(searches):
             places = rng.choice(DIFFERENCES, size=len(planted), replace=False)
             slowed = {int(i): 1 + e for i, e in zip(places, planted, strict=True)}
-            told.append(find_causes(NoisyCauses(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
+            told.append(find_causes(NoisyDdmin(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
         effect = " and ".join(f"+{e:.0%}" for e in planted)
         rows.append(Row(noise=TYPICAL.name, effect=effect, told=tuple(told), wanted=None))
     return tuple(rows)

@@ -1,4 +1,4 @@
-"""Worktrees of the commits that are measured: made when asked for, built, few at a time."""
+"""Worktrees of the commits that are measured: created on request, built, a few at a time."""
 
 import contextlib
 import hashlib
@@ -17,16 +17,17 @@ from harness.gating import worktrees
 from harness.gating.worktrees import Repository
 
 SLOTS = tuple(f"tree{n}" for n in range(6))
-"""Worktrees that stand at once: of one length, so that no path is longer in one of them."""
-SAID_LINES = 3
+"""Names of the worktrees that exist at once; equally long, so that paths have equal lengths."""
+SHOWN_LINES = 3
+"""Last lines of a failed build's log that its message shows."""
 
 
-class NotBuilt(Exception):
+class BuildFailed(Exception):
     """A commit cannot be built."""
 
 
-class Trees:
-    """Keeps worktrees by commit."""
+class BuiltTrees:
+    """The worktrees of the last few commits, built."""
 
     def __init__(self, repository: Repository, folder: Path, build: Build, logs: Path) -> None:
         """`folder` is a workplace."""
@@ -34,37 +35,37 @@ class Trees:
         self._folder = folder
         self._build = build
         self._logs = logs
-        self._standing: dict[str, Path] = {}  # the longest unused first
+        self._trees: dict[str, Path] = {}  # by commit, the least recently used first
 
     def of(self, commit: str, keep: Collection[str] = ()) -> Path:
         """The worktree of a commit, built.
 
         Args:
             commit: Its full hash.
-            keep: Commits whose trees must stand meanwhile; fewer than SLOTS.
+            keep: Commits whose worktrees must not be removed; fewer than SLOTS.
 
         Raises:
-            NotBuilt: The build failed.
+            BuildFailed: The build failed.
             HarnessError: git cannot check it out.
         """
-        if commit in self._standing:
-            self._standing[commit] = self._standing.pop(commit)
-            return self._standing[commit]
-        if len(self._standing) >= len(SLOTS):
-            self._drop(next(c for c in self._standing if c not in keep))
-        free = next(s for s in SLOTS if self._folder / s not in self._standing.values())
+        if commit in self._trees:
+            self._trees[commit] = self._trees.pop(commit)
+            return self._trees[commit]
+        if len(self._trees) >= len(SLOTS):
+            self._drop(next(c for c in self._trees if c not in keep))
+        free = next(s for s in SLOTS if self._folder / s not in self._trees.values())
         tree = self._folder / free
         worktrees.check_out(self._repository, tree, commit)
-        self._standing[commit] = tree
+        self._trees[commit] = tree
         try:
             self._make(commit, tree)
-        except BaseException:  # Ctrl-C included: half a build must not be measured
+        except BaseException:  # Ctrl-C included: an incomplete build must not be measured
             self._drop(commit)
             raise
         return tree
 
     def _drop(self, commit: str) -> None:
-        worktrees.remove(self._repository, self._standing.pop(commit))
+        worktrees.remove(self._repository, self._trees.pop(commit))
 
     def _make(self, commit: str, tree: Path) -> None:
         if not self._build.command:
@@ -76,20 +77,17 @@ class Trees:
         _run(self._build, tree, self._logs / f"build-{commit[:10]}.log")
         if kept is not None:
             draft = kept.with_name(f".{kept.name}.{os.getpid()}")
-            listed = self._repository_of(tree).ask("ls-files", "--others", "-z")
+            listed = Repository(tree).ask("ls-files", "--others", "-z")
             for name in filter(None, listed.split("\0")):
                 if "__pycache__" not in name:
                     _link(tree / name, draft / name)
             draft.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):  # another bisection was faster
+            with contextlib.suppress(OSError):  # another bisection created it first
                 draft.rename(kept)
             shutil.rmtree(draft, ignore_errors=True)
 
-    def _repository_of(self, tree: Path) -> Repository:
-        return Repository(tree)
-
     def _kept(self, commit: str) -> Path:
-        """Where what is built lies, for all commits whose files of the key are the same."""
+        """Folder of the build products of all commits whose files of the key are the same."""
         listed = self._repository.ask("ls-tree", "-r", "-z", commit).split("\0")
         files = [entry.partition("\t") for entry in listed if entry]
         depends = [
@@ -103,16 +101,16 @@ class Trees:
 
 
 def cache_folder() -> Path:
-    """Where built products are kept from one bisection to the next; delete it at will."""
+    """Where build products are kept between bisections; it can be deleted at any time."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "harness" / "bisect"
 
 
 @contextmanager
-def standing(repository: Repository, build: Build, logs: Path) -> Iterator[Trees]:
-    """Trees for as long as the context lasts."""
+def built_trees(repository: Repository, build: Build, logs: Path) -> Iterator[BuiltTrees]:
+    """Worktrees for the duration of the context; all are removed at its end."""
     with worktrees.workplace(repository) as folder:
-        yield Trees(repository, folder, build, logs)
+        yield BuiltTrees(repository, folder, build, logs)
 
 
 def _run(build: Build, tree: Path, log: Path) -> None:
@@ -128,14 +126,14 @@ def _run(build: Build, tree: Path, log: Path) -> None:
         try:
             status = process.wait(build.timeout_s)
         except subprocess.TimeoutExpired:
-            raise NotBuilt(f"the build took more than {build.timeout_s:g} s") from None
+            raise BuildFailed(f"the build took more than {build.timeout_s:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if status != 0:
-        said = log.read_text(errors="replace").strip().splitlines()[-SAID_LINES:]
-        raise NotBuilt(f"the build ended with status {status}: {' / '.join(said)}")
+        last = log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]
+        raise BuildFailed(f"the build ended with status {status}: {' / '.join(last)}")
 
 
 def _copy(kept: Path, tree: Path) -> None:
@@ -145,7 +143,7 @@ def _copy(kept: Path, tree: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """One file in two places; a copy where they are on two disks."""
+    """Hard-link a file; copy it to another file system."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
