@@ -105,7 +105,7 @@ def _contents(path: Path) -> str:
 def pins_of(folder: Path) -> Path:
     """The constraints.txt that goes with the code in a folder, which need not exist: beside it, or
     at the root of its repository."""
-    top = _git(folder, "rev-parse", "--show-toplevel")
+    top = _answer(folder, "rev-parse", "--show-toplevel")
     root = Path(os.fsdecode(top).removesuffix("\n")) if top else folder
     near = folder / "constraints.txt"
     return near if near.is_file() else root / "constraints.txt"
@@ -143,14 +143,14 @@ def read_git(folder: Path) -> Git | None:
     What the harness itself writes, under WRITTEN, does not make the tree dirty. A folder that
     the repository ignores, such as a virtual environment within it, is not of it.
     """
-    top = _git(folder, "rev-parse", "--show-toplevel")
-    if top is None or _git(folder, "check-ignore", "--quiet", ".") is not None:
+    top = _answer(folder, "rev-parse", "--show-toplevel")
+    if top is None or _answer(folder, "check-ignore", "--quiet", ".") is not None:
         return None
     root = Path(os.fsdecode(top).removesuffix("\n"))
-    commit = _git(root, "rev-parse", "--verify", "HEAD")
+    commit = _answer(root, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
-    branch = _git(root, "symbolic-ref", "--short", "HEAD")
+    branch = _answer(root, "symbolic-ref", "--short", "HEAD")
     return Git(
         commit=commit.decode().strip(),
         branch=os.fsdecode(branch).strip() if branch else "(detached)",
@@ -161,8 +161,10 @@ def read_git(folder: Path) -> Git | None:
 def _dirty_sha256(root: Path) -> str:
     """Hash of all that differs from the commit; empty when nothing does."""
     paths = ("--", ".", *(f":(exclude){folder}" for folder in WRITTEN))
-    diff = _git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *paths) or b""
-    listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z", *paths) or b""
+    diff = (
+        _answer(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *paths) or b""
+    )
+    listed = _answer(root, "ls-files", "--others", "--exclude-standard", "-z", *paths) or b""
     untracked = [name for name in listed.split(b"\0") if name]
     if not diff and not untracked:
         return ""
@@ -180,7 +182,7 @@ def _dirty_sha256(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _git(folder: Path, *arguments: str) -> bytes | None:
+def _answer(folder: Path, *arguments: str) -> bytes | None:
     """What git answers; None where it refuses or is not installed."""
     try:
         answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)

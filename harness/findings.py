@@ -6,6 +6,7 @@ from dataclasses import replace
 from harness import units
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.records import Run
+from harness.report.sentences import _list
 
 
 def sentences(found: Oddities) -> tuple[str, ...]:
@@ -135,8 +136,3 @@ def _value(values: Values) -> str:
 
 def _names(variables: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(variables))
-
-
-def _list(parts: Sequence[str]) -> str:
-    *rest, last = parts
-    return f"{', '.join(rest)} and {last}" if rest else last

@@ -96,7 +96,7 @@ def rendered(template: str, values: Mapping[str, object]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def cell(text: str) -> str:
+def table_cell(text: str) -> str:
     """Text that cannot break a Markdown table: one line, no bare pipe, closed code spans."""
     text = re.sub(r"\\*\|", r"\\|", line(text))
     return text if text.count("`") % 2 == 0 else text.replace("`", "'")
@@ -165,4 +165,4 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters.update(cell=cell, line=line, reason=phrases.verdict, utc=units.utc)
+_templates.filters.update(cell=table_cell, line=line, reason=phrases.verdict, utc=units.utc)

@@ -41,8 +41,7 @@ class Bisected:
     line: Sequence[str]
     repository: Path
     before: str
-    fingerprints: Sequence[str]
-    """After the kill, and after the end."""
+    after: str
     left_by_kill: bytes
     state: Path
     status: int

@@ -334,7 +334,7 @@ def test_one_process_is_shown_without_an_interval_and_inconclusive(tmp_path: Pat
     ],
 )
 def test_a_cell_cannot_break_its_table(raw: str, safe: str) -> None:
-    assert render.cell(raw) == safe
+    assert render.table_cell(raw) == safe
 
 
 def test_a_misspelt_field_stops_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from harness import suite
 from harness.gating.planning import Request
 from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, State
 from harness.records import Decision
+from harness.tests import fake_runs
 from harness.tests.gate_repositories import FILES, SUITE, git, write
 from reports.studies import gate_planted
 
@@ -25,8 +26,7 @@ def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict
         reason="",
         state=State.COMPARED,
         baseline_s=0.004,
-        ratio=2.0 if slower else 1.0,
-        pairs=5,
+        comparison=fake_runs.comparison(ratio=2.0 if slower else 1.0),
     )
     return GateVerdict(
         decision=case.decision,
