@@ -9,7 +9,7 @@ from harness.records import Run
 from harness.report.sentences import _list
 
 
-def sentences(found: Oddities) -> tuple[str, ...]:
+def oddity_sentences(found: Oddities) -> tuple[str, ...]:
     """One sentence for each axis; alike ones of several providers or groups together."""
     alike: dict[object, list[DeadAxis]] = {}
     for d in found.dead:
@@ -21,12 +21,12 @@ def sentences(found: Oddities) -> tuple[str, ...]:
     return (*map(_dead_axes, alike.values()), *map(_invariances, still.values()))
 
 
-def plain(found: Oddities) -> tuple[str, ...]:
+def without_code(found: Oddities) -> tuple[str, ...]:
     """The same for the command line."""
-    return tuple(sentence.replace("`", "") for sentence in sentences(found))
+    return tuple(sentence.replace("`", "") for sentence in oddity_sentences(found))
 
 
-def coverage(found: Oddities) -> str:
+def coverage_sentence(found: Oddities) -> str:
     """Of how many pairs of cases it is known whether they did the same; empty without pairs."""
     if not found.pairs:
         return ""
@@ -87,7 +87,7 @@ def _invariances(alike: Sequence[Invariance]) -> str:
     return f"{text}: {why}.{more}"
 
 
-def flags(run: Run) -> tuple[str, ...]:
+def flag_sentences(run: Run) -> tuple[str, ...]:
     """Variables that cases set, and those around them: which were asked for, as far as is known."""
     cases = {c.case_id: c for c in run.suite.cases}
     asked: set[str] = set()
@@ -111,7 +111,7 @@ def flags(run: Run) -> tuple[str, ...]:
     return tuple(said)
 
 
-def in_brief(found: Oddities) -> Iterable[str]:
+def oddities_in_brief(found: Oddities) -> Iterable[str]:
     """One sentence for a summary; none where nothing was found."""
     parts = []
     if whole := [d for d in found.dead if d.all_values and not d.time_differs]:

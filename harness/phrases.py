@@ -10,20 +10,18 @@ from harness.analysis.timeuse import TimeUse
 from harness.gate import EVERY_CASE_RAN, KERNELS_THAT_RAN, WHAT_RAN
 from harness.program import INTERPRETER
 from harness.records import (
-    METRICS,
     Case,
     Decision,
-    Fact,
     Finding,
     Match,
     Measurement,
-    Outcome,
     RuleResult,
     Verdict,
 )
+from harness.units import finding_sentence
 
 
-def target(t: Target) -> str:
+def target_text(t: Target) -> str:
     """The rule “floor” asks for 785 tokens/s: on A100 0.12 % MFU, 850x below the card's peak."""
     return (
         f"{t.stated_by} asks for {units.quantity('tokens_per_s', t.tokens_per_s)} of "
@@ -33,7 +31,7 @@ def target(t: Target) -> str:
     )
 
 
-def time_use(used: TimeUse) -> str:
+def time_use_sentence(used: TimeUse) -> str:
     """Where the wall time of a run went."""
     of = "" if used.whole else " of processes' life"
     if used.work_share is None or used.sampling_share is None or used.overhead_s is None:
@@ -45,32 +43,32 @@ def time_use(used: TimeUse) -> str:
     )
 
 
-def command(case: Case) -> str:
+def command_text(case: Case) -> str:
     """The program of a case and its arguments, as one would type it; empty for a factory."""
     words = case.program.argv if case.program else ()
     return shlex.join("python" if word == INTERPRETER else word for word in words)
 
 
-def variables(case: Case) -> str:
+def variables_text(case: Case) -> str:
     """Names of the variables that a case sets; a value may be nobody's business."""
     return ", ".join(case.env)
 
 
-def folder(case: Case, measured: Sequence[Measurement]) -> str:
+def folder_text(case: Case, measured: Sequence[Measurement]) -> str:
     """Where the program of a case ran; as the suite has it, where none got so far."""
     ran = (m.code["program"] for m in measured if "program" in m.code)
     return next(ran, case.program.cwd if case.program else "")
 
 
-def programs(cases: Sequence[Case], measured: Sequence[Measurement]) -> Sequence[str]:
+def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Sequence[str]:
     """What ran, of each workload that is a program: its first case."""
     said = []
     for name in dict.fromkeys(case.workload for case in cases if case.program):
         own = [case for case in cases if case.workload == name]
         first = own[0]
-        where = folder(first, [m for m in measured if m.case_id == first.case_id])
-        text = f"{name} runs: {command(first)} (in {where}"
-        text += f"; sets {variables(first)})" if first.env else ")"
+        where = folder_text(first, [m for m in measured if m.case_id == first.case_id])
+        text = f"{name} runs: {command_text(first)} (in {where}"
+        text += f"; sets {variables_text(first)})" if first.env else ")"
         rest = len(own) - 1
         if rest:
             text += f"; {rest} more case{'s run' if rest > 1 else ' runs'} it with other axes"
@@ -78,7 +76,7 @@ def programs(cases: Sequence[Case], measured: Sequence[Measurement]) -> Sequence
     return said
 
 
-def overhead(found: Overhead, limit: float) -> str:
+def overhead_sentence(found: Overhead, limit: float) -> str:
     """What reading the probes costs, with its interval and what that says of the limit."""
     cost = units.change(found.ratio, found.low, found.high)
     if found.low is None or found.high is None:
@@ -95,63 +93,10 @@ def overhead(found: Overhead, limit: float) -> str:
 # --- findings, rules and verdicts ----------------------------------------------------------
 
 
-def finding(f: Finding) -> str:
-    """The fact of a finding, without its case."""
-    value = units.measured(f.metric, f.estimate) if f.estimate else ""
-    match f.fact:
-        case Fact.STATED:
-            return f.reason
-        case Fact.NOT_RUN:
-            return "did not run"
-        case Fact.RAN:
-            return "ran"
-        case Fact.TOO_FEW_PROCESSES:
-            return f"{f.count} of {f.asked} processes ran"
-        case Fact.ALLOWED:
-            return f"{f.outcome} is allowed: {f.detail}"
-        case Fact.ENDED:
-            return ended(f.outcome, f.detail)
-        case Fact.ATTESTED:
-            return "the required kernels and operators ran"
-        case Fact.NOT_ATTESTED:
-            return f"not attested: {f.detail}"
-        case Fact.KERNELS_INVISIBLE:
-            return "no GPU here: kernels cannot be seen"
-        case Fact.OTHER_DEVICE:
-            return f"this is {f.detail}"
-        case Fact.NO_GROUP:
-            return f"in no group of cases with three values of {f.detail}"
-        case Fact.NO_FIT:
-            return f.detail
-        case Fact.SINGLE_PROCESSES:
-            return f"{value} from cases with a single process"
-        case Fact.NO_METRIC:
-            return f"{METRICS[f.metric].title} not available"
-        case Fact.AT_MOST:
-            return f"timed out: at most {units.quantity(f.metric, f.bound or 0.0)}"
-        case Fact.AT_LEAST:
-            return f"timed out: at least {units.duration(f.bound or 0.0)} a step"
-        case Fact.NO_INTERVAL:
-            return f"{value} from one process, which has no interval"
-        case Fact.NOT_FINITE:
-            return f"{value} is not a finite interval"
-        case Fact.INTERVAL:
-            return value
-        case Fact.ACROSS:
-            return f"{value} lies across a threshold"
-
-
-def ended(outcome: Outcome | None, detail: str) -> str:
-    """`crash: illegal memory access`."""
-    word = str(outcome or "did not run").replace("_", " ")
-    first_line = detail.strip().partition("\n")[0]
-    return f"{word}: {first_line}" if first_line else word
-
-
-def rule(result: RuleResult) -> str:
+def rule_sentence(result: RuleResult) -> str:
     """Why a rule decided as it did."""
     if not result.applies and result.stated:
-        return f"stated for {result.stated.gpu}; {finding(result.findings[0])}"
+        return f"stated for {result.stated.gpu}; {finding_sentence(result.findings[0])}"
     share = f"{len(result.findings)} of {result.judged}: " if result.judged > 1 else ""
     if result.stated is None and result.decision is Decision.GO:
         return _held(result)
@@ -174,18 +119,18 @@ def _held(result: RuleResult) -> str:
     ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
     if not result.findings:
         return ran
-    allowed = "; ".join(f"{f.subject}: {finding(f)}" for f in result.findings)
+    allowed = "; ".join(f"{f.subject}: {finding_sentence(f)}" for f in result.findings)
     return f"{ran} or ended as the suite allows ({allowed})"
 
 
-def verdict(v: Verdict) -> str:
+def verdict_sentence(v: Verdict) -> str:
     """Why a suite's verdict is what it is."""
     if v.rule is None:
         return f"no rule of the suite was stated for {v.device}"
     applied = [r.rule for r in v.rules if r.applies]
     if v.decision is Decision.GO and len(applied) > 1:
         return f"all hold: {'; '.join(applied)}"
-    return rule(v.rule)
+    return rule_sentence(v.rule)
 
 
 REQUIREMENTS = {
@@ -195,7 +140,7 @@ REQUIREMENTS = {
 }
 
 
-def requirement(result: RuleResult) -> str:
+def requirement_text(result: RuleResult) -> str:
     """A rule as a sentence: `tokens/s ≥ 500 in every case with gc=off; NO-GO under 100`."""
     if result.stated is None:
         return REQUIREMENTS[result.rule]
@@ -223,7 +168,7 @@ def _joined(findings: Sequence[Finding], most: int = 2) -> str:
     """The first few findings as a sentence; those of one reason share it."""
     by_reason: dict[str, list[str]] = {}
     for f in findings:
-        by_reason.setdefault(finding(f), []).append(f.subject)
+        by_reason.setdefault(finding_sentence(f), []).append(f.subject)
     shown = list(by_reason.items())[:most]
     text = "; ".join(
         f"{_subjects(names, most)}: {reason}" if any(names) else reason for reason, names in shown

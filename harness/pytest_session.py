@@ -225,8 +225,8 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
         lines += ["", seen.detail.rstrip()]
     broken = [r for r in verdict.rules if r.applies and r.decision is not Decision.GO]
     if seen.outcome is Outcome.OK:
-        lines += ["", *(f"{r.decision} by {r.rule}: {phrases.rule(r)}" for r in broken)]
-        lines += [f"  asked for: {phrases.requirement(r)}" for r in broken]
+        lines += ["", *(f"{r.decision} by {r.rule}: {phrases.rule_sentence(r)}" for r in broken)]
+        lines += [f"  asked for: {phrases.requirement_text(r)}" for r in broken]
     bad = next((m for m in run.measurements if m.outcome is not Outcome.OK), None)
     if bad is not None:
         lines += ["", f"process {bad.process}, evidence in {run.folder}:"]
@@ -294,7 +294,7 @@ def _conclude(folder: str, cases_of_suite: int) -> End:
         good=verdict.decision is Decision.GO,
         lines=(
             f"verdict: {verdict.decision}, decided by {verdict.decided_by}: "
-            f"{phrases.verdict(verdict)}",
+            f"{phrases.verdict_sentence(verdict)}",
             f"run: {folder}",
         ),
     )

@@ -9,7 +9,7 @@ import datetime
 import math
 from collections.abc import Callable, Mapping
 
-from harness.records import METRICS, Estimate
+from harness.records import METRICS, Estimate, Fact, Finding, Outcome
 
 NOTHING_LEFT = -100.0
 """How much longer, in percent, what takes no time takes: no measured effect is that."""
@@ -282,3 +282,56 @@ def scalar(value: bool | int | float | str | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def finding_sentence(f: Finding) -> str:
+    """The fact of a finding, without its case."""
+    value = measured(f.metric, f.estimate) if f.estimate else ""
+    match f.fact:
+        case Fact.STATED:
+            return f.reason
+        case Fact.NOT_RUN:
+            return "did not run"
+        case Fact.RAN:
+            return "ran"
+        case Fact.TOO_FEW_PROCESSES:
+            return f"{f.count} of {f.asked} processes ran"
+        case Fact.ALLOWED:
+            return f"{f.outcome} is allowed: {f.detail}"
+        case Fact.ENDED:
+            return ending_text(f.outcome, f.detail)
+        case Fact.ATTESTED:
+            return "the required kernels and operators ran"
+        case Fact.NOT_ATTESTED:
+            return f"not attested: {f.detail}"
+        case Fact.KERNELS_INVISIBLE:
+            return "no GPU here: kernels cannot be seen"
+        case Fact.OTHER_DEVICE:
+            return f"this is {f.detail}"
+        case Fact.NO_GROUP:
+            return f"in no group of cases with three values of {f.detail}"
+        case Fact.NO_FIT:
+            return f.detail
+        case Fact.SINGLE_PROCESSES:
+            return f"{value} from cases with a single process"
+        case Fact.NO_METRIC:
+            return f"{METRICS[f.metric].title} not available"
+        case Fact.AT_MOST:
+            return f"timed out: at most {quantity(f.metric, f.bound or 0.0)}"
+        case Fact.AT_LEAST:
+            return f"timed out: at least {duration(f.bound or 0.0)} a step"
+        case Fact.NO_INTERVAL:
+            return f"{value} from one process, which has no interval"
+        case Fact.NOT_FINITE:
+            return f"{value} is not a finite interval"
+        case Fact.INTERVAL:
+            return value
+        case Fact.ACROSS:
+            return f"{value} lies across a threshold"
+
+
+def ending_text(outcome: Outcome | None, detail: str) -> str:
+    """`crash: illegal memory access`."""
+    word = str(outcome or "did not run").replace("_", " ")
+    first_line = detail.strip().partition("\n")[0]
+    return f"{word}: {first_line}" if first_line else word

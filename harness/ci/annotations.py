@@ -75,7 +75,7 @@ def _found(verdict: GateVerdict) -> Iterator[Annotation]:
             yield Annotation(
                 kind=_kind(case.decision, verdict),
                 title=f"{case.decision}: {case.case_id}",
-                message=phrases.text(case),
+                message=phrases.case_text(case),
                 file=case.suite,
             )
 

@@ -42,13 +42,13 @@ def junit(verdict: GateVerdict) -> str:
     for suite, cases in _by_suite(verdict):
         element = _suite(root, suite, verdict)
         for case in cases:
-            text = phrases.text(case)
+            text = phrases.case_text(case)
             _test(
                 element,
                 suite,
                 case.case_id,
                 case.decision,
-                phrases.sentence(case),
+                phrases.case_sentence(case),
                 text,
                 verdict,
                 case,

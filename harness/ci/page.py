@@ -73,7 +73,7 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
     yield f"{cell(verdict.reason, 1000).rstrip('.')}. {_effect(verdict)}."
     mode = f"{verdict.mode} " if verdict.subject is Subject.GATE else ""
     facts = [
-        f"{phrases.counts(verdict)} of {len(verdict.cases)} cases",
+        f"{phrases.case_counts(verdict)} of {len(verdict.cases)} cases",
         f"{mode}on {cell(verdict.device) or 'an unknown device'}",
         f"candidate {_side(verdict.candidate)}",
     ]
@@ -98,7 +98,7 @@ def _effect(verdict: GateVerdict) -> str:
     if verdict.subject is Subject.RUN:
         return f"A run, judged by the rules of {code(verdict.policy) or 'its suite'}"
     blocked = "is blocked" if verdict.blocks else "is not blocked"
-    setting = phrases.of_undecided(verdict)
+    setting = phrases.undecided_text(verdict)
     why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")
     return f"The change {blocked} ({why})"
 
@@ -129,8 +129,8 @@ def _remedy(text: str) -> str:
 
 def _row(case: GateCase) -> str:
     sign = f"{_SIGNS[case.decision]} {case.decision}"
-    why = cell(phrases.why(case), 600)
-    return f"| {sign} | {code(case.case_id)} | {cell(phrases.change(case))} | {why} |\n"
+    why = cell(phrases.case_reason(case), 600)
+    return f"| {sign} | {code(case.case_id)} | {cell(phrases.change_text(case))} | {why} |\n"
 
 
 def _omitted(cases: Sequence[GateCase]) -> str:

@@ -16,13 +16,13 @@ def worst_first(verdict: GateVerdict) -> list[GateCase]:
     return sorted(verdict.cases, key=lambda c: WORST_FIRST[c.decision])
 
 
-def counts(verdict: GateVerdict) -> str:
+def case_counts(verdict: GateVerdict) -> str:
     """`1 NO-GO, 2 INCONCLUSIVE, 9 GO`."""
     of = [(decision, verdict.count(decision)) for decision in WORST_FIRST]
     return ", ".join(f"{n} {decision}" for decision, n in of if n) or "no cases"
 
 
-def change(case: GateCase) -> str:
+def change_text(case: GateCase) -> str:
     """`+4.1 % [+3.2 … +5.0] slower`, the counters that differ, or why there is no comparison."""
     c = case.comparison
     if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
@@ -50,13 +50,13 @@ def open_question(case: GateCase) -> str:
     return "; ".join(filter(None, (seen, needed)))
 
 
-def why(case: GateCase) -> str:
+def case_reason(case: GateCase) -> str:
     """What `sentence` says; it stands beside the change, and does not say that once more."""
     counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
     return _said(case, counted[0] if case.counters and counted and counted[0] else case.reason)
 
 
-def sentence(case: GateCase) -> str:
+def case_sentence(case: GateCase) -> str:
     """The reason, with what is open, what is excused and what surprised; it stands alone."""
     return _said(case, case.reason)
 
@@ -70,9 +70,9 @@ def _said(case: GateCase, reason: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def text(case: GateCase) -> str:
+def case_text(case: GateCase) -> str:
     """All that is known of a case, over several lines."""
-    lines = [f"{case.decision}: {case.reason}", f"change: {change(case)}"]
+    lines = [f"{case.decision}: {case.reason}", f"change: {change_text(case)}"]
     if case.baseline_s is not None and case.candidate_s is not None:
         times = units.duration(case.baseline_s), units.duration(case.candidate_s)
         pairs = case.comparison.pairs if case.comparison else 0
@@ -91,7 +91,7 @@ def text(case: GateCase) -> str:
     return "\n".join(lines)
 
 
-def of_undecided(verdict: GateVerdict) -> str:
+def undecided_text(verdict: GateVerdict) -> str:
     """`inconclusive: neutral`, where that setting of the policy's and not its stage says whether
     the verdict blocks; else empty."""
     settled = verdict.decision in (Decision.GO, Decision.NO_GO)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness import phrases
+from harness import phrases, units
 from harness.gating.records import (
     GateCase,
     GateSide,
@@ -20,7 +20,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
     git = run.environment.git
     return GateVerdict(
         decision=verdict.decision,
-        reason=f"{verdict.decided_by}: {phrases.verdict(verdict)}",
+        reason=f"{verdict.decided_by}: {phrases.verdict_sentence(verdict)}",
         mode=Mode.ABSOLUTE,
         stage=Stage.BLOCK,
         blocks=False,
@@ -37,7 +37,9 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",
         cases=tuple(_case(run, seen, verdict) for seen in cases),
         findings=tuple(
-            Finding(check=r.rule, decision=r.decision, reason=phrases.rule(r), counts=r.applies)
+            Finding(
+                check=r.rule, decision=r.decision, reason=phrases.rule_sentence(r), counts=r.applies
+            )
             for r in verdict.rules
         ),
         started_at=run.started_at,
@@ -49,11 +51,11 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
 def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
     case_id, outcome = seen.case.case_id, seen.outcome
     said = [
-        Finding(check=r.rule, decision=r.decision, reason=phrases.rule(r))
+        Finding(check=r.rule, decision=r.decision, reason=phrases.rule_sentence(r))
         for r in verdict.rules
         if r.applies and case_id in r.evidence and r.decision is not Decision.GO
     ]
-    reason = phrases.ended(outcome, seen.detail)
+    reason = units.ending_text(outcome, seen.detail)
     if outcome is Outcome.OK or (outcome is not None and outcome in seen.case.allow):
         decision = Decision.GO
     else:

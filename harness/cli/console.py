@@ -74,7 +74,7 @@ def verdict(v: Verdict) -> RenderableType:
         rules.add_row(
             Text(r.said, style=DECISION_STYLE[r.decision] if r.applies else "dim"),
             escape(r.rule),
-            escape(phrases.rule(r)),
+            escape(phrases.rule_sentence(r)),
         )
     head = Text.assemble(
         "Verdict: ",
@@ -149,7 +149,7 @@ def plan(suite: Suite) -> RenderableType:
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
             escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
-            *([escape(phrases.command(c))] if runs_programs else []),
+            *([escape(phrases.command_text(c))] if runs_programs else []),
         )
     processes = sum(c.settings.processes for c in suite.cases)
     return Group(

@@ -111,4 +111,4 @@ def _why(case: GateCase) -> str:
     """What decided, without what the numbers and the differences above show."""
     beside = [f.reason for f in case.findings if not f.counts]
     shown = is_across(case) or (case.decision is Decision.GO and case.comparison is not None)
-    return "; ".join(filter(None, ("" if shown else phrases.why(case), *beside)))
+    return "; ".join(filter(None, ("" if shown else phrases.case_reason(case), *beside)))

@@ -108,8 +108,8 @@ def shown(verdict: GateVerdict) -> RenderableType:
         rows.add_row(
             Text(str(case.decision), style=DECISION_STYLE[case.decision]),
             escape(case.case_id),
-            escape(phrases.change(case)),
-            escape(phrases.why(case)),
+            escape(phrases.change_text(case)),
+            escape(phrases.case_reason(case)),
         )
     lines: list[RenderableType] = [rows] if verdict.cases else []
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
@@ -128,7 +128,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     if verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
-        setting = phrases.of_undecided(verdict)
+        setting = phrases.undecided_text(verdict)
         why = f"says {setting}" if setting else f"has stage {verdict.stage}"
         lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:

@@ -98,7 +98,7 @@ def run(
         if launcher.not_preloaded:
             say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
         for target in targets.modest(chosen, here, work):
-            say(f"warning: {phrases.target(target)}")
+            say(f"warning: {phrases.target_text(target)}")
         done: Collection[tuple[str, int]] = ()
         if before is None:
             writer = store.create(store_root, chosen, here)
@@ -197,7 +197,11 @@ def overhead(
     if as_json:
         document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
     else:
-        show(phrases.overhead(found, sampling.LIMIT) if found else "no pair of processes ended ok")
+        show(
+            phrases.overhead_sentence(found, sampling.LIMIT)
+            if found
+            else "no pair of processes ended ok"
+        )
         show(f"Run: {recorded.folder}")
     raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
 
@@ -244,13 +248,13 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:
         out.print(console.summaries(cases))
-        for program in phrases.programs(recorded.suite.cases, recorded.measurements):
+        for program in phrases.program_lines(recorded.suite.cases, recorded.measurements):
             show(program)
-        for note in (*recorded.notes, *findings.plain(oddities(recorded, cases))):
+        for note in (*recorded.notes, *findings.without_code(oddities(recorded, cases))):
             show(f"note: {note}")
         out.print(console.verdict(verdict))
         if used := timeuse.time_use(recorded):
-            show(f"Time: {phrases.time_use(used)}")
+            show(f"Time: {phrases.time_use_sentence(used)}")
         show(f"Run: {recorded.folder}")
         if markdown:
             show(f"Report: {markdown}")

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness import gate, phrases, units
+from harness import gate, units
 from harness.analysis.compare import Change, Comparison
 from harness.gating import counting
 from harness.gating.policy import Exemption, Policy
@@ -171,7 +171,7 @@ def _ran(evidence: Evidence, head: CaseSummary) -> list[Finding]:
 
 def _said(found: Finding, check: str) -> Finding:
     """A finding of the suite's rules as one of the gate's, with its sentence."""
-    return replace(found, check=check, reason=phrases.finding(found))
+    return replace(found, check=check, reason=units.finding_sentence(found))
 
 
 def _absolute(

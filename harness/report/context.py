@@ -157,17 +157,17 @@ def build(
                 run, summaries, content.verdict, axis_effects, assessments, fits, targets
             ),
             *in_brief(run, summaries),
-            *findings.in_brief(odd),
+            *findings.oddities_in_brief(odd),
         ),
         ran=ran(run, summaries),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
         sections=tuple(_sections(run, summaries, axis_effects, drawn)),
         expectations=tables.expectations(assessments) if assessments else None,
-        target_warnings=tuple(f"{phrases.target(t)}." for t in targets),
-        dead_axes=findings.sentences(odd),
-        compared=findings.coverage(odd),
-        flags=findings.flags(run),
+        target_warnings=tuple(f"{phrases.target_text(t)}." for t in targets),
+        dead_axes=findings.oddity_sentences(odd),
+        compared=findings.coverage_sentence(odd),
+        flags=findings.flag_sentences(run),
         scaling=tables.scaling(fits) if fits else None,
         scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
         telemetry_picture="utilisation" if "utilisation" in drawn else "",
@@ -179,7 +179,7 @@ def build(
         dirty=env.uncommitted,
         artefacts=_artefacts(run, directory),
         elapsed=_elapsed(run),
-        time_use=phrases.time_use(used)
+        time_use=phrases.time_use_sentence(used)
         if (used := time_use(run))
         else "unknown"
         if run.measurements

@@ -102,9 +102,9 @@ def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     rows = [
         (
             f"`{case.case_id}`",
-            f"`{phrases.command(case)}`",
-            f"`{phrases.folder(case, run.of(case.case_id))}`",
-            phrases.variables(case) or NONE,
+            f"`{phrases.command_text(case)}`",
+            f"`{phrases.folder_text(case, run.of(case.case_id))}`",
+            phrases.variables_text(case) or NONE,
         )
         for case in cases
     ]

@@ -165,4 +165,6 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters.update(cell=table_cell, line=line, reason=phrases.verdict, utc=units.utc)
+_templates.filters.update(
+    cell=table_cell, line=line, reason=phrases.verdict_sentence, utc=units.utc
+)

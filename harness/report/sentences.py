@@ -48,7 +48,7 @@ def executive_summary(
     below the summary hold the rest.
     """
     return (
-        f"{_decided(verdict)}: {phrases.verdict(verdict)}.",
+        f"{_decided(verdict)}: {phrases.verdict_sentence(verdict)}.",
         _what_ran(run, summaries),
         *_sampling(run),
         *_other_rules(verdict),
@@ -108,7 +108,7 @@ def _targets(targets: Sequence[Target]) -> Iterable[str]:
         highest = max(targets, key=lambda t: t.mfu)
         yield (
             f"Targets under {units.percent(SUSPICIOUS_MFU)} of their card's peak prove little "
-            f"when met; the highest of {len(targets)}: {phrases.target(highest)}."
+            f"when met; the highest of {len(targets)}: {phrases.target_text(highest)}."
         )
 
 
@@ -141,7 +141,7 @@ def _other_rules(verdict: Verdict) -> Iterable[str]:
         yield f"Stated for other GPUs and not applied here: {_list(names)}."
     for r in left:
         if r.rule == KERNELS_THAT_RAN:
-            yield f"Not applied, “{r.rule}”: {phrases.rule(r)}."
+            yield f"Not applied, “{r.rule}”: {phrases.rule_sentence(r)}."
 
 
 def _what_ran(run: Run, summaries: Sequence[CaseSummary]) -> str:
@@ -160,7 +160,7 @@ def _what_ran(run: Run, summaries: Sequence[CaseSummary]) -> str:
 
 def _sampling(run: Run) -> Iterable[str]:
     if found := overhead.overhead(run):
-        said = phrases.overhead(found, overhead.LIMIT)
+        said = phrases.overhead_sentence(found, overhead.LIMIT)
         yield f"{said[0].upper()}{said[1:]}."
 
 

@@ -97,9 +97,9 @@ def rules(verdict: Verdict) -> Table:
     rows = [
         (
             r.rule,
-            phrases.requirement(r),
+            phrases.requirement_text(r),
             r.said,
-            phrases.rule(r),
+            phrases.rule_sentence(r),
         )
         for r in verdict.rules
     ]

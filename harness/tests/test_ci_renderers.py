@@ -268,17 +268,20 @@ def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> 
 
     document = junit(gate_verdict(case))
 
-    assert phrases.why(case) == "since the baseline (no noise: the code differs)"
+    assert phrases.case_reason(case) == "since the baseline (no noise: the code differs)"
     assert results(document)["train/nsa"] == "failure"
-    assert f'message="NO-GO: host_syncs 12 → 1,600 {phrases.why(case)}"' in document
+    assert f'message="NO-GO: host_syncs 12 → 1,600 {phrases.case_reason(case)}"' in document
 
 
 @pytest.mark.parametrize("before", [12, None])
 def test_a_change_on_record_begins_with_a_word(before: int | None) -> None:
     case = counted(before, accepted=True)
 
-    assert phrases.why(case) == "on record with the same change"
-    assert phrases.sentence(case) == f"{phrases.change(case)}; on record with the same change"
+    assert phrases.case_reason(case) == "on record with the same change"
+    assert (
+        phrases.case_sentence(case)
+        == f"{phrases.change_text(case)}; on record with the same change"
+    )
 
 
 def test_a_remedy_is_a_sentence_and_only_what_is_typed_is_code() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from harness import doctor, environment
 from harness.doctor import Grade, Vitals
+from harness.environment import VARIABLE_PREFIXES
 from harness.errors import ProbeError
 from harness.measure import facts as worker_facts
 from harness.probes import nvml
@@ -152,7 +153,7 @@ def test_only_variables_that_move_numbers_are_recorded(monkeypatch: pytest.Monke
 
     assert captured.variables["NSA_USE_FA2"] == "1"
     assert "secret" not in captured.variables.values()
-    assert all(name.startswith(environment.VARIABLE_PREFIXES) for name in captured.variables)
+    assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
 
 
 def test_without_a_gpu_both_torch_and_nvml_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness import findings, report
+from harness import findings
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, oddities
 from harness.analysis.summary import summarise
 from harness.records import Case, Measurement, Outcome, Run, Scalar, TensorDigest
+from harness.report import render as report
 from harness.tests.fake_runs import case, run, sweep, timed
 from harness.what_ran import Counters, Profile
 
@@ -63,7 +64,7 @@ STILL = Invariance(
     ],
 )
 def test_a_dead_axis_in_words(changes: dict[str, Any], said: str) -> None:
-    (sentence,) = findings.sentences(Oddities(dead=(replace(DEAD, **changes),)))
+    (sentence,) = findings.oddity_sentences(Oddities(dead=(replace(DEAD, **changes),)))
     assert said in sentence
 
 
@@ -86,7 +87,7 @@ def test_a_dead_axis_in_words(changes: dict[str, Any], said: str) -> None:
     ],
 )
 def test_a_speed_that_does_not_move_in_words(changes: dict[str, Any], said: str) -> None:
-    (sentence,) = findings.sentences(Oddities(still=(replace(STILL, **changes),)))
+    (sentence,) = findings.oddity_sentences(Oddities(still=(replace(STILL, **changes),)))
     assert said in sentence
 
 
@@ -94,7 +95,7 @@ def test_alike_ones_of_several_providers_and_groups_are_one_sentence() -> None:
     dead = (DEAD, replace(DEAD, provider="dense", pairs=2, slowest=1.3, time_differs=True))
     still = (STILL, replace(STILL, group="forward/dense"), replace(STILL, group="forward/x"))
 
-    first, second = findings.sentences(Oddities(dead=dead, still=still))
+    first, second = findings.oddity_sentences(Oddities(dead=dead, still=still))
 
     assert first.startswith("`train/nsa`, `train/dense`: `NSA_FWE_Q` has no effect")
     assert "in 8 pairs of cases; only the step time differs (-0.40 % to +30 %)." in first
@@ -117,8 +118,8 @@ def test_alike_ones_of_several_providers_and_groups_are_one_sentence() -> None:
     ],
 )
 def test_what_could_not_be_compared_is_told(changes: dict[str, Any], said: str) -> None:
-    assert said in findings.coverage(Oddities(**changes))
-    assert bool(said) == bool(findings.coverage(Oddities(**changes)))
+    assert said in findings.coverage_sentence(Oddities(**changes))
+    assert bool(said) == bool(findings.coverage_sentence(Oddities(**changes)))
 
 
 # --- of a run ----------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def test_the_report_and_the_command_line_say_it(tmp_path: Path) -> None:
 
     assert "- `train/nsa`: `flag` has no effect (0 and 1): the same operators" in ran
     assert "- Odd: no effect of `flag`; see What ran." in text
-    (plain,) = findings.plain(oddities(recorded, summarise(recorded)))
+    (plain,) = findings.without_code(oddities(recorded, summarise(recorded)))
     assert plain.startswith("train/nsa: flag has no effect (0 and 1)")
 
 
@@ -170,7 +171,7 @@ def with_flags(
             return timed(c, 0.05, flags_read=read)
         return [Measurement(case_id=c.case_id, process=0, outcome=outcome)]
 
-    return findings.flags(run([c], measure))
+    return findings.flag_sentences(run([c], measure))
 
 
 def test_flags_are_told_by_what_is_known_of_them() -> None:

@@ -361,7 +361,7 @@ def test_a_rule_for_another_gpu_does_not_apply_and_says_so() -> None:
 
     assert v.decision is GO
     assert not v.rules[2].applies
-    assert phrases.rule(v.rules[2]) == "stated for A100; this is NVIDIA H200"
+    assert phrases.rule_sentence(v.rules[2]) == "stated for A100; this is NVIDIA H200"
 
 
 def test_no_applicable_rule_is_inconclusive() -> None:
@@ -436,7 +436,7 @@ def test_a_requirement_reads_as_a_sentence() -> None:
     rule = replace(FLOOR, match=Match(criteria={"gc": (0,)}))
 
     assert (
-        phrases.requirement(stated(summary(), rule=rule))
+        phrases.requirement_text(stated(summary(), rule=rule))
         == "tokens/s ≥ 500 in every case with gc=0; NO-GO under 100"
     )
 
@@ -463,7 +463,7 @@ def test_cases_that_ended_alike_are_told_once() -> None:
     ]
     hung = summary(name="h", outcome=Outcome.HANG, detail="no progress for 60 s")
 
-    reason = phrases.verdict(verdict(*died, hung, rules=()))
+    reason = phrases.verdict_sentence(verdict(*died, hung, rules=()))
 
     ids = [s.case.case_id for s in died]
     assert reason == (

@@ -292,7 +292,7 @@ def test_a_target_that_asks_little_of_its_card_is_known() -> None:
     )
 
     assert target.mfu == pytest.approx(785 * FLOPS_PER_TOKEN / 312e12)
-    said = phrases.target(target)
+    said = phrases.target_text(target)
     assert "the expectation of “the runbook” asks for 785 tokens/s" in said
     assert "on A100 that is 0.118 % MFU, 850x below" in said
     assert stated_peak("*", "bf16") is None
@@ -337,7 +337,7 @@ def test_the_use_of_time_adds_up() -> None:
     assert used.sampling_s == pytest.approx(3 * 2.0, rel=0.01)
     assert used.work_share == pytest.approx(0.327, rel=0.01)
     assert used.overhead_s == pytest.approx(6.7 + 1.2 + 0.4, rel=0.01)
-    assert "32.7 % work" in phrases.time_use(used)
+    assert "32.7 % work" in phrases.time_use_sentence(used)
 
 
 def test_without_a_wall_time_the_lives_of_the_processes_stand_for_it() -> None:
@@ -346,7 +346,7 @@ def test_without_a_wall_time_the_lives_of_the_processes_stand_for_it() -> None:
     assert used is not None
     assert not used.whole
     assert used.wall_s == used.lives_s
-    assert "of processes' life" in phrases.time_use(used)
+    assert "of processes' life" in phrases.time_use_sentence(used)
     assert timeuse.time_use(run([CASE], lambda _: [])) is None
 
 
@@ -358,7 +358,9 @@ def test_where_the_time_of_processes_that_told_no_phase_went_is_unknown() -> Non
 
     assert used is not None
     assert (used.work_s, used.sampling_s, used.work_share, used.overhead_s) == (None,) * 4
-    assert phrases.time_use(used) == "179 ms of processes' life; what it went into is unknown"
+    assert (
+        phrases.time_use_sentence(used) == "179 ms of processes' life; what it went into is unknown"
+    )
     assert tables.timeline(made).rows == (("not told", "179 ms", "100 %"),)
 
 
@@ -394,7 +396,7 @@ def test_a_planted_cost_of_sampling_is_found(
     assert found is not None
     assert found.ratio == pytest.approx(1 + cost, abs=0.003 + cv / 2)
     assert found.shown is shown
-    assert said in phrases.overhead(found, overhead.LIMIT)
+    assert said in phrases.overhead_sentence(found, overhead.LIMIT)
 
 
 def test_one_pair_shows_nothing_and_none_is_none() -> None:

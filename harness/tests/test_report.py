@@ -12,12 +12,13 @@ from typing import Any
 import jinja2
 import pytest
 
-from harness import gate, report
+from harness import gate
 from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.errors import ReportError
 from harness.records import Case, Decision, Measurement, Outcome, Run
 from harness.report import context, figures, render, sentences
+from harness.report import render as report
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 from harness.what_ran import Breakdown, PathRule, Profile
 
