@@ -1,1 +1,3 @@
-"""Pure: records and arrays in, records out."""
+"""Records in, records out, nothing read or written: statistics, summaries, scaling, effects,
+comparisons, and a suite's verdict.
+"""

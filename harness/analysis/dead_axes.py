@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 
-from harness.analysis.counts import exact_counters
+from harness.analysis.counters import exact_counters
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.scaling import MIN_POINTS, group_of
 from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar

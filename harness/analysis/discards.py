@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis.stats import THROTTLE
+from harness.analysis.statistics import THROTTLE
 from harness.records import Measurement, Phase, Telemetry
 
 CLOCK_DROP = 0.85

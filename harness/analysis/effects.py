@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.stats import t_factor
+from harness.analysis.statistics import t_factor
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 NO_EFFECT = 0.02

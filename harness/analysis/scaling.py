@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from harness.analysis.stats import t_factor
+from harness.analysis.statistics import t_factor
 from harness.records import Case, CaseSummary, Estimate, Outcome, Scalar
 
 MIN_POINTS = 3

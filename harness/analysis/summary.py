@@ -1,14 +1,17 @@
 """All processes of a case, together."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis import counts, stats, told
+from harness.analysis import counters, statistics
 from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
-from harness.analysis.floor import Floor, floor
+from harness.analysis.roofline import Floor, floor
 from harness.records import (
+    COUNTERS,
+    METRICS,
     Case,
     CaseSummary,
     Environment,
@@ -19,7 +22,30 @@ from harness.records import (
     Run,
     Scalar,
 )
-from harness.what_ran import COUNTERS
+
+BY_THE_HARNESS = ("step_s", "peak_memory_bytes")
+"""Told as well, and kept where the harness keeps its own."""
+
+
+def estimates(case: Case, measurements: Sequence[Measurement]) -> Mapping[str, Estimate]:
+    """By metric; one that a process did not tell is absent.
+
+    A process counts once, by its last value or by the median of all. Those of the harness's
+    metrics are rates, and get a geometric mean; of another nobody knows whether it can be zero.
+    """
+    found = {}
+    for reading in case.program.readings if case.program else ():
+        name = reading.metric
+        values = [m.readings.get(name, ()) for m in measurements]
+        if name in BY_THE_HARNESS or not values or not all(values):
+            continue
+        each = [float(v[-1] if reading.last else np.median(v)) for v in values]
+        samples = len(each) if reading.last else sum(map(len, values))
+        rate = name in METRICS and all(v > 0 for v in each)
+        mean = statistics.geometric if rate else statistics.arithmetic
+        found[name] = mean(each, samples=samples)
+    return found
+
 
 IMPOSSIBLE = 1.02
 """Floor over time from which it is no scatter of the peak that was measured."""
@@ -43,7 +69,7 @@ def why_absent(
     if not ok:
         return summary.outcome.value.replace("_", " ")
     if metric in COUNTERS:
-        return counts.exact_counters(ok).absent.get(metric, "")
+        return counters.exact_counters(ok).absent.get(metric, "")
     if metric == "tokens_per_s":
         return "the workload counts no tokens"
     if metric == "floor_share":
@@ -69,8 +95,10 @@ def why_absent(
             return m.telemetry.unavailable[metric]
     if metric == "gpu_utilisation" and environment.gpu is None:
         return environment.gpu_unavailable or "no GPU"
-    if metric in stats.LAG_S and any(m.telemetry and metric in m.telemetry.channels for m in ok):
-        return f"timed too briefly for a counter that lags {stats.LAG_S[metric]:g} s"
+    if metric in statistics.LAG_S and any(
+        m.telemetry and metric in m.telemetry.channels for m in ok
+    ):
+        return f"timed too briefly for a counter that lags {statistics.LAG_S[metric]:g} s"
     return "no reading fell into warm-up or sampling"
 
 
@@ -88,7 +116,7 @@ def _summarise(
     outcome, detail = _outcome(bad, ok, evidence, proof)
     least = _floor(case, evidence, observed, environment, proof)
     gpu = environment.gpu is not None
-    unattested = counts.unattested(case, ok, gpu=gpu)
+    unattested = counters.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
     metrics = _metrics(case, evidence, observed, environment, least) if evidence else {}
     return CaseSummary(
@@ -103,12 +131,12 @@ def _summarise(
         floor_s=least.seconds if least else None,
         floor_by=least.by if least else "",
         notes=(
-            *stats.weaknesses(
+            *statistics.weaknesses(
                 measurements,
                 asked=case.settings.processes,
                 min_samples=case.settings.min_samples,
             ),
-            *counts.disagreements(ok),
+            *counters.disagreements(ok),
             *_under_its_floor(metrics.get("floor_share"), least),
         ),
         attested=not unattested if ok and visible else None,
@@ -129,7 +157,7 @@ def _outcome(
     if evidence:
         return Outcome.OK, ""
     if ok:
-        said = "; ".join(f"process {m.process}: {stats.discards(m)}" for m in ok)
+        said = "; ".join(f"process {m.process}: {statistics.discards(m)}" for m in ok)
         return Outcome.INVALID_ENVIRONMENT, f"no process is evidence; {said}"
     if proof is not None and proof.refuted:
         said = "; ".join(f"{check.name}: {check.fact}" for check in proof.refuted)
@@ -151,7 +179,7 @@ def _floor(
         proof.peaks,
         flops=first.flops,
         bytes_moved=first.bytes,
-        launches=None if case.settings.graph else counts.launches(first),
+        launches=None if case.settings.graph else counters.launches(first),
         precision=precision_of(case.axes, observed, environment),
     )
 
@@ -174,37 +202,37 @@ def _metrics(
 ) -> Mapping[str, Estimate]:
     samples = sum(len(m.kept_s) for m in ok)
     steps = [float(np.median(m.kept_s)) for m in ok]
-    metrics = {"step_s": stats.geometric(steps, samples=samples)}
+    metrics = {"step_s": statistics.geometric(steps, samples=samples)}
     if least is not None:
-        metrics["floor_share"] = stats.geometric(
+        metrics["floor_share"] = statistics.geometric(
             [least.seconds / s for s in steps], samples=samples
         )
     clocks = [median_clock_hz(m) for m in ok]
     cycles = [s * hertz for s, hertz in zip(steps, clocks, strict=True) if hertz]
     if len(cycles) == len(ok):
-        metrics["step_cycles"] = stats.geometric(cycles, samples=samples)
+        metrics["step_cycles"] = statistics.geometric(cycles, samples=samples)
 
     tokens = [m.tokens / s for m, s in zip(ok, steps, strict=True) if m.tokens]
     if len(tokens) == len(ok):
-        metrics["tokens_per_s"] = stats.geometric(tokens, samples=samples)
+        metrics["tokens_per_s"] = statistics.geometric(tokens, samples=samples)
 
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
     flops = [m.flops / s for m, s in zip(ok, steps, strict=True) if m.flops]
     if card is not None and len(flops) == len(ok):
         shares = [f / card.flops_per_s for f in flops]
-        metrics["mfu"] = stats.geometric(shares, samples=samples)
+        metrics["mfu"] = statistics.geometric(shares, samples=samples)
 
     memory = [m.peak_memory_bytes for m in ok if m.peak_memory_bytes is not None]
     if memory:
-        metrics["peak_memory_bytes"] = _bounded(stats.arithmetic(memory, samples=len(memory)))
+        metrics["peak_memory_bytes"] = _bounded(statistics.arithmetic(memory, samples=len(memory)))
 
     for channel, most in (("gpu_utilisation", 1.0), ("cpu_utilisation", None)):
-        seen = [r for m in ok if (r := stats.readings(m, channel, stats.TIMED))]
+        seen = [r for m in ok if (r := statistics.readings(m, channel, statistics.TIMED))]
         if seen:
             means = [float(np.mean(r)) for r in seen]
-            estimate = stats.arithmetic(means, samples=sum(map(len, seen)))
+            estimate = statistics.arithmetic(means, samples=sum(map(len, seen)))
             metrics[channel] = _bounded(estimate, most)
-    return {**metrics, **counts.estimates(ok), **told.estimates(case, ok)}
+    return {**metrics, **counters.estimates(ok), **estimates(case, ok)}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:
@@ -217,4 +245,52 @@ def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:
         high=estimate.high if most is None else min(most, estimate.high),
         processes=estimate.processes,
         samples=estimate.samples,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Of one case, over its processes that ended ok and are evidence."""
+
+    case_id: str
+    processes: int
+    samples: int
+    """Kept, over all processes."""
+    between: float | None
+    """Coefficient of variation of the processes' medians; None of fewer than two."""
+    within: float
+    """Interquartile range over median inside a process; the median over processes."""
+    widest: float
+    """The same, of the process where it is largest."""
+    unsteady: int
+    """Processes in which no steady state was found."""
+    discarded: int
+    """Samples discarded, over all processes that ended ok."""
+
+
+def spreads(run: Run) -> tuple[Spread, ...]:
+    """One a case that has a number, in the order of the suite."""
+    found = []
+    for case in run.suite.cases:
+        ok = [m for m in run.of(case.case_id) if m.outcome is Outcome.OK]
+        evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
+        if evidence:
+            found.append(_spread(case.case_id, ok, evidence))
+    return tuple(found)
+
+
+def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurement]) -> Spread:
+    quartiles = np.asarray([np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence])
+    medians = quartiles[:, 1]
+    within = (quartiles[:, 2] - quartiles[:, 0]) / medians
+    between = float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else None
+    return Spread(
+        case_id=case_id,
+        processes=len(evidence),
+        samples=sum(len(m.kept_s) for m in evidence),
+        between=between,
+        within=float(np.median(within)),
+        widest=float(within.max()),
+        unsteady=sum(m.steady is False for m in evidence),
+        discarded=sum(len(m.samples_s) - len(m.kept_s) for m in ok),
     )

@@ -9,17 +9,18 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.text import Text
 
-from harness import store, units
-from harness import suite as suites
+from harness import units
 from harness.cli import options
 from harness.cli.console import table
 from harness.cli.options import command, document, out, say, show
 from harness.cli.progress import GateProgress
 from harness.errors import StoreError
-from harness.gating import baselines, calibration, counting, files, policy, records, selfcheck
-from harness.gating.planning import Request
-from harness.gating.records import Mode
-from harness.gating.session import count
+from harness.gate import aa, baselines, calibration, counters, files, policy, records
+from harness.gate.plan import Request
+from harness.gate.records import Mode
+from harness.gate.session import count
+from harness.store import reader
+from harness.suite import load as suites
 
 baseline = typer.Typer(
     name="baseline",
@@ -46,7 +47,7 @@ def calibrate(
 
     Exit status: 0 calibrated; 3 two runs of the same code differ.
     """
-    request = selfcheck.Request(
+    request = aa.Request(
         suite=suites.load(suite, filters=only or ()),
         pairs=pairs,
         store=store_root,
@@ -55,7 +56,7 @@ def calibrate(
         wait_for_gpu_s=wait_for_gpu,
     )
     with GateProgress() as progress:
-        stored = selfcheck.calibrate(request, progress, say)
+        stored = aa.calibrate(request, progress, say)
     if as_json:
         document(asdict(stored))
     else:
@@ -76,7 +77,7 @@ def set_(
     \b
     harness baseline set latest
     """
-    made = baselines.of_run(store.load(store_root, run_id))
+    made = baselines.of_run(reader.load(store_root, run_id))
     path = files.path_of(baseline_folder, made.device, made.suite)
     files.write(path, made)
     show(f"{path}: {len(made.cases)} cases at commit {made.commit[:10]}")
@@ -95,7 +96,7 @@ def show_(
     """
     found = [
         (path, record)
-        for path in (*sorted(baseline_folder.glob("*/*.json")), counting.path_of(baseline_folder))
+        for path in (*sorted(baseline_folder.glob("*/*.json")), counters.path_of(baseline_folder))
         if (record := _read(path)) is not None
     ]
     if as_json:
@@ -123,7 +124,7 @@ def diff(
     \b
     harness baseline diff latest
     """
-    run = store.load(store_root, run_id)
+    run = reader.load(store_root, run_id)
     device = files.device_id(run.environment)
     stored = baselines.load(baseline_folder, device, run.suite.path)
     if stored is None:
@@ -167,7 +168,7 @@ def counters_(
     with GateProgress() as progress:
         made = count(request, progress, say)
     cases = sum(map(len, made.cases.values()))
-    show(f"{counting.path_of(baseline_folder)}: {cases} cases, torch {made.torch}")
+    show(f"{counters.path_of(baseline_folder)}: {cases} cases, torch {made.torch}")
 
 
 def _calibration(stored: calibration.Stored) -> RenderableType:
@@ -195,12 +196,12 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
     return Group(rows, *map(Text, lines))
 
 
-Kept = baselines.Baseline | calibration.Stored | counting.CounterBaseline
+Kept = baselines.Baseline | calibration.Stored | counters.CounterBaseline
 
 
 def _read(path: Path) -> Kept | None:
-    if path.name == counting.FILE:
-        return counting.load(path.parent)
+    if path.name == counters.FILE:
+        return counters.load(path.parent)
     if path.name.endswith(f"{calibration.KIND}.json"):
         return files.read(path, calibration.Stored, "Remove it, then: harness calibrate SUITE")
     return files.read(path, baselines.Baseline, "Remove it, then: harness baseline set RUN")
@@ -209,7 +210,7 @@ def _read(path: Path) -> Kept | None:
 def _provenance(record: Kept) -> dict[str, object]:
     run_id, uncommitted = "", False  # a run of uncommitted code makes no baseline
     match record:
-        case counting.CounterBaseline():
+        case counters.CounterBaseline():
             suite, name = " ".join(record.cases), f"{record.device}, torch {record.torch}"
             at, uncommitted = record.set_at, record.uncommitted
             cases = sum(map(len, record.cases.values()))

@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
-from harness import comparing, index, store
-from harness import suite as suites
 from harness.cli import console_compare, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
-from harness.comparing import Compared
 from harness.errors import AmbiguousRun, HarnessError, StoreError
-from harness.gating import files, policy
-from harness.gating.planning import Request
-from harness.gating.policy import Choice, Policy
-from harness.gating.records import Mode
-from harness.gating.session import carry_out
-from harness.gating.worktrees import WORKING_TREE, Repository
-from harness.index import Choice as Runs
+from harness.gate import compare as comparing
+from harness.gate import files, policy
+from harness.gate.compare import Compared
+from harness.gate.plan import Request
+from harness.gate.policy import Choice, Policy
+from harness.gate.records import Mode
+from harness.gate.session import carry_out
+from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
+from harness.store import index, reader
+from harness.store.index import Choice as Runs
+from harness.suite import load as suites
 
 
 def compare(
@@ -120,7 +121,7 @@ def _run_of(name: str, root: Path) -> Run | None:
         return None
     problem = None
     try:
-        run = store.load(root, name)
+        run = reader.load(root, name)
     except StoreError as error:
         run, problem = None, error
     try:
@@ -174,7 +175,7 @@ def _measured(request: Request) -> Compared:
         verdict = carry_out(request, progress, say)
     sides = [side for side in (verdict.baseline, verdict.candidate) if side and side.run_id]
     return comparing.commits(
-        verdict, [store.load(request.store, side.run_id.split()[0]) for side in sides]
+        verdict, [reader.load(request.store, side.run_id.split()[0]) for side in sides]
     )
 
 

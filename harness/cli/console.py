@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from harness import phrases, units
-from harness.doctor import Check, Grade, worst
-from harness.doctor import verdict as verdict_of
-from harness.drift import Difference
+from harness import units
+from harness.machine.doctor import Check, Grade, worst
+from harness.machine.doctor import verdict as verdict_of
+from harness.machine.drift import Difference
 from harness.records import (
     METRICS,
     Case,
@@ -25,6 +25,7 @@ from harness.records import (
     Suite,
     Verdict,
 )
+from harness.report.text import command_text, rule_sentence
 
 LOG_WIDTH = 160
 """Columns of a file or a pipe: a table folded to 80 columns is hard to read in a CI log."""
@@ -74,7 +75,7 @@ def verdict(v: Verdict) -> RenderableType:
         rules.add_row(
             Text(r.said, style=DECISION_STYLE[r.decision] if r.applies else "dim"),
             escape(r.rule),
-            escape(phrases.rule_sentence(r)),
+            escape(rule_sentence(r)),
         )
     head = Text.assemble(
         "Verdict: ",
@@ -149,7 +150,7 @@ def plan(suite: Suite) -> RenderableType:
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
             escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
-            *([escape(phrases.command_text(c))] if runs_programs else []),
+            *([escape(command_text(c))] if runs_programs else []),
         )
     processes = sum(c.settings.processes for c in suite.cases)
     return Group(

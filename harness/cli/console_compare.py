@@ -7,15 +7,15 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
-from harness.analysis.compare import Change
-from harness.ci import phrases
+from harness.analysis.comparison import Change
 from harness.cli.console import DECISION_STYLE, table
 from harness.cli.console_store import fitting, plain_table
-from harness.comparing import ONE_SIDE, Compared, is_across
-from harness.drift import Difference
-from harness.gating.records import WORST_FIRST, GateCase, GateSide, State
-from harness.gating.worktrees import WORKING_TREE
+from harness.gate.compare import ONE_SIDE, Compared, is_across
+from harness.gate.records import WORST_FIRST, GateCase, GateSide, State
+from harness.git.repository import WORKING_TREE
+from harness.machine.drift import Difference
 from harness.records import Decision
+from harness.report import text
 
 _ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
@@ -111,4 +111,4 @@ def _why(case: GateCase) -> str:
     """What decided, without what the numbers and the differences above show."""
     beside = [f.reason for f in case.findings if not f.counts]
     shown = is_across(case) or (case.decision is Decision.GO and case.comparison is not None)
-    return "; ".join(filter(None, ("" if shown else phrases.case_reason(case), *beside)))
+    return "; ".join(filter(None, ("" if shown else text.case_reason(case), *beside)))

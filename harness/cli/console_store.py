@@ -12,9 +12,9 @@ from rich.text import Text
 
 from harness import units
 from harness.cli.console import outcome, table
-from harness.index import Point
 from harness.records import METRICS, Outcome
-from harness.store import RunHeader
+from harness.store.index import Point
+from harness.store.reader import RunHeader
 
 NONE = "–"
 """Not measured."""

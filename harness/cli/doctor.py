@@ -7,13 +7,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from harness import doctor, drift, environment, store
-from harness import suite as suites
 from harness.cli import console, options
 from harness.cli.options import command, document, out
 from harness.errors import SuiteError
-from harness.execution.launcher import Launcher
+from harness.machine import doctor, drift, environment
 from harness.records import Decision, Environment, Run
+from harness.runner.launcher import Launcher
+from harness.store import reader
+from harness.suite import load as suites
 
 
 def doctor_(
@@ -35,7 +36,7 @@ def doctor_(
 
     Exit status: 0 fit; 3 not fit. With --against: 0 no difference; 3 a difference.
     """
-    recorded = store.load(store_root, against) if against is not None else None
+    recorded = reader.load(store_root, against) if against is not None else None
     shipped = suites.available()
     measured = recorded.suite if recorded else suites.load(shipped[0]) if shipped else None
     cases = measured.cases if measured else ()
@@ -74,7 +75,7 @@ def _show_drift(recorded: Run, here: Environment, as_json: bool) -> NoReturn:
 
 def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
     """How the suite's file differs from the copy that the run kept."""
-    kept = Path(recorded.folder, store.SUITE_FILE)
+    kept = Path(recorded.folder, reader.SUITE_FILE)
     try:
         return drift.configuration(suites.load(str(kept)), suites.load(recorded.suite.path))
     except SuiteError as error:

@@ -9,17 +9,19 @@ from typing import Annotated
 
 import typer
 
-from harness import exchange, exchange_lines, exchange_tables, gate, store
 from harness.analysis import scaling, summary
-from harness.ci import runs
-from harness.ci.annotations import annotations
-from harness.ci.junit import junit
-from harness.ci.page import comment, step_summary
+from harness.analysis import verdict as gate
 from harness.cli import options
 from harness.cli.options import say
 from harness.errors import HarnessError
-from harness.gating.records import GateVerdict, decode
+from harness.gate.records import GateVerdict, decode
+from harness.integrations import pytest_benchmark, run_verdict
+from harness.integrations.annotations import annotations
+from harness.integrations.junit import junit
+from harness.integrations.page import comment, step_summary
 from harness.records import Run
+from harness.store import jsonl, reader, tables
+from harness.store.writer import create
 
 MAX_VERDICT_BYTES = 64 * 2**20
 
@@ -77,9 +79,9 @@ def import_(
     """
     match form or _ENDINGS.get(file.suffix.lower()):
         case Source.JSONL:
-            ids = exchange_lines.import_runs(file, store_root)
+            ids = jsonl.import_runs(file, store_root)
         case Source.PYTEST_BENCHMARK:
-            ids = (_record(exchange.read_benchmarks(file), store_root),)
+            ids = (_record(pytest_benchmark.read_benchmarks(file), store_root),)
         case _:
             raise HarnessError(
                 f"{file}: unknown format", f"Add --format {' or --format '.join(Source)}."
@@ -87,8 +89,8 @@ def import_(
     sys.stdout.write("".join(f"{run_id}\n" for run_id in ids))
 
 
-def _record(run: exchange.Imported, store_root: Path) -> str:
-    with store.create(store_root, run.suite, run.environment, started_at=run.started_at) as writer:
+def _record(run: pytest_benchmark.Imported, store_root: Path) -> str:
+    with create(store_root, run.suite, run.environment, started_at=run.started_at) as writer:
         for measurement in run.measurements:
             writer.append(measurement)
         writer.finish()
@@ -129,21 +131,21 @@ def export(
     if form is Format.PARQUET:
         if output is None:
             raise HarnessError("Parquet cannot be printed", "Name a file: --output runs.parquet")
-        exchange_tables.to_parquet((store.load(store_root, s) for s in sources), output)
+        tables.to_parquet((reader.load(store_root, s) for s in sources), output)
         return
     _write(_exported(form, sources, bool(verdicts), store_root), output)
 
 
 def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path) -> bytes:
     if form is Format.JSONL:
-        folders = [Path(store.load(root, s).folder) for s in sources]
-        return b"".join(map(exchange_lines.export, folders))
+        folders = [Path(reader.load(root, s).folder) for s in sources]
+        return b"".join(map(jsonl.export, folders))
     if form is Format.CSV:
-        return exchange_tables.to_csv(store.load(root, s) for s in sources).encode()
+        return tables.to_csv(reader.load(root, s) for s in sources).encode()
     (source,) = sources
     if form is Format.PYTEST_BENCHMARK:
-        return _benchmarks(store.load(root, source)).encode()
-    verdict = _read(Path(source)) if is_verdict else _judged(store.load(root, source))
+        return _benchmarks(reader.load(root, source)).encode()
+    verdict = _read(Path(source)) if is_verdict else _judged(reader.load(root, source))
     return _RENDERERS[form](verdict).encode()
 
 
@@ -160,8 +162,8 @@ def _write(data: bytes, output: Path | None) -> None:
 
 
 def _benchmarks(run: Run) -> str:
-    document = exchange.benchmarks(run)
-    for case_id, why in exchange.left_out(run).items():
+    document = pytest_benchmark.benchmarks(run)
+    for case_id, why in pytest_benchmark.left_out(run).items():
         say(f"left out: {case_id}: {why}")
     if not document["benchmarks"]:
         raise HarnessError(
@@ -172,12 +174,12 @@ def _benchmarks(run: Run) -> str:
 
 def _read(path: Path) -> GateVerdict:
     remedy = "Name a file written by `harness gate --verdict FILE`."
-    data = exchange.read_limited(path, MAX_VERDICT_BYTES, remedy)
+    data = pytest_benchmark.read_limited(path, MAX_VERDICT_BYTES, remedy)
     return decode(data, str(path))
 
 
 def _judged(run: Run) -> GateVerdict:
     cases = summary.summarise(run)
-    return runs.of_run(
+    return run_verdict.of_run(
         run, cases, gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
     )

@@ -10,19 +10,19 @@ from rich.markup import escape
 from rich.text import Text
 
 from harness import units
-from harness.ci import phrases
-from harness.ci.page import step_summary
 from harness.cli import options
 from harness.cli.console import DECISION_STYLE, table
 from harness.cli.options import command, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
-from harness.gating import files, policy, records
-from harness.gating.planning import Request
-from harness.gating.records import GateVerdict, Mode
-from harness.gating.session import carry_out
-from harness.gating.worktrees import WORKING_TREE
+from harness.gate import files, policy, records
+from harness.gate.plan import Request
+from harness.gate.records import GateVerdict, Mode
+from harness.gate.session import carry_out
+from harness.git.repository import WORKING_TREE
+from harness.integrations.page import step_summary
 from harness.records import Decision
+from harness.report import text
 
 
 def gate(
@@ -104,12 +104,12 @@ def gate(
 def shown(verdict: GateVerdict) -> RenderableType:
     """A verdict as the terminal shows it: the cases, the worst first, and the answer last."""
     rows = table("", "case", "change", "why")
-    for case in phrases.worst_first(verdict):
+    for case in text.worst_first(verdict):
         rows.add_row(
             Text(str(case.decision), style=DECISION_STYLE[case.decision]),
             escape(case.case_id),
-            escape(phrases.change_text(case)),
-            escape(phrases.case_reason(case)),
+            escape(text.change_text(case)),
+            escape(text.case_reason(case)),
         )
     lines: list[RenderableType] = [rows] if verdict.cases else []
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
@@ -128,7 +128,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     if verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
-        setting = phrases.undecided_text(verdict)
+        setting = text.undecided_text(verdict)
         why = f"says {setting}" if setting else f"has stage {verdict.stage}"
         lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:

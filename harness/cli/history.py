@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from harness import index
-from harness import suite as suites
 from harness.cli import console, console_store, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
-from harness.index import Choice, Index, Point
 from harness.records import METRICS
-from harness.store import RunHeader
+from harness.store import index
+from harness.store.index import Choice, Index, Point
+from harness.store.reader import RunHeader
+from harness.suite import load as suites
 
 NAMED = 8
 """Cases that a message names at most."""

@@ -16,8 +16,8 @@ import typer.core
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, run
 from harness.cli.options import RENAMED, say
 from harness.errors import HarnessError
-from harness.execution.runner import terminating_like_ctrl_c
 from harness.records import Decision
+from harness.runner.run import terminating_like_ctrl_c
 
 EXIT_REFUSED = 2
 

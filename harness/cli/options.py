@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from harness import store
 from harness.cli.console import console
+from harness.store import reader
 
 out = console()
 err = console(stderr=True)
 
-STORE = store.DEFAULT_ROOT
+STORE = reader.DEFAULT_ROOT
 REPORTS = STORE.parent
 RENAMED = {"--proof": "--self-test", "--no-proof": "--no-self-test"}
 """Options of earlier versions, with their names of today."""

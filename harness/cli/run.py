@@ -10,22 +10,26 @@ from typing import Annotated
 
 import typer
 
-from harness import drift, findings, gate, phrases, store
-from harness import suite as suites
 from harness.analysis import overhead as sampling
-from harness.analysis import scaling, spread, summary, targets, timeuse
+from harness.analysis import roofline, scaling, summary
+from harness.analysis import verdict as gate
 from harness.analysis.dead_axes import oddities
 from harness.cli import console, options
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError
-from harness.execution import machine
-from harness.execution.launcher import Launcher
-from harness.execution.proof import prove, unproved
-from harness.execution.runner import run_suite, settled
-from harness.execution.vacancy import mismatch, watch_over
-from harness.probes.open import open_probes
+from harness.machine import drift
+from harness.machine.gpu_idle import mismatch, watch_over
+from harness.machine.probes import open_probes
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
+from harness.report import text
+from harness.runner import rig
+from harness.runner.launcher import Launcher
+from harness.runner.run import run_suite, settled
+from harness.runner.self_test import prove, unproved
+from harness.store import reader
+from harness.store import writer as store_writer
+from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 
@@ -82,7 +86,7 @@ def run(
                 out.print(console.plan(chosen))
             return
     elif resume is not None:
-        before = store.load(store_root, resume)
+        before = reader.load(store_root, resume)
         chosen = before.suite
     if report:
         # harness.report brings matplotlib, which the other commands need not wait for.
@@ -90,20 +94,20 @@ def run(
 
         render.check_writable(reports)
     with ExitStack() as held:
-        taken = machine.take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
+        taken = rig.take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
         launcher, here = taken.launcher, taken.here
         if before is not None:
             drift.require_alike(before, here)
         work = launcher.preflight(chosen)
         if launcher.not_preloaded:
             say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
-        for target in targets.modest(chosen, here, work):
-            say(f"warning: {phrases.target_text(target)}")
+        for target in roofline.modest(chosen, here, work):
+            say(f"warning: {text.target_text(target)}")
         done: Collection[tuple[str, int]] = ()
         if before is None:
-            writer = store.create(store_root, chosen, here)
+            writer = store_writer.create(store_root, chosen, here)
         else:
-            writer, recorded = store.resume(
+            writer, recorded = store_writer.resume(
                 store_root,
                 before.folder,
                 notes=[str(d) for d in drift.differences(before.environment, here)],
@@ -114,13 +118,13 @@ def run(
         with writer:
             if _carry_out(chosen, here, writer, done, launcher, wait_for_gpu, self_test=self_test):
                 writer.finish(wall_s=time.monotonic() - began if before is None else None)
-    _conclude(store.load(store_root, writer.run_id), reports if report else None, as_json)
+    _conclude(reader.load(store_root, writer.run_id), reports if report else None, as_json)
 
 
 def _carry_out(
     suite: Suite,
     here: Environment,
-    writer: store.RunWriter,
+    writer: store_writer.RunWriter,
     done: Collection[tuple[str, int]],
     launcher: Launcher,
     wait_for_gpu: float,
@@ -187,18 +191,18 @@ def overhead(
     chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
     chosen = sampling.arranged(chosen, processes=processes)
     with ExitStack() as held:
-        taken = machine.take(held, chosen, command=command(), wait_s=0.0, say=say)
+        taken = rig.take(held, chosen, command=command(), wait_s=0.0, say=say)
         taken.launcher.preflight(chosen)
-        with store.create(store_root, chosen, taken.here) as writer:
+        with store_writer.create(store_root, chosen, taken.here) as writer:
             if _carry_out(chosen, taken.here, writer, (), taken.launcher, 0.0, self_test=True):
                 writer.finish()
-    recorded = store.load(store_root, writer.run_id)
+    recorded = reader.load(store_root, writer.run_id)
     found = sampling.overhead(recorded)
     if as_json:
         document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
     else:
         show(
-            phrases.overhead_sentence(found, sampling.LIMIT)
+            text.overhead_sentence(found, sampling.LIMIT)
             if found
             else "no pair of processes ended ok"
         )
@@ -217,7 +221,7 @@ def show_(
     harness show latest
     harness show 20261121-0730 --json
     """
-    _conclude(store.load(store_root, run_id), None, as_json)
+    _conclude(reader.load(store_root, run_id), None, as_json)
 
 
 def report_(
@@ -231,7 +235,7 @@ def report_(
     \b
     harness report latest
     """
-    _conclude(store.load(store_root, run_id), reports, as_json)
+    _conclude(reader.load(store_root, run_id), reports, as_json)
 
 
 def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
@@ -248,13 +252,13 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:
         out.print(console.summaries(cases))
-        for program in phrases.program_lines(recorded.suite.cases, recorded.measurements):
+        for program in text.program_lines(recorded.suite.cases, recorded.measurements):
             show(program)
-        for note in (*recorded.notes, *findings.without_code(oddities(recorded, cases))):
+        for note in (*recorded.notes, *text.without_code(oddities(recorded, cases))):
             show(f"note: {note}")
         out.print(console.verdict(verdict))
-        if used := timeuse.time_use(recorded):
-            show(f"Time: {phrases.time_use_sentence(used)}")
+        if used := sampling.time_use(recorded):
+            show(f"Time: {text.time_use_sentence(used)}")
         show(f"Run: {recorded.folder}")
         if markdown:
             show(f"Report: {markdown}")
@@ -271,8 +275,8 @@ def _conclusion(
         "device": recorded.environment.device_name,
         "report": str(markdown) if markdown else None,
         "proof": asdict(recorded.proof) if recorded.proof else None,
-        "time": asdict(used) if (used := timeuse.time_use(recorded)) else None,
-        "spread": [asdict(s) for s in spread.spreads(recorded)],
+        "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
+        "spread": [asdict(s) for s in summary.spreads(recorded)],
         "verdict": asdict(verdict),
         "oddities": asdict(oddities(recorded, cases)),
         "cases": [

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.measure import census
-from harness.measure.census import WhatRan
-from harness.records import Case, Scalar
-from harness.what_ran import PathRule
+from harness.measure import profile
+from harness.measure.profile import WhatRan
+from harness.records import Case, PathRule, Scalar
 from harness.workload import Workload
 
 SHOWN = 6
@@ -93,14 +92,14 @@ def attest(
 
     Raises:
         PathMismatch: A kernel or operator that must run did not, or one that must not did. Where
-            nothing is known of them there is no mismatch, and harness.gate finds no pass either.
+            nothing is known of them there is no mismatch, and the verdict finds no pass either.
     """
-    ran = census.take(
+    ran = profile.take(
         run,
         step_s=step_s,
         time_left_s=time_left_s,
         profiling=case.settings.census,
-        profile_s=min(census.PROFILE_S, case.settings.sample_s),
+        profile_s=min(profile.PROFILE_S, case.settings.sample_s),
         progress=progress,
     )
     if found := breach(case, ran):

@@ -1,5 +1,3 @@
-"""Context, figures, templates, Markdown."""
-
-from harness.report.render import ReportPaths, check_writable, write
-
-__all__ = ["ReportPaths", "check_writable", "write"]
+"""What a reader sees: one context made from a run, its tables, figures and sentences, rendered by
+templates to dated Markdown. Every sentence is written in this room.
+"""

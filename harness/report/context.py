@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
-from harness import findings, gate, phrases, units
+from harness import units
 from harness.analysis import scaling
+from harness.analysis import verdict as gate
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, effects
 from harness.analysis.expectation import assess
+from harness.analysis.overhead import time_use
+from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.spread import spreads
-from harness.analysis.stats import TIMED, readings
-from harness.analysis.summary import summarise
-from harness.analysis.targets import done, modest
-from harness.analysis.timeuse import time_use
+from harness.analysis.statistics import TIMED, readings
+from harness.analysis.summary import spreads, summarise
 from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
-from harness.report import figures, sentences, steadiness, tables
+from harness.report import figures, steadiness, tables, text
 from harness.report.failures import Failure, failures
 from harness.report.figures import Picture
-from harness.report.ran import Ran, in_brief, ran
+from harness.report.profile import Ran, in_brief, ran
 from harness.report.tables import Table
 
 
@@ -148,26 +148,26 @@ def build(
         author=author,
         version=version,
         run=run,
-        device=sentences.device(env),
+        device=text.device(env),
         branch=env.git.branch if env.git else "not available (not a git repository)",
         commit=env.git.commit if env.git else "not available (not a git repository)",
         verdict=content.verdict,
         summary=(
-            *sentences.executive_summary(
+            *text.executive_summary(
                 run, summaries, content.verdict, axis_effects, assessments, fits, targets
             ),
             *in_brief(run, summaries),
-            *findings.oddities_in_brief(odd),
+            *text.oddities_in_brief(odd),
         ),
         ran=ran(run, summaries),
         rules=tables.rules(content.verdict),
         environment=tables.environment(env, run),
         sections=tuple(_sections(run, summaries, axis_effects, drawn)),
         expectations=tables.expectations(assessments) if assessments else None,
-        target_warnings=tuple(f"{phrases.target_text(t)}." for t in targets),
-        dead_axes=findings.oddity_sentences(odd),
-        compared=findings.coverage_sentence(odd),
-        flags=findings.flag_sentences(run),
+        target_warnings=tuple(f"{text.target_text(t)}." for t in targets),
+        dead_axes=text.oddity_sentences(odd),
+        compared=text.coverage_sentence(odd),
+        flags=text.flag_sentences(run),
         scaling=tables.scaling(fits) if fits else None,
         scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
         telemetry_picture="utilisation" if "utilisation" in drawn else "",
@@ -179,7 +179,7 @@ def build(
         dirty=env.uncommitted,
         artefacts=_artefacts(run, directory),
         elapsed=_elapsed(run),
-        time_use=phrases.time_use_sentence(used)
+        time_use=text.time_use_sentence(used)
         if (used := time_use(run))
         else "unknown"
         if run.measurements
@@ -267,7 +267,7 @@ def _sections(
                 table=tables.results(members, run),
                 details=tables.results(members, run, intervals=True) if sure else None,
                 effects=tuple(
-                    sentences.effect_sentence(e) for e in axis_effects if e.workload == workload
+                    text.effect_sentence(e) for e in axis_effects if e.workload == workload
                 ),
                 notes=tuple(
                     f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes

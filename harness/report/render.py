@@ -12,12 +12,14 @@ from pathlib import Path
 
 import jinja2
 
-from harness import phrases, units
+from harness import units
 from harness.errors import ReportError
 from harness.records import Run, Verdict
 from harness.report import context
 from harness.report.context import Content, ReportContext
 from harness.report.figures import slug
+from harness.report.markdown import line, table_cell
+from harness.report.text import verdict_sentence
 
 _REMEDIES = {
     errno.ENOSPC: "Free some space, or name another directory.",
@@ -96,17 +98,6 @@ def rendered(template: str, values: Mapping[str, object]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def table_cell(text: str) -> str:
-    """Text that cannot break a Markdown table: one line, no bare pipe, closed code spans."""
-    text = re.sub(r"\\*\|", r"\\|", line(text))
-    return text if text.count("`") % 2 == 0 else text.replace("`", "'")
-
-
-def line(text: str) -> str:
-    """Text on one line, with HTML defused."""
-    return " ".join(text.split()).replace("<", "&lt;")
-
-
 def _newest(directory: Path, subject: str, date: datetime.date) -> int:
     """Highest version of a report of that date and subject; 0 where there is none."""
     name = re.compile(re.escape(_stem(subject, date)) + r" v(\d+)\.md")
@@ -165,6 +156,4 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters.update(
-    cell=table_cell, line=line, reason=phrases.verdict_sentence, utc=units.utc
-)
+_templates.filters.update(cell=table_cell, line=line, reason=verdict_sentence, utc=units.utc)

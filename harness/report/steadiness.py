@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from harness import units
-from harness.analysis.spread import Spread
+from harness.analysis.summary import Spread
 from harness.records import CaseSummary, Peaks, Run
 from harness.report.tables import NONE, Table
 

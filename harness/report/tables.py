@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import phrases, units
+from harness import units
 from harness.analysis.expectation import Assessment, Judgement, upper_bound
+from harness.analysis.overhead import by_phase
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import why_absent
-from harness.analysis.timeuse import by_phase
 from harness.records import (
     METRICS,
     Case,
@@ -19,7 +19,7 @@ from harness.records import (
     Scalar,
     Verdict,
 )
-from harness.report.sentences import outcome_name
+from harness.report.text import outcome_name, requirement_text, rule_sentence
 
 MAX_AXIS_COLUMNS = 4
 _DETAILS = ("step_cycles",)
@@ -97,9 +97,9 @@ def rules(verdict: Verdict) -> Table:
     rows = [
         (
             r.rule,
-            phrases.requirement_text(r),
+            requirement_text(r),
             r.said,
-            phrases.rule_sentence(r),
+            rule_sentence(r),
         )
         for r in verdict.rules
     ]

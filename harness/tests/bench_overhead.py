@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness import environment, store
-from harness import suite as suites
-from harness.execution.launcher import Launcher
-from harness.execution.runner import run_suite
-from harness.probes.open import open_probes
+from harness.machine import environment
+from harness.machine.probes import open_probes
 from harness.records import Case, Measurement, MeasureSettings, Suite
+from harness.runner.launcher import Launcher
+from harness.runner.run import run_suite
+from harness.store import reader
+from harness.store.writer import create
+from harness.suite import load as suites
 from harness.tests.workers import Quiet
 
 TIMED = ("warmup", "sampling")
@@ -78,11 +80,11 @@ def main() -> None:
         launcher.preflight(suite)
         print(f"{'start':10} {time.monotonic() - began:8.2f} s, once: torch, facts, preflight")
         probes = open_probes(here.gpu)
-        with store.create(Path(folder), suite, here) as writer:
+        with create(Path(folder), suite, here) as writer:
             began = time.monotonic()
             run_suite(suite, writer=writer, probes=probes, observer=Quiet(), launcher=launcher)
             wall_s = time.monotonic() - began
-        print(table(store.load(Path(folder), "latest").measurements, wall_s))
+        print(table(reader.load(Path(folder), "latest").measurements, wall_s))
 
 
 if __name__ == "__main__":

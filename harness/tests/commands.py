@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from harness import suite
-from harness.execution.launcher import Launcher
-from harness.execution.runner import run_suite
 from harness.records import Measurement, Suite
+from harness.runner.launcher import Launcher
+from harness.runner.run import run_suite
+from harness.suite import load as suites
 from harness.tests.workers import Counter, Memory, Quiet, descendants
 
 HEAD = """
@@ -26,7 +26,7 @@ def suite_of(program: str, folder: Path, *lines: str) -> Suite:
     """A suite with one workload: a Python program of this text, and further lines of YAML."""
     (folder / "program.py").write_text("import os, sys, time, json, signal\n" + program)
     rows = ["command: ['{python}', program.py]", f"cwd: {folder}", *lines]
-    return suite.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
+    return suites.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
 
 
 def run(warm: Launcher, folder: Path, asked: Suite, observer: Quiet | None = None) -> Measurement:

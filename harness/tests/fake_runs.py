@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.pairs import Change, Comparison
 from harness.records import (
     Case,
+    Change,
     Clock,
+    Comparison,
     CostPlan,
     Environment,
     Expectation,

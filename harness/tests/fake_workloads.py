@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.execution.messages import Answer, Channel
+from harness.messages import Answer, Channel
 from harness.records import Measurement, Outcome, Scalar
 from harness.workload import Counts, Unsupported, Workload
 

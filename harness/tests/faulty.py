@@ -4,9 +4,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from harness.execution.launcher import Launcher
-from harness.execution.runner import run_suite
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome
+from harness.runner.launcher import Launcher
+from harness.runner.run import run_suite
 from harness.tests.workers import QUICK, Counter, Memory, Quiet, descendants, make_suite
 from harness.tests.workers import make_case as make_good
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import suite
 from harness.errors import SuiteError
 from harness.records import Suite
+from harness.suite import load as suites
 
 GOOD = """\
 schema: 1
@@ -52,7 +52,7 @@ cost: {steps: 50000, match: {seq_len: 512}, usd_per_gpu_hour: 2.0}
 
 def error_of(text: str) -> str:
     with pytest.raises(SuiteError) as caught:
-        suite.loads(text, "x.yaml")
+        suites.loads(text, "x.yaml")
     return str(caught.value)
 
 

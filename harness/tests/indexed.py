@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from harness import index, store
-from harness.index import Choice
 from harness.records import Git, Outcome
+from harness.store import index, reader
+from harness.store.index import Choice
+from harness.store.writer import create
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
 A100 = replace(H200, name="NVIDIA A100-SXM4-80GB", uuid="GPU-a100")
@@ -29,7 +30,7 @@ def record(
     env = environment(gpu=gpu, git=Git(commit=commit, branch="main"))
     whole = run(CASES, lambda c: timed(c, step_s, processes=2), env=env)
     named = replace(whole.suite, name=suite)
-    with store.create(root, named, env) as writer:
+    with create(root, named, env) as writer:
         for c in CASES:
             bad = broken is not None and c is CASES[1]
             for m in ended(c, broken) if bad and broken else timed(c, step_s, processes=2):
@@ -45,7 +46,7 @@ def silent(text: str) -> None:
 
 def headers(
     root: Path, choice: Choice | None = None, say: Callable[[str], None] = silent
-) -> tuple[store.RunHeader, ...]:
+) -> tuple[reader.RunHeader, ...]:
     return index.ask(root, lambda known: known.runs(choice), say)
 
 
@@ -55,7 +56,7 @@ def ids(root: Path, choice: Choice | None = None, say: Callable[[str], None] = s
 
 def dated(root: Path, run_id: str, at: str) -> None:
     """Move a run to another time."""
-    file = root / run_id / store.RUN_FILE
+    file = root / run_id / reader.RUN_FILE
     first, _, rest = file.read_text().partition("\n")
     began = {**json.loads(first), "started_at": at}
     file.write_text(json.dumps(began, ensure_ascii=False) + "\n" + rest)

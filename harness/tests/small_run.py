@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import store
 from harness.records import (
     Case,
     Clock,
@@ -20,6 +19,8 @@ from harness.records import (
     Rule,
     Suite,
 )
+from harness.store import reader
+from harness.store.writer import RunWriter
 
 GPU = Gpu(
     name="NVIDIA H200",
@@ -82,8 +83,8 @@ def measured(process: int, case: Case = CASES[0]) -> Measurement:
     )
 
 
-def run_file(writer: store.RunWriter) -> Path:
-    return writer.folder / store.RUN_FILE
+def run_file(writer: RunWriter) -> Path:
+    return writer.folder / reader.RUN_FILE
 
 
 @contextmanager

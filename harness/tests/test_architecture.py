@@ -1,62 +1,53 @@
-"""The arrows between packages, checked. README.md draws them."""
+"""The rooms of the harness and the arrows between them, as ../README.md draws them."""
 
 import ast
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# importer (a path prefix) -> modules it must not import
-FORBIDDEN = {
-    "nsa": {"harness", "suites"},
-    "harness": {"nsa", "suites"},
-    "harness/report": {"harness.store", "harness.execution"},
-    "harness/analysis": {"harness.store", "harness.execution", "harness.report"},
-    "suites": {"harness.cli", "harness.store", "harness.execution", "harness.report"},
-}
-# importer -> all it may import, the standard library aside
+# Top to bottom: a room imports from rows below its own, never from its own row or from above.
+PARENT = (
+    {"cli"},
+    {"integrations"},
+    {"report"},
+    {"gate", "bisect"},
+    {"runner"},
+    {"machine", "store"},
+    {"suite", "git", "analysis"},
+    {"units", "messages", "workload"},
+    {"records", "errors"},
+)
+CHILD = ({"worker"}, {"program"}, {"measure"})
+# What a room of the child may import beside lower rooms of the child.
+SHARED = {"git", "messages", "workload", "records", "errors"}
+
+# Importer -> all it may import, the standard library aside.
 ALLOWED = {
-    "harness/analysis": {
-        "numpy",
-        "scipy",
-        "harness.analysis",
-        "harness.records",
-        "harness.program",
-        "harness.what_ran",
-    },
-    "harness/records.py": {"harness.program", "harness.what_ran"},
-    "harness/program.py": set(),
-    "harness/what_ran.py": set(),
+    "harness/analysis": {"numpy", "scipy", "harness.analysis", "harness.units", "harness.records"},
+    "harness/records": {"harness.records"},
     "harness/workload.py": {"harness.records"},
     "suites": {"torch", "nsa", "suites", "harness.workload", "harness.records"},
 }
-# The harness modules that may import torch: they run in the worker process.
-WORKER_SIDE = ("harness/measure/", "harness/execution/worker", "harness/execution/zygote.py")
-# The one module of nsa that may read the environment.
-FLAGS = "nsa/flags.py"
 # The one module of the harness that prints and ends the process; workers end themselves.
-CLI = "harness/cli/main.py"
+ENDS_THE_PROCESS = ("harness/cli/", "harness/measure/", "harness/program/", "harness/worker/")
 
-ROOT_FILES = {"README.md", "LICENSE", "Makefile", "pyproject.toml", "constraints.txt"}
+ROOT_FILES = {
+    "README.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+}
 ROOT_FOLDERS = {"nsa", "harness", "suites", "reports", "ci"}
-
-
-def imported_modules(path: Path) -> set[str]:
-    """Absolute names imported by a file, each with its parents: a.b.c gives a, a.b, a.b.c."""
-    package = path.relative_to(ROOT).parent.parts
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*start, *filter(None, [node.module])])
-            names |= {f"{module}.{alias.name}" for alias in node.names}
-    return {".".join(n.split(".")[: i + 1]) for n in names for i in range(n.count(".") + 1)}
+MOST_MODULES = 14
+"""Modules of a room, `__init__` aside; a room with more holds two features."""
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -64,7 +55,81 @@ def sources(prefix: str) -> dict[str, Path]:
     start = ROOT / prefix
     found = [start] if start.is_file() else sorted(start.rglob("*.py"))
     assert found, f"nothing at {prefix}"
-    return {p.relative_to(ROOT).as_posix(): p for p in found if "tests" not in p.parts}
+    return {
+        p.relative_to(ROOT).as_posix(): p
+        for p in found
+        if not {"tests", "shipped", "build"} & {*p.parts} and p.name != "conftest.py"
+    }
+
+
+def module_of(path: Path) -> str:
+    """Dotted name: harness/store/index.py is harness.store.index, a package its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import of a file, also those inside functions; name is empty for
+    `import module`."""
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*start, *filter(None, [node.module])])
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Absolute names imported by a file, each with its parents: a.b.c gives a, a.b, a.b.c."""
+    names = {f"{module}.{name}".strip(".") for module, name in imported(path)}
+    return {".".join(n.split(".")[: i + 1]) for n in names for i in range(n.count(".") + 1)}
+
+
+def edges(prefix: str) -> dict[str, set[str]]:
+    """Module -> modules under the same prefix that it imports."""
+    modules = {module_of(path): path for path in sources(prefix).values()}
+    return {
+        name: {
+            full if (full := f"{module}.{symbol}") in modules else module
+            for module, symbol in imported(path)
+        }
+        & set(modules) - {name}
+        for name, path in modules.items()
+    }
+
+
+def room_of(module: str) -> str:
+    """The room of a module; empty for the root package and its `__main__`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
+
+
+def row_of(room: str, rows: tuple[set[str], ...]) -> int | None:
+    return next((i for i, row in enumerate(rows) if room in row), None)
+
+
+def may_import(importer: str, imported: str) -> bool:
+    """Whether one room may import another."""
+    if importer == imported:
+        return True
+    own, other = row_of(importer, CHILD), row_of(imported, CHILD)
+    if own is not None:
+        return own < other if other is not None else imported in SHARED
+    above, below = row_of(importer, PARENT), row_of(imported, PARENT)
+    return above is not None and below is not None and above < below
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that reach each other."""
+    reach = {name: set(seen) for name, seen in graph.items()}
+    for middle in reach:
+        for seen in reach.values():
+            if middle in seen:
+                seen |= reach[middle]
+    groups = ({other for other in reach[name] if name in reach[other]} for name in reach)
+    return [group for group in groups if group]
 
 
 def uses(path: Path, *names: str) -> set[str]:
@@ -74,15 +139,39 @@ def uses(path: Path, *names: str) -> set[str]:
     return (spoken | imported_modules(path)) & set(names)
 
 
-@pytest.mark.parametrize("importer", FORBIDDEN)
-def test_no_forbidden_import(importer: str) -> None:
-    found = {
-        file: bad
-        for file, path in sources(importer).items()
-        if (bad := imported_modules(path) & FORBIDDEN[importer])
+def test_every_room_is_on_the_list() -> None:
+    rooms = {room_of(module_of(path)) for path in sources("harness").values()} - {""}
+
+    assert rooms == set().union(*PARENT, *CHILD)
+
+
+def test_a_room_imports_from_rows_below_its_own() -> None:
+    wrong = {
+        (module, other)
+        for module, others in edges("harness").items()
+        for other in others
+        if room_of(module) and room_of(other) and not may_import(room_of(module), room_of(other))
     }
 
-    assert found == {}
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("house", ["harness", "suites"])
+def test_no_two_modules_import_each_other(house: str) -> None:
+    assert cycles(edges(house)) == []
+
+
+def test_the_houses_do_not_know_each_other() -> None:
+    forbidden = {"nsa": {"harness", "suites"}, "harness": {"nsa", "suites"}}
+
+    found = {
+        (file, name)
+        for importer, names in forbidden.items()
+        for file, path in sources(importer).items()
+        for name in names & imported_modules(path)
+    }
+
+    assert found == set()
 
 
 @pytest.mark.parametrize("importer", ALLOWED)
@@ -102,18 +191,53 @@ def test_nothing_is_imported_but_what_is_allowed(importer: str) -> None:
     assert found == {}
 
 
-def test_torch_stays_on_the_worker_side() -> None:
-    """The parent must hold no CUDA context, and reports must render without a GPU stack."""
-    users = {f for f, path in sources("harness").items() if "torch" in imported_modules(path)}
+def test_a_room_states_its_purpose_and_its_init_imports_nothing() -> None:
+    """`records` alone hands on its names."""
+    for file, path in sources("harness").items():
+        if path.name == "__init__.py":
+            tree = ast.parse(path.read_text())
+            assert ast.get_docstring(tree), f"{file} states no purpose"
+            if path.parent.name != "records":
+                assert set(imported(path)) == set(), file
 
-    assert {file for file in users if not file.startswith(WORKER_SIDE)} == set()
+
+def test_a_room_has_a_reader_s_number_of_modules() -> None:
+    folders = {path.parent for path in sources("harness").values()}
+    counts = {
+        folder.name: len([p for p in folder.glob("*.py") if p.name != "__init__.py"])
+        for folder in folders
+    }
+
+    assert {name: n for name, n in counts.items() if n > MOST_MODULES} == {}
+
+
+def test_no_class_name_means_two_things() -> None:
+    places: dict[str, list[str]] = {}
+    for house in ("harness", "nsa", "suites"):
+        for file, path in sources(house).items():
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(file)
+
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_only_the_child_imports_torch() -> None:
+    """The parent must hold no CUDA context, and reports must render without a GPU stack."""
+    users = {
+        room_of(module_of(path))
+        for path in sources("harness").values()
+        if "torch" in imported_modules(path)
+    }
+
+    assert users <= set().union(*CHILD)
 
 
 def test_the_parent_starts_without_torch_nsa_or_workloads() -> None:
     """The same, for what other packages pull in on our behalf."""
     script = (
         "import sys, harness.cli.main\n"
-        "print(*{'torch', 'nsa', 'suites', 'harness.execution.worker'} & set(sys.modules))"
+        "print(*{'torch', 'nsa', 'suites', 'harness.worker.answer'} & set(sys.modules))"
     )
 
     answer = subprocess.run(
@@ -131,23 +255,23 @@ def test_only_the_flags_read_the_environment_in_nsa() -> None:
         if uses(path, "os.environ", "os.environb", "os.getenv", "os.getenvb")
     }
 
-    assert readers == {FLAGS}
+    assert readers == {"nsa/flags.py"}
 
 
-def test_only_the_command_line_ends_the_process() -> None:
+def test_only_the_command_line_and_the_child_end_a_process() -> None:
     enders = {
         file
         for file, path in sources("harness").items()
         if uses(path, "sys.exit", "os._exit", "os.abort")
     }
 
-    assert {file for file in enders if not file.startswith((*WORKER_SIDE, CLI))} == set()
+    assert {file for file in enders if not file.startswith(ENDS_THE_PROCESS)} == set()
 
 
 def test_the_root_holds_only_what_the_plan_allows() -> None:
-    """Dotfiles aside. A diary or a result at the root is how a checkout rots."""
+    """Dotfiles aside."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout: nothing says which files are the project's")
+        pytest.skip("not a git checkout, so the project's files are unknown")
 
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True

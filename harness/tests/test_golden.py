@@ -21,30 +21,38 @@ from typing import Any
 import pytest
 
 from harness.analysis.capacity import capacities
-from harness.analysis.compare import confirm, screen
+from harness.analysis.comparison import confirm, screen
 from harness.analysis.dead_axes import oddities
 from harness.analysis.discards import unfit
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
-from harness.analysis.overhead import WITH, WITHOUT, overhead
-from harness.analysis.pairs import Comparison, Pair, Thresholds
+from harness.analysis.overhead import WITH, WITHOUT, by_phase, overhead, time_use
+from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import fit
-from harness.analysis.spread import spreads
-from harness.analysis.stored import compare_stored
-from harness.analysis.summary import summarise
-from harness.analysis.targets import done, modest
-from harness.analysis.timeuse import by_phase, time_use
-from harness.comparing import Compared, runs
-from harness.drift import changed, differences, measured
+from harness.analysis.summary import spreads, summarise
+from harness.analysis.verdict import judge
 from harness.errors import StoreError
-from harness.gate import judge
-from harness.gating.baselines import FEWEST, of_run, processes
-from harness.gating.calibration import between_days, calibrate
-from harness.gating.interleave import clock
-from harness.gating.records import GateCase
-from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Verdict
-from harness.store import load
-from harness.what_ran import COUNTERS
+from harness.gate.baselines import FEWEST, of_run, processes
+from harness.gate.calibration import between_days, calibrate
+from harness.gate.compare import Compared, runs
+from harness.gate.records import GateCase
+from harness.gate.unpaired import compare_stored
+from harness.machine.drift import changed, differences, measured
+from harness.records import (
+    COUNTERS,
+    Case,
+    CaseSummary,
+    Comparison,
+    Estimate,
+    Measurement,
+    Outcome,
+    Pair,
+    Run,
+    Thresholds,
+    Verdict,
+)
+from harness.runner.interleave import clock
+from harness.store.reader import load
 
 FILE = Path(__file__).parent / "data" / "golden.json"
 STORE = Path(__file__).parents[2] / "reports" / "runs"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import store
 from harness.records import Outcome, Run
+from harness.store import reader
 from harness.tests.gate_repositories import POLICY, SUITE, commit, git, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,7 @@ def call(python: Path, folder: Path, *words: str) -> "subprocess.CompletedProces
 
 
 def stored(folder: Path) -> Run:
-    return store.load(folder / "reports/runs", "latest")
+    return reader.load(folder / "reports/runs", "latest")
 
 
 def test_a_wheel_holds_one_importable_name_and_no_tests(built: Path) -> None:

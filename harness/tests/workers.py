@@ -5,9 +5,9 @@ from pathlib import Path
 
 import psutil
 
-from harness.execution.launcher import Launcher
-from harness.execution.runner import RunObserver, run_suite
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
+from harness.runner.launcher import Launcher
+from harness.runner.run import RunObserver, run_suite
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(

@@ -21,17 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from harness import store
-from harness.analysis import compare
-from harness.analysis.compare import Change, Statistics, student_bounds
-from harness.analysis.rank import Floats, exact_bounds
-from harness.gating.calibration import (
-    THRESHOLDS,
-    UPPER_CV,
-    NoiseClass,
-    classify,
-    process_cv,
-)
+from harness.analysis import comparison
+from harness.analysis.comparison import Change, Statistics, student_bounds
+from harness.analysis.statistics import Floats, exact_bounds
+from harness.gate.calibration import THRESHOLDS, UPPER_CV, NoiseClass, classify, process_cv
+from harness.store import reader
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
 
 CASES_AT_ONCE = 6000
@@ -108,16 +102,16 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
     for kind in set(noise):
         t = THRESHOLDS[kind]
         of_kind = np.flatnonzero([x is kind for x in noise])
-        rest = of_kind[~compare.screened_done(logs[of_kind, : t.screen_pairs], t)]
+        rest = of_kind[~comparison.screened_done(logs[of_kind, : t.screen_pairs], t)]
         new = slice(t.screen_pairs, t.screen_pairs + t.confirm_pairs)
-        stats = compare.array_statistics(logs[rest, new], cycles[rest, new], t)
+        stats = comparison.array_statistics(logs[rest, new], cycles[rest, new], t)
         confirmed |= zip(map(int, rest), stats, strict=True)
         pairs += len(of_kind) * t.screen_pairs + len(rest) * t.confirm_pairs
     order = sorted(confirmed)
     for first, last in pairwise(np.searchsorted(order, np.arange(gates + 1) * n)):
         gate = {str(i): confirmed[i] for i in order[first:last]}
         own = {key: THRESHOLDS[noise[int(key)]] for key in gate}
-        for key, answer in compare.judge(gate, own).items():
+        for key, answer in comparison.judge(gate, own).items():
             slower[int(key)] = answer.change is Change.SLOWER
             good[int(key)] = answer.change in (Change.SAME, Change.FASTER)
 
@@ -269,9 +263,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--until", default="~", metavar="RUN", help="the newest of these that counts"
     )
     options = parser.parse_args(arguments)
-    ids = sorted(path.parent.name for path in options.runs.glob(f"*/{store.RUN_FILE}"))
+    ids = sorted(path.parent.name for path in options.runs.glob(f"*/{reader.RUN_FILE}"))
     ids = [run_id for run_id in ids if run_id <= options.until]
-    runs = [store.load(options.runs, run_id) for run_id in ids]
+    runs = [reader.load(options.runs, run_id) for run_id in ids]
     stored = recorded(runs)
     began = time.monotonic()
     lines: list[Line] = []

@@ -23,12 +23,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness import suite as suites
-from harness.execution.runner import terminating_like_ctrl_c
-from harness.gating.planning import Request
-from harness.gating.records import GateCase, GateVerdict, Mode
-from harness.gating.session import carry_out
+from harness.gate.plan import Request
+from harness.gate.records import GateCase, GateVerdict, Mode
+from harness.gate.session import carry_out
 from harness.records import Decision, Measurement
+from harness.runner.run import terminating_like_ctrl_c
+from harness.suite import load as suites
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_PATH = "suites/planted.yaml"

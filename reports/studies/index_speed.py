@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness import index, lines, store, units
-from harness.index import Choice, Index
+from harness import units
 from harness.records import (
     SCHEMA_VERSION,
     Case,
@@ -33,6 +32,8 @@ from harness.records import (
     Phase,
     Suite,
 )
+from harness.store import index, lines, reader
+from harness.store.index import Choice, Index
 
 SUITES = ("attention", "decode", "smoke", "train")
 GPUS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200")
@@ -90,7 +91,7 @@ def make(root: Path, runs: int, cases: int) -> None:
         end = lines.Ended(at=began.isoformat(timespec="seconds"), measurements=cases * PROCESSES)
         folder.mkdir(parents=True)
         body = broken if number % 20 == 0 else whole
-        (folder / store.RUN_FILE).write_bytes(first + body + lines.encode(end))
+        (folder / reader.RUN_FILE).write_bytes(first + body + lines.encode(end))
 
 
 def _suite(name: str, cases: int) -> Suite:

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.bisection.journal import STATE
+from harness.bisect.journal import STATE
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = """\

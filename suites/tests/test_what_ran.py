@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.measure import census
+from harness.measure import profile
 from suites import workloads
 
 
@@ -25,7 +25,7 @@ def test_kernels_of_the_fused_operator_belong_to_their_branches() -> None:
     )
     workload.run()
 
-    ran = census.take(workload.run, step_s=3e-3, time_left_s=60)
+    ran = profile.take(workload.run, step_s=3e-3, time_left_s=60)
 
     branches: dict[str, set[str]] = {}
     for use in ran.census.kernels:

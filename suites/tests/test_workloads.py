@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from harness import suite as suite_module
 from harness.analysis import expectation
 from harness.measure import accuracy
 from harness.records import Case, Scalar
+from harness.suite import load as suite_module
 from harness.workload import Factory, Unsupported, Workload
 from nsa import ops, reference
 from nsa.config import Routes

@@ -24,7 +24,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "needs a suite, a --case and a --good commit"),
+        ([], "needs a suite, --case and --good"),
         ([SUITE_PATH, "--case", CASE], "needs a suite"),
         ([SUITE_PATH, "--good", "main", "--case", "nothing"], "matches 0 cases"),
         ([SUITE_PATH, "--good", "nowhere", "--case", CASE], "names no commit"),

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness import environment
 from harness.cli import main as cli
-from harness.suite import json_schema
+from harness.git import repository
+from harness.suite.load import json_schema
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -379,7 +379,7 @@ def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> 
 def test_the_doctor_describes_the_machine_and_the_code_that_is_measured(tmp_path: Path) -> None:
     """Not the repository of the folder it happens to be started in."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    git = environment.read_git(ROOT)
+    git = repository.read_git(ROOT)
 
     examined = harness("doctor", "--json", cwd=tmp_path)
 

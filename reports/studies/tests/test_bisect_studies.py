@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis.search import NoisySearch
+from harness.bisect.search import NoisySearch
 from harness.tests.gate_repositories import git
 from reports.studies import planted_branch
 from reports.studies.bisect_errors import bisect

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.analysis import compare
+from harness.analysis import comparison
 from reports.studies.gate_errors import Line, Setting, Tally, clopper_pearson, markdown, simulate
 from reports.studies.noise import NOISY, TYPICAL, Noise
 
@@ -51,7 +51,7 @@ def test_without_holm_clean_changes_are_blocked(monkeypatch: pytest.MonkeyPatch)
     def unadjusted(p_values: Mapping[str, float]) -> Mapping[str, float]:
         return p_values
 
-    monkeypatch.setattr(compare, "holm", unadjusted)
+    monkeypatch.setattr(comparison, "holm", unadjusted)
 
     seen = tally(NOISY, 60, None, gates=150)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness import suite
-from harness.gating.planning import Request
-from harness.gating.records import GateCase, GateSide, GateVerdict, Stage, State
+from harness.gate.plan import Request
+from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, State
 from harness.records import Decision
+from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.gate_repositories import FILES, SUITE, git, write
 from reports.studies import gate_planted
@@ -62,6 +62,6 @@ def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
 
 
 def test_the_suite_of_the_study_is_a_suite_of_one_case_for_a_gpu() -> None:
-    found = suite.loads(gate_planted.SUITE, "planted.yaml")
+    found = suites.loads(gate_planted.SUITE, "planted.yaml")
 
     assert (found.device, len(found.cases)) == ("cuda", 1)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import index
+from harness.store import index
 from harness.tests.indexed import silent
 from reports.studies import index_speed
 

@@ -1,0 +1,351 @@
+"""Two sides of a change, base and head, compared by fresh processes that ran side by side.
+
+The unit is the pair: one process of the baseline and one of the candidate, next to each other in
+time, their order alternating (A B, B A, A B, ...). Slow drift of the machine falls on both sides.
+All arithmetic is on logarithms of time ratios, candidate over baseline: above one is slower.
+
+The decision has two stages. `screen` lets a case pass on a few pairs, or asks for more; `confirm`
+judges the rest on new pairs alone, so that a case is never judged by the noise that selected it.
+Holm's procedure over the confirmed cases keeps the chance that a clean change has any case called
+slower under `alpha`, however many cases there are. harness/README.md has the error rates.
+
+Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. Stat. 6 (1979).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from harness.analysis.statistics import Floats, exact_bounds, hodges_lehmann, signed_rank_p
+from harness.records import ByCase, Change, Comparison, Pair, Thresholds, least_pairs, thresholds_of
+
+__all__ = [
+    "ByCase",
+    "Change",
+    "Comparison",
+    "Pair",
+    "Statistics",
+    "Thresholds",
+    "confirm",
+    "judge",
+    "least_pairs",
+    "pairs_needed",
+    "screen",
+]
+
+_quantile = NormalDist().inv_cdf  # scipy's norm.ppf, a hundred times sooner
+
+
+@lru_cache(maxsize=1024)
+def _t_quantile(probability: float, freedom: float) -> float:
+    return float(stdtrit(freedom, probability))
+
+
+BOUNDLESS = math.log(100)
+"""A bound beyond this factor is none: two processes on a side may give one of any size."""
+POWER = 0.9
+"""How often a change of the smallest effect stated would be found."""
+
+
+# --- the screen --------------------------------------------------------------------------
+
+
+def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
+    """Whether a case is done after its first pairs; False asks for a confirmation.
+
+    Done needs two things: the Hodges-Lehmann ratio is at most `screen_ratio`, and Student's upper
+    bound lies under the tolerance. Without the second a noisy node would let a slowdown pass.
+    """
+    if len(pairs) < thresholds.screen_pairs:
+        return False
+    return bool(screened_done(time_logs(pairs), thresholds))
+
+
+def screened_done(logs: Floats, thresholds: Thresholds) -> NDArray[np.bool_]:
+    """`screen` on log ratios of shape [..., pairs]."""
+    _, high = student_bounds(logs, thresholds.alpha)
+    near = hodges_lehmann(logs) <= math.log(thresholds.screen_ratio)
+    return np.asarray(near & (high < math.log1p(thresholds.tolerance)))
+
+
+def time_logs(pairs: Sequence[Pair]) -> Floats:
+    """Log ratios of time, candidate over baseline."""
+    return np.array([math.log(p.candidate_s / p.baseline_s) for p in pairs])
+
+
+def student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
+    """Bounds on the mean, each of which errs as often as `error`.
+
+    The exact test bounds nothing at 1 % with fewer than seven pairs. Student's bound is right for
+    normal noise; a disturbed process widens it, which sends the case to its confirmation.
+    """
+    n = logs.shape[-1]
+    half = stdtrit(n - 1, 1 - error) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
+    mean = logs.mean(axis=-1)
+    return mean - half, mean + half
+
+
+# --- the confirmation --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What the rules need of one confirmed case. Logarithms of ratios."""
+
+    centre: float
+    low: float | None
+    high: float | None
+    p_slower: float
+    p_faster: float
+    cycles: float | None
+    """The centre in cycles (time x clock); None where the clocks were not read."""
+    pairs: int
+    freedom: float
+    """Degrees of freedom of the spread: few pairs know their own noise badly."""
+    pair_s: float | None = None
+    """GPU time of one pair."""
+
+
+def confirm(
+    screened: Mapping[str, Sequence[Pair]],
+    confirmed: Mapping[str, Sequence[Pair]],
+    thresholds: ByCase,
+) -> tuple[Comparison, ...]:
+    """Judge every screened case, those with a confirmation by the new pairs alone.
+
+    Args:
+        screened: Pairs of the screen by case id.
+        confirmed: New pairs of the cases that `screen` did not settle. A case that is missing
+            here though it should not be is undecided: an absent answer is never a pass.
+
+    Returns:
+        One comparison per screened case, in their order.
+
+    Raises:
+        ValueError: A case without any pair, or confirmed without having been screened.
+    """
+    if unknown := confirmed.keys() - screened.keys():
+        raise ValueError(f"{sorted(unknown)[0]}: confirmed, but never screened")
+    if empty := [c for group in (screened, confirmed) for c, pairs in group.items() if not pairs]:
+        raise ValueError(f"{empty[0]}: no pair to compare")
+    own = {case_id: thresholds_of(thresholds, case_id) for case_id in screened}
+    judged = judge({c: statistics(pairs, own[c]) for c, pairs in confirmed.items()}, own)
+    return tuple(
+        judged[case_id] if case_id in judged else _by_screen(case_id, pairs, own[case_id])
+        for case_id, pairs in screened.items()
+    )
+
+
+def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
+    """The statistics of one case's confirmation."""
+    clocked = [p for p in pairs if p.baseline_hz is not None and p.candidate_hz is not None]
+    enough = 2 * len(clocked) >= len(pairs)
+    cycles = np.array([[_cycle_log(p) for p in clocked]]) if enough else None
+    (answer,) = array_statistics(time_logs(pairs)[None], cycles, thresholds)
+    return replace(answer, pair_s=_pair_s(pairs))
+
+
+def array_statistics(
+    logs: Floats, cycles: Floats | None, thresholds: Thresholds
+) -> tuple[Statistics, ...]:
+    """The same for many cases at once: log ratios of time and of cycles, [cases, pairs]."""
+    centre, slower, faster = hodges_lehmann(logs), signed_rank_p(logs), signed_rank_p(-logs)
+    bounds = exact_bounds(logs, thresholds.alpha)
+    in_cycles = None if cycles is None else hodges_lehmann(cycles)
+    return tuple(
+        Statistics(
+            centre=float(centre[i]),
+            low=None if bounds is None else float(bounds[0][i]),
+            high=None if bounds is None else float(bounds[1][i]),
+            p_slower=float(slower[i]),
+            p_faster=float(faster[i]),
+            cycles=None if in_cycles is None else float(in_cycles[i]),
+            pairs=logs.shape[-1],
+            freedom=logs.shape[-1] - 1,
+        )
+        for i in range(len(logs))
+    )
+
+
+def _cycle_log(pair: Pair) -> float:
+    """Log ratio of cycles, candidate over baseline."""
+    assert pair.baseline_hz is not None
+    assert pair.candidate_hz is not None
+    return math.log(pair.candidate_s * pair.candidate_hz / (pair.baseline_s * pair.baseline_hz))
+
+
+def judge(confirmed: Mapping[str, Statistics], thresholds: ByCase) -> Mapping[str, Comparison]:
+    """Apply the rules of the confirmation to all confirmed cases together.
+
+    Raises:
+        ValueError: Cases whose thresholds differ in alpha, which belongs to all of them together.
+    """
+    own = {case_id: thresholds_of(thresholds, case_id) for case_id in confirmed}
+    if len({t.alpha for t in own.values()}) > 1:
+        raise ValueError("the thresholds of the cases differ in alpha, which they share")
+    slower = holm({c: s.p_slower for c, s in confirmed.items()})
+    faster = holm({c: s.p_faster for c, s in confirmed.items()})
+    return {
+        case_id: _judge(case_id, s, slower[case_id], faster[case_id], len(confirmed), own[case_id])
+        for case_id, s in confirmed.items()
+    }
+
+
+def holm(p_values: Mapping[str, float]) -> Mapping[str, float]:
+    """Adjusted p-values: those under alpha are rejected with a joint error of alpha."""
+    adjusted: dict[str, float] = {}
+    largest = 0.0
+    for rank, (case_id, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
+        adjusted[case_id] = largest
+    return adjusted
+
+
+def _judge(
+    case_id: str,
+    s: Statistics,
+    p_slower: float,
+    p_faster: float,
+    cases: int,
+    thresholds: Thresholds,
+) -> Comparison:
+    floor, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
+    gap = _percent(s.centre)
+    se = _standard_error(s, thresholds)
+    s = replace(s, low=_bound(s.low), high=_bound(s.high))
+    clock_explained, open_tolerance = False, None
+    if p_slower <= thresholds.alpha and s.centre > floor:
+        clock_explained = s.cycles is not None and s.cycles <= floor
+        if clock_explained:
+            assert s.cycles is not None
+            change = Change.UNDECIDED
+            reason = f"{gap} in time but {_percent(s.cycles)} in cycles: the clock differed"
+        else:
+            change, reason = Change.SLOWER, f"{gap}, p = {p_slower:.2g} over {cases} confirmed"
+            if s.cycles is None:
+                reason += "; clocks not read"
+    elif p_faster <= thresholds.alpha and s.centre < -floor:
+        change, reason = Change.FASTER, f"{gap}, p = {p_faster:.2g} over {cases} confirmed"
+    elif s.high is not None and s.high < tolerance:
+        change = Change.SAME
+        reason = f"{gap}, at most {_percent(s.high)}: under the tolerance"
+    else:
+        change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
+        most = "unbounded" if s.high is None else f"up to {_percent(s.high)}"
+        reason = f"{gap}, {most}: neither shown slower nor under {_percent(tolerance)}"
+    needed = None
+    if change is Change.UNDECIDED and not clock_explained and se is not None:
+        needed = pairs_needed(s.centre, se * math.sqrt(s.pairs), cases, thresholds)
+        needed = max(needed, s.pairs + 1)
+    return Comparison(
+        case_id=case_id,
+        change=change,
+        ratio=math.exp(s.centre),
+        low=None if s.low is None else math.exp(s.low),
+        high=None if s.high is None else math.exp(s.high),
+        p_value=p_slower,
+        pairs=s.pairs,
+        clock_explained=clock_explained,
+        smallest_effect=None if se is None else _smallest_effect(se, s.freedom, cases, thresholds),
+        pairs_needed=needed,
+        minutes_needed=_minutes(needed, s.pair_s),
+        reason=reason,
+        tolerance=open_tolerance,
+    )
+
+
+def _standard_error(s: Statistics, thresholds: Thresholds) -> float | None:
+    """Of the centre, read off the width of its exact interval: outliers do not swell it."""
+    if s.low is None or s.high is None:
+        return None
+    return (s.high - s.low) / 2 / _quantile(1 - thresholds.alpha)
+
+
+def _bound(log: float | None) -> float | None:
+    return None if log is None or abs(log) > BOUNDLESS else log
+
+
+def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float | None:
+    """The test must reject at the strictest of Holm's levels and the estimate pass the floor."""
+    found, strict = _quantile(POWER), _t_quantile(1 - thresholds.alpha / cases, freedom)
+    log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
+    return math.expm1(log) if log <= BOUNDLESS else None
+
+
+def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int:
+    """Fewest pairs that would show a ratio slower, or under the tolerance, nine times in ten.
+
+    Args:
+        centre: Logarithm of the ratio.
+        pair_sd: Standard deviation of the log ratio of one pair.
+        cases: How many cases are confirmed together.
+        thresholds: Those of the case.
+    """
+    found = _quantile(POWER)
+    floor, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
+    ways = []
+    if centre < tolerance:
+        bound = _quantile(1 - thresholds.alpha)
+        ways.append(((bound + found) * pair_sd / (tolerance - centre)) ** 2)
+    if centre > floor:
+        strict = _quantile(1 - thresholds.alpha / cases)
+        rejected = ((strict + found) * pair_sd / centre) ** 2
+        ways.append(max(rejected, (found * pair_sd / (centre - floor)) ** 2))
+    return max(math.ceil(min(ways)), least_pairs(cases, thresholds.alpha))
+
+
+def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:
+    """A case without a confirmation: settled by the screen, or left open."""
+    logs = time_logs(pairs)
+    centre = float(hodges_lehmann(logs))
+    gap = _percent(centre)
+    low = high = smallest = None  # of logarithms
+    if len(pairs) > 1:
+        low, high = (_bound(float(b)) for b in student_bounds(logs, thresholds.alpha))
+        se = float(logs.std(ddof=1)) / math.sqrt(len(pairs))
+        smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
+    needed = None
+    if not screen(pairs, thresholds):
+        change = Change.UNDECIDED
+        reason = f"{gap} in {len(pairs)} pairs of the screen, and not confirmed"
+        needed = thresholds.confirm_pairs
+    elif high is not None and high < 0 and centre < -math.log1p(thresholds.practical):
+        change, reason = Change.FASTER, f"{gap}, at most {_percent(high)}, in the screen"
+    else:
+        assert high is not None
+        change = Change.SAME
+        reason = f"{gap}, at most {_percent(high)}: settled by the screen"
+    return Comparison(
+        case_id=case_id,
+        change=change,
+        ratio=math.exp(centre),
+        low=None if low is None else math.exp(low),
+        high=None if high is None else math.exp(high),
+        p_value=None,
+        pairs=len(pairs),
+        clock_explained=False,
+        smallest_effect=None if smallest is None else math.expm1(smallest),
+        pairs_needed=needed,
+        minutes_needed=_minutes(needed, _pair_s(pairs)),
+        reason=reason,
+    )
+
+
+def _pair_s(pairs: Sequence[Pair]) -> float | None:
+    """GPU time of one pair; None where no pair says."""
+    walls = [p.wall_s for p in pairs if p.wall_s is not None]
+    return float(np.mean(walls)) if walls else None
+
+
+def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
+    return None if pairs is None or pair_s is None else pairs * pair_s / 60
+
+
+def _percent(log: float) -> str:
+    return f"{math.expm1(log):+.1%}"

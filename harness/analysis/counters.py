@@ -1,0 +1,124 @@
+"""Exact counts over the processes of a case: a number without an interval, or none at all."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.records import COUNTERS, METRICS, Case, Counters, Estimate, Measurement, Outcome
+
+EXACT_STEPS = 2
+"""Steps that a process must count, and that must agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactCounters:
+    """The counters of a case that are exact, and why the others are not."""
+
+    counts: Mapping[str, int]
+    absent: Mapping[str, str]
+    """Counter -> why it has no value."""
+    disagreeing: tuple[str, ...]
+    """Counters of which two steps, or two processes, gave two values."""
+    processes: int
+    """How many processes counted."""
+    steps: int
+    """How many steps they counted."""
+
+
+def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
+    """The counts that are exact: for reports, gates and comparisons alike.
+
+    A counter is exact if every process that counted has counted two steps, and all steps and all
+    processes agree. One counted step in each of two processes is not enough. A process that ended
+    otherwise than ok, or whose counters are all unknown, did not count.
+    """
+    ok = [m.counters for m in measurements if m.outcome is Outcome.OK and m.counters]
+    counted = [c for c in ok if any(getattr(c, name) is not None for name in COUNTERS)]
+    absent = {name: why for name in COUNTERS if (why := _why_absent(counted or ok, name))}
+    return ExactCounters(
+        counts={name: getattr(counted[0], name) for name in COUNTERS if name not in absent},
+        absent=absent,
+        disagreeing=tuple(
+            name
+            for name in COUNTERS
+            if any(name in c.differing for c in counted) or len(_values(counted, name)) > 1
+        ),
+        processes=len(counted),
+        steps=sum(c.steps for c in counted),
+    )
+
+
+def _why_absent(counted: Sequence[Counters], name: str) -> str:
+    for c in counted:
+        if name in c.unknown:
+            return c.unknown[name]
+        if getattr(c, name) is None:
+            return "not counted"
+        if name in c.differing:
+            return "two steps counted differently"
+        if c.steps < EXACT_STEPS:
+            return f"only {c.steps} step was counted; {EXACT_STEPS} are needed"
+    if len(_values(counted, name)) > 1:
+        return "processes counted differently"
+    return "" if counted else "not counted"
+
+
+def _values(counted: Sequence[Counters], name: str) -> list[int]:
+    return sorted({value for c in counted if (value := getattr(c, name)) is not None})
+
+
+def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
+    """The exact counters as metrics. A count has no noise, so its interval has no width."""
+    exact = exact_counters(ok)
+    return {
+        name: Estimate(
+            value=float(value),
+            low=float(value),
+            high=float(value),
+            processes=exact.processes,
+            samples=exact.steps,
+        )
+        for name, value in exact.counts.items()
+    }
+
+
+def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
+    """Sentences on counters that should be exact and are not."""
+    notes = []
+    for name in exact_counters(ok).disagreeing:
+        title = METRICS[name].title
+        if within := [m.process for m in ok if m.counters and name in m.counters.differing]:
+            notes.append(f"{title} differ from step to step in process {within[0]}")
+        else:
+            values = _values([m.counters for m in ok if m.counters], name)
+            notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")
+    return tuple(notes)
+
+
+def launches(m: Measurement) -> int | None:
+    """Launches of kernels by the host in one step; None where unknown, or where a graph replays
+    kernels that the host does not launch."""
+    if m.counters is None or "CUDA graph" in m.counters.hidden:
+        return None
+    return m.counters.kernel_launches
+
+
+def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
+    """Why it is not known that these processes ran what the suite states and can be seen here.
+
+    Empty where it is known, and where there is nothing of the kind. That it was breached is known
+    too, and another outcome.
+
+    Args:
+        case: What was asked for.
+        ok: Its processes that ended ok.
+        gpu: Whether there is a GPU here. Operators are seen without one, kernels are not.
+    """
+    kernels = case.kernels if gpu else None
+    for m in ok if kernels or case.operators else ():
+        if m.census is None:
+            return "no census was taken"
+        if m.census.skipped:
+            return m.census.skipped
+        if kernels and m.census.no_kernels:
+            return m.census.no_kernels
+    return ""

@@ -1,0 +1,143 @@
+"""The least time a step could take on the machine it ran on, by what that machine was measured to
+reach.
+
+    floor = max(FLOPs / peak FLOP/s, bytes / peak bytes a second, launches x cheapest launch)
+
+The peaks were taken by the instrument's proof just before the run (harness.measure.self_test), on
+that card: the best of a few matrix products, of copies or sums, of empty kernels. What a card keeps
+up under its power limit is less, and no bound. A data sheet's numbers are MFU's affair. Share of
+floor = floor / time: one is as good as this machine gets.
+
+Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches added.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.analysis.expectation import SUSPICIOUS_MFU, Peak, peak, precision_of, stated_peak
+from harness.records import Case, CaseSummary, Environment, Peaks, Scalar, Suite, Work, gpu_matches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """A lower bound on the time of one step."""
+
+    seconds: float
+    by: str
+    """Which of compute, bandwidth and launches it is."""
+
+
+def floor(
+    peaks: Peaks,
+    *,
+    flops: int | None,
+    bytes_moved: int | None,
+    launches: float | None,
+    precision: str | None,
+) -> Floor | None:
+    """The floor of one step; None where no term of it is known.
+
+    Args:
+        peaks: Of the machine that ran it.
+        flops: The mathematics of one step needs.
+        bytes_moved: A perfect implementation moves.
+        launches: Kernels that one step launches; None where they are unknown, or replayed from
+            a graph, which costs less.
+        precision: Of its matrix products, as harness.analysis.expectation.precision_of names it.
+    """
+    terms: Mapping[str, float | None] = {
+        "compute": _over(flops, peaks.flops_per_s.get(precision or "")),
+        "bandwidth": _over(bytes_moved, peaks.bytes_per_s),
+        "launches": launches * peaks.launch_s if launches and peaks.launch_s else None,
+    }
+    known = {by: seconds for by, seconds in terms.items() if seconds is not None}
+    if not known:
+        return None
+    by = max(known, key=lambda name: known[name])
+    return Floor(seconds=known[by], by=by)
+
+
+def _over(amount: int | None, rate: float | None) -> float | None:
+    return amount / rate if amount and rate else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A stated tokens/s that asks for less than SUSPICIOUS_MFU of a card."""
+
+    stated_by: str
+    """`the rule “throughput”`, or `the expectation of <source>`."""
+    tokens_per_s: float
+    case_id: str
+    mfu: float
+    peak: Peak
+
+
+def modest(
+    suite: Suite,
+    environment: Environment,
+    work: Mapping[str, Work],
+    effective: Mapping[str, Mapping[str, Scalar]] | None = None,
+) -> tuple[Target, ...]:
+    """The targets of a suite that prove little when met, one a statement, in the suite's order.
+
+    Of the cases a statement is about, the one that makes it ask most is named.
+
+    Args:
+        suite: With its expectations and rules.
+        environment: Its GPU is meant where a statement names none, or one that fits.
+        work: Case id -> what one run of it does.
+        effective: Case id -> the configuration as observed, where it has run.
+    """
+    stated = [
+        (f"the expectation of “{e.source}”", e.match, e.gpu, (e.low, e.high))
+        for e in suite.expectations
+        if e.metric == "tokens_per_s"
+    ] + [
+        (f"the rule “{r.name}”", r.match, r.gpu, (r.go, r.abort))
+        for r in suite.rules
+        if r.metric == "tokens_per_s"
+    ]
+    found = []
+    for by, match, gpu, ends in stated:
+        most = max(end for end in ends if end is not None)
+        targets = [
+            target
+            for case in suite.cases
+            if match.accepts(case) and case.case_id in work
+            for seen in [(effective or {}).get(case.case_id, {})]
+            if (target := _target(by, most, gpu, case, work[case.case_id], seen, environment))
+        ]
+        if targets:
+            highest = max(targets, key=lambda t: t.mfu)
+            if highest.mfu < SUSPICIOUS_MFU:
+                found.append(highest)
+    return tuple(found)
+
+
+def done(summaries: tuple[CaseSummary, ...]) -> Mapping[str, Work]:
+    """What one run of each case did, of those that were built."""
+    return {
+        s.case.case_id: Work(tokens=s.tokens, flops=s.flops)
+        for s in summaries
+        if s.tokens or s.flops
+    }
+
+
+def _target(
+    by: str,
+    tokens_per_s: float,
+    gpu: str,
+    case: Case,
+    work: Work,
+    effective: Mapping[str, Scalar],
+    environment: Environment,
+) -> Target | None:
+    precision = precision_of(case.axes, effective, environment)
+    card = stated_peak(gpu, precision)
+    if gpu_matches(gpu, environment.device_name):
+        card = peak(environment.device_name, precision) or card
+    if card is None or not work.tokens or not work.flops:
+        return None
+    mfu = tokens_per_s * work.flops / work.tokens / card.flops_per_s
+    return Target(stated_by=by, tokens_per_s=tokens_per_s, case_id=case.case_id, mfu=mfu, peak=card)

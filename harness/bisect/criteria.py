@@ -1,0 +1,192 @@
+"""The criterion of a bisection: a metric, which has noise, or an exact one.
+
+Readings of a metric are compared by statistics. A counter, an outcome and a kernel are exact: one
+process is enough, and a commit is bad if its value is nearer to that of the bad commit.
+"""
+
+import statistics
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from harness.errors import HarnessError
+from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, MeasureSettings, Outcome
+
+METRICS = ("step_s", "peak_memory_bytes")
+"""Metrics that every process has; a program may report more."""
+UNPROFILED = ("dispatched_ops", "host_syncs")
+"""Counters that need no profiler."""
+
+
+class CriterionKind(StrEnum):
+    METRIC = "metric"
+    COUNTER = "counter"
+    OUTCOME = "outcome"
+    KERNEL = "kernel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """What distinguishes good from bad."""
+
+    kind: CriterionKind
+    name: str
+    """The metric or counter; the outcome; or a pattern (fnmatch) of kernels and operators."""
+
+    @property
+    def exact(self) -> bool:
+        return self.kind is not CriterionKind.METRIC
+
+    def __str__(self) -> str:
+        return self.name if self.kind is CriterionKind.METRIC else f"{self.kind} {self.name}"
+
+
+class Unreadable(Exception):
+    """A process has no value for the criterion."""
+
+    def __init__(self, reason: str, *, again: bool = False) -> None:
+        """`again`: another process of the same commit may have one."""
+        super().__init__(reason)
+        self.again = again
+
+
+def chosen(
+    case: Case,
+    *,
+    metric: str | None = None,
+    counter: str | None = None,
+    outcome: str | None = None,
+    kernel: str | None = None,
+) -> Criterion:
+    """The criterion of a command line; the step time by default.
+
+    Raises:
+        HarnessError: Several are given, or the case does not have it.
+    """
+    given = {
+        CriterionKind.METRIC: metric,
+        CriterionKind.COUNTER: counter,
+        CriterionKind.OUTCOME: outcome,
+        CriterionKind.KERNEL: kernel,
+    }
+    named = {kind: name for kind, name in given.items() if name}
+    if len(named) > 1:
+        raise HarnessError(
+            f"{' and '.join(f'--{k}' for k in named)}: a bisection has one criterion",
+            "Run one bisection for each.",
+        )
+    kind, name = next(iter(named.items()), (CriterionKind.METRIC, METRICS[0]))
+    known = {
+        CriterionKind.METRIC: (*METRICS, *_reported(case)),
+        CriterionKind.COUNTER: COUNTERS,
+        CriterionKind.OUTCOME: tuple(
+            o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT
+        ),
+    }.get(kind)
+    if known is not None and name not in known:
+        raise HarnessError(
+            f"--{kind} {name}: {case.case_id} has none", f"There are {', '.join(known)}."
+        )
+    return Criterion(kind=kind, name=name)
+
+
+def _reported(case: Case) -> tuple[str, ...]:
+    """Metrics that a case's program reports."""
+    readings = case.program.readings if case.program else ()
+    return tuple(r.metric for r in readings if r.metric not in METRICS)
+
+
+def prepared(case: Case, criterion: Criterion) -> Case:
+    """The case with the settings to measure this criterion."""
+    settings = replace(case.settings, processes=1)
+    match criterion.kind:
+        case CriterionKind.METRIC:
+            settings = replace(settings, census=False)
+        case CriterionKind.COUNTER:
+            # A program is counted only in its profiled process.
+            census = case.program is not None or criterion.name not in UNPROFILED
+            settings = _quick(settings, census=census)
+        case CriterionKind.KERNEL:
+            settings = _quick(settings, census=True)
+        case CriterionKind.OUTCOME:
+            pass  # the profile detects a path mismatch
+    return replace(case, settings=settings)
+
+
+def _quick(settings: MeasureSettings, *, census: bool) -> MeasureSettings:
+    """The fewest steps: nothing is timed, and an incorrect commit can be counted too."""
+    return replace(
+        settings,
+        min_samples=1,
+        max_samples=1,
+        sample_s=1e-3,
+        warmup_s=0.0,
+        rotate_inputs=1,
+        accuracy=False,
+        census=census,
+    )
+
+
+def read(criterion: Criterion, measurement: Measurement, min_samples: int) -> float:
+    """The value of the criterion in one process.
+
+    Raises:
+        Unreadable: It has no value.
+    """
+    if criterion.kind is CriterionKind.OUTCOME and (
+        measurement.outcome.value == criterion.name
+        or measurement.outcome is not Outcome.UNSUPPORTED
+    ):
+        return float(measurement.outcome.value == criterion.name)
+    if measurement.outcome is not Outcome.OK:
+        detail = measurement.detail.strip().partition("\n")[0]
+        raise Unreadable(f"{str(measurement.outcome).replace('_', ' ')}: {detail}")
+    match criterion.kind:
+        case CriterionKind.COUNTER:
+            return _counter(criterion.name, measurement)
+        case CriterionKind.KERNEL:
+            return _kernel(criterion.name, measurement)
+    return _metric(criterion.name, measurement, min_samples)
+
+
+def _metric(name: str, measurement: Measurement, min_samples: int) -> float:
+    if not measurement.is_evidence(min_samples):
+        raise Unreadable("too few undisturbed samples", again=True)
+    if measurement.steady is False:
+        raise Unreadable("it did not reach a steady state", again=True)
+    if name == "step_s":
+        return statistics.median(measurement.kept_s)
+    reported = measurement.readings.get(name, ())
+    value = statistics.median(reported) if reported else measurement.peak_memory_bytes
+    if value is None or (name != "peak_memory_bytes" and not reported):
+        raise Unreadable(f"its {name} is unknown")
+    if value <= 0:
+        raise Unreadable(f"its {name} is {value:g}; a ratio needs a positive value")
+    return float(value)
+
+
+def _counter(name: str, measurement: Measurement) -> float:
+    counters = measurement.counters
+    value = None if counters is None else getattr(counters, name)
+    if counters is None or value is None:
+        why = (
+            counters.unknown.get(name, "its worker did not count it") if counters else "no counters"
+        )
+        raise Unreadable(f"{name} is unknown: {why}")
+    if name in counters.differing:
+        raise Unreadable(f"{name} differs between two steps")
+    return float(value)
+
+
+def _kernel(pattern: str, measurement: Measurement) -> float:
+    census = measurement.census
+    if census is None or census.skipped:
+        raise Unreadable(f"it has no profile: {census.skipped if census else 'not recorded'}")
+    uses = (census.kernels, census.operators)
+    if any(fnmatchcase(use.name, pattern) for group in uses for use in group):
+        return 1.0
+    if census.no_kernels and measurement.clock is not Clock.HOST:
+        raise Unreadable(f"its kernels are unknown: {census.no_kernels}", again=True)
+    if any(len(group) >= MAX_USES for group in uses):
+        raise Unreadable(f"none of the {MAX_USES} recorded names matches, but more may have run")
+    return 0.0

@@ -1,0 +1,190 @@
+"""The differences between two runs of one commit: those that can be varied here, and the others.
+
+Both runs' cases are completed first with the environment variables recorded for each run, so that a
+process does not depend on variables that are set around the search.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from harness.machine import drift
+from harness.records import VARIABLE_PREFIXES, Case, Environment
+
+KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Variables that select the device; those of this process are kept."""
+_IGNORED = ("processes", "timeout_s", "stall_s", "telemetry", "census")
+"""Settings that do not change the time of a step."""
+_THREADS = "OMP_NUM_THREADS"
+
+
+class DifferenceKind(StrEnum):
+    WORKLOAD = "workload"
+    COMMAND = "command"
+    AXIS = "axis"
+    VARIABLE = "variable"
+    SETTING = "setting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseDifference:
+    """A difference between two cases, which can be varied."""
+
+    kind: DifferenceKind
+    name: str
+    then: str
+    """Value in the first run, as a report shows it."""
+    now: str
+    """Value in the second run."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" if self.name != self.kind else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedDifference:
+    """A difference between two environments, which is not varied."""
+
+    name: str
+    then: str
+    now: str
+    here: str
+    """On this machine: as in the first run, as in the second run, or the value."""
+    why: str
+
+
+def complete(case: Case, around: Mapping[str, str], inherited: Mapping[str, str]) -> Case:
+    """A run's case with all variables that were set when it ran.
+
+    Args:
+        case: As the run has it.
+        around: The variables recorded for that run.
+        inherited: Those that need not be set, see `inherited`.
+    """
+    added = {n: v for n, v in around.items() if n not in inherited and n not in KEPT}
+    return replace(case, env={**added, **case.env})
+
+
+def inherited(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """The variables with the same value in both runs and in this process."""
+    here = os.environ
+    return {n: v for n, v in first.items() if second.get(n) == v == here.get(n) and n not in KEPT}
+
+
+@contextmanager
+def only(inherited: Mapping[str, str]) -> Iterator[None]:
+    """Of the variables that a run records, let only these reach a worker."""
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(VARIABLE_PREFIXES) and name not in KEPT:
+            del os.environ[name]
+    os.environ.update(inherited)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def threads(first: Environment, second: Environment) -> tuple[dict[str, str], dict[str, str]]:
+    """The numbers of threads as variables, if they differ and no variable set them."""
+    counts = [e.torch_settings.get("num_threads") for e in (first, second)]
+    known = any(_THREADS in e.variables for e in (first, second))
+    if known or None in counts or counts[0] == counts[1]:
+        return {}, {}
+    return {_THREADS: str(counts[0])}, {_THREADS: str(counts[1])}
+
+
+def fixed(
+    first: Environment, second: Environment, here: Environment, varied: Iterable[CaseDifference]
+) -> tuple[FixedDifference, ...]:
+    """All differences between the runs' environments that are not varied."""
+    done = {c.name for c in varied if c.kind is DifferenceKind.VARIABLE}
+    if _THREADS in done:
+        done.add("num_threads")
+    unlike_first = {d.name: d.now for d in drift.differences(first, here)}
+    unlike_second = {d.name for d in drift.differences(second, here)}
+    found = []
+    for d in drift.differences(first, second):
+        if d.name in done:
+            continue
+        as_here = "as in the first run"
+        if d.name in unlike_first:
+            other = unlike_first[d.name]
+            as_here = other if d.name in unlike_second else "as in the second run"
+        why = _why_fixed(d.name, first, second)
+        found.append(FixedDifference(name=d.name, then=d.then, now=d.now, here=as_here, why=why))
+    return tuple(found)
+
+
+def applied(first: Case, second: Case, chosen: Iterable[CaseDifference]) -> Case:
+    """The first case with some values taken from the second one."""
+    case = first
+    for cause in chosen:
+        match cause.kind:
+            case DifferenceKind.WORKLOAD:
+                case = replace(case, factory=second.factory, provider=second.provider)
+            case DifferenceKind.COMMAND:
+                case = replace(case, program=second.program, axes=second.axes)
+            case DifferenceKind.AXIS:
+                case = replace(case, axes=_taken(case.axes, second.axes, cause.name))
+                if cause.name in first.env or cause.name in second.env:  # an upper-case axis
+                    case = replace(case, env=_taken(case.env, second.env, cause.name))
+            case DifferenceKind.VARIABLE:
+                case = replace(case, env=_taken(case.env, second.env, cause.name))
+            case DifferenceKind.SETTING:
+                value = getattr(second.settings, cause.name)
+                case = replace(case, settings=replace(case.settings, **{cause.name: value}))
+    return case
+
+
+def of_cases(first: Case, second: Case) -> Iterator[CaseDifference]:
+    """All differences between two complete cases, the most likely cause first."""
+    factories = [f"{c.factory}, provider {c.provider}" for c in (first, second)]
+    if factories[0] != factories[1]:
+        yield CaseDifference(
+            kind=DifferenceKind.WORKLOAD, name="workload", then=factories[0], now=factories[1]
+        )
+    if first.program != second.program:
+        one, other = (" ".join(c.program.argv) if c.program else "none" for c in (first, second))
+        yield CaseDifference(kind=DifferenceKind.COMMAND, name="command", then=one, now=other)
+    elif first.program is None:
+        yield from _mapped(DifferenceKind.AXIS, first.axes, second.axes)
+    axes = {*first.axes, *second.axes} if first.program is None else set()
+    yield from (
+        c for c in _mapped(DifferenceKind.VARIABLE, first.env, second.env) if c.name not in axes
+    )
+    yield from (
+        c
+        for c in _mapped(DifferenceKind.SETTING, asdict(first.settings), asdict(second.settings))
+        if c.name not in _IGNORED
+    )
+
+
+def _mapped(
+    kind: DifferenceKind, first: Mapping[str, object], second: Mapping[str, object]
+) -> Iterator[CaseDifference]:
+    for name in {**first, **second}:
+        if name not in first or name not in second or first[name] != second[name]:
+            then, now = (str(m[name]) if name in m else "not set" for m in (first, second))
+            yield CaseDifference(kind=kind, name=name, then=then, now=now)
+
+
+def _taken(into: Mapping[str, Any], source: Mapping[str, Any], name: str) -> dict[str, Any]:
+    rest = {n: v for n, v in into.items() if n != name}
+    return {**rest, name: source[name]} if name in source else rest
+
+
+def _why_fixed(name: str, first: Environment, second: Environment) -> str:
+    if name in {**first.versions, **second.versions}:
+        return "it needs another installation"
+    if name in {**first.torch_settings, **second.torch_settings}:
+        return "variables, versions or the code determine it"
+    if name in KEPT:
+        return "it selects the device"
+    if name.startswith("data "):
+        return "the data cannot be changed here"
+    return "it needs another machine"

@@ -1,0 +1,300 @@
+"""A bisection on disk: a folder with a file of JSON lines.
+
+    reports/bisects/20261121-161530-train-5f0c/
+        state.jsonl   the request, then every process, every skipped place, every merge entered
+        log.txt       the same for a person, with times
+        logs/         output of the worker processes and of builds
+
+Each line is on the disk before the next process starts. A kill loses only the process that is
+running; the search resumes from these lines.
+"""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
+
+from harness.bisect.criteria import Criterion
+from harness.bisect.differences import CaseDifference
+from harness.bisect.history import Commit
+from harness.bisect.search import BisectStage
+from harness.errors import StoreError
+from harness.records import Case, Environment, Measurement, Suite
+from harness.store import writer
+
+DEFAULT_ROOT = Path("reports/bisects")
+STATE = "state.jsonl"
+LOG = "log.txt"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """How a commit is built before it is measured."""
+
+    command: str = ""
+    """For a shell, in the commit's worktree; empty if nothing is to be built."""
+    key: tuple[str, ...] = ()
+    """Patterns of the files that the build depends on. Commits in which these are the same share
+    the products; without patterns, every commit is built."""
+    timeout_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectRequest:
+    """The first line: everything that a resumed search needs."""
+
+    schema: int = SCHEMA_VERSION
+    started_at: str
+    suite: Suite
+    """With only the one case."""
+    case: Case
+    """With the settings that it is measured with."""
+    criterion: Criterion
+    effect: float
+    build: Build = field(default_factory=Build)
+    roots: tuple[str, ...] = (".",)
+    """Folders of a tree that its code is imported from."""
+    environment: Environment | None = None
+    """Of the machine that it started on."""
+    repository: str = ""
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsRequest(BisectRequest):
+    """A search for the first bad commit."""
+
+    history: tuple[Commit, ...]
+    """First the good commit, last the bad one."""
+    enter_merges: bool = False
+
+    def __str__(self) -> str:
+        return f"{len(self.history) - 1} commits, by {self.criterion}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferencesRequest(BisectRequest):
+    """A search for the differences of two runs. The case is that of the first run."""
+
+    runs: tuple[str, str]
+    """Their ids."""
+    other: Case
+    """The case of the second run."""
+    causes: tuple[CaseDifference, ...]
+    """The differences that are varied, the most likely cause first."""
+    environments: tuple[Environment, Environment]
+    """Of the two runs."""
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """Variables with the same value in both runs and on this machine."""
+    commit: str = ""
+    """Of both runs; empty if the code of the working tree is measured."""
+
+    def __str__(self) -> str:
+        return f"{len(self.causes)} differences, by {self.criterion}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One process."""
+
+    level: int
+    """0 is the requested history, 1 the merged side of its culprit, and so on."""
+    block: int
+    stage: BisectStage
+    position: int
+    commit: str
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A commit or a set of differences that cannot be measured."""
+
+    level: int
+    position: int
+    commit: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeEntered:
+    """The merged side of a culprit, which is searched next."""
+
+    merge: str
+    history: tuple[Commit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A fact for the reader of the result: the search was resumed, the machine has changed."""
+
+    at: str
+    text: str
+
+
+JournalLine = CommitsRequest | DifferencesRequest | Measured | Skipped | MergeEntered | Note
+KINDS: dict[str, type[Any]] = {
+    "begun": CommitsRequest,
+    "causes_begun": DifferencesRequest,
+    "taken": Measured,
+    "left_out": Skipped,
+    "entered": MergeEntered,
+    "noted": Note,
+}
+_ADAPTERS = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
+
+
+class Journal:
+    """The folder of one bisection, and its only writer. Workers' logs are stored there, too."""
+
+    def __init__(self, folder: Path, fd: int, lines: tuple[JournalLine, ...]) -> None:
+        self.folder = folder
+        self.lines = list(lines)
+        self._fd = fd
+
+    @classmethod
+    def create(cls, root: Path, begun: CommitsRequest | DifferencesRequest) -> "Journal":
+        """Start a bisection in a new folder.
+
+        Raises:
+            StoreError: It cannot be created or written.
+        """
+        what = re.sub(r"[^a-z0-9]+", "-", begun.case.case_id.lower()).strip("-")[:32].rstrip("-")
+        name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
+        folder = root / name
+        try:
+            (folder / "logs").mkdir(parents=True)
+            fd = os.open(folder / STATE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StoreError(
+                f"cannot start a bisection in {folder}: {error.strerror}",
+                "Give a writable folder with --state.",
+            ) from error
+        journal = cls(folder, fd, ())
+        journal.write(begun)
+        for directory in (folder, root):
+            writer.sync_directory(directory)
+        return journal
+
+    @classmethod
+    def resume(cls, root: Path, name: str) -> "Journal":
+        """Open the journal of a bisection; an incomplete last line is removed.
+
+        Raises:
+            StoreError: It does not exist, is damaged, or another process uses it.
+        """
+        folder = find(root, name)
+        try:
+            fd = os.open(folder / STATE, os.O_RDWR | os.O_APPEND)
+        except OSError as error:
+            raise StoreError(f"cannot write {folder / STATE}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            data = (folder / STATE).read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            os.ftruncate(fd, len(whole))
+            lines = tuple(_decoded(whole, folder / STATE))
+        except BlockingIOError:
+            os.close(fd)
+            raise StoreError(
+                f"another process runs bisection {folder.name}", "Stop that process first."
+            ) from None
+        except BaseException:  # Ctrl-C included: the descriptor holds the lock
+            os.close(fd)
+            raise
+        return cls(folder, fd, lines)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    @property
+    def request(self) -> CommitsRequest | DifferencesRequest:
+        first = self.lines[0]
+        assert isinstance(first, CommitsRequest | DifferencesRequest)
+        return first
+
+    def write(self, line: JournalLine) -> None:
+        """Add a line; it is on the disk when this returns.
+
+        Raises:
+            StoreError: It could not be written; the lines before it are kept.
+        """
+        kind = next(k for k, record in KINDS.items() if isinstance(line, record))
+        fields = _ADAPTERS[kind].dump_python(line, mode="json")
+        text = json.dumps({"kind": kind, **fields}, ensure_ascii=False, allow_nan=False)
+        try:
+            writer.append_synced(self._fd, text.encode("utf-8", "replace") + b"\n")
+        except OSError as error:
+            raise StoreError(
+                f"cannot write {self.folder / STATE}: {error.strerror}",
+                f"Free some space, then: harness bisect --resume {self.folder.name}",
+            ) from error
+        self.lines.append(line)
+
+    def log(self, text: str) -> None:
+        """Add a sentence to the log."""
+        with (self.folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now(UTC):%H:%M:%S} {text}\n")
+
+    # --- harness.runner.run.Writer ---
+
+    def append(self, measurement: Measurement) -> None:
+        """Does nothing: `write` stores a measurement with its commit."""
+
+    def log_path(self, case_id: str, process: int) -> Path:
+        path = self.folder / "logs" / f"{process}.log"
+        path.touch()
+        return path
+
+
+def find(root: Path, name: str) -> Path:
+    """The folder of a bisection by its name, the start of its name, `latest`, or its path.
+
+    Raises:
+        StoreError: No bisection matches, or several do.
+    """
+    if (Path(name) / STATE).is_file():
+        return Path(name)
+    folders = sorted(path.parent for path in root.glob(f"*/{STATE}"))
+    fits = [f for f in folders if f.name.startswith(name)]
+    if name == "latest":
+        fits = folders[-1:]
+    if len(fits) == 1:
+        return fits[0]
+    known = ", ".join(f.name for f in folders[-3:])
+    remedy = f"The latest are: {known}." if known else "No bisection is stored there."
+    raise StoreError(f"{name!r} matches {len(fits)} bisections in {root}", remedy)
+
+
+def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:
+    lines = data.split(b"\n")[:-1]
+    if not lines:
+        raise StoreError(f"{path} has no complete line", f"Delete {path.parent}.")
+    for number, text in enumerate(lines, 1):
+        remedy = "The file is damaged; start a new bisection."
+        try:
+            fields = json.loads(text)
+            kind = fields.pop("kind")
+            if kind.endswith("begun") and fields["schema"] != SCHEMA_VERSION:
+                remedy = f"This version reads schema {SCHEMA_VERSION}; start a new bisection."
+                raise ValueError(f"schema {fields['schema']}")
+            line: JournalLine = _ADAPTERS[kind].validate_python(fields)
+            if (number == 1) != isinstance(line, CommitsRequest | DifferencesRequest):
+                raise ValueError("only the first line can be the request, and it must be")
+        except (ValueError, KeyError, AttributeError, ValidationError) as error:
+            problem = str(error).partition("\n")[0]
+            raise StoreError(f"{path}:{number}: {problem}", remedy) from None
+        yield line

@@ -1,0 +1,199 @@
+"""The probability of each commit of a history to be the first bad one, from noisy readings.
+
+The history is a row of positions: 0 is good, the last is bad, and every commit from the first bad
+one on is bad. A block is a few fresh processes measured in a row, of different commits. Its log
+readings are
+
+    level of the block + step * (is this commit bad) + noise of the process
+
+with an arbitrary level, so that slow drift of the machine has no influence, and Student noise, so
+that a disturbed process has little. Step and scale of the noise are unknown too; both are summed
+over, on grids around the estimates from the anchors, which are measured first.
+
+Sources: Bayesian search as in Burnashev & Zigangirov, Problems Inform. Transmission 10 (1974), and
+Ben-Or & Hassidim, FOCS 2008; Student noise as in Lange, Little & Taylor, JASA 84 (1989).
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from harness.analysis.statistics import Floats, hodges_lehmann
+
+FREEDOM = 4.0
+"""Degrees of freedom of the Student noise; the usual choice for few, unmarked outliers."""
+STEPS = 15
+SCALES = 15
+"""Points of the grids of step and scale."""
+LEAST_SCALE = 2e-4
+"""Smallest assumed noise, as a fraction: a few equal readings do not prove that noise is zero."""
+_Z = np.sinh(np.linspace(-3.5, 3.5, 17))  # nodes around each reading, in scales, up to 16
+_phi = NormalDist().cdf
+
+
+@dataclass(frozen=True, slots=True)
+class LogReading:
+    """The value that one process gave for one commit."""
+
+    position: int
+    log: float
+    """Logarithm of the value; only differences within a block are meaningful."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The steps and the scales of noise that are considered."""
+
+    steps: Floats
+    """Log of bad over good, [STEPS]; all of one sign."""
+    scales: Floats
+    """[SCALES], evenly spaced in their logarithm."""
+
+    @classmethod
+    def around(cls, differences: Sequence[float]) -> "Grid":
+        """Lay the grids around the estimates from pairs of the anchors.
+
+        Args:
+            differences: Log of bad over good, one per pair; at least two.
+        """
+        d = np.asarray(differences, dtype=np.float64)
+        step = float(hodges_lehmann(d))
+        # A pair has the noise of two processes. The middle half of few pairs may agree by chance.
+        middle = 1.4826 * float(np.median(np.abs(d - step)))
+        scale = max(middle, float(d.std(ddof=1)) / 3, 1e-12) / math.sqrt(2)
+        scale = max(scale, LEAST_SCALE)
+        reach = 5 * scale * math.sqrt(2 / len(d))
+        near, far = abs(step) - reach, abs(step) + reach
+        steps = math.copysign(1.0, step) * np.linspace(max(near, abs(step) / 10), far, STEPS)
+        return cls(steps, np.maximum(scale * np.geomspace(0.2, 5.0, SCALES), LEAST_SCALE / 4))
+
+
+class Posterior:
+    """The probability of each position to be the first bad one, given the blocks so far."""
+
+    def __init__(self, last: int, grid: Grid) -> None:
+        """`last` is the position of the bad anchor; at first all are equally likely."""
+        self.last = last
+        self._grid = grid
+        # [culprit, step, scale]; culprits 1 .. last
+        self._log = np.zeros((last, len(grid.steps), len(grid.scales)))
+
+    def add(self, block: Sequence[LogReading]) -> None:
+        """Take in a block. A single reading is ignored: it has nothing to be compared with."""
+        if len(block) < 2:
+            return
+        places = np.unique([r.position for r in block])
+        # The likelihood depends only on how many of the block's commits precede the first bad one.
+        before = np.searchsorted(places, np.arange(1, self.last + 1), side="left")
+        bad = np.array([[r.position in places[n:] for r in block] for n in range(len(places) + 1)])
+        logs = np.array([r.log for r in block])
+        self._log += _log_likelihood(logs, bad, self._grid)[before]
+        self._log -= self._log.max()
+
+    @property
+    def probabilities(self) -> Floats:
+        """[last + 1]; position 0 is good by definition and has probability 0."""
+        by_culprit = np.exp(self._log - self._log.max()).sum(axis=(1, 2))
+        return np.concatenate(([0.0], by_culprit / by_culprit.sum()))
+
+    @property
+    def step(self) -> float:
+        """Mean of the step's logarithm."""
+        weights = np.exp(self._log - self._log.max()).sum(axis=(0, 2))
+        return float((weights * self._grid.steps).sum() / weights.sum())
+
+    @property
+    def scale(self) -> float:
+        """Geometric mean of the noise of one process."""
+        weights = np.exp(self._log - self._log.max()).sum(axis=(0, 1))
+        return math.exp(float((weights * np.log(self._grid.scales)).sum() / weights.sum()))
+
+
+def _log_likelihood(logs: Floats, bad: Floats, grid: Grid) -> Floats:
+    """Log likelihood of one block, summed over its level.
+
+    Args:
+        logs: [readings].
+        bad: Which readings are of bad commits, for each number of commits before the first bad
+            one, [cases, readings].
+
+    Returns:
+        [cases, STEPS, SCALES], without the terms that are equal for all.
+    """
+    # The level if one reading had no noise, [cases, steps, 1, readings].
+    levels = (logs - bad[:, None, :] * grid.steps[None, :, None])[:, :, None, :]
+    scales = grid.scales[:, None]
+    nodes = levels[..., None] + scales[..., None] * _Z
+    nodes = np.sort(nodes.reshape(*nodes.shape[:-2], -1), axis=-1)
+    residuals = (levels[..., None] - nodes[..., None, :]) / scales[..., None]
+    terms = -(FREEDOM + 1) / 2 * np.log1p(residuals**2 / FREEDOM)
+    density = terms.sum(axis=-2) - len(logs) * np.log(scales)
+    peak = density.max(axis=-1, keepdims=True)
+    summed = np.trapezoid(np.exp(density - peak), nodes, axis=-1)
+    return np.asarray(np.log(summed) + peak[..., 0])
+
+
+# --- what to measure next ----------------------------------------------------------------
+
+
+def information(probabilities: Floats, position: int, mistaken: float) -> float:
+    """Expected reduction of the entropy by one process of a commit, in bits.
+
+    The process is treated as a yes or no that is wrong with probability `mistaken`. The posterior
+    uses the full reading.
+    """
+    bad = float(probabilities[: position + 1].sum())
+    return _entropy(bad * (1 - mistaken) + (1 - bad) * mistaken) - _entropy(mistaken)
+
+
+def mistaken(step: float, scale: float) -> float:
+    """How often a process, compared with the two anchors of its block, is on the wrong side."""
+    return _phi(-abs(step) / 2 / (scale * math.sqrt(1.5)))
+
+
+def most_informative(
+    probabilities: Floats, skipped: Collection[int], error: float
+) -> tuple[int, float] | None:
+    """The commit with the most expected information, and its bits; None if no commit has any."""
+    last = len(probabilities) - 1
+    bits = {p: information(probabilities, p, error) for p in range(1, last) if p not in skipped}
+    best = max(bits, key=lambda p: (round(bits[p], 9), -abs(p - last / 2)), default=None)
+    return (best, bits[best]) if best is not None and bits[best] > 1e-9 else None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitGroup:
+    """Commits that cannot be distinguished: all but the last of them cannot be measured."""
+
+    positions: tuple[int, ...]
+    probability: float
+
+    @property
+    def bad(self) -> int:
+        """The last one, which can be measured."""
+        return self.positions[-1]
+
+    @property
+    def good(self) -> int:
+        """The nearest measurable one before them."""
+        return self.positions[0] - 1
+
+
+def groups(probabilities: Floats, skipped: Collection[int]) -> tuple[CommitGroup, ...]:
+    """The history in order; commits that cannot be measured are grouped with the next one."""
+    found, waiting = [], []
+    for position in range(1, len(probabilities)):
+        waiting.append(position)
+        if position not in skipped:
+            share = float(probabilities[waiting].sum())
+            found.append(CommitGroup(tuple(waiting), share))
+            waiting = []
+    return tuple(found)
+
+
+def _entropy(p: float) -> float:
+    """In bits, of a yes-or-no event."""
+    return 0.0 if p <= 0 or p >= 1 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)

@@ -1,0 +1,143 @@
+"""What every search measures with: the locked machine, fresh processes and the journal."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.bisect.journal import CommitsRequest, DifferencesRequest, Journal, Measured, Note
+from harness.errors import HarnessError
+from harness.machine import drift, environment, gpu_idle, gpu_lock
+from harness.machine.gpu_idle import Vacancy, watch_over
+from harness.machine.probes import Probe, open_probes
+from harness.records import Case, Measurement, Outcome
+from harness.runner import rig
+from harness.runner.interleave import verified
+from harness.runner.launcher import Launcher
+from harness.runner.run import Silent, run_one
+
+Say = Callable[[str], None]
+
+
+class Stopped(Exception):
+    """The search cannot continue now; it can be resumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a search may use."""
+
+    state: Path
+    """Folder of the journals."""
+    budget_s: float | None = None
+    wait_s: float = 0.0
+    """Longest wait for a busy GPU."""
+    say: Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processes:
+    """Measures one fresh process after another."""
+
+    journal: Journal
+    launcher: Launcher
+    probes: Sequence[Probe]
+    gpu: Vacancy | None
+    started: float
+    """Monotonic time."""
+    ends: float | None
+    """When the budget is spent."""
+    say: Say
+
+    @property
+    def measured(self) -> tuple[Measured, ...]:
+        return tuple(line for line in self.journal.lines if isinstance(line, Measured))
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks were started."""
+        return max((m.block for m in self.measured), default=-1) + 1
+
+    def log(self, text: str) -> None:
+        """Show a sentence to the person and add it to the log."""
+        self.journal.log(text)
+        self.say(text)
+
+    def measure(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
+        """Measure one fresh process, the first of this code and case or a later one.
+
+        Raises:
+            Stopped: The budget is spent, or the machine is not fit.
+        """
+        if self.ends is not None and time.monotonic() >= self.ends:
+            raise Stopped("the time budget is spent")
+        if not first:  # accuracy is checked once for each code and case
+            case = replace(case, settings=replace(case.settings, accuracy=False))
+        problem, _ = self.gpu.problem() if self.gpu else ("", ())
+        if problem:
+            raise Stopped(f"the machine is not fit: {problem}")
+        launcher, process = self.launcher.at(roots), len(self.measured)
+        measured = run_one(case, process, launcher, self.journal, self.probes, Silent())
+        measured = verified(measured, case, roots)
+        if measured.outcome is Outcome.INVALID_ENVIRONMENT:
+            raise Stopped(f"the machine is not fit: {measured.detail}")
+        return measured
+
+
+def opened(
+    stack: ExitStack,
+    start: CommitsRequest | DifferencesRequest | Journal,
+    resources: Resources,
+    other_trees: Sequence[Path] = (),
+) -> Processes:
+    """Lock the machine, and create the journal of a request or continue a journal. The code must
+    not come from `other_trees`.
+
+    Raises:
+        HarnessError: The machine differs from the one of the journal, or the suite's requirements.
+    """
+    started = time.monotonic()
+    journal = stack.enter_context(start) if isinstance(start, Journal) else None
+    request = start.request if isinstance(start, Journal) else start
+    lock = gpu_lock.lock_first(stack, wait_s=resources.wait_s, say=resources.say)
+    launcher = stack.enter_context(Launcher(elsewhere=other_trees))
+    here = environment.capture(
+        launcher.describe(), command=request.command, repository=None, cases=[request.case]
+    )
+    lock = gpu_lock.lock_only(stack, lock, here.gpu, wait_s=resources.wait_s, say=resources.say)
+    before = request.environment if journal else None
+    if before is not None and here.device_name != before.device_name:
+        raise HarnessError(
+            f"this search started on {before.device_name}, but this machine has {here.device_name}",
+            "Resume it on that device, or start a new search.",
+        )
+    rig.require_gpu(request.suite, here)
+    if unfit := gpu_idle.mismatch(request.suite.requires, here):
+        raise HarnessError(f"this machine does not meet the suite's requirements: {unfit}")
+    if journal is None:
+        created = Journal.create(resources.state, replace(request, environment=here))
+        journal = stack.enter_context(created)
+    else:
+        journal.write(Note(at=now(), text=f"resumed at {now()}"))
+        for difference in drift.differences(before, here) if before else ():
+            journal.write(Note(at=now(), text=f"resumed with {difference}"))
+    if lock is not None:
+        lock.describe(journal.folder.name)
+    probes = open_probes(here.gpu, why=here.gpu_unavailable)
+    for probe in probes:
+        stack.callback(probe.close)
+    return Processes(
+        journal=journal,
+        launcher=launcher,
+        probes=probes,
+        gpu=watch_over(stack, here, wait_s=resources.wait_s, say=resources.say),
+        started=started,
+        ends=None if resources.budget_s is None else started + resources.budget_s,
+        say=resources.say,
+    )
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

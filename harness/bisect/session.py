@@ -1,0 +1,287 @@
+"""Carries a search out: prepares, measures and records block after block until it concludes.
+
+The searches decide from what the journal has, so a search that was killed resumes from its journal.
+The harness and the suite are those of this checkout; a commit's worktree supplies the code that the
+suite's factory names, and all that it imports.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.bisect import differences, history
+from harness.bisect.builds import BuildFailed, built_trees
+from harness.bisect.criteria import Unreadable
+from harness.bisect.ddmin import DifferencesConclusion, members
+from harness.bisect.differences import CaseDifference, FixedDifference
+from harness.bisect.history import Commit
+from harness.bisect.journal import (
+    CommitsRequest,
+    DifferencesRequest,
+    Journal,
+    Measured,
+    MergeEntered,
+    Note,
+    Skipped,
+)
+from harness.bisect.processes import Processes, Resources, Stopped, opened
+from harness.bisect.search import CommitsConclusion, NextBlock, NoisySearch
+from harness.bisect.subjects import Commits, Differences, Subject
+from harness.errors import HarnessError
+from harness.git.repository import Repository
+from harness.records import Outcome
+from harness.suite.load import shipped_roots
+
+End = TypeVar("End")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectResult:
+    """What every search returns."""
+
+    request: CommitsRequest | DifferencesRequest
+    folder: Path
+    processes: int
+    wall_s: float
+    """Of this command, without those that it resumes."""
+    notes: tuple[str, ...] = ()
+    resumable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedHistory:
+    """One history that was searched."""
+
+    history: tuple[Commit, ...]
+    conclusion: CommitsConclusion
+    probabilities: tuple[float, ...]
+    skipped: tuple[Skipped, ...]
+    values: tuple[tuple[float, ...], ...]
+    """Of each commit, in the order measured."""
+    step: float | None = None
+    """Bad over good, as a ratio; None if the criterion is exact."""
+    noise: float | None = None
+    """Of one process, as a fraction."""
+    summary: str = ""
+    """Which files the culprit changed; empty without a culprit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsResult(BisectResult):
+    request: CommitsRequest
+    levels: tuple[SearchedHistory, ...]
+
+    @property
+    def found(self) -> bool:
+        return self.levels[0].conclusion.found
+
+    @property
+    def culprit(self) -> Commit | None:
+        """The first bad commit; for a merge that was entered, the one on its side if found."""
+        found = [v for v in self.levels if v.conclusion.found]
+        if not self.found:
+            return None
+        return found[-1].history[found[-1].conclusion.culprits[0]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifferencesResult(BisectResult):
+    request: DifferencesRequest
+    conclusion: DifferencesConclusion
+    values: Mapping[int, tuple[float, ...]]
+    """Mask of a set of differences -> the values read with it applied, in the order measured."""
+    decided: Mapping[int, bool]
+    """Mask -> whether the set moves the number."""
+    skipped: tuple[Skipped, ...]
+    fixed: tuple[FixedDifference, ...]
+    """Differences between the runs that were not varied."""
+
+    @property
+    def found(self) -> bool:
+        return self.conclusion.found
+
+    def named(self, mask: int) -> tuple[CaseDifference, ...]:
+        return tuple(self.request.causes[i] for i in members(mask))
+
+
+def run(
+    start: CommitsRequest | DifferencesRequest | Journal, resources: Resources
+) -> CommitsResult | DifferencesResult:
+    """Start a search or resume the one of a journal, until it concludes or the budget is spent.
+
+    Raises:
+        HarnessError: The machine is not the one of the journal, or nothing can be measured.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; measurements are kept, worktrees are removed.
+    """
+    request = start.request if isinstance(start, Journal) else start
+    repository = Repository.around(Path(request.repository)) if request.repository else None
+    with ExitStack() as stack:
+        if isinstance(request, DifferencesRequest):
+            stack.enter_context(differences.only(request.inherited))
+        worktrees = repository.worktrees() if repository else ()
+        processes = opened(stack, start, resources, worktrees)
+        request = processes.journal.request
+        processes.say(f"{processes.journal.folder.name}: {request}")
+        if isinstance(request, DifferencesRequest):
+            return _differences(stack, request, processes, repository)
+        assert repository is not None
+        return _commits(stack, request, processes, repository)
+
+
+def _commits(
+    stack: ExitStack, request: CommitsRequest, processes: Processes, repository: Repository
+) -> CommitsResult:
+    """Search the history and, if requested, the merged side of its culprit, and so on."""
+    logs = processes.journal.folder / "logs"
+    trees = stack.enter_context(built_trees(repository, request.build, logs))
+    commits, levels, resumable = request.history, list[SearchedHistory](), False
+    while commits:
+        subject = Commits(request, processes, trees, len(levels), commits)
+        conclusion, resumable = _conclude(processes, subject)
+        levels.append(_searched(subject, conclusion, repository))
+        commits = ()
+        if conclusion.found and request.enter_merges:
+            culprit = subject.history[conclusion.culprits[0]]
+            commits = _merged_side(processes, repository, culprit, len(levels))
+    return CommitsResult(
+        request=request, levels=tuple(levels), resumable=resumable, **_common(processes)
+    )
+
+
+def _merged_side(
+    processes: Processes, repository: Repository, culprit: Commit, level: int
+) -> tuple[Commit, ...]:
+    """The history to search next; empty if the culprit is not a merge of another history."""
+    entered = [x for x in processes.journal.lines if isinstance(x, MergeEntered)]
+    if level <= len(entered):
+        return entered[level - 1].history
+    commits = history.merged_side(repository, culprit) if culprit.merge else ()
+    if commits:
+        processes.journal.write(MergeEntered(merge=culprit.sha, history=commits))
+        processes.log(f"{culprit.short} is a merge of {len(commits) - 1} commits; searching them")
+    return commits
+
+
+def _searched(
+    subject: Commits, conclusion: CommitsConclusion, repository: Repository
+) -> SearchedHistory:
+    search, values = subject.search, subject.readings.values
+    noisy = search if isinstance(search, NoisySearch) else None
+    step = noisy.step if noisy else None
+    culprits = [subject.history[c] for c in conclusion.culprits]
+    return SearchedHistory(
+        history=subject.history,
+        conclusion=conclusion,
+        probabilities=tuple(map(float, search.probabilities())),
+        skipped=subject.readings.skipped,
+        values=tuple(tuple(values.get(p, ())) for p in range(len(subject.history))),
+        step=None if step is None else math.exp(step),
+        noise=noisy.scale if noisy else None,
+        summary=history.summary(repository, culprits[-1]) if culprits else "",
+    )
+
+
+def _differences(
+    stack: ExitStack,
+    request: DifferencesRequest,
+    processes: Processes,
+    repository: Repository | None,
+) -> DifferencesResult:
+    roots = shipped_roots(request.suite)
+    if request.commit and repository is not None:
+        logs = processes.journal.folder / "logs"
+        trees = stack.enter_context(built_trees(repository, request.build, logs))
+        try:
+            tree = trees.of(request.commit)
+        except BuildFailed as error:
+            raise HarnessError(f"{request.commit[:10]} cannot be built: {error}") from None
+        roots = tuple((tree / root).resolve() for root in request.roots)
+    subject = Differences(request, processes, roots)
+    conclusion, resumable = _conclude(processes, subject)
+    values, decided = subject.readings.values, subject.search.decided
+    here = request.environment
+    return DifferencesResult(
+        request=request,
+        conclusion=conclusion,
+        values={mask: tuple(found) for mask, found in values.items()},
+        decided={mask: moves for mask in values if (moves := decided(mask)) is not None},
+        skipped=subject.readings.skipped,
+        fixed=differences.fixed(*request.environments, here, request.causes) if here else (),
+        resumable=resumable,
+        **_common(processes),
+    )
+
+
+def _common(processes: Processes) -> dict[str, Any]:
+    return {
+        "folder": processes.journal.folder,
+        "processes": len(processes.measured),
+        "wall_s": time.monotonic() - processes.started,
+        "notes": tuple(x.text for x in processes.journal.lines if isinstance(x, Note)),
+    }
+
+
+# --- one search --------------------------------------------------------------------------
+
+
+def _conclude(processes: Processes, subject: Subject[End]) -> tuple[End, bool]:
+    """Measure until the search concludes, or stops and can be resumed (True)."""
+    try:
+        while True:
+            skipped = {x.position: x.reason for x in subject.readings.skipped}
+            for place, name in subject.ends:
+                if place in skipped:
+                    return subject.concluded(f"{name} cannot be measured: {skipped[place]}"), False
+            block = subject.search.next()
+            if not isinstance(block, NextBlock):
+                return block, False
+            _measure(processes, subject, block)
+    except Stopped as stop:
+        return subject.concluded(str(stop)), True
+
+
+def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> None:
+    prepared = {}
+    for place in block.positions:
+        try:
+            prepared[place] = subject.prepare(place, block.positions)
+        except (BuildFailed, Unreadable) as error:
+            _skip(processes, subject, place, str(error))
+            return
+    number, readings = processes.blocks, []
+    for place in block.positions:
+        case, roots = prepared[place]
+        measured = Measured(
+            level=subject.level,
+            block=number,
+            stage=block.stage,
+            position=place,
+            commit=subject.commit(place),
+            measurement=processes.measure(case, roots, first=subject.readings.first(place)),
+        )
+        processes.journal.write(measured)
+        reading = subject.readings.read(measured)
+        outcome = measured.measurement.outcome
+        value = f"{reading.value:.6g}" if reading and outcome is Outcome.OK else str(outcome)
+        processes.log(
+            f"{block.stage} {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
+        )
+        if reading is not None:
+            readings.append(reading)
+        elif reason := subject.readings.why_skip(measured):
+            _skip(processes, subject, place, reason)
+            return
+    subject.search.add(block.stage, readings)
+
+
+def _skip(processes: Processes, subject: Subject[End], place: int, reason: str) -> None:
+    commit = subject.commit(place)
+    processes.journal.write(
+        Skipped(level=subject.level, position=place, commit=commit, reason=reason)
+    )
+    subject.search.skipped.add(place)
+    processes.log(f"{subject.name(place)} skipped: {reason}")

@@ -1,0 +1,268 @@
+"""The two subjects of a search: the commits of a history, and the differences of two runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from harness.bisect import criteria, differences
+from harness.bisect.builds import BuiltTrees
+from harness.bisect.criteria import CriterionKind, Unreadable
+from harness.bisect.ddmin import DifferencesConclusion, ExactDdmin, NoisyDdmin, members
+from harness.bisect.history import Commit
+from harness.bisect.journal import Build, CommitsRequest, DifferencesRequest
+from harness.bisect.processes import Processes, now
+from harness.bisect.readings import JournalReadings
+from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
+from harness.errors import CaseRefused, HarnessError
+from harness.git.repository import Repository, read_git
+from harness.machine import drift
+from harness.records import Case, Run, Suite
+from harness.suite.load import fits
+
+SHOWN_CASES = 5
+SHOWN_DIFFERENCES = 3
+"""Differences of a set that a line of the log names."""
+
+End = TypeVar("End", covariant=True)
+
+
+class Subject(Protocol[End]):
+    """What a session searches. A place is a commit's position or the mask of a set."""
+
+    level: int
+    ends: tuple[tuple[int, str], tuple[int, str]]
+    """The first and the last place, with their names; both must be measurable."""
+    readings: JournalReadings
+
+    @property
+    def search(self) -> Search[End]: ...
+
+    def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
+        """The case and the folders of the code to measure at a place, while all places of the block
+        stay prepared.
+
+        Raises:
+            BuildFailed: The code cannot be built.
+            Unreadable: The code does not have the case.
+        """
+
+    def commit(self, place: int) -> str: ...
+    def name(self, place: int) -> str:
+        """For a line of the log."""
+
+    def remark(self) -> str:
+        """What the log adds after each process."""
+
+    def concluded(self, reason: str) -> End:
+        """The conclusion of a search that ends without an answer."""
+
+
+class Commits:
+    """A history of commits; a place is a position in it."""
+
+    def __init__(
+        self,
+        request: CommitsRequest,
+        processes: Processes,
+        trees: BuiltTrees,
+        level: int,
+        history: tuple[Commit, ...],
+    ) -> None:
+        """`level` is 0 for the requested history, 1 for the merged side of its culprit, ..."""
+        self._request = request
+        self._launcher = processes.launcher
+        self._trees = trees
+        self.level = level
+        self.history = history
+        last = len(history) - 1
+        self.ends = ((0, "the good commit"), (last, "the bad commit"))
+        self.search: ExactSearch | NoisySearch = (
+            ExactSearch(last) if request.criterion.exact else NoisySearch(last, request.effect)
+        )
+        self.readings = JournalReadings(processes.journal, level)
+        self.readings.replay(self.search)
+
+    def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
+        request = self._request
+        keep = [self.commit(p) for p in {0, self.search.last, *block}]
+        tree = self._trees.of(self.commit(place), keep)
+        roots = tuple((tree / root).resolve() for root in request.roots)
+        if self.readings.first(place):
+            try:
+                self._launcher.at(roots).check(replace(request.suite, cases=(request.case,)))
+            except CaseRefused as error:
+                raise Unreadable(f"it does not have the case: {error.reason}") from None
+            except HarnessError as error:
+                if request.criterion.kind is not CriterionKind.OUTCOME:
+                    raise Unreadable(error.problem) from None
+        return request.case, roots
+
+    def commit(self, place: int) -> str:
+        return self.history[place].sha
+
+    def name(self, place: int) -> str:
+        return self.history[place].short
+
+    def remark(self) -> str:
+        chances = self.search.probabilities()
+        best = int(chances.argmax())
+        return f"; {self.name(best)} {chances[best]:.0%} likely"
+
+    def concluded(self, reason: str) -> CommitsConclusion:
+        return CommitsConclusion(reason=reason)
+
+
+class Differences:
+    """The differences of two runs; a place is the mask of those applied to the first run's case."""
+
+    level = 0
+
+    def __init__(
+        self, request: DifferencesRequest, processes: Processes, roots: tuple[Path, ...]
+    ) -> None:
+        """`roots` is empty if the code is that of the working tree."""
+        self._request = request
+        self._launcher = processes.launcher
+        self._roots = roots
+        count = len(request.causes)
+        self.search: ExactDdmin | NoisyDdmin = (
+            ExactDdmin(count) if request.criterion.exact else NoisyDdmin(count, request.effect)
+        )
+        self.ends = ((0, request.runs[0]), (self.search.full, request.runs[1]))
+        self.readings = JournalReadings(processes.journal, self.level)
+        self.readings.replay(self.search)
+
+    def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
+        request = self._request
+        chosen = [request.causes[i] for i in members(place)]
+        case = differences.applied(request.case, request.other, chosen)
+        if self.readings.first(place):
+            try:
+                self._launcher.at(self._roots).check(replace(request.suite, cases=(case,)))
+            except CaseRefused as error:
+                raise Unreadable(error.reason) from None
+        return case, self._roots
+
+    def commit(self, place: int) -> str:
+        return self._request.commit
+
+    def name(self, place: int) -> str:
+        if place in (0, self.search.full):
+            return "first run" if place == 0 else "second run"
+        names = [self._request.causes[i].name for i in members(place)]
+        more = len(names) - SHOWN_DIFFERENCES
+        shown = ", ".join(names[:SHOWN_DIFFERENCES])
+        return f"with {shown} and {more} more" if more > 0 else f"with {shown}"
+
+    def remark(self) -> str:
+        return ""
+
+    def concluded(self, reason: str) -> DifferencesConclusion:
+        return DifferencesConclusion(reason=reason)
+
+
+def of_runs(
+    first: Run,
+    second: Run,
+    repository: Repository | None,
+    *,
+    pattern: str,
+    criterion: Mapping[str, str | None],
+    effect: float,
+    build: Build,
+    roots: tuple[str, ...] = (".",),
+    command: tuple[str, ...] = (),
+) -> DifferencesRequest:
+    """The request to search the differences of two stored runs; `criterion` has the arguments of
+    `criteria.chosen`.
+
+    Raises:
+        HarnessError: A case is missing, the runs' code differs or cannot be reproduced, or nothing
+            that differs can be varied.
+    """
+    commit = _common_commit(first, second, repository)
+    cases = [one_case(run.suite, pattern, run.run_id) for run in (first, second)]
+    chosen = criteria.chosen(cases[0], **criterion)
+    threads = differences.threads(first.environment, second.environment)
+    variables = [
+        {**run.environment.variables, **more}
+        for run, more in zip((first, second), threads, strict=True)
+    ]
+    inherited = differences.inherited(*variables)
+    one, other = (
+        criteria.prepared(differences.complete(case, around, inherited), chosen)
+        for case, around in zip(cases, variables, strict=True)
+    )
+    varied = tuple(differences.of_cases(one, other))
+    if not varied:
+        known = drift.differences(first.environment, second.environment)
+        listed = "".join(f"\n  {d}" for d in known) or " nothing that is recorded"
+        raise HarnessError(
+            f"{first.run_id} and {second.run_id} do not differ in anything that can be varied here",
+            f"They differ in:{listed}",
+        )
+    return DifferencesRequest(
+        started_at=now(),
+        suite=replace(first.suite, cases=(cases[0],)),
+        case=one,
+        other=other,
+        runs=(first.run_id, second.run_id),
+        causes=varied,
+        environments=(first.environment, second.environment),
+        criterion=chosen,
+        effect=effect,
+        build=build,
+        roots=roots,
+        inherited=inherited,
+        commit=commit,
+        repository=str(repository.root) if repository else "",
+        command=command,
+    )
+
+
+def one_case(suite: Suite, pattern: str, origin: str) -> Case:
+    """The only case that matches a pattern; `origin` names the suite in a message.
+
+    Raises:
+        HarnessError: No case matches, or several do.
+    """
+    found = [c for c in suite.cases if c.case_id == pattern]
+    found = found or [c for c in suite.cases if fits(c.case_id, pattern)]
+    if len(found) != 1:
+        ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
+        raise HarnessError(
+            f"--case {pattern or '(none)'} matches {len(found)} cases of {origin}; a bisection "
+            "needs exactly one",
+            f"Some of the {'matches' if found else 'cases'}:\n  {ids}",
+        )
+    return found[0]
+
+
+def _common_commit(first: Run, second: Run, repository: Repository | None) -> str:
+    """The commit of both runs; empty if their code is that of the working tree as it is."""
+    one, other = (run.environment.git for run in (first, second))
+    if one is None or other is None:
+        if one is not other:
+            raise HarnessError(f"only one of {first.run_id} and {second.run_id} has a commit")
+        return ""
+    if one.commit != other.commit:
+        good, bad = one.commit[:10], other.commit[:10]
+        raise HarnessError(
+            f"the runs have two commits, {good} and {bad}",
+            f"Find the commit instead: harness bisect SUITE --good {good} --bad {bad}",
+        )
+    if not (one.dirty_sha256 or other.dirty_sha256):
+        if repository is None:
+            raise HarnessError(
+                f"no repository with {one.commit[:10]} here", "Run this inside its clone."
+            )
+        return repository.commit(one.commit)
+    here = read_git(repository.root) if repository else None
+    code = {(git.commit, git.dirty_sha256) for git in (one, other, here) if git}
+    if here is None or len(code) > 1:
+        raise HarnessError(
+            "the runs used uncommitted code, so they cannot be reproduced",
+            "Commit the code, then repeat both runs.",
+        )
+    return ""

@@ -1,1 +1,0 @@
-"""Which commit, and which difference of configuration, moved a number."""

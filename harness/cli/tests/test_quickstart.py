@@ -1,0 +1,124 @@
+"""The page "Your own training script in five minutes", followed to the letter in a fresh folder."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from harness.cli import main as cli
+from harness.records import Outcome
+from harness.store.reader import load
+from harness.suite import load as suites
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+FILES = Path(__file__).resolve().parents[2] / "tests/data" / "quickstart"
+
+
+def blocks(language: str) -> list[str]:
+    """The page's code blocks of a language."""
+    text = README.read_text(encoding="utf-8")
+    section = text.partition("## Your own training script in five minutes\n")[2]
+    section = section.partition("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Followed:
+    folder: Path
+    said: tuple[str, ...]
+    report: str
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
+    """What a reader has who has done as the page says."""
+    folder = tmp_path_factory.mktemp("fresh")
+    for name, language in (("train.py", "python"), ("train.yaml", "yaml")):
+        (folder / name).write_text(blocks(language)[0])
+    said = []
+    for line in blocks("bash")[0].splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "harness"
+        answer = subprocess.run(
+            [sys.executable, "-m", program, *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "160"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stderr + answer.stdout
+        said.append(answer.stdout)
+    (report,) = folder.glob("reports/*.md")
+    return Followed(folder, tuple(said), report.read_text(encoding="utf-8"))
+
+
+def test_the_files_are_those_of_the_page() -> None:
+    assert blocks("python") == [(FILES / "train.py").read_text()]
+    assert blocks("yaml") == [(FILES / "train.yaml").read_text()]
+    assert len(blocks("python")[0].splitlines()) <= 30
+
+
+def test_the_page_names_commands_and_options_that_exist() -> None:
+    said = blocks("bash")[1]
+
+    assert {line.split()[1] for line in said.splitlines()} == {"bisect"}
+    known = CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, ["bisect", "--help"]).output
+    assert all(option in known for option in re.findall(r"--[a-z]+", said))
+
+
+def test_the_plan_shows_the_commands(followed: Followed) -> None:
+    assert "python train.py --batch 8 --length 32" in followed.said[0]
+    assert "python train.py --batch 8 --length 128" in followed.said[0]
+
+
+def test_the_run_shows_speed_loss_and_what_ran(followed: Followed) -> None:
+    said = followed.said[1]
+
+    assert re.search(r"train/program/length=32 +ok +[\d,]+ +\S+ m?s +\d\.\d+", said), said
+    assert "tokens/s" in said
+    assert "loss (nats)" in said
+    assert "train runs: python train.py --batch 8 --length 32 (in " in said
+    assert "Verdict: GO" in said
+    assert f"`python train.py --batch 8 --length 32` | `{followed.folder}`" in followed.report
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the page speaks of a CPU")
+def test_the_counts_are_those_that_the_page_explains(followed: Followed) -> None:
+    (run,) = (followed.folder / "reports" / "runs").iterdir()
+    (measurement,) = load(run.parent, run.name).measurements
+    page = " ".join(README.read_text(encoding="utf-8").split())
+
+    assert measurement.outcome is Outcome.OK
+    assert measurement.counters is not None
+    assert measurement.counters.exact
+    assert measurement.effective["counted_by"] == "progress lines"
+    assert f"the report has {measurement.counters.host_syncs} host syncs a step" in page
+    assert re.search(
+        rf"\| `train/program` \| \d+ \| {measurement.counters.host_syncs} \|", followed.report
+    )
+    assert measurement.census is not None
+    assert "aten::addmm" in {use.name for use in measurement.census.operators}
+
+
+def test_the_other_example_of_the_page_is_a_suite(tmp_path: Path) -> None:
+    text = README.read_text(encoding="utf-8").partition("## A program as it is\n")[2]
+    (example,) = re.findall(r"```yaml\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
+    head = "schema: 1\ntitle: T\nsubject: S\nquestion: Q?\nworkloads:\n"
+
+    cases = suites.loads(head + example, "suite.yaml").cases
+
+    assert [case.program.argv[3:] for case in cases if case.program] == [
+        ("--seq-len=512",),
+        ("--seq-len=512", "--compile"),
+        ("--seq-len=2048",),
+        ("--seq-len=2048", "--compile"),
+    ]
+    assert cases[0].env == {"HF_HUB_OFFLINE": "1", "NCCL_DEBUG": "WARN"}

@@ -1,0 +1,174 @@
+"""What a stranger's suite, name or value can do: be measured, be shown, and nothing else."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import SuiteError
+from harness.records import Case, Measurement, Outcome
+from harness.runner.launcher import Launcher
+from harness.store import reader
+from harness.store.writer import create
+from harness.suite import load as suites
+from harness.tests import fake_runs
+from harness.tests.workers import make_case, run
+
+ROOT = Path(__file__).resolve().parents[3]
+EVALUATORS = {"eval", "exec", "compile", "__import__"}
+SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
+UNSAFE_MODULES = {"pickle", "shelve", "marshal", "dill", "joblib"}
+NAMES = [
+    "../../../../tmp/evil",
+    "/etc/passwd",
+    "..",
+    ".",
+    "a\x00b",
+    "a\nb\r\x1b[2J",
+    "-rf",
+    "$(touch evil); `touch evil`",
+    "x" * 5000,
+    "µ/日本/\udc80",
+    "",
+]
+
+
+def sources() -> Iterator[Path]:
+    for folder in (ROOT / "harness", ROOT / "ci"):
+        yield from (p for p in sorted(folder.rglob("*.py")) if "tests" not in p.parts)
+
+
+def dangers(path: Path) -> Iterator[str]:
+    """Calls that hand text to a shell, to Python, or to a loader that runs what it loads."""
+    tree = ast.parse(path.read_text(), filename=str(path))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            shells = [
+                k for k in node.keywords if k.arg == "shell" and ast.unparse(k.value) != "False"
+            ]
+            if called in EVALUATORS | SHELLS or shells:
+                yield f"{path.name}:{node.lineno}: {called}"
+            if called == "YAML" and {k.arg: ast.unparse(k.value) for k in node.keywords} != {
+                "typ": "'safe'",
+                "pure": "True",
+            }:
+                yield f"{path.name}:{node.lineno}: {called} that may construct objects"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
+            if {n.partition(".")[0] for n in names} & UNSAFE_MODULES:
+                yield f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_no_text_is_given_to_a_shell_or_evaluated() -> None:
+    found = [danger for path in sources() for danger in dangers(path)]
+
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.run(x, shell=True)",
+        "subprocess.Popen(x, shell=flag)",
+        "os.system(x)",
+        "eval(x)",
+        "import pickle",
+        "from pickle import loads",
+        "YAML()",
+        "YAML(typ='unsafe', pure=True)",
+    ],
+)
+def test_the_search_for_such_calls_finds_them(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(f"def f(x, flag):\n    {line}\n")
+
+    assert len(list(dangers(path))) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!python/object/apply:os.system ['touch evil']",
+        "!!python/object/new:subprocess.Popen [['touch', 'evil']]",
+        "!!python/name:os.system",
+        "!!python/module:os",
+        "!!set {a, b}",
+    ],
+)
+def test_a_tag_constructs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil.yaml").write_text(f"schema: 1\ntitle: {value}\n")
+
+    with pytest.raises(SuiteError, match=r"evil\.yaml:2:8: tag \S+ is not allowed"):
+        suites.load("evil.yaml")
+
+    assert [p.name for p in tmp_path.iterdir()] == ["evil.yaml"]
+
+
+def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "huge.yaml"
+    with path.open("wb") as file:
+        file.truncate(20 * 2**30)  # sparse: takes no room, and would take all memory if read
+
+    with pytest.raises(SuiteError, match=r"huge\.yaml: more than 1048576 bytes"):
+        suites.load(path)
+
+
+def test_a_device_is_no_suite() -> None:
+    """/dev/zero has no end."""
+    with pytest.raises(SuiteError, match="more than 1048576 bytes"):
+        suites.load("/dev/zero")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_of_a_case_leaves_the_folder_of_its_run(tmp_path: Path, name: str) -> None:
+    case = fake_runs.case({"seq_len": 1}, case_id=name)
+    measured = Measurement(case_id=name, process=0, outcome=Outcome.OK, samples_s=(0.1,))
+    run = fake_runs.run([case], lambda c: [measured])
+    root = tmp_path / "store"
+
+    with create(root, run.suite, run.environment) as writer:
+        log = writer.log_path(name, 0)
+        writer.append(measured)
+        writer.finish()
+
+    assert log.parent == writer.folder / "logs"
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+    assert [p.name for p in root.iterdir()] == [writer.run_id]
+    (read,) = reader.load(root, writer.run_id).suite.cases
+    assert read.case_id == name.replace("\udc80", "?")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n])
+def test_no_name_of_a_suite_leaves_the_store(tmp_path: Path, name: str) -> None:
+    run = fake_runs.run([fake_runs.case({"seq_len": 1})], lambda c: fake_runs.timed(c, 0.1))
+    named = replace(run.suite, name=name[:200])
+
+    with create(tmp_path / "store", named, run.environment) as writer:
+        pass
+
+    assert writer.folder.parent == tmp_path / "store"
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("value", ["$(touch evil)", "`touch evil`; touch evil", "a'b\"c\n$HOME"])
+def test_the_value_of_a_variable_is_no_shell(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case: Case = make_case("reads_environment", env={"NSA_TEST_FLAG": value}, axes={})
+
+    (measured,) = run(warm, tmp_path, case)
+
+    assert seen(measured) == value
+    assert "evil" not in {p.name for p in tmp_path.rglob("*")}
+
+
+def seen(measurement: Measurement) -> object:
+    assert measurement.outcome is Outcome.OK, measurement.detail
+    return measurement.effective["flag"]

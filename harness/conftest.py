@@ -1,0 +1,36 @@
+"""What all tests of the harness start from."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.runner.launcher import Launcher
+from harness.store.writer import RunWriter, create
+from harness.tests.small_run import ENVIRONMENT, SUITE
+
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)  # set by readline, which pytest imports: a pipe has no width
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A harness measures on a GPU that nobody else holds, and a test that has used one in this
+    process holds it to the end. So those that start a harness come first."""
+    items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Launcher]:
+    """One for all tests of a process: importing torch takes seconds. Started at once, so that it
+    has the environment of no test."""
+    with Launcher() as one:
+        one.describe()
+        yield one
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[RunWriter]:
+    """Of a small run, begun in the test's folder."""
+    with create(tmp_path, SUITE, ENVIRONMENT) as writer:
+        yield writer

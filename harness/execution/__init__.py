@@ -1,1 +1,0 @@
-"""Parent side: runner, launcher, watchdog; and the worker entry point."""

@@ -1,0 +1,523 @@
+"""What a gate will measure, decided before any case runs, and why the rest is left out.
+
+Whatever keeps the whole from being judged honestly is a finding of the whole, and then nothing is
+measured.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.analysis.comparison import Thresholds
+from harness.errors import CaseRefused, HarnessError, SuiteError
+from harness.gate import baselines, calibration, counters, files, policy
+from harness.gate.policy import Choice, Policy
+from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
+from harness.gate.records import GateSide, LeftOut, Mode
+from harness.git.repository import WORKING_TREE, Repository, read_git
+from harness.git.worktrees import checked_out
+from harness.machine import doctor, environment, gpu_lock
+from harness.machine.gpu_idle import mismatch
+from harness.records import (
+    METRICS,
+    Decision,
+    Environment,
+    Finding,
+    PathRule,
+    Suite,
+    gpu_matches,
+)
+from harness.runner import rig
+from harness.runner.interleave import Side, Task
+from harness.runner.launcher import Launcher
+from harness.store import reader as store
+from harness.suite.positions import Document
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asks of a gate."""
+
+    mode: Mode
+    policy: Path = policy.DEFAULT
+    given: Policy | None = None
+    """In place of that file: what a comparison without a policy of its own goes by."""
+    base: str = ""
+    """The ref to compare with, in relative mode."""
+    exact: bool = False
+    """Compare with the base itself, and not with where the head left it."""
+    head: str = WORKING_TREE
+    """A ref, or `.` for the working tree."""
+    every_case: bool = False
+    """Measure also the suites that no changed file concerns."""
+    store: Path = store.DEFAULT_ROOT
+    baselines: Path = files.FOLDER
+    command: tuple[str, ...] = ()
+    wait_for_gpu_s: float = 0.0
+    proof: bool = True
+    """Have the instrument prove itself before it times anything."""
+    today: datetime.date = field(default_factory=datetime.date.today)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A case that there was, in the base or on record, and that is not measured."""
+
+    suite: str
+    case_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a gate will measure, and what it found on the way there."""
+
+    policy: Policy
+    candidate: GateSide
+    baseline: GateSide | None
+    suites: Mapping[str, Suite]
+    """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
+    tasks: tuple[Task, ...]
+    gone: tuple[Gone, ...]
+    sides: tuple[Side, ...] = ()
+    """The baseline first, where there is one; empty where nothing is left to measure."""
+    base_counters: str | None = None
+    """The baseline's file of counters on record."""
+    left_out: tuple[LeftOut, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
+    began: str = ""
+
+    @property
+    def here(self) -> Environment:
+        """Where the head is measured."""
+        return self.sides[-1].environment
+
+    def thresholds(self, task: Task) -> Thresholds:
+        stored = self.calibrations.get(task.suite)
+        case_id = task.case.case_id
+        return calibration.thresholds(stored, case_id, self.policy.thresholds, self.policy.given)
+
+    @property
+    def sound(self) -> bool:
+        """Whether anything may be measured."""
+        return all(f.decision is Decision.GO for f in self.findings if f.check == "preflight")
+
+
+def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
+    """Everything up to the first process of a case.
+
+    Args:
+        held: Keeps trees, launchers and the GPU's lock until it is left.
+
+    Raises:
+        HarnessError: The request cannot be carried out.
+    """
+    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    repository = _repository(request)
+    root = repository.root if repository else Path.cwd()
+    loaded, document = request.given, None
+    if loaded is None:
+        loaded, document = policy.load(request.policy)
+        loaded = replace(loaded, path=_from_root(request.policy, root))
+    trees = _trees(request, repository, root, loaded, held)
+    plan = _chosen(request, loaded, document, trees)
+    if trees.baseline and not request.every_case:
+        plan = _concerned(plan, request.mode, trees.changed)
+    if plan.tasks:
+        plan = _on_machine(request, plan, repository, trees, held, say)
+    return replace(plan, began=began)
+
+
+def _chosen(request: Request, loaded: Policy, document: Document | None, trees: "_Trees") -> Plan:
+    """The suites that the policy chooses, and the cases that are gone from them."""
+    asked = _choices(loaded, request.mode)
+    if not asked:
+        raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
+    # Before minutes are spent: a damaged file is an error.
+    kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
+    suites = {c.suite: require(trees.head, c, document) for c in asked}
+    for suite in suites.values():
+        require_own(suite, [trees.head / folder for folder in loaded.roots])
+    gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
+    if document is not None:
+        _check(document, request, trees, [*suites.values()], gone, loaded)
+    return Plan(
+        policy=loaded,
+        candidate=trees.candidate,
+        baseline=trees.baseline,
+        suites=suites,
+        tasks=tuple(
+            Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases
+        ),
+        gone=gone,
+        findings=trees.findings,
+        base_counters=trees.base_counters,
+    )
+
+
+def _choices(loaded: Policy, mode: Mode) -> Sequence[Choice]:
+    return loaded.counted if mode is Mode.COUNTERS else loaded.choices
+
+
+def _check(
+    document: Document,
+    request: Request,
+    trees: "_Trees",
+    suites: Sequence[Suite],
+    gone: Sequence[Gone],
+    loaded: Policy,
+) -> None:
+    """Check what the policy's file says of cases and files against those there are."""
+    asked = _choices(loaded, request.mode)
+    choices = [c for c in (*loaded.choices, *loaded.counted) if c not in asked]
+    others = [require(trees.head, choice, document) for choice in choices]
+    ids = [g.case_id for g in gone]
+    if request.mode is Mode.BASELINE:
+        ids += [i for c in asked for i in baselines.case_ids(request.baselines, c.suite)]
+    known = [case for suite in (*suites, *others) for case in suite.cases]
+    found = trees.head.rglob("*") if trees.baseline else ()
+    there = [file.relative_to(trees.head).as_posix() for file in found]
+    policy.check(document, known, ids, there)
+
+
+def _concerned(plan: Plan, mode: Mode, changed: Sequence[str]) -> Plan:
+    """The plan with the suites that a changed file concerns."""
+    kept = plan.policy.concerned(_choices(plan.policy, mode), changed)
+    reason = f"no changed file fits the paths of its suite in {plan.policy.path}"
+    if not changed:
+        reason = "nothing differs from the baseline"
+    return replace(
+        plan,
+        tasks=tuple(t for t in plan.tasks if t.suite in kept),
+        left_out=tuple(
+            LeftOut(case_id=t.case.case_id, suite=t.suite, reason=reason)
+            for t in plan.tasks
+            if t.suite not in kept
+        ),
+    )
+
+
+def _on_machine(
+    request: Request,
+    plan: Plan,
+    repository: Repository | None,
+    trees: "_Trees",
+    held: ExitStack,
+    say: Say,
+) -> Plan:
+    """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
+    sides = _sides(request, trees.folders, repository, plan, held, say)
+    plan = replace(plan, sides=sides)
+    plan = replace(plan, tasks=tuple(_asked(t, plan, request.mode) for t in plan.tasks))
+    if request.mode is Mode.BASELINE:
+        plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, trees.head, plan)))
+    findings = (*plan.findings, *_foreign_rules(plan, request.mode), *_unfit(plan, request))
+    plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
+    if plan.sound:
+        _preflight(plan)
+    return plan
+
+
+# --- trees and suites --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trees:
+    """Where the sides lie, and what differs between them."""
+
+    candidate: GateSide
+    baseline: GateSide | None = None
+    folders: tuple[Path, ...]
+    """The baseline's first, where there is one."""
+    changed: tuple[str, ...] = ()
+    base_counters: str | None = None
+    base_policy: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def head(self) -> Path:
+        return self.folders[-1]
+
+
+def _repository(request: Request) -> Repository | None:
+    """The repository of the current folder; None where there is none and none is needed."""
+    try:
+        return Repository.around(Path.cwd())
+    except HarnessError:
+        if request.base or request.head != WORKING_TREE:
+            raise
+        return None
+
+
+def _from_root(path: Path, root: Path) -> str:
+    whole = path.absolute()
+    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
+
+
+def _trees(
+    request: Request,
+    repository: Repository | None,
+    root: Path,
+    loaded: Policy,
+    held: ExitStack,
+) -> _Trees:
+    if repository is None:
+        return _Trees(candidate=GateSide(ref=request.head), folders=(root,))
+    mine = request.head == WORKING_TREE
+    commit = repository.commit("HEAD" if mine else request.head)
+    dirty = repository.dirty()
+    head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
+    findings: list[Finding] = []
+    if not mine and dirty:
+        reason = "uncommitted changes are not judged; with . as the candidate they are"
+        findings.append(_noted("working tree", reason))
+    if not request.base:
+        folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
+        return _Trees(candidate=head, folders=folders, findings=tuple(findings))
+    base = repository.commit(request.base)
+    if not request.exact:
+        base = repository.merge_base(base, commit)
+    judged = repository.snapshot() if head.uncommitted else commit
+    folders = held.enter_context(checked_out(repository, base, judged))
+    before, after = (repository.text(side, loaded.path) for side in (base, judged))
+    if request.given is None and before is not None and before != after:
+        reason = f"this change alters {loaded.path}, by which it is judged"
+        findings.append(_noted("policy", reason))
+    kept = counters.path_of(request.baselines)
+    return _Trees(
+        candidate=head,
+        baseline=GateSide(ref=request.base, commit=base),
+        folders=folders,
+        changed=repository.changed(base, judged),
+        base_counters=repository.text(base, _from_root(kept, root)),
+        base_policy=before if request.given is None else None,
+        findings=tuple(findings),
+    )
+
+
+def _noted(check: str, reason: str) -> Finding:
+    return Finding(check=check, decision=Decision.GO, reason=reason)
+
+
+def _gone(
+    mode: Mode,
+    trees: _Trees,
+    loaded: Policy,
+    chosen: Mapping[str, Suite],
+    kept: counters.CounterBaseline | None,
+) -> Iterator[Gone]:
+    """What the base judged, or the file of counters holds, and this gate does not."""
+    measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
+    if trees.baseline is None:
+        for path, cases in kept.cases.items() if kept else ():
+            why = f"it has counters on record, and is not counted; {counters.RENEW} forgets it"
+            for case_id in sorted(cases.keys() - measured.get(path, set())):
+                yield Gone(suite=path, case_id=case_id, reason=why)
+        return
+    for choice in _choices_before(trees, loaded, mode):
+        try:
+            before = suite_of(trees.folders[0], choice)
+        except SuiteError:
+            continue  # a suite that could not be read in the baseline had no case to lose
+        if before is None:
+            continue
+        whole = suite_of(trees.head, choice)
+        still = {c.case_id for c in whole.cases} if whole else set()
+        for case in chosen_of(before, choice).cases:
+            if case.case_id not in measured.get(choice.suite, set()):
+                why = "the baseline has this case, but the candidate does not"
+                if case.case_id in still:
+                    why = (
+                        f"{loaded.path} chooses this case in the baseline, but not in the candidate"
+                    )
+                yield Gone(suite=choice.suite, case_id=case.case_id, reason=why)
+
+
+def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[Choice]:
+    """What the base's own policy chose; what the head's does where the base had none to read."""
+    before = loaded
+    if trees.base_policy is not None:
+        try:
+            before, _ = policy.parse(trees.base_policy, Path(loaded.path))
+        except SuiteError:
+            before = loaded  # nothing could be judged by it
+    return _choices(before, mode)
+
+
+def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
+    """What this device has a baseline of, and its suite no longer holds. What the policy leaves
+    out of a suite may well have one."""
+    for path in plan.suites:
+        stored = baselines.load(request.baselines, files.device_id(plan.here), path)
+        whole = suite_of(tree, Choice(suite=path))
+        there = {case.case_id for case in whole.cases} if whole else set()
+        for case_id in sorted(stored.cases.keys() - there) if stored else ():
+            why = "the baseline has this case, and the suite has not"
+            yield Gone(suite=path, case_id=case_id, reason=why)
+
+
+def _foreign_rules(plan: Plan, mode: Mode) -> Iterator[Finding]:
+    """A note if the policy states floors and ceilings, but not for this device."""
+    device, rules = plan.here.device_name, plan.policy.rules
+    if mode is Mode.COUNTERS or not rules or any(gpu_matches(r.gpu, device) for r in rules):
+        return
+    stated = ", ".join(sorted({r.gpu for r in rules}))
+    reason = f"{plan.policy.path} states floors and ceilings for {stated}, but not for {device}"
+    yield _noted("absolute", reason)
+
+
+def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
+    """The task as it is measured here: with the kernels that the policy requires, and counted in
+    every process where a rule needs that."""
+    case, device = task.case, plan.here.device_name
+    for asked in plan.policy.kernels:
+        if asked.match.accepts(case) and gpu_matches(asked.gpu, device):
+            rule = PathRule(
+                must=(*case.kernels.must, *asked.must),
+                must_not=(*case.kernels.must_not, *asked.must_not),
+            )
+            case = replace(case, kernels=rule)
+    counted = any(
+        METRICS[rule.metric].counted and rule.match.accepts(case) for rule in plan.policy.rules
+    )
+    attest = bool(case.kernels or case.operators) or counted
+    if mode is Mode.COUNTERS:
+        case = counters.without_times(case)
+    return replace(task, case=case, attest=attest)
+
+
+# --- the machine -------------------------------------------------------------------------
+
+
+def _sides(
+    request: Request,
+    trees: Sequence[Path],
+    repository: Repository | None,
+    plan: Plan,
+    held: ExitStack,
+    say: Say,
+) -> tuple[Side, ...]:
+    """A side per tree, each with its warm launcher and its environment."""
+    wait_s = request.wait_for_gpu_s
+    device = _device(plan)
+    elsewhere = repository.worktrees() if repository else ()
+    lock, around = None, counters.AROUND
+    if request.mode is not Mode.COUNTERS:
+        around = {}
+        lock = gpu_lock.lock_first(held, device, wait_s=wait_s, say=say)
+    sides = []
+    for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
+        roots = [(tree / root).resolve() for root in plan.policy.roots]
+        launcher = held.enter_context(
+            Launcher(roots, elsewhere=elsewhere, device=device, around=around)
+        )
+        here = environment.capture(
+            launcher.describe(),
+            command=request.command,
+            repository=tree,
+            cases=[t.case for t in plan.tasks],
+        )
+        if request.mode is not Mode.COUNTERS:
+            lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
+        sides.append(Side(name, roots, launcher, here))
+    if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
+        git = read_git(repository.root)
+        sides[-1].environment = replace(here, git=git)
+    return tuple(sides)
+
+
+def _device(plan: Plan) -> str:
+    """What the suites run on, all of them."""
+    devices = {suite.device: path for path, suite in plan.suites.items()}
+    if "cpu" in devices and len(devices) > 1:
+        other = next(path for device, path in devices.items() if device != "cpu")
+        raise SuiteError(
+            plan.policy.path,
+            f"{devices['cpu']} runs on the CPU, and {other} on the GPU where there is one",
+            "One gate judges one device: split them into two policies.",
+        )
+    return next(iter(devices), "any")
+
+
+def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stored | None]:
+    if request.mode not in (Mode.RELATIVE, Mode.BASELINE):
+        return {}
+    return {
+        suite: calibration.load(
+            request.baselines,
+            plan.here,
+            suite,
+            max_age_days=plan.policy.calibration_days,
+            required=plan.policy.calibration_required,
+        )
+        for suite in dict.fromkeys(t.suite for t in plan.tasks)
+    }
+
+
+def _unfit(plan: Plan, request: Request) -> Iterator[Finding]:
+    """Why the machine is not fit; empty where it is."""
+    here = plan.here
+    for suite in plan.suites.values():
+        remedy = "Run the gate on a GPU node; `harness gate --counters` needs none."
+        rig.require_gpu(suite, here, remedy)
+        if other := mismatch(suite.requires, here):
+            yield unfit(other)
+    if request.mode is Mode.COUNTERS:
+        return
+    pins = environment.pins_of(plan.sides[-1].roots[0])
+    vitals = doctor.inspect(here, store=request.store, constraints=pins)
+    for check in doctor.checks(here, vitals):
+        if check.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN):
+            yield unfit(f"{check.name}: {check.fact}")
+
+
+def _preflight(plan: Plan) -> None:
+    """Ask every workload whether it can run."""
+    candidate, *others = plan.sides[::-1]
+    _ask(candidate, plan, refuse=True)
+    for baseline in others:
+        _ask(baseline, plan, refuse=False)
+
+
+def unfit(reason: str) -> Finding:
+    """The finding that keeps everything from being measured."""
+    return Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason=reason)
+
+
+def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
+    """Have a side's workloads check their cases.
+
+    What the candidate refuses is an error of the suite. What the baseline refuses is new. A tree
+    whose workloads cannot even be asked will crash, case by case.
+    """
+    for path, suite in plan.suites.items():
+        cases = tuple(t.case for t in plan.tasks if t.suite == path)
+        for case in cases if not refuse else ():
+            if package := absent(case, side.roots):
+                side.cannot[path, case.case_id] = f"there is no package {package!r}"
+        cases = tuple(case for case in cases if (path, case.case_id) not in side.cannot)
+        if not cases:
+            continue
+        try:
+            side.launcher.preflight(replace(suite, cases=cases))
+        except SuiteError:
+            if refuse:
+                raise
+            _ask_each(side, replace(suite, cases=cases), path)
+        except HarnessError:
+            continue
+
+
+def _ask_each(side: Side, suite: Suite, path: str) -> None:
+    for case in suite.cases:
+        try:
+            side.launcher.preflight(replace(suite, cases=(case,)))
+        except CaseRefused as error:
+            side.cannot[path, case.case_id] = error.reason
+        except SuiteError as error:
+            side.cannot[path, case.case_id] = str(error)

@@ -1,0 +1,459 @@
+"""The policy of a gate: which cases, which numbers, what blocks, and what is excused until when.
+
+ci/gate.yaml is read as suites are: YAML 1.2 with positions, checked for form by the models
+below, which yield its JSON Schema too. What it says of cases is checked against the suites it
+names. Whatever is wrong is told with file, line and column.
+"""
+
+import datetime
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from harness import units
+from harness.analysis.comparison import Thresholds
+from harness.errors import SuiteError
+from harness.gate.records import Stage
+from harness.records import METRICS, Case, Match, Rule
+from harness.suite.fields import Form, Matching, Text, checked, schema_of, wrong
+from harness.suite.load import fits
+from harness.suite.positions import Document, Loc, Problem, nearest, read
+from harness.suite.schema import metric_name
+from harness.suite.sweep import check_match, match
+
+DEFAULT = Path("ci/gate.yaml")
+DEFAULT_MAX_AGE_DAYS = 30
+LEAST = """\
+The least a policy says:
+    schema: 1
+    stage: warn
+    suites: [{suite: suites/gate.yaml}]"""
+
+
+# --- the form ----------------------------------------------------------------------------
+
+
+def _inside(path: str) -> str:
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts:
+        raise wrong(f"must lie in the repository, not {path!r}", remedy="Write it from its root.")
+    return path
+
+
+def _date(text: str) -> str:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        raise wrong(f"must be a date, not {text!r}", remedy="Write it as 2026-12-31.") from None
+    return text
+
+
+def _globs(patterns: list[str]) -> list[str]:
+    for pattern in patterns:
+        if special := re.search(r"[][?+{}\\]", pattern):
+            raise wrong(f"{pattern!r} has {special[0]!r}", remedy="Use *, ** and a leading !.")
+    if all(pattern.startswith("!") for pattern in patterns):
+        raise wrong("only excludes files", remedy='Begin with "**", which includes every file.')
+    return patterns
+
+
+def _fits_glob(path: str, glob: str) -> bool:
+    parts = re.split(r"(\*\*/|\*\*|\*)", glob)
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    return re.fullmatch("".join(wild.get(p, re.escape(p)) for p in parts), path) is not None
+
+
+Inside = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
+Date = Annotated[str, AfterValidator(_date)]
+Patterns = Annotated[list[Text], Field(min_length=1)]
+Texts = Annotated[list[Text], Field(default_factory=list)]
+Globs = Annotated[list[Text], Field(min_length=1), AfterValidator(_globs)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class SuiteChoice(Form):
+    """A suite, and which of its cases the gate judges."""
+
+    suite: Inside
+    """Path of the suite file, from the root of the repository."""
+    cases: Texts
+    """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
+    paths: Globs | None = None
+    """Files whose change concerns these cases; the policy's `paths` if absent."""
+
+
+class KernelsModel(Form):
+    """What must and must not run on the device; patterns of kernel names."""
+
+    must: Texts
+    must_not: Texts
+
+    @model_validator(mode="after")
+    def _something(self) -> "KernelsModel":
+        if not (self.must or self.must_not):
+            raise wrong("needs must, must_not or both")
+        return self
+
+
+class AbsoluteModel(Form):
+    """A floor, a ceiling, or the kernels that must run, for some cases on some GPUs."""
+
+    match: Annotated[Matching, Field(default_factory=dict)]
+    """The cases meant, by axis, `workload` or `provider`; all if absent."""
+    gpu: Text = "*"
+    """GPU it was stated for, a pattern: `A100` means `*A100*`; `cpu` for no GPU."""
+    metric: Annotated[str, AfterValidator(metric_name)] | None = None
+    low: float | None = None
+    """Floor, in SI units: NO-GO where the whole interval lies below."""
+    high: float | None = None
+    """Ceiling: NO-GO where the whole interval lies above."""
+    kernels: KernelsModel | None = None
+    source: Text
+    """Where the number comes from."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "AbsoluteModel":
+        if (self.metric is None) == (self.kernels is None):
+            raise wrong("needs either a metric or kernels")
+        if self.metric is None:
+            if self.low is not None or self.high is not None:
+                raise wrong("low and high go with a metric")
+            return self
+        if self.metric == "scaling_exponent":
+            raise wrong("a gate judges cases, and an exponent is of several", key="metric")
+        good = METRICS[self.metric].higher_is_better
+        wanted, other = (self.low, self.high) if good else (self.high, self.low)
+        if wanted is None or other is not None:
+            title, side = METRICS[self.metric].title, "low" if good else "high"
+            raise wrong(f"{title} needs {side} and nothing else", remedy="One side can be bad.")
+        return self
+
+
+class CompareModel(Form):
+    """Numbers of the comparison, where they are not the harness's own."""
+
+    screen_pairs: Annotated[int, Field(ge=2)] | None = None
+    """Pairs of processes with which every case is screened."""
+    screen_ratio: Annotated[float, Field(gt=1)] | None = None
+    """Ratio of times up to which the screen lets a case pass."""
+    confirm_pairs: Annotated[int, Field(ge=1)] | None = None
+    """New pairs for the cases that the screen did not settle."""
+    alpha: Fraction | None = None
+    """Chance that a clean change has any case called slower."""
+    practical: Fraction | None = None
+    """Slowdown below which a difference is of no account."""
+    tolerance: Fraction | None = None
+    """Slowdown that a case must be shown to stay under."""
+    stored_tolerance: Fraction | None = None
+    """The same against a stored baseline."""
+
+
+class CalibrationModel(Form):
+    """What is asked of the node's own calibration (`harness calibrate`)."""
+
+    required: bool = False
+    """Refuse to judge times on a GPU that was never calibrated."""
+    max_age_days: Annotated[int, Field(ge=1)] = DEFAULT_MAX_AGE_DAYS
+    """Older than this it is refused."""
+
+
+class BaselineModel(Form):
+    """What is asked of a stored baseline (`harness baseline set`)."""
+
+    max_age_days: Annotated[int, Field(ge=1)] = DEFAULT_MAX_AGE_DAYS
+    """Older than this it is no baseline."""
+
+
+class ExemptionModel(Form):
+    """Cases that are excused, why, and until when."""
+
+    cases: Patterns
+    """Patterns or parts of case ids."""
+    expect: Literal["noisy", "failure", "missing"]
+    """`noisy`: comparisons of times turn nothing; counters, floors and ceilings count as ever.
+    `failure`: nothing it does turns anything, and a pass is reported. `missing`: it may be gone
+    from the head."""
+    reason: Text
+    expires: Date
+    """Last day on which it holds. From the next day on it fails the gate."""
+
+
+class PolicyModel(Form):
+    """What a gate judges, and what of it blocks."""
+
+    version: Literal[1] = Field(alias="schema")
+    """Version of this format."""
+    stage: Literal["shadow", "warn", "block"]
+    """`shadow` records, `warn` shows, `block` keeps a NO-GO from being merged."""
+    inconclusive: Literal["neutral", "block"] = "neutral"
+    """Whether an undecided gate blocks, in stage block. It is never shown as a pass."""
+    new_cases: Literal["allow", "block"] = "allow"
+    """Whether a case that the base cannot run may come in on absolute rules alone."""
+    roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
+    """Folders of the repository from which its packages are imported."""
+    suites: Annotated[list[SuiteChoice], Field(min_length=1)]
+    """What is timed."""
+    counters: Annotated[list[SuiteChoice], Field(default_factory=list)]
+    """What is counted, by `harness gate --counters`: small cases that run anywhere."""
+    absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
+    compare: CompareModel = CompareModel()
+    calibration: CalibrationModel = CalibrationModel()
+    baseline: BaselineModel = BaselineModel()
+    exemptions: Annotated[list[ExemptionModel], Field(default_factory=list)]
+    paths: Globs | None = None
+    """Files whose change concerns the suites that state no `paths` themselves; every file if
+    absent. As in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and
+    the last pattern that fits decides. A suite's own file and the policy always concern it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_instead(cls, data: Any) -> Any:
+        for key in ("reaches", "select"):
+            if isinstance(data, dict) and key in data:
+                remedy = 'List the files that concern a suite: paths: ["src/**", "!**/*.md"].'
+                raise wrong("is not a key of a policy; `paths` replaces it", key=key, remedy=remedy)
+        return data
+
+    @model_validator(mode="after")
+    def _once(self) -> "PolicyModel":
+        for key in ("suites", "counters"):
+            names = [choice.suite for choice in getattr(self, key)]
+            if len(names) > len(set(names)):
+                raise wrong("names a suite twice", key=key, remedy="Put its cases in one entry.")
+        return self
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a policy file, for editors."""
+    return schema_of(PolicyModel)
+
+
+# --- the record --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A suite, the filters on its cases, and the files that concern them."""
+
+    suite: str
+    filters: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ("**",)
+    loc: Loc = field(default=(), compare=False)
+    """Where the policy's file names it; empty where a command line does."""
+
+    def concerned_by(self, path: str) -> bool:
+        """Whether a changed file concerns these cases; the last of the patterns that fits says."""
+        fitting = [glob for glob in self.paths if _fits_glob(path, glob.removeprefix("!"))]
+        return path == self.suite or bool(fitting and not fitting[-1].startswith("!"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Patterns of kernels, with the cases and the GPU they are stated for."""
+
+    match: Match
+    gpu: str
+    must: tuple[str, ...]
+    must_not: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exemption:
+    """Excused cases."""
+
+    cases: tuple[str, ...]
+    expect: str
+    reason: str
+    expires: datetime.date
+    place: str
+    """`ci/gate.yaml:12`, for whoever must renew or drop it."""
+
+    def covers(self, case_id: str) -> bool:
+        return fits_any(case_id, self.cases)
+
+    def expired(self, today: datetime.date) -> bool:
+        return today > self.expires
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.expect} until {self.expires.isoformat()}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy file, validated."""
+
+    path: str
+    stage: Stage
+    inconclusive_blocks: bool = False
+    new_cases_block: bool = False
+    roots: tuple[str, ...] = (".",)
+    choices: tuple[Choice, ...] = ()
+    counted: tuple[Choice, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    """Floors and ceilings, as rules of which `abort` is the same as `go`."""
+    kernels: tuple[Kernels, ...] = ()
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """The thresholds that the file itself sets; a calibration changes the others only."""
+    calibration_required: bool = False
+    calibration_days: int = DEFAULT_MAX_AGE_DAYS
+    baseline_days: int = DEFAULT_MAX_AGE_DAYS
+    exemptions: tuple[Exemption, ...] = ()
+
+    def concerned(self, choices: Sequence[Choice], changed: Sequence[str]) -> Sequence[str]:
+        """The suites that a change concerns; one of this policy concerns all of them."""
+        return [
+            c.suite for c in choices if self.path in changed or any(map(c.concerned_by, changed))
+        ]
+
+
+def load(path: Path) -> tuple[Policy, Document]:
+    """Read a policy.
+
+    Returns:
+        It, and its document, by which `check` tells places.
+
+    Raises:
+        SuiteError: With place, problem and remedy.
+    """
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise SuiteError(path, "this is not a text file", "See ci/gate.yaml.") from None
+    except OSError as error:
+        remedy = "Name one with --policy, or copy ci/gate.yaml."
+        raise SuiteError(path, f"no policy can be read: {error.strerror}", remedy) from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> tuple[Policy, Document]:
+    """The same of a text that another commit may hold at this path."""
+    document = read(text, path, least=LEAST)
+    model = checked(PolicyModel, document)
+    given = model.compare.model_dump(exclude_unset=True)
+    try:
+        thresholds = Thresholds(**given)
+    except ValueError as error:
+        raise document.error([Problem(("compare",), str(error), at_key=True)]) from None
+    policy = Policy(
+        path=str(path),
+        stage=Stage(model.stage),
+        inconclusive_blocks=model.inconclusive == "block",
+        new_cases_block=model.new_cases == "block",
+        roots=tuple(model.roots),
+        choices=_choices(model, "suites"),
+        counted=_choices(model, "counters"),
+        rules=tuple(
+            _rule(a, f"{path}:{document.values['absolute', i][0]}")
+            for i, a in enumerate(model.absolute)
+            if a.metric
+        ),
+        kernels=tuple(
+            Kernels(
+                match=match(a.match),
+                gpu=a.gpu,
+                must=tuple(a.kernels.must),
+                must_not=tuple(a.kernels.must_not),
+            )
+            for a in model.absolute
+            if a.kernels
+        ),
+        thresholds=thresholds,
+        given=given,
+        calibration_required=model.calibration.required,
+        calibration_days=model.calibration.max_age_days,
+        baseline_days=model.baseline.max_age_days,
+        exemptions=tuple(
+            Exemption(
+                cases=tuple(e.cases),
+                expect=e.expect,
+                reason=e.reason,
+                expires=datetime.date.fromisoformat(e.expires),
+                place=f"{path}:{document.values['exemptions', i][0]}",
+            )
+            for i, e in enumerate(model.exemptions)
+        ),
+    )
+    return policy, document
+
+
+def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(
+            suite=c.suite,
+            filters=tuple(c.cases),
+            paths=tuple(c.paths or model.paths or ["**"]),
+            loc=(key, i),
+        )
+        for i, c in enumerate(getattr(model, key))
+    )
+
+
+def _rule(model: AbsoluteModel, place: str) -> Rule:
+    assert model.metric is not None
+    bound = model.low if METRICS[model.metric].higher_is_better else model.high
+    assert bound is not None
+    title, gpu = METRICS[model.metric].title, "" if model.gpu == "*" else f" on {model.gpu}"
+    limit = units.quantity(model.metric, bound)
+    side = "floor of" if METRICS[model.metric].higher_is_better else "ceiling on"
+    return Rule(
+        name=f"{side} {title}{gpu}: {limit} ({model.source}, {place})",
+        metric=model.metric,
+        go=bound,
+        match=match(model.match),
+        gpu=model.gpu,
+    )
+
+
+def check(
+    document: Document, cases: Sequence[Case], gone: Sequence[str], files: Sequence[str] = ()
+) -> None:
+    """Check what a policy says of cases and files against those there are.
+
+    Args:
+        document: As `load` returned it.
+        cases: All cases of its suites that it chooses.
+        gone: Ids of cases that only the baseline has.
+        files: Paths of the candidate's files; empty where no change is judged.
+
+    Raises:
+        SuiteError: It names cases or files that do not exist, so that the line has no effect.
+    """
+    problems = [*_strangers(document.data, cases, gone)]
+    if problems := problems + [*_stale_globs(document.data, files)] * bool(files):
+        raise document.error(problems)
+
+
+def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterator[Problem]:
+    ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
+    for i, rule in enumerate(data.get("absolute", ())):
+        yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
+    for i, entry in enumerate(data.get("exemptions", ())):
+        if entry["expect"] == "missing":
+            continue  # the baseline too loses the case once the change is merged
+        for j, pattern in enumerate(entry["cases"]):
+            if not any(fits(case_id, pattern) for case_id in (*ids, *gone)):
+                loc: Loc = ("exemptions", i, "cases", j)
+                remedy = nearest(pattern, ids)
+                yield Problem(loc, f"no case of the gate fits {pattern!r}", remedy)
+
+
+def _stale_globs(data: Any, files: Sequence[str]) -> Iterator[Problem]:
+    """Patterns that fit no file: with a misspelt one the gate would measure nothing."""
+    places: list[tuple[Loc, Any]] = [((), data)]
+    for key in ("suites", "counters"):
+        places += [((key, i), choice) for i, choice in enumerate(data.get(key, ()))]
+    for loc, entry in places:
+        for j, glob in enumerate(entry.get("paths", ())):
+            if not glob.startswith("!") and not any(_fits_glob(file, glob) for file in files):
+                remedy = "Patterns start at the root of the repository."
+                yield Problem((*loc, "paths", j), f"no file of the candidate fits {glob!r}", remedy)
+
+
+def fits_any(case_id: str, patterns: Sequence[str]) -> bool:
+    return any(fits(case_id, pattern) for pattern in patterns)

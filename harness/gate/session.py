@@ -1,0 +1,352 @@
+"""Carries a gate out: measures what is planned, then judges what was measured."""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from harness.analysis import summary
+from harness.analysis.comparison import Comparison, Pair, confirm, screen
+from harness.errors import HarnessError
+from harness.gate import baselines, counters, decide, files
+from harness.gate.calibration import DAY_CV, NoiseClass
+from harness.gate.plan import Plan, Request, Say, prepared, unfit
+from harness.gate.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
+from harness.gate.unpaired import Process, compare_stored
+from harness.machine.gpu_idle import watch_over
+from harness.machine.probes import open_probes
+from harness.records import Case, CaseSummary, Finding, Run
+from harness.runner.interleave import Bench, Observer, Side, Task, pairs
+from harness.store import reader
+
+Key = tuple[str, str]
+"""Suite and case id."""
+
+
+def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
+    """Judge a change, a tree, or a baseline's successor, as the request says.
+
+    Raises:
+        HarnessError: The request cannot be carried out.
+        KeyboardInterrupt: Ctrl-C, or SIGTERM. Trees and workers are gone; what was measured until
+            then is stored.
+    """
+    with ExitStack() as held:
+        plan = prepared(request, held, say)
+        return _judged(request, plan, held, observer, say)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What was found out by comparing, by suite and case id."""
+
+    comparisons: Mapping[Key, Comparison] = field(default_factory=dict)
+    remarks: Mapping[Key, str] = field(default_factory=dict)
+    """Why a case has no comparison, or a weak one."""
+    counted: Mapping[Key, tuple[tuple[CounterChange, ...], Finding]] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    """Of the whole."""
+
+
+def _judged(
+    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
+) -> GateVerdict:
+    answers = _Answers()
+    if plan.tasks and plan.sound:
+        answers = _measured(request, plan, held, observer, say)
+    elif plan.tasks:
+        why = "not measured: the machine is not fit"
+        answers = _Answers(remarks={t.key: why for t in plan.tasks})
+    cases = _cases(request, plan, answers) if plan.tasks else []
+    cases += [
+        decide.judge_gone(g.suite, g.case_id, g.reason, policy=plan.policy, today=request.today)
+        for g in plan.gone
+    ]
+    expired = [
+        decide.expired(e)
+        for e in plan.policy.exemptions
+        if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
+    ]
+    findings = (*plan.findings, *answers.findings, *expired)
+    decision, reason = decide.overall(cases, findings)
+    stored = [c for c in plan.calibrations.values() if c is not None]
+    return GateVerdict(
+        decision=decision,
+        reason=reason,
+        mode=request.mode,
+        stage=plan.policy.stage,
+        blocks=decide.blocks(decision, plan.policy),
+        policy=plan.policy.path,
+        candidate=_with_runs(plan.candidate, plan.sides[-1:]),
+        baseline=_with_runs(plan.baseline, plan.sides[:-1]) if plan.baseline else None,
+        device=plan.here.device_name if plan.sides else "",
+        device_id=files.device_id(plan.here) if plan.sides else "",
+        cases=tuple(cases),
+        left_out=plan.left_out,
+        findings=findings,
+        calibration="; ".join(dict.fromkeys(c.sentence for c in stored)),
+        started_at=plan.began,
+        ended_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        gpu_s=sum(c.gpu_s for c in cases),
+        remedies=tuple(
+            decide.remedies(
+                cases,
+                plan.policy,
+                request.mode,
+                on_gpu=bool(plan.sides and plan.here.gpu),
+                merging=not request.exact,
+            )
+        ),
+    )
+
+
+# --- measuring ---------------------------------------------------------------------------
+
+
+def _measured(
+    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
+) -> _Answers:
+    probes = open_probes(plan.here.gpu, why=plan.here.gpu_unavailable)
+    for probe in probes:
+        held.callback(probe.close)
+    gpu = watch_over(held, plan.here, wait_s=request.wait_for_gpu_s, say=say)
+    bench = held.enter_context(Bench(plan.sides, probes, observer, gpu))
+    counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
+    for path, suite in plan.suites.items():
+        cases = tuple(_counting(t.case, counts[t.key]) for t in plan.tasks if t.suite == path)
+        if cases:
+            for side in plan.sides:
+                bench.record(request.store, side, replace(suite, cases=cases), path)
+    timed = request.mode is not Mode.COUNTERS
+    if refuted := bench.prove(ask=timed and request.proof):
+        failed = unfit(f"the self-test failed: {'; '.join(refuted)}")
+        why = "not measured: the self-test failed"
+        return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
+    stage = "screen" if timed else "counters"
+    bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], stage)
+    match request.mode:
+        case Mode.RELATIVE:
+            answers = _interleaved(plan, bench, counts)
+        case Mode.BASELINE:
+            answers = _against_stored(request, plan)
+        case Mode.COUNTERS:
+            answers = _Answers(counted=_counted(request, plan))
+        case Mode.ABSOLUTE:
+            answers = _Answers()
+    bench.finish()
+    return answers
+
+
+def _processes(mode: Mode, task: Task, plan: Plan) -> int:
+    """Fresh processes of a case, on each side, before anything is decided."""
+    if mode is Mode.COUNTERS:
+        return counters.PROCESSES
+    if mode is Mode.RELATIVE:
+        return plan.thresholds(task).screen_pairs
+    asked = max(task.case.settings.processes, baselines.FEWEST)
+    # Two processes bound nothing where processes scatter.
+    return max(asked, plan.thresholds(task).screen_pairs) if mode is Mode.BASELINE else asked
+
+
+def _counting(case: Case, processes: int) -> Case:
+    return replace(case, settings=replace(case.settings, processes=processes))
+
+
+def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answers:
+    """Screen all, confirm those that the screen does not settle, and compare them together."""
+    base, head = plan.sides
+    names = {_name(t): t for t in plan.tasks}
+    own = {name: plan.thresholds(t) for name, t in names.items()}
+
+    screened: dict[str, Sequence[Pair]] = {}
+    weak: dict[Key, str] = {}
+    for name, task in names.items():
+        found, unsteady = pairs(task, base, head, range(counts[task.key]))
+        if unsteady:
+            weak[task.key] = _left_out(unsteady, len(found))
+        if found and not base.broken(task) and not head.broken(task):
+            screened[name] = found
+    open_ = {n: names[n] for n, found in screened.items() if not screen(found, own[n])}
+    again = {
+        n: range(counts[t.key], counts[t.key] + own[n].confirm_pairs) for n, t in open_.items()
+    }
+    if open_:
+        bench.rounds([(t, again[n]) for n, t in open_.items()], "confirm")
+    confirmed = {n: pairs(t, base, head, again[n]) for n, t in open_.items()}
+    for name, task in open_.items():
+        if base.broken(task) or head.broken(task):
+            del screened[name], confirmed[name]
+            continue
+        found, unsteady = confirmed[name]
+        # What is said of pairs is said of those that the answer rests on, the new ones.
+        weak.pop(task.key, None)
+        if not found:
+            weak[task.key] = f"none of {unsteady} new pairs was steady and undisturbed"
+            del confirmed[name]
+        elif unsteady:
+            weak[task.key] = _left_out(unsteady, len(found))
+    if not screened:
+        return _Answers(remarks=weak)
+    new = {n: found for n, (found, _) in confirmed.items()}
+    compared = confirm(screened, new, {n: own[n] for n in screened})
+    return _Answers({names[c.case_id].key: c for c in compared}, weak)
+
+
+def _left_out(unsteady: int, kept: int) -> str:
+    return f"{unsteady} of {unsteady + kept} pairs not steady, or disturbed"
+
+
+def _against_stored(request: Request, plan: Plan) -> _Answers:
+    """Compare each suite's cases with the stored baseline of this device."""
+    answers: dict[Key, Comparison] = {}
+    why: dict[Key, str] = {}
+    for suite in dict.fromkeys(t.suite for t in plan.tasks):
+        tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
+        stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
+        useless = baselines.unfit(stored, suite, plan.here, plan.policy.baseline_days)
+        if stored is None or useless:
+            why |= {t.key: useless for t in tasks.values()}
+            continue
+        then: dict[str, Sequence[Process]] = {}
+        now: dict[str, Sequence[Process]] = {}
+        for case_id, task in tasks.items():
+            sides = (
+                stored.processes(case_id),
+                baselines.processes(plan.sides[-1].of(task), task.case),
+            )
+            if fewest := [len(s) for s in sides if len(s) < baselines.FEWEST]:
+                side = "stored for it" if len(sides[0]) < baselines.FEWEST else "today"
+                why[task.key] = f"{fewest[0]} steady processes {side}; two are the least"
+            elif other := baselines.changed(stored, task.case):
+                why[task.key] = other
+            elif not plan.sides[-1].broken(task):
+                then[case_id], now[case_id] = sides
+        if now:
+            calibrated = plan.calibrations.get(suite)
+            day_cv = calibrated.day_cv if calibrated else DAY_CV[NoiseClass.TYPICAL]
+            own = {case_id: plan.thresholds(t) for case_id, t in tasks.items()}
+            found = compare_stored(then, now, day_cv=day_cv, thresholds=own)
+            answers |= {(suite, c.case_id): c for c in found}
+    return _Answers(answers, why)
+
+
+def _counted(
+    request: Request, plan: Plan
+) -> Mapping[Key, tuple[tuple[CounterChange, ...], Finding]]:
+    """Compare counters with the base's, where it was counted too; else with those on record.
+
+    Against a base, what the change itself puts on record for its counters is accepted.
+    """
+    head = plan.sides[-1]
+    kept = counters.load(request.baselines)
+    useless = counters.unfit(kept, request.baselines, plan.here)
+    before = counters.parse(plan.base_counters) if plan.base_counters else None
+    answers = {}
+    for task in plan.tasks:
+        key = task.key
+        after, why = counters.counts_of(head.of(task))
+        on_record = kept.counts(*key) if kept and not useless else None
+        if plan.baseline is None:
+            path = counters.path_of(request.baselines)
+            missing = useless or f"{path} has no counters of it; {counters.RENEW} makes them"
+            answers[key] = counters.judge(
+                on_record, after, whose="those on record", why=why or missing
+            )
+            continue
+        base = plan.sides[0]
+        if key in base.cannot:
+            continue  # it is new, and judged as such
+        then, why_then = counters.counts_of(base.of(task))
+        told = before.counts(*key) if before else None
+        accepted = on_record if on_record != told else None
+        answers[key] = counters.judge(
+            then,
+            after,
+            whose="the baseline",
+            why=why or f"of the baseline: {why_then}",
+            accepted=accepted,
+        )
+    return answers
+
+
+def _name(task: Task) -> str:
+    """The case in a comparison, where two suites may have one of the same id."""
+    return f"{task.suite}#{task.case.case_id}"
+
+
+# --- judging -----------------------------------------------------------------------------
+
+
+def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
+    """Every task's answer, from what was stored of it."""
+    head = plan.sides[-1]
+    base = plan.sides[0] if plan.baseline else None
+    runs = {path: reader.load(request.store, w.folder) for path, w in head.writers.items()}
+    measured = {path: _summaries(run) for path, run in runs.items() if run.measurements}
+    return [
+        decide.judge_case(
+            decide.Evidence(
+                suite=task.suite,
+                case=task.case,
+                head=measured.get(task.suite, {}).get(task.case.case_id),
+                measured=head.of(task),
+                base=base.of(task) if base else (),
+                refused=base.cannot.get(task.key, "") if base else "",
+                comparison=answers.comparisons.get(task.key),
+                no_comparison=answers.remarks.get(task.key, ""),
+                counted=answers.counted.get(task.key),
+                folder=runs[task.suite].folder if task.suite in runs else "",
+            ),
+            mode=request.mode,
+            policy=plan.policy,
+            environment=plan.here,
+            today=request.today,
+        )
+        for task in plan.tasks
+    ]
+
+
+def _summaries(run: Run) -> Mapping[str, CaseSummary]:
+    return {s.case.case_id: s for s in summary.summarise(run)}
+
+
+def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
+    writers = [w for m in measured for w in m.writers.values()]
+    return replace(
+        side,
+        run_id=" ".join(w.run_id for w in writers),
+        run_folder=str(writers[0].folder) if len(writers) == 1 else "",
+    )
+
+
+# --- counters on record ------------------------------------------------------------------
+
+
+def count(request: Request, observer: Observer, say: Say) -> counters.CounterBaseline:
+    """Count the policy's cases in the working tree, and put that on record.
+
+    Raises:
+        HarnessError: A case did not end ok, or its counters are not exact.
+    """
+    with ExitStack() as held:
+        plan = prepared(replace(request, mode=Mode.COUNTERS, base=""), held, say)
+        if not plan.sound:
+            raise HarnessError("; ".join(f.reason for f in plan.findings))
+        bench = held.enter_context(Bench(plan.sides, (), observer))
+        for path, suite in plan.suites.items():
+            cases = tuple(t.case for t in plan.tasks if t.suite == path)
+            bench.record(request.store, plan.sides[-1], replace(suite, cases=cases), path)
+        bench.rounds([(t, range(counters.PROCESSES)) for t in plan.tasks], "counters")
+        bench.finish()
+        counted: dict[str, dict[str, counters.Counts]] = {}
+        for task in plan.tasks:
+            found, why = counters.counts_of(plan.sides[-1].of(task))
+            if found is None:
+                ended = next((m for m in plan.sides[-1].of(task)), None)
+                detail = f"{ended.outcome}: {ended.detail}" if ended and ended.detail else why
+                raise HarnessError(
+                    f"{task.case.case_id} has no counters: {detail}",
+                    "Nothing was put on record. Repair the case, or drop it from the suite.",
+                )
+            counted.setdefault(task.suite, {})[task.case.case_id] = found
+        return counters.store(request.baselines, plan.here, counted)

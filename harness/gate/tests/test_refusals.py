@@ -1,0 +1,80 @@
+"""What a policy says of suites that are not so is refused, at its place, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import main as cli
+from harness.errors import SuiteError
+from harness.tests.gate_repositories import POLICY, SUITE, repository
+
+TWO = POLICY.replace("suites: [", "suites:\n  - {suite: toysuites/more.yaml}\n  - ").replace(
+    "}]", "}"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        pytest.param(
+            "suites/toys.yaml",
+            "suites/toy.yaml",
+            "ci/gate.yaml:5:13: there is no such suite in the candidate: toysuites/toy.yaml\n"
+            "  Name one that there is, or write it. Did you mean 'toysuites/toys.yaml'? "
+            "Valid: 'toysuites/more.yaml', 'toysuites/toys.yaml'.",
+            id="suite",
+        ),
+        pytest.param(
+            "suites/toys.yaml",
+            "suite/toys.yaml",
+            "ci/gate.yaml:5:13: there is no such suite in the candidate: toysuite/toys.yaml\n"
+            "  Name one that there is, or write it.",
+            id="folder",
+        ),
+        pytest.param(
+            "toys.yaml",
+            "toys.yaml, cases: ['!x', zzz]",
+            "ci/gate.yaml:5:48: no case fits '!x', 'zzz' in toysuites/toys.yaml\n"
+            "  Valid: 'sleep/a/step_s=0.004'.",
+            id="cases",
+        ),
+        pytest.param(
+            "toys.yaml",
+            "toys.yaml, cases: ['!sleep/*']",
+            "ci/gate.yaml:5:42: no case fits '!sleep/*' in toysuites/toys.yaml\n",
+            id="all left out",
+        ),
+    ],
+)
+def test_it_is_told_at_its_place_with_what_there_is(
+    before: str, after: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert before in TWO
+    text = TWO.replace(before, after, 1)
+    files = {"ci/gate.yaml": text, "toysuites/more.yaml": SUITE}
+    monkeypatch.chdir(repository(tmp_path / "toys", files))
+
+    with pytest.raises(SuiteError) as refused:
+        CliRunner().invoke(cli.app, ["gate"], catch_exceptions=False)
+
+    assert said in str(refused.value)
+
+
+def test_a_suite_of_code_that_is_not_there_is_refused_with_what_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those that ship are in a repository without nsa, though there is a folder `suites`."""
+    shipped = (Path(__file__).resolve().parents[3] / "suites/counters.yaml").read_text()
+    text = POLICY + "counters: [{suite: suites/counters.yaml}]\n"
+    files = {"ci/gate.yaml": text, "suites/counters.yaml": shipped}
+    monkeypatch.chdir(repository(tmp_path / "toys", files))
+
+    with pytest.raises(SuiteError) as refused:
+        CliRunner().invoke(cli.app, ["gate", "--counters"], catch_exceptions=False)
+
+    place, said = str(refused.value).split(": ", 1)
+    line = shipped.splitlines()[int(place.split(":")[1]) - 1]
+    assert line.strip() == "factory: suites.workloads:train"
+    assert "no package 'suites' in the repository\n  Only code that lies there" in said
+    assert "name a\n  factory of your own" in said

@@ -1,0 +1,136 @@
+"""Comparison with a stored baseline: processes of another day on the same GPU, so not in pairs.
+
+Dearer in certainty than it is cheap in minutes: the level of a day is shared by all its processes,
+and no number of them averages it away. The interval carries it, and the tolerance is wider.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from harness.analysis.comparison import Statistics, judge, pairs_needed
+from harness.records import ByCase, Change, Comparison, Thresholds, thresholds_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One fresh process of one side."""
+
+    step_s: float
+    """Median step time after the steady state."""
+    hz: float | None = None
+    """Mean SM clock while the samples were taken; None where it was not read."""
+    wall_s: float | None = None
+    """How long it held the GPU."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("step_s", self.step_s), ("hz", self.hz), ("wall_s", self.wall_s)):
+            if value is None:
+                continue
+            if not math.isfinite(value) or value <= 0:
+                raise ValueError(f"{name}={value} is not a positive, finite number")
+
+
+def compare_stored(
+    baseline: Mapping[str, Sequence[Process]],
+    candidate: Mapping[str, Sequence[Process]],
+    *,
+    day_cv: float,
+    thresholds: ByCase,
+) -> tuple[Comparison, ...]:
+    """Judge every case of the candidate against the processes stored for it.
+
+    The standard error is that of Welch's test with the scatter of two days added; the rules are
+    those of the interleaved comparison with `stored_tolerance` for the tolerance. An undecided case
+    names the interleaved pairs that would decide it, since more processes of today would not.
+
+    Args:
+        baseline: Stored processes by case id; at least two each.
+        candidate: Today's processes; at least two each.
+        day_cv: Scatter of a case's level between days, from `calibrate.between_days`.
+        thresholds: As for `compare.confirm`.
+
+    Raises:
+        ValueError: A case that the baseline lacks, with fewer than two processes on a side, or a
+            day_cv that is not a positive number.
+    """
+    if not math.isfinite(day_cv) or day_cv <= 0:
+        raise ValueError(f"day_cv={day_cv} is not a positive, finite number")
+    if missing := [case_id for case_id in candidate if case_id not in baseline]:
+        raise ValueError(f"{missing[0]}: not in the stored baseline")
+    for case_id, processes in candidate.items():
+        if min(len(processes), len(baseline[case_id])) < 2:
+            raise ValueError(f"{case_id}: one process never decides; take two on both sides")
+    own = {c: thresholds_of(thresholds, c) for c in candidate}
+    wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in own.items()}
+    answers = judge(
+        {c: _statistics(baseline[c], p, day_cv, wider[c]) for c, p in candidate.items()}, wider
+    )
+    return tuple(
+        _instead(answers[c], baseline[c], p, len(candidate), own[c]) for c, p in candidate.items()
+    )
+
+
+def _statistics(
+    baseline: Sequence[Process],
+    candidate: Sequence[Process],
+    day_cv: float,
+    thresholds: Thresholds,
+) -> Statistics:
+    sides = [np.log([p.step_s for p in side]) for side in (baseline, candidate)]
+    parts = [float(x.var(ddof=1)) / len(x) for x in sides]
+    of_processes, of_days = sum(parts), 2 * day_cv**2
+    # Satterthwaite: the days' variance is taken as known, and adds no uncertainty of its own.
+    unsure = sum(v**2 / (len(x) - 1) for v, x in zip(parts, sides, strict=True))
+    freedom = (of_processes + of_days) ** 2 / unsure if unsure else math.inf
+    se = math.sqrt(of_processes + of_days)
+    centre = float(sides[1].mean() - sides[0].mean())
+    half = float(stdtrit(freedom, 1 - thresholds.alpha)) * se
+    return Statistics(
+        centre=centre,
+        low=centre - half,
+        high=centre + half,
+        p_slower=float(stdtr(freedom, -centre / se)),
+        p_faster=float(stdtr(freedom, centre / se)),
+        cycles=_cycles(baseline, candidate),
+        pairs=min(len(baseline), len(candidate)),
+        freedom=freedom,
+    )
+
+
+def _cycles(baseline: Sequence[Process], candidate: Sequence[Process]) -> float | None:
+    """Log ratio of cycles; None where any clock was not read."""
+    means = []
+    for side in (baseline, candidate):
+        cycles = [p.step_s * p.hz for p in side if p.hz is not None]
+        if len(cycles) < len(side):
+            return None
+        means.append(float(np.log(cycles).mean()))
+    return means[1] - means[0]
+
+
+def _instead(
+    answer: Comparison,
+    baseline: Sequence[Process],
+    candidate: Sequence[Process],
+    cases: int,
+    thresholds: Thresholds,
+) -> Comparison:
+    """Replace what more of the same would cost by what an interleaved comparison would."""
+    if answer.change is not Change.UNDECIDED:
+        return answer
+    if answer.clock_explained:
+        return replace(answer, reason=f"{answer.reason}; compare interleaved instead")
+    variances = [np.log([p.step_s for p in side]).var(ddof=1) for side in (baseline, candidate)]
+    needed = pairs_needed(math.log(answer.ratio), math.sqrt(sum(variances)), cases, thresholds)
+    needed = max(needed, thresholds.confirm_pairs)
+    walls = [p.wall_s for p in candidate if p.wall_s is not None]
+    return replace(
+        answer,
+        pairs_needed=needed,
+        minutes_needed=needed * 2 * float(np.mean(walls)) / 60 if walls else None,
+        reason=f"{answer.reason}; {needed} interleaved pairs would decide",
+    )

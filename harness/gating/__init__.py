@@ -1,1 +1,0 @@
-"""The merge gate: a policy, two sides of a change, and a verdict with the reasons for it."""

@@ -1,0 +1,3 @@
+"""Verdicts and suites in other people's tools: pytest, pytest-benchmark, JUnit, step summaries,
+annotations, comments.
+"""

@@ -1,0 +1,74 @@
+"""A run judged by its suite's rules, in the form of a gate's verdict, so that CI can show it."""
+
+from collections.abc import Sequence
+
+from harness import units
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, Subject
+from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
+from harness.report import text
+
+
+def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerdict:
+    """The verdict on a run. A case is judged by the rules whose decision rests on it."""
+    git = run.environment.git
+    return GateVerdict(
+        decision=verdict.decision,
+        reason=f"{verdict.decided_by}: {text.verdict_sentence(verdict)}",
+        mode=Mode.ABSOLUTE,
+        stage=Stage.BLOCK,
+        blocks=False,
+        policy=run.suite.path,
+        subject=Subject.RUN,
+        candidate=GateSide(
+            ref=git.branch if git else "",
+            commit=git.commit if git else "",
+            run_id=run.run_id,
+            run_folder=run.folder,
+            uncommitted=run.environment.uncommitted,
+        ),
+        device=run.environment.device_name,
+        device_id=run.environment.gpu.uuid if run.environment.gpu else "",
+        cases=tuple(_case(run, seen, verdict) for seen in cases),
+        findings=tuple(
+            Finding(
+                check=r.rule, decision=r.decision, reason=text.rule_sentence(r), counts=r.applies
+            )
+            for r in verdict.rules
+        ),
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        gpu_s=sum(m.wall_s for m in run.measurements),
+    )
+
+
+def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
+    case_id, outcome = seen.case.case_id, seen.outcome
+    said = [
+        Finding(check=r.rule, decision=r.decision, reason=text.rule_sentence(r))
+        for r in verdict.rules
+        if r.applies and case_id in r.evidence and r.decision is not Decision.GO
+    ]
+    reason = units.ending_text(outcome, seen.detail)
+    if outcome is Outcome.OK or (outcome is not None and outcome in seen.case.allow):
+        decision = Decision.GO
+    else:
+        decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE
+    for finding in said:
+        if decision is Decision.GO:
+            decision, reason = finding.decision, f"{finding.check}: {finding.reason}"
+        elif finding.decision is Decision.NO_GO:
+            decision = finding.decision
+    measured = run.of(case_id)
+    bad = next((m for m in measured if m.outcome is not Outcome.OK), None)
+    step = seen.metrics.get("step_s")
+    return GateCase(
+        case_id=case_id,
+        suite=run.suite.path,
+        decision=decision,
+        reason=reason,
+        state=State.UNCOMPARED if outcome is Outcome.OK else State.FAILED,
+        findings=tuple(said),
+        candidate_s=step.value if step else None,
+        gpu_s=sum(m.wall_s for m in measured),
+        log=f"{run.folder}/{bad.log}" if bad and bad.log else "",
+    )

@@ -1,0 +1,469 @@
+"""The workflows and templates under .github/ and ci/: valid, and safe with a stranger's change."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+GITLAB = ROOT / "ci/gitlab.yml"
+README = ROOT / "ci/README.md"
+
+if not WORKFLOWS:
+    pytest.skip("not a checkout: the workflows are not installed", allow_module_level=True)
+
+PINNED = {
+    "actions/checkout": ("11bd71901bbe5b1630ceea73d27597364c9af683", "v4.2.2"),
+    "actions/setup-python": ("a26af69be951a213d495a4c3e4e4022e16d87065", "v5.6.0"),
+    "actions/upload-artifact": ("ea165f8d65b6e75b540449e92b4886f43607fa02", "v4.6.2"),
+}
+"""Every action in use, at the commit of its release."""
+PRIVILEGED = "gate-comment.yml"
+"""The one workflow that may write, and so may run nothing of a change."""
+
+each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.name)
+
+
+def load(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = YAML(typ="safe", pure=True).load(path.read_text())
+    return data
+
+
+def jobs(path: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = load(path)["jobs"]
+    return found
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in jobs(path).values():
+        yield from job.get("steps", ())
+
+
+def scripts(path: Path) -> list[str]:
+    return [step["run"] for step in steps(path) if "run" in step]
+
+
+def check_schema(schema: str, *arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]
+    checked = subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_workflows_are_valid_by_githubs_schema() -> None:
+    check_schema("vendor.github-workflows", *WORKFLOWS)
+
+
+def test_the_template_is_valid_by_gitlabs_schema() -> None:
+    check_schema("vendor.gitlab-ci", "--data-transform", "gitlab-ci", GITLAB)
+
+
+def test_what_a_gpu_is_asked_for_is_shell_and_names_suites_that_there_are() -> None:
+    script = ROOT / "ci/gpu.sh"
+    text = script.read_text()
+
+    told = subprocess.run([script], capture_output=True, text=True, check=False)
+
+    assert told.returncode == 2
+    listed = re.findall(r"^  (\w+)  +\S", told.stdout, re.MULTILINE)
+    assert listed == re.findall(r"^  (\w+)\)", text, re.MULTILINE)
+    suites = re.findall(r"harness (?:run|overhead) (\S+)", text)
+    assert suites
+    assert all((ROOT / "suites" / f"{suite}.yaml").exists() for suite in suites)
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not on PATH")
+def test_actionlint_finds_nothing() -> None:
+    checked = subprocess.run(
+        ["actionlint", *WORKFLOWS], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@each_workflow
+def test_every_action_is_pinned_to_the_commit_of_a_release(path: Path) -> None:
+    text = path.read_text()
+    used = re.findall(r"uses:\s*(\S+)(?:\s+#\s*(\S+))?", text)
+    local = [name for name, _ in used if name.startswith("./.github/workflows/")]
+    others = [(*name.split("@"), version) for name, version in used if name not in local]
+
+    assert all((ROOT / name).is_file() for name in local)
+    assert [(a, (sha, version)) for a, sha, version in others] == [
+        (action, PINNED.get(action)) for action, _, _ in others
+    ]
+
+
+@each_workflow
+def test_permissions_are_stated_and_only_the_comment_may_write(path: Path) -> None:
+    assert load(path)["permissions"] in ({}, {"contents": "read"})
+    for name, job in jobs(path).items():
+        granted = job["permissions"]
+        writes = {scope for scope, level in granted.items() if level != "read"}
+        expected = {"pull-requests"} if path.name == PRIVILEGED else set()
+        assert writes == expected, name
+
+
+@each_workflow
+def test_no_expression_is_pasted_into_a_script(path: Path) -> None:
+    """A branch named `$(curl …)` would run there; what a script needs comes by its environment."""
+    assert [script for script in scripts(path) if "${{" in script] == []
+
+
+@each_workflow
+def test_scripts_are_bash_that_parses_and_fails_at_the_first_error(path: Path) -> None:
+    for script in scripts(path):
+        subprocess.run(["bash", "-n", "-c", script], check=True)
+        assert "|| true" not in script
+    # Unlike the default shell, `shell: bash` sets pipefail.
+    for job in jobs(path).values():
+        piped = any("|" in s.get("run", "").replace("||", "") for s in job.get("steps", ()))
+        assert not piped or job["defaults"]["run"]["shell"] == "bash"
+
+
+@each_workflow
+def test_nothing_runs_for_ever_or_twice(path: Path) -> None:
+    for name, job in jobs(path).items():
+        assert "timeout-minutes" in job or "uses" in job, name
+    if "workflow_call" not in triggers(path):
+        assert "group" in load(path)["concurrency"]
+
+
+def triggers(path: Path) -> dict[str, Any]:
+    on = load(path)["on"]  # as YAML 1.2; 1.1 reads the key as true
+    return on if isinstance(on, dict) else dict.fromkeys(on)
+
+
+@each_workflow
+def test_a_strangers_code_never_meets_a_secret(path: Path) -> None:
+    text = path.read_text()
+    assert "pull_request_target" not in triggers(path)
+    assert "secrets." not in text
+    assert "secrets: inherit" not in text
+    tokens = re.findall(r"github\.token", text)
+    assert len(tokens) == (1 if path.name == PRIVILEGED else 0)
+    checkouts = [s for s in steps(path) if s.get("uses", "").startswith("actions/checkout@")]
+    assert all(s["with"]["persist-credentials"] is False for s in checkouts)
+
+
+def test_the_privileged_workflow_takes_nothing_from_the_change() -> None:
+    path = ROOT / ".github/workflows" / PRIVILEGED
+    (job,) = jobs(path).values()
+    checkout, post = job["steps"]
+
+    assert set(triggers(path)) == {"workflow_run"}
+    assert triggers(path)["workflow_run"]["workflows"] == [load(path.with_name("gate.yml"))["name"]]
+    assert "ref" not in checkout["with"], "without it, the default branch"
+    assert "repository" not in checkout["with"]
+    assert checkout["with"]["sparse-checkout"] == "ci/post_comment.py"
+    assert post["run"] == "python3 ci/post_comment.py"
+    assert set(post["env"]) == {"GITHUB_TOKEN"}
+
+
+def test_a_strangers_code_never_reaches_a_runner_of_ones_own() -> None:
+    for path in WORKFLOWS:
+        for name, job in jobs(path).items():
+            own = "runs-on" in job and job["runs-on"] != "ubuntu-24.04"
+            assert not own or "pull_request" not in triggers(path), f"{path.name}: {name}"
+    calling = jobs(ROOT / ".github/workflows/gate.yml")["gpu"]
+    condition = " ".join(calling["if"].split())
+    assert "head.repo.full_name == github.repository" in condition
+    rules = load_gitlab()["gate-gpu"]["rules"]
+    assert all("$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID" in r["if"] for r in rules)
+
+
+def load_gitlab() -> dict[str, Any]:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.constructor.add_constructor("!reference", lambda loader, node: node.value[-1].value)
+    data: dict[str, Any] = yaml.load(GITLAB.read_text())
+    return data
+
+
+def test_the_artifacts_are_what_the_comment_looks_for() -> None:
+    """Names and files are spelled in three places."""
+    post = (ROOT / "ci/post_comment.py").read_text()
+    names = [
+        s["with"]["name"]
+        for path in WORKFLOWS
+        for s in steps(path)
+        if "upload-artifact" in s.get("uses", "") and s["with"]["path"] == "comment/"
+    ]
+    assert sorted(names) == ["gate-comment-counters", "gate-comment-gpu"]
+    assert 're.compile(r"gate-comment-([a-z0-9-]{1,30})")' in post
+    for path in ("gate.yml", "gpu-gate.yml"):
+        text = (ROOT / ".github/workflows" / path).read_text()
+        for file in ("pr.txt", "comment.md"):
+            assert f"comment/{file}" in text
+            assert f'"{file}"' in post
+
+
+def commands() -> list[list[str]]:
+    """Every command of the harness in the workflows, the template and the guide."""
+    texts = [s for path in WORKFLOWS for s in scripts(path)]
+    gitlab = load_gitlab()
+    for job in gitlab.values():
+        for key in ("script", "after_script"):
+            texts += job.get(key, []) if isinstance(job, dict) else []
+    texts += re.findall(r"```(?:bash|sh)\n(.*?)```", README.read_text(), re.DOTALL)
+    joined = "\n".join(texts).replace("\\\n", " ")
+    return [m.split() for m in re.findall(r"^\s*(harness [^|>;&\n]*)", joined, re.MULTILINE)]
+
+
+def test_every_command_and_option_there_exists() -> None:
+    from typer.main import get_command
+
+    from harness.cli.main import app
+
+    root: Any = get_command(app)
+    found = [words[1:] for words in commands()]
+    assert {words[0] for words in found} >= {"export", "doctor"}
+    for name, *rest in found:
+        command = root.commands[name]
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+        options = {word.partition("=")[0] for word in rest if word.startswith("-")}
+        assert options <= known, f"{name} {' '.join(rest)}"
+
+
+@pytest.mark.parametrize("stage", ["shadow", "warn", "block", "$(touch evil)"])
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 137])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "crashed"])
+def test_the_gates_step_fails_as_its_stage_says(
+    tmp_path: Path, stage: str, status: int, told: bool
+) -> None:
+    """Only a verdict can be softened; a gate that did not work is red in every stage."""
+    check, gate = (
+        s["run"]
+        for s in steps(ROOT / ".github/workflows/gpu-gate.yml")
+        if s.get("name") in ("Check the inputs", "Gate")
+    )
+    (tmp_path / "harness").write_text(f"#!/bin/sh\nexit {status}\n")
+    (tmp_path / "harness").chmod(0o755)
+    (tmp_path / "work/gate").mkdir(parents=True)
+    (tmp_path / "work/gate/verdict.json").write_text("{}" if told else "")
+
+    ran = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", f"{check}\n{gate}"],
+        cwd=tmp_path / "work",
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "STAGE": stage,
+            "BASE": "origin/$(touch evil)",
+            "POLICY": "; touch evil",
+            "WAIT_S": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    softened = told and stage in ("shadow", "warn") and status in (1, 3)
+    refused = stage not in ("shadow", "warn", "block")
+    assert ran.returncode == (2 if refused else 0 if softened else status), ran.stderr
+    assert [f.name for f in (tmp_path / "work").rglob("*")] == ["gate", "verdict.json"]
+
+
+@pytest.mark.parametrize("stage", ["shadow", "warn", "block"])
+@pytest.mark.parametrize("status", [0, 1, 2, 3])
+def test_the_gate_alone_decides_whether_githubs_job_is_red(
+    tmp_path: Path, stage: str, status: int
+) -> None:
+    """Neither an unfit machine nor a failing test goes before it, or in place of its verdict."""
+    (job,) = jobs(ROOT / ".github/workflows/gpu-gate.yml").values()
+    programs = runner_where_all_else_fails(tmp_path, status)
+    python = tmp_path / "gate-venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    work = tmp_path / "work"
+    work.mkdir()
+    files = {name: str(tmp_path / name) for name in ("GITHUB_PATH", "GITHUB_STEP_SUMMARY")}
+    contexts = Contexts({"inputs": {"stage": stage, "suite": "suites/gate.yaml"}}, work)
+
+    red = False
+    for step in job["steps"]:
+        wanted = step.get("if", "success()")
+        asked = wanted if "cancelled()" in wanted else f"success() && ({wanted})"
+        if "run" not in step or not contexts.value(asked, success=not red):
+            continue
+        ran = bash(
+            step["run"],
+            cwd=work,
+            env={
+                **files,
+                "PATH": f"{programs}:/usr/bin:/bin",
+                "RUNNER_TEMP": str(tmp_path),
+                "STAGE": stage,
+                "WAIT_S": "1",
+            },
+        )
+        softened = contexts.value(str(step.get("continue-on-error", "false")))
+        red = red or (ran.returncode != 0 and not softened)
+
+    assert red is (status == 2 or (stage == "block" and status != 0))
+    assert shown(work) == (GITHUBS_FORMS if status != 2 else set())
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3])
+def test_the_gate_alone_decides_whether_gitlabs_job_is_red(tmp_path: Path, status: int) -> None:
+    shared, job = load_gitlab()[".gate"], load_gitlab()["gate-gpu"]
+    env = {
+        "PATH": f"{runner_where_all_else_fails(tmp_path, status)}:/usr/bin:/bin",
+        "CI_PROJECT_DIR": str(tmp_path),
+    }
+    work = tmp_path / "work"
+    work.mkdir()
+
+    ran = bash("\n".join([*shared["before_script"], *job["script"]]), cwd=work, env=env)
+    bash("\n".join(shared["after_script"]), cwd=work, env=env)
+
+    assert ran.returncode == status
+    assert "allow_failure" not in job
+    assert shown(work) == ({"junit", "comment"} if status != 2 else set())
+
+
+GITHUBS_FORMS = {"step-summary", "annotations", "junit", "comment"}
+
+
+def runner_where_all_else_fails(folder: Path, status: int) -> Path:
+    """Programs of a runner: an unfit machine, cases that fail as tests, a gate that ends so."""
+    harness = f"""
+        case "$1" in
+          doctor) exit 3 ;;
+          gate) [ {status} = 2 ] || echo verdict > gate/verdict.json; exit {status} ;;
+          export) echo "$*" | sed 's/.*--format //; s/ .*//' >> shown ;;
+        esac
+    """
+    programs = {"harness": harness, "pytest": "exit 1", "python": "exit 0", "python3": "exit 0"}
+    (folder / "programs").mkdir()
+    for name, text in programs.items():
+        program = folder / "programs" / name
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    return folder / "programs"
+
+
+def shown(work: Path) -> set[str]:
+    """The forms in which the verdict was exported."""
+    return set((work / "shown").read_text().split()) if (work / "shown").exists() else set()
+
+
+def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A script as a runner starts it: `shell: bash` of GitHub's, and GitLab's."""
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+OURS = "us/ours"
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """What GitHub's expressions read, and their values. What is absent is empty, as there."""
+
+    known: dict[str, Any]
+    folder: Path = ROOT
+
+    def value(self, expression: str, *, success: bool = True) -> Any:
+        """The value of an expression: names, strings, ==, !=, &&, ||, ! and a few functions."""
+        inner = expression.strip().removeprefix("${{").removesuffix("}}")
+        functions = {
+            "success": lambda: success,
+            "always": lambda: True,
+            "cancelled": lambda: False,
+            "hashFiles": lambda pattern: "hash" if list(self.folder.glob(pattern)) else "",
+            "look": self.look,
+        }
+        python = "".join(
+            text if text.startswith("'") else self._python(text)
+            for text in re.split(r"('[^']*')", " ".join(inner.split()))
+        )
+        return eval(python, {"__builtins__": {}}, functions)
+
+    def look(self, name: str) -> Any:
+        found: Any = self.known
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return "" if found is None else found
+
+    @staticmethod
+    def _python(text: str) -> str:
+        text = re.sub(r"\b(\w+(?:\.\w+)+)\b", r"look('\1')", text)
+        text = re.sub(r"\b(true|false)\b", lambda m: m[1].capitalize(), text)
+        return re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
+
+
+def event(name: str, head: str | None = None) -> dict[str, Any]:
+    """The context `github` of a run, for a pull request from the repository `head`."""
+    known: dict[str, Any] = {"event_name": name, "repository": OURS}
+    if name == "pull_request":
+        repo = {"full_name": head} if head else None  # none: the fork is gone
+        known["event"] = {"pull_request": {"head": {"repo": repo}}}
+    return known
+
+
+@pytest.mark.parametrize(
+    ("github", "runner", "forks_need_gpu", "gpu", "good"),
+    [
+        pytest.param(event("pull_request", OURS), "[]", True, "success", True, id="ours"),
+        pytest.param(event("pull_request", OURS), "[]", True, "failure", False, id="ours, no-go"),
+        pytest.param(event("pull_request", OURS), "[]", True, "cancelled", False, id="cancelled"),
+        pytest.param(event("pull_request", OURS), "", True, "", True, id="no runner yet"),
+        pytest.param(event("pull_request", OURS), "", False, "", True, id="no runner"),
+        pytest.param(event("workflow_dispatch"), "[]", True, "success", True, id="by hand"),
+        pytest.param(event("workflow_dispatch"), "[]", True, "failure", False, id="by hand, no-go"),
+        # GitHub passes no variable to the run of a fork, whatever the repository has.
+        pytest.param(event("pull_request", "a/fork"), "", True, "", False, id="fork"),
+        pytest.param(event("pull_request"), "", True, "", False, id="fork that is gone"),
+        pytest.param(event("pull_request", "a/fork"), "", False, "", True, id="fork, no runner"),
+        # A private repository can pass them all the same.
+        pytest.param(event("pull_request", "a/fork"), "[]", True, "", False, id="fork, told"),
+        pytest.param(event("pull_request", "a/fork"), "[]", False, "", False, id="fork, both"),
+        pytest.param(event("pull_request", OURS), "[]", False, "success", False, id="both"),
+    ],
+)
+@pytest.mark.parametrize("counters", ["success", "failure", "skipped", ""])
+def test_what_did_not_run_is_no_pass(
+    github: dict[str, Any],
+    runner: str,
+    forks_need_gpu: bool,
+    gpu: str,
+    good: bool,
+    counters: str,
+    tmp_path: Path,
+) -> None:
+    """What the expressions give in that run decides, not what a test thinks they would."""
+    workflow = load(ROOT / ".github/workflows/gate.yml")
+    calling, job = workflow["jobs"]["gpu"], workflow["jobs"]["verdict"]
+    (step,) = job["steps"]
+    contexts = Contexts({"github": github, "vars": {"GPU_RUNNER": runner} if runner else {}})
+
+    runs = contexts.value(calling["if"])
+    ended = {"counters": {"result": counters}, "gpu": {"result": gpu if runs else "skipped"}}
+    told = Contexts({**contexts.known, "needs": ended})
+    committed = {**workflow["env"], "FORKS_NEED_GPU": forks_need_gpu}
+    expressions = {name: told.value(text) for name, text in job["env"].items()}
+    env = {name: as_github_writes(value) for name, value in {**committed, **expressions}.items()}
+    ran = bash(step["run"], cwd=tmp_path, env=env)
+
+    assert bool(runs) is bool(gpu), "where no result is given, the GPU's part is skipped"
+    assert (ran.returncode == 0) is (good and counters == "success"), ran.stdout + ran.stderr
+    assert set(job["needs"]) == set(workflow["jobs"]) - {"verdict"}
+    assert job["if"] == "${{ always() }}"
+    assert workflow["env"]["FORKS_NEED_GPU"] is True, "as it is copied, an unknown is no pass"
+
+
+def as_github_writes(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,173 @@
+"""ci/README.md followed to the letter in a repository of somebody else's, and what CI then does."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from harness.gate.records import GateVerdict, State, decode
+from harness.records import Decision
+from harness.tests.gate_repositories import commit, git
+
+ROOT = Path(__file__).resolve().parents[3]
+README = ROOT / "ci/README.md"
+WORKFLOWS = ROOT / ".github/workflows"
+
+if not WORKFLOWS.is_dir():
+    pytest.skip("not a checkout: the templates are not installed", allow_module_level=True)
+
+
+def section() -> str:
+    text = README.read_text(encoding="utf-8").partition("\n## Into your own repository\n")[2]
+    return text.partition("\n## ")[0]
+
+
+def copied() -> dict[str, str]:
+    """What step 1 has one copy, by its path."""
+    step = section().partition("1. **Copy")[2].partition("\n2. ")[0]
+    files = {}
+    for name in re.findall(r"`([\w./-]+\.\w+)`", step):
+        path = ROOT / name if (ROOT / name).is_file() else WORKFLOWS / name
+        files[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+    return files
+
+
+def written() -> dict[str, str]:
+    """What the later steps have one write, by its path: each block is introduced by "in `PATH`"."""
+    files = dict.fromkeys(re.findall(r"empty `([^`]+)`", section()), "")
+    parts = re.split(r"^ *```(\w+)\n(.*?)^ *```$", section(), flags=re.MULTILINE | re.DOTALL)
+    for before, language, block in zip(parts[::3], parts[1::3], parts[2::3], strict=False):
+        if language != "bash":
+            files[re.findall(r"\b[Ii]n `([^`]+)`", before)[-1]] = dedent(block)
+    return files
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """Somebody's repository, and a branch on which the steps were followed."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    commit(folder, {"README.md": "Theirs."})
+    commit(folder, copied() | written(), branch="gate")
+    return folder
+
+
+def test_every_file_that_a_template_names_is_one_of_the_steps(theirs: Path) -> None:
+    templates = [name for name in copied() if name.endswith((".yml", ".yaml"))]
+    assert len(templates) == 5
+    for template in templates:
+        text = (theirs / template).read_text()
+        named = re.findall(
+            r"(?:ci|suites|\.github/workflows)/[\w.-]+\.(?:ya?ml|txt|py|json)\b", text
+        )
+        assert [name for name in named if not (theirs / name).is_file()] == [], template
+        assert not re.search(r"\bconstraints\.txt|install.* -e", text), template
+    schema = (theirs / "ci/gate.yaml").read_text().partition("$schema=")[2].split()[0]
+    assert (theirs / "ci" / schema).is_file()
+
+
+def test_the_workflows_name_their_files_alike() -> None:
+    """Of a job that calls another workflow, `with:` cannot read `env:`."""
+    gate = load(WORKFLOWS / "gate.yml")
+    called = load(WORKFLOWS / "gpu-gate.yml")["on"]["workflow_call"]["inputs"]
+    gitlab = load(ROOT / "ci/gitlab.yml")["variables"]
+
+    for name in ("requirements", "policy"):
+        chosen = gate["jobs"]["gpu"]["with"][name]
+        assert called[name]["default"] == chosen
+        assert gitlab[f"GATE_{name.upper()}"]["value"] == chosen
+        assert gate["env"].get(name.upper(), chosen) == chosen
+
+
+def test_what_ci_installs_here_is_pinned() -> None:
+    lines = (ROOT / "ci/requirements.txt").read_text().splitlines()
+
+    assert [shlex.split(line) for line in lines if not line.startswith("#")] == [
+        ["-c", "../constraints.txt"],
+        ["-e", ".[test]"],
+    ]
+
+
+@pytest.mark.slow
+def test_gitlabs_job_judges_what_the_steps_made_and_then_a_change(theirs: Path) -> None:
+    first = gate_counters(theirs, base=git(theirs, "rev-parse", "main"))
+
+    assert first.decision is Decision.GO, first.reason
+    assert {case.state for case in first.cases} == {State.NEW}
+
+    made = git(theirs, "rev-parse", "HEAD")
+    workloads = (theirs / "benchmarks/workloads.py").read_text()
+    more = workloads.replace("return torch.softmax(x, -1)  #", "return torch.softmax(x, -1) + 0  #")
+    assert more != workloads
+    commit(theirs, {"benchmarks/workloads.py": more})
+    second = gate_counters(theirs, base=made)
+
+    assert second.decision is Decision.NO_GO, second.reason
+    assert not second.blocks, "the policy's stage is warn"
+    assert {path.name for path in (theirs / "gate").iterdir()} == {
+        "verdict.json",
+        "gate.xml",
+        "gate.md",
+    }
+    assert git(theirs, "status", "--porcelain") == "", "a job leaves nothing that would be judged"
+
+
+def gate_counters(folder: Path, *, base: str) -> GateVerdict:
+    """Run the template's job, line by line, where a runner has its venv and Debian's packages."""
+    template = load(folder / "ci/gitlab.yml")
+    shared, job = template[".gate"], template["gate-counters"]
+    before = [line for line in job["before_script"] if line != "before_script"]
+    lines = [*before, *shared["before_script"], *job["script"], *shared["after_script"]]
+    variables = {name: given["value"] for name, given in template["variables"].items()}
+    ran = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", "\n".join(lines)],
+        cwd=folder,
+        env={
+            **os.environ,
+            **variables,
+            "PATH": f"{runner(folder.parent / 'bin')}:/usr/bin:/bin",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "CI_PROJECT_DIR": str(folder),
+            "CI_MERGE_REQUEST_DIFF_BASE_SHA": base,
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return decode((folder / "gate/verdict.json").read_text(), "verdict.json")
+
+
+def runner(folder: Path) -> Path:
+    """Programs of a runner: its venvs have this harness, once pip has read what to install."""
+    python, venv = shlex.quote(sys.executable), shlex.quote(str(folder / "venv"))
+    programs = {
+        "apt-get": "",
+        "python3": f'for last; do :; done; mkdir -p "$last"; cp -r {venv} "$last/bin"',
+        "venv/python": '[ "$1 $2 $3" = "-m pip install" ]; for last; do :; done; cat "$last"',
+        "venv/harness": f'exec {python} -m harness "$@"',
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, text in programs.items():
+        program = folder / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\nset -e\n{text}\n")
+        program.chmod(0o755)
+    return folder
+
+
+def load(path: Path) -> dict[str, Any]:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.constructor.add_constructor("!reference", lambda loader, node: node.value[-1].value)
+    data: dict[str, Any] = yaml.load(path.read_text())
+    return data

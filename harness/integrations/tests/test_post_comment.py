@@ -1,0 +1,309 @@
+"""The comment of a pull request, against a server that answers as GitHub does."""
+
+import importlib.util
+import io
+import json
+import re
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "ci/post_comment.py"
+if not SCRIPT.exists():
+    pytest.skip("not a checkout: ci/ is not installed", allow_module_level=True)
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+PAGE = "## ❌ Gate: NO-GO\n\n| | case |\n|:--|:--|\n| ❌ NO-GO | `train/nsa` |\n"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("post_comment", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def packed(**files: bytes | str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("_", "."), content)
+    return data.getvalue()
+
+
+class GitHub:
+    """What the server knows, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.event: dict[str, Any] = {
+            "id": 7,
+            "event": "pull_request",
+            "head_sha": SHA,
+            "head_repository": {"full_name": "stranger/fork"},
+        }
+        self.pull: dict[str, Any] = {
+            "state": "open",
+            "base": {"repo": {"full_name": "owner/project"}},
+            "head": {"sha": SHA, "repo": {"full_name": "stranger/fork"}},
+        }
+        self.archives: dict[str, bytes] = {
+            "gate-comment-gpu": packed(comment_md=PAGE, pr_txt="42\n")
+        }
+        self.comments: list[dict[str, Any]] = []
+        self.size_in_bytes: int | None = None
+        self.seen: list[tuple[str, str, str]] = []
+
+    def answer(self, method: str, path: str, body: Any) -> Any:
+        root = "/repos/owner/project"
+        names = list(self.archives)
+        if path.startswith(f"{root}/actions/runs/7/artifacts"):
+            return {
+                "artifacts": [
+                    {
+                        "id": i,
+                        "name": name,
+                        "expired": False,
+                        "size_in_bytes": self.size_in_bytes or len(self.archives[name]),
+                    }
+                    for i, name in enumerate(names)
+                ]
+            }
+        if m := re.fullmatch(rf"{root}/actions/artifacts/(\d+)/zip", path):
+            return f"/blob/{m[1]}"
+        if m := re.fullmatch(r"/blob/(\d+)", path):
+            return self.archives[names[int(m[1])]]
+        if re.fullmatch(rf"{root}/pulls/\d+", path):
+            return self.pull
+        if method == "GET" and path.startswith(f"{root}/issues/42/comments"):
+            page = int(path.rpartition("=")[2])
+            return self.comments[100 * (page - 1) : 100 * page]
+        if method == "POST" and path == f"{root}/issues/42/comments":
+            new = {"id": len(self.comments) + 1000, "user": {"login": "github-actions[bot]"}}
+            self.comments.append({**new, **body})
+            return new
+        if method == "PATCH" and (m := re.fullmatch(rf"{root}/issues/comments/(\d+)", path)):
+            (known,) = (c for c in self.comments if c["id"] == int(m[1]))
+            known.update(body)
+            return known
+        return None
+
+
+@pytest.fixture
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHub]:
+    state = GitHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            state.seen.append((self.command, self.path, self.headers.get("Authorization", "")))
+            answer = state.answer(self.command, self.path, body)
+            if isinstance(answer, str):
+                self.send_response(302)
+                self.send_header("Location", f"http://127.0.0.1:{server.server_port}{answer}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(404 if answer is None else 200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_POST = do_PATCH = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("GITHUB_API_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/project")
+    monkeypatch.setenv("GITHUB_TOKEN", "the-token")
+    monkeypatch.setenv("GITHUB_EVENT_PATH", str(tmp_path / "event.json"))
+    state.event_path = tmp_path / "event.json"  # type: ignore[attr-defined]
+    yield state
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(script: ModuleType, github: GitHub) -> int:
+    github.event_path.write_text(json.dumps({"workflow_run": github.event}))  # type: ignore[attr-defined]
+    status: int = script.main()
+    return status
+
+
+def changed(github: GitHub) -> list[str]:
+    return [method for method, _, _ in github.seen if method != "GET"]
+
+
+def test_a_page_is_posted_once_and_then_brought_up_to_date(
+    script: ModuleType, github: GitHub
+) -> None:
+    assert run(script, github) == 0
+    github.archives["gate-comment-gpu"] = packed(comment_md="## ✅ Gate: GO\n", pr_txt="42")
+    assert run(script, github) == 0
+
+    (comment,) = github.comments
+    assert changed(github) == ["POST", "PATCH"]
+    assert comment["body"].startswith("<!-- nsa-harness gate: gpu -->\n## ✅ Gate: GO")
+    assert (
+        f"[Run 7](https://github.com/owner/project/actions/runs/7) of {SHA[:12]}"
+        in (comment["body"])
+    )
+
+
+def test_each_gate_has_a_comment_of_its_own(script: ModuleType, github: GitHub) -> None:
+    github.archives["gate-comment-counters"] = packed(comment_md="counters", pr_txt="42")
+    github.archives["something-else"] = b"no zip"
+
+    assert run(script, github) == 0
+    assert run(script, github) == 0
+
+    marks = [c["body"].splitlines()[0] for c in github.comments]
+    assert marks == ["<!-- nsa-harness gate: gpu -->", "<!-- nsa-harness gate: counters -->"]
+
+
+def test_the_token_is_shown_to_the_api_alone(script: ModuleType, github: GitHub) -> None:
+    run(script, github)
+
+    shown = {path.startswith("/repos/"): token for _, path, token in github.seen}
+    assert shown == {True: "Bearer the-token", False: ""}
+
+
+def test_a_comment_of_somebody_else_with_our_mark_is_left_alone(
+    script: ModuleType, github: GitHub
+) -> None:
+    theirs = {"id": 1, "user": {"login": "stranger"}, "body": script.mark("gpu") + "\nmine"}
+    github.comments += [dict(theirs, id=i) for i in range(150)]
+
+    run(script, github)
+
+    assert changed(github) == ["POST"]
+    assert [c["body"] for c in github.comments[:150]] == [theirs["body"]] * 150
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        pytest.param(("state",), "closed", id="closed"),
+        pytest.param(("head", "sha"), "f" * 40, id="another-commit"),
+        pytest.param(("head", "repo"), {"full_name": "victim/fork"}, id="of-somebody-else"),
+        pytest.param(("head", "repo"), None, id="fork-deleted"),
+        pytest.param(("base", "repo"), {"full_name": "other/project"}, id="elsewhere"),
+    ],
+)
+def test_only_the_pull_request_that_was_run_is_commented(
+    script: ModuleType, github: GitHub, where: tuple[str, ...], what: Any
+) -> None:
+    """The number in the artifact is the word of whoever made it."""
+    place = github.pull
+    for step in where[:-1]:
+        place = place[step]
+    place[where[-1]] = what
+
+    assert run(script, github) == 0
+
+    assert changed(github) == []
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        pytest.param(b"no zip", id="no-zip"),
+        pytest.param(packed(pr_txt="42"), id="no-page"),
+        pytest.param(packed(comment_md=PAGE), id="no-number"),
+        pytest.param(packed(comment_md=PAGE, pr_txt="42/../43"), id="path-for-number"),
+        pytest.param(packed(comment_md=PAGE, pr_txt="-1"), id="negative"),
+        pytest.param(packed(comment_md=PAGE, pr_txt="0x2a"), id="hex"),
+        pytest.param(packed(comment_md=PAGE, pr_txt="٤٢"), id="other-digits"),
+        pytest.param(packed(comment_md=PAGE, pr_txt="4" * 10), id="huge-number"),
+        pytest.param(packed(comment_md=b"\xff\xfe", pr_txt="42"), id="no-text"),
+        pytest.param(packed(comment_md=b"a" * (2**18 + 1), pr_txt="42"), id="bomb"),
+    ],
+)
+def test_a_bad_artifact_is_refused_and_nothing_is_posted(
+    script: ModuleType, github: GitHub, archive: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    github.archives["gate-comment-gpu"] = archive
+
+    assert run(script, github) == 1
+
+    assert changed(github) == []
+    assert capsys.readouterr().out.startswith("::error title=gate comment::")
+
+
+def test_too_large_an_artifact_is_not_even_fetched(script: ModuleType, github: GitHub) -> None:
+    github.size_in_bytes = 2**20 + 1
+
+    assert run(script, github) == 1
+
+    assert [path for _, path, _ in github.seen if "zip" in path or "blob" in path] == []
+
+
+def test_an_artifact_larger_than_it_said_is_cut_off(script: ModuleType, github: GitHub) -> None:
+    github.size_in_bytes = 100
+    github.archives["gate-comment-gpu"] = b"x" * (2**20 + 1)
+
+    assert run(script, github) == 1
+
+
+def test_a_run_of_no_pull_request_is_not_commented(script: ModuleType, github: GitHub) -> None:
+    github.event["event"] = "workflow_dispatch"
+
+    assert run(script, github) == 0
+    assert github.seen == []
+
+
+def test_a_page_is_made_harmless_and_short(script: ModuleType, github: GitHub) -> None:
+    nasty = (
+        "<img src=x> <!-- x --> @owner/team [a](https://evil.example) ![i](//evil.example/i.png)\n"
+        "[ref]: https://evil.example\n[b][ref] www.evil.example #1 GH-2 \u202e\x1b[31m\u200f\r\n"
+    )
+    github.archives["gate-comment-gpu"] = packed(comment_md=nasty + PAGE * 2500, pr_txt="42")
+
+    assert run(script, github) == 0
+
+    (body,) = (c["body"] for c in github.comments)
+    assert len(body) <= 65_536
+    mark, *lines, source = body.strip().splitlines()
+    text = "\n".join(lines)
+    assert mark == script.mark("gpu")
+    assert source.startswith("[Run 7](https://github.com/owner/project/actions/runs/7)")
+    assert "The page was too long for a comment" in text
+    for unwanted in (
+        "<",
+        "@owner",
+        "](",
+        "]:",
+        "][",
+        "://",
+        "www.",
+        "#1",
+        "GH-2",
+        "\x1b",
+        "\u202e",
+    ):
+        assert unwanted not in text, unwanted
+    assert "| ❌ NO-GO | `train/nsa` |" in text
+
+
+def test_what_the_gate_renders_survives_untouched(script: ModuleType) -> None:
+    """Who makes pages harmless twice must not show them twice escaped."""
+    from harness.integrations.page import comment
+    from harness.integrations.tests.test_renderers import FASTER, OPEN, SLOWER, gate_verdict
+
+    page = comment(gate_verdict(SLOWER, OPEN, FASTER))
+
+    assert script.harmless(page) == page.strip()

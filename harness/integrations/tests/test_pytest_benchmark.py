@@ -1,0 +1,349 @@
+"""pytest-benchmark's JSON as a run, a run as its JSON, and the timer that waits for the GPU."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pytest_benchmark.stats import Stats
+
+from harness.cli.tests.test_cli import harness, refused
+from harness.errors import HarnessError
+from harness.integrations import pytest_benchmark, pytest_timer
+from harness.records import Clock, Decision, Outcome, Run
+from harness.store import reader
+from harness.store.writer import create
+from harness.tests import fake_runs
+
+ROOT = Path(__file__).resolve().parents[3]
+
+DOCUMENT: Mapping[str, Any] = {
+    "machine_info": {
+        "node": "node-7",
+        "system": "Linux",
+        "release": "6.8.0",
+        "machine": "x86_64",
+        "python_version": "3.12.7",
+        "cpu": {"brand_raw": "Intel Xeon", "count": 16},
+    },
+    "commit_info": {"id": "c0ffee", "branch": "main", "dirty": True},
+    "benchmarks": [
+        {
+            "group": "attention",
+            "name": "test_forward[512]",
+            "fullname": "tests/test_x.py::test_forward[512]",
+            "params": {"seq_len": 512, "dtype": "bf16", "shape": [1, 2]},
+            "options": {"timer": "synchronised"},
+            "stats": {"data": [0.5, 0.25, 0.125], "rounds": 3, "iterations": 4},
+        },
+        {
+            "group": None,
+            "name": "test_plain",
+            "fullname": "tests/test_x.py::test_plain",
+            "params": None,
+            "options": {},
+            "stats": {"data": [0.001], "rounds": 1, "iterations": 1},
+        },
+    ],
+    "datetime": "2026-11-21T07:30:12+00:00",
+    "version": "5.3.1",
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "bench.json"
+    path.write_text(json.dumps({**DOCUMENT, **changes}))
+    return path
+
+
+def first(**changes: Any) -> list[dict[str, Any]]:
+    """The document's benchmarks with the first one's stats changed."""
+    one, *others = json.loads(json.dumps(DOCUMENT["benchmarks"]))
+    return [{**one, "stats": {**one["stats"], **changes}}, *others]
+
+
+# --- in ----------------------------------------------------------------------------------
+
+
+def test_a_file_of_pytest_benchmark_becomes_a_run(tmp_path: Path) -> None:
+    path = write(tmp_path)
+
+    answer = harness("import", path.name, cwd=tmp_path)
+
+    assert answer.returncode == 0, answer.stderr
+    run = reader.load(tmp_path / "reports/runs", answer.stdout.strip())
+    assert run.ended_at
+    case, plain = run.suite.cases
+    assert case.case_id == "tests/test_x.py::test_forward[512]"
+    assert (case.workload, plain.workload) == ("attention", "test_plain")
+    assert case.axes == {"seq_len": 512, "dtype": "bf16", "shape": "[1, 2]"}
+    measured, _ = run.measurements
+    assert (measured.outcome, measured.clock) == (Outcome.OK, Clock.HOST)
+    assert measured.samples_s == (0.5, 0.25, 0.125)
+    assert measured.effective == {"timer": "synchronised", "iterations": 4}
+    here = run.environment
+    assert (here.hostname, here.cpu, here.cpu_count) == ("node-7", "Intel Xeon", 16)
+    assert here.git is not None
+    assert (here.git.commit, here.git.dirty_sha256) == ("c0ffee", "unknown")
+    assert here.gpu is None
+
+
+def test_an_imported_run_can_be_shown(tmp_path: Path) -> None:
+    harness("import", write(tmp_path).name, cwd=tmp_path)
+
+    shown = json.loads(harness("show", "--json", cwd=tmp_path).stdout)
+
+    assert [case["outcome"] for case in shown["cases"]] == ["ok", "ok"]
+    assert shown["cases"][0]["metrics"]["step_s"]["value"] == 0.25
+    assert shown["cases"][0]["metrics"]["step_s"]["low"] is None, "one process has no interval"
+    assert shown["time"]["work_s"] is None
+    assert "; what it went into is unknown" in harness("show", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"benchmarks": []}, id="no benchmark"),
+        pytest.param({"benchmarks": first(data=[])}, id="no rounds"),
+        pytest.param({"benchmarks": first(data=[0.5, 0.0, 0.1])}, id="zero"),
+        pytest.param({"benchmarks": first(data=[float("nan")] * 3)}, id="nan"),
+        pytest.param({"benchmarks": first(rounds=7)}, id="rounds missing"),
+        pytest.param({"benchmarks": first() + first()}, id="twice"),
+    ],
+)
+def test_a_benchmark_without_measured_rounds_is_refused(
+    tmp_path: Path, changes: Mapping[str, Any]
+) -> None:
+    with pytest.raises(HarnessError, match=r"bench\.json: "):
+        pytest_benchmark.read_benchmarks(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (b"", ""),
+        (b"[1]", ""),
+        (b"{", ""),
+        (b"\xff\xfe", ""),
+        (b'{"a":' * 100_000, ""),
+        (b"{}", "machine_info"),
+        (b'{"machine_info": {"node": 3}}', "machine_info.node"),
+        (json.dumps({**DOCUMENT, "benchmarks": 3}).encode(), "benchmarks"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_the_field(
+    tmp_path: Path, data: bytes, where: str
+) -> None:
+    (tmp_path / "bench.json").write_bytes(data)
+
+    with pytest.raises(HarnessError, match=rf"bench\.json: .*{where}"):
+        pytest_benchmark.read_benchmarks(tmp_path / "bench.json")
+
+
+def test_names_from_elsewhere_stay_in_the_runs_folder(tmp_path: Path) -> None:
+    one, other = json.loads(json.dumps(DOCUMENT["benchmarks"]))
+    one["fullname"] = "../../../../tmp/evil\x00" + "x" * 5000
+    one["group"] = "/etc"
+    path = write(tmp_path, benchmarks=[one, other])
+
+    answer = harness("import", path.name, cwd=tmp_path)
+
+    assert answer.returncode == 0, answer.stderr
+    assert {p.name for p in tmp_path.iterdir()} == {"bench.json", "reports"}
+    run = reader.load(tmp_path / "reports/runs", "latest")
+    assert run.suite.cases[0].case_id == one["fullname"]
+
+
+# --- out ---------------------------------------------------------------------------------
+
+
+def exported_run() -> Run:
+    good, bad = fake_runs.sweep(seq_len=[512, 1024])
+    return fake_runs.run(
+        [good, bad],
+        lambda c: (
+            fake_runs.timed(c, 0.1) if c is good else fake_runs.ended(c, Outcome.OUT_OF_MEMORY)
+        ),
+    )
+
+
+def test_a_run_is_exported_with_all_samples_and_says_what_is_not_in_it(tmp_path: Path) -> None:
+    run = exported_run()
+
+    document = json.loads(json.dumps(pytest_benchmark.benchmarks(run), allow_nan=False))
+
+    (benchmark,) = document["benchmarks"]
+    assert benchmark["fullname"] == run.suite.cases[0].case_id
+    assert benchmark["stats"]["data"] == [s for m in run.measurements for s in m.samples_s]
+    assert benchmark["extra_info"]["processes"] == 3
+    assert document["harness"]["left_out"] == {run.suite.cases[1].case_id: "out_of_memory"}
+
+
+def test_what_was_exported_can_be_imported(tmp_path: Path) -> None:
+    run = exported_run()
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(pytest_benchmark.benchmarks(run)))
+
+    back = pytest_benchmark.read_benchmarks(path)
+
+    assert back.measurements[0].samples_s == tuple(s for m in run.measurements for s in m.samples_s)
+    assert back.suite.cases[0].case_id == run.suite.cases[0].case_id
+    assert back.environment.git == run.environment.git
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 20, 21])
+def test_statistics_are_those_of_pytest_benchmark(count: int) -> None:
+    data = [0.1 + (i * 7919 % 31) / 100 for i in range(count)] + [5.0] * (count > 6)
+    theirs: Any = Stats()  # type: ignore[no-untyped-call]
+    for sample in data:
+        theirs.update(sample)
+
+    ours = pytest_benchmark.statistics_of(data)
+
+    assert ours == {
+        name: value if isinstance(value, str) else pytest.approx(value)
+        for name, value in theirs.as_dict().items()
+    }
+
+
+def test_pytest_benchmark_compares_what_was_exported(tmp_path: Path) -> None:
+    path = tmp_path / "0001_run.json"
+    path.write_text(json.dumps(pytest_benchmark.benchmarks(exported_run())))
+    command = [sys.executable, "-m", "pytest_benchmark", "compare", str(path), "--columns", "mean"]
+
+    compared = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert compared.returncode == 0, compared.stdout + compared.stderr
+    assert "train/nsa/seq_len=512" in compared.stdout + compared.stderr
+
+
+def test_the_export_command_writes_a_file_and_names_what_it_leaves_out(tmp_path: Path) -> None:
+    run = exported_run()
+    with create(tmp_path, run.suite, run.environment) as writer:
+        for measurement in run.measurements:
+            writer.append(measurement)
+        writer.finish()
+
+    def export(form: str, *more: str) -> subprocess.CompletedProcess[str]:
+        return harness("export", "latest", "--store", ".", "--format", form, *more, cwd=tmp_path)
+
+    written = export("pytest-benchmark", "-o", "run.json")
+    page = export("step-summary")
+
+    assert written.returncode == 0, written.stderr
+    assert written.stderr == "left out: train/nsa/seq_len=1024: out_of_memory\n"
+    assert len(json.loads((tmp_path / "run.json").read_text())["benchmarks"]) == 1
+    assert page.stdout.startswith(f"## ❔ Run: {Decision.INCONCLUSIVE}")
+
+
+def test_a_verdict_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "verdict.json").write_text('{"schema": 1, "decision": "GO"}')
+
+    for form in ("junit", "pytest-benchmark"):
+        said = refused(harness("export", "verdict.json", "--format", form, cwd=tmp_path))
+        assert "verdict" in said
+
+
+# --- the timer ---------------------------------------------------------------------------
+
+
+class Cuda:
+    """Stands in for torch.cuda: work is done once somebody waits for it."""
+
+    def __init__(self, *, used: bool = True) -> None:
+        self.used = used
+        self.pending_s = 0.0
+
+    def is_initialized(self) -> bool:
+        return self.used
+
+    def launch(self, seconds: float) -> None:
+        self.pending_s += seconds
+
+    def synchronize(self) -> None:
+        time.sleep(self.pending_s)
+        self.pending_s = 0.0
+
+
+def test_the_timer_waits_for_what_was_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    cuda.launch(0.05)  # before: not part of what is timed
+
+    began = pytest_timer.synchronised()
+    cuda.launch(0.02)
+    took = pytest_timer.synchronised() - began
+
+    assert 0.02 <= took < 0.05
+    assert cuda.pending_s == 0
+
+
+def test_the_timer_leaves_cuda_alone_where_nobody_used_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(used=False)
+    cuda.launch(3600)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    assert pytest_timer.synchronised() > 0
+
+    monkeypatch.delitem(sys.modules, "torch")
+    assert pytest_timer.synchronised() > 0
+
+
+def test_pytest_benchmark_takes_the_timer_as_option_and_as_mark(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys, time, types, pytest, harness.integrations.pytest_timer\n"
+        "waits = []\n"
+        "sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(\n"
+        "    is_initialized=lambda: True, synchronize=lambda: waits.append(1)))\n"
+        "def test_option(benchmark):\n"
+        "    benchmark.pedantic(time.sleep, (0.001,), rounds=3)\n"
+        "    assert len(waits) >= 6\n"
+        "@pytest.mark.benchmark(timer=harness.integrations.pytest_timer.synchronised)\n"
+        "def test_mark(benchmark):\n"
+        "    before = len(waits)\n"
+        "    benchmark.pedantic(time.sleep, (0.001,), rounds=3)\n"
+        "    assert len(waits) >= before + 6\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_benchmark.plugin"]
+    answer = subprocess.run(
+        [
+            *command,
+            "--benchmark-timer=harness.integrations.pytest_timer.synchronised",
+            "--benchmark-json=out.json",
+            "test_it.py",
+        ],
+        cwd=tmp_path,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    read = pytest_benchmark.read_benchmarks(tmp_path / "out.json")
+    assert [m.effective["timer"] for m in read.measurements] == ["synchronised"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here")
+def test_the_timer_counts_the_gpus_work_and_not_the_launch() -> None:
+    import torch
+
+    a = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    host = time.perf_counter()
+    began = pytest_timer.synchronised()
+    for _ in range(20):
+        a @ a
+    launched = time.perf_counter() - host
+    took = pytest_timer.synchronised() - began
+
+    assert took > 2 * launched

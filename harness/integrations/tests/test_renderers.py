@@ -1,0 +1,445 @@
+"""What CI shows of a gate: valid, within the limits, and harmless whatever stands in it."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import xmlschema
+from rich.console import Console
+
+from harness.analysis import scaling, summary
+from harness.analysis import verdict as gate
+from harness.cli.gate import shown
+from harness.gate import counters
+from harness.gate.records import (
+    WORST_FIRST,
+    CounterChange,
+    GateCase,
+    GateSide,
+    GateVerdict,
+    LeftOut,
+    Mode,
+    Stage,
+    State,
+)
+from harness.integrations import page, run_verdict
+from harness.integrations.annotations import Annotation, Kind, annotations, command
+from harness.integrations.junit import junit
+from harness.integrations.page import comment, step_summary
+from harness.records import Change, Decision, Finding, Outcome
+from harness.report.text import case_reason, case_sentence, change_text
+from harness.tests import fake_runs
+
+SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
+NASTY = (
+    "a|b\n::error::injected\r\n## title <img src=x onerror=alert(1)> @everyone "
+    "[click](https://evil.example) ![i](http://evil.example/x.png) `code` ]]> "
+    "\x00\x1b[31m\u202e %0A"
+)
+
+
+def gate_case(case_id: str = "train/nsa", decision: Decision = Decision.GO, **changes: Any):
+    return GateCase(
+        **{
+            "case_id": case_id,
+            "suite": "suites/gate.yaml",
+            "decision": decision,
+            "reason": "no slower than the tolerance",
+            "state": State.COMPARED,
+            "findings": (Finding(check="ran", decision=Decision.GO, reason="all ran"),),
+            "baseline_s": 0.010,
+            "candidate_s": 0.0101,
+            "comparison": fake_runs.comparison(ratio=1.01, low=1.005, high=1.015),
+            "gpu_s": 61.5,
+            **changes,
+        }
+    )
+
+
+SLOWER = gate_case(
+    "forward/nsa",
+    Decision.NO_GO,
+    reason="slower by 5 %",
+    comparison=fake_runs.comparison(change=Change.SLOWER, ratio=1.05, low=1.041, high=1.059),
+)
+OPEN = gate_case(
+    "decode/nsa",
+    Decision.INCONCLUSIVE,
+    reason="the interval lies across the tolerance",
+    comparison=fake_runs.comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
+)
+FASTER = gate_case(
+    "attention/nsa",
+    comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9, low=0.88, high=0.92),
+)
+
+
+def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
+    worst = min((c.decision for c in cases), key=WORST_FIRST.__getitem__, default=Decision.GO)
+    return GateVerdict(
+        **{
+            "decision": worst,
+            "reason": "forward/nsa is slower",
+            "mode": Mode.RELATIVE,
+            "stage": Stage.BLOCK,
+            "blocks": worst is Decision.NO_GO,
+            "policy": "ci/gate.yaml",
+            "candidate": GateSide(ref="HEAD", commit="a" * 40),
+            "baseline": GateSide(ref="origin/main", commit="b" * 40),
+            "device": "NVIDIA H200",
+            "cases": cases,
+            "left_out": (LeftOut(case_id="train/dense", suite="suites/gate.yaml", reason="docs"),),
+            "started_at": "2026-11-21T07:30:12+00:00",
+            "calibration": "typical, 2026-11-20",
+            "remedies": ("harness calibrate suites/gate.yaml",),
+            **changes,
+        }
+    )
+
+
+def results(document: str) -> dict[str, str]:
+    """Test -> what it is, after validation by the schema."""
+    SCHEMA.validate(document)
+    found = {}
+    for test in ElementTree.fromstring(document).iter("testcase"):
+        kinds = [child.tag for child in test if child.tag != "system-out"]
+        found[test.get("name", "")] = kinds[0] if kinds else "passed"
+    return found
+
+
+# --- JUnit -------------------------------------------------------------------------------
+
+
+def test_junit_is_valid_and_has_a_test_for_every_case_and_for_the_whole() -> None:
+    document = junit(gate_verdict(gate_case(), SLOWER, OPEN))
+
+    assert results(document) == {
+        "verdict": "failure",
+        "train/nsa": "passed",
+        "forward/nsa": "failure",
+        "decode/nsa": "skipped",
+        "train/dense": "skipped",
+    }
+    suites = {s.get("name"): s.attrib for s in ElementTree.fromstring(document)}
+    counted = suites["suites/gate.yaml"]
+    assert [counted[k] for k in ("tests", "failures", "errors", "skipped", "time")] == [
+        "4",
+        "1",
+        "0",
+        "2",
+        "184.500",
+    ]
+
+
+def test_what_is_undecided_is_an_error_where_the_policy_blocks_it() -> None:
+    assert results(junit(gate_verdict(OPEN, blocks=True)))["decode/nsa"] == "error"
+    assert results(junit(gate_verdict(OPEN)))["verdict"] == "skipped", "seen, and no pass"
+
+
+def test_nothing_fails_in_the_shadow_stage_and_nothing_passes_that_should_not() -> None:
+    found = results(junit(gate_verdict(SLOWER, OPEN, stage=Stage.SHADOW, blocks=False)))
+
+    assert {found[name] for name in ("verdict", "forward/nsa", "decode/nsa")} == {"skipped"}
+
+
+@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption", "log"])
+def test_no_text_breaks_the_xml(field: str) -> None:
+    case = dataclasses.replace(SLOWER, **{field: NASTY})
+
+    found = results(junit(gate_verdict(case, reason=NASTY, device=NASTY, remedies=(NASTY,))))
+
+    assert len(found) == 3
+
+
+def test_a_time_that_is_no_number_does_not_invalidate_the_xml() -> None:
+    results(junit(gate_verdict(gate_case(gpu_s=float("nan")), gate_case("b", gpu_s=123456.7))))
+
+
+def test_a_check_of_the_whole_fails_as_a_test() -> None:
+    finding = Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason="GPU is shared")
+    verdict = gate_verdict(decision=Decision.INCONCLUSIVE, findings=(finding,), blocks=True)
+
+    assert results(junit(verdict))["preflight"] == "error"
+
+
+# --- pages -------------------------------------------------------------------------------
+
+
+def test_a_page_says_decision_counts_change_and_what_would_decide() -> None:
+    text = step_summary(gate_verdict(gate_case(), SLOWER, OPEN))
+
+    assert text.startswith("## ❌ Gate: NO-GO\n")
+    assert "1 NO-GO, 1 INCONCLUSIVE, 1 GO of 3 cases" in text
+    assert "| ❌ NO-GO | `forward/nsa` | +5.0 % \\[+4.1 … +5.9\\] slower | slower by 5 % |" in text
+    assert "a slowdown of 4 % would have been found; 40 pairs, 12 minutes would decide" in text
+    assert "Not measured, because no changed file concerns the suite: 1 case." in text
+    assert "`harness calibrate suites/gate.yaml`" in text
+    order = [text.index(f"`{name}/nsa`") for name in ("forward", "decode", "train")]
+    assert order == sorted(order), "worst first"
+
+
+def test_a_commit_with_uncommitted_changes_is_not_named_alone() -> None:
+    verdict = gate_verdict(SLOWER, candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True))
+
+    text, document = step_summary(verdict), junit(verdict)
+
+    assert f"candidate `{'a' * 12}` with uncommitted changes · baseline `{'b' * 12}` · " in text
+    assert f'value="{"a" * 40} with uncommitted changes"' in document
+    assert f'value="{"b" * 40}"' in document
+
+
+@pytest.mark.parametrize(
+    ("case", "stage", "blocks", "page_says", "command_says"),
+    [
+        (
+            SLOWER,
+            Stage.BLOCK,
+            True,
+            "is blocked (stage block)",
+            "blocks: the policy has stage block",
+        ),
+        (
+            OPEN,
+            Stage.BLOCK,
+            False,
+            "is not blocked (stage block, inconclusive: neutral)",
+            "does not block: the policy says inconclusive: neutral",
+        ),
+        (
+            OPEN,
+            Stage.BLOCK,
+            True,
+            "is blocked (stage block, inconclusive: block)",
+            "blocks: the policy says inconclusive: block",
+        ),
+        (
+            OPEN,
+            Stage.WARN,
+            False,
+            "is not blocked (stage warn: shown, blocks nothing)",
+            "does not block: the policy has stage warn",
+        ),
+    ],
+)
+def test_the_setting_that_decides_whether_it_blocks_is_named(
+    case: GateCase, stage: Stage, blocks: bool, page_says: str, command_says: str
+) -> None:
+    verdict = gate_verdict(case, stage=stage, blocks=blocks)
+    terminal = Console(width=200)
+
+    with terminal.capture() as captured:
+        terminal.print(shown(verdict))
+
+    assert f"The change {page_says}." in step_summary(verdict)
+    assert f"With --ci it {command_says}\n" in captured.get()
+
+
+def test_counters_that_differ_are_shown() -> None:
+    counter = CounterChange(name="host_syncs", before=12, after=1600)
+    case = gate_case(decision=Decision.NO_GO, comparison=None, counters=(counter,))
+
+    assert "| host\\_syncs 12 → 1,600 |" in step_summary(gate_verdict(case))
+
+
+def counted(before: int | None, *, accepted: bool = False) -> GateCase:
+    """A case whose steps wait for the host 1,600 times."""
+    after = {"host_syncs": 1600}
+    changes, finding = counters.judge(
+        {"host_syncs": before} if before is not None else {},
+        after,
+        whose="the baseline",
+        accepted=after if accepted else None,
+    )
+    case: GateCase = gate_case(
+        decision=finding.decision,
+        reason=finding.reason,
+        counters=changes,
+        comparison=None,
+        findings=(finding,),
+    )
+    return case
+
+
+def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> None:
+    case = counted(12)
+
+    document = junit(gate_verdict(case))
+
+    assert case_reason(case) == "since the baseline (no noise: the code differs)"
+    assert results(document)["train/nsa"] == "failure"
+    assert f'message="NO-GO: host_syncs 12 → 1,600 {case_reason(case)}"' in document
+
+
+@pytest.mark.parametrize("before", [12, None])
+def test_a_change_on_record_begins_with_a_word(before: int | None) -> None:
+    case = counted(before, accepted=True)
+
+    assert case_reason(case) == "on record with the same change"
+    assert case_sentence(case) == f"{change_text(case)}; on record with the same change"
+
+
+def test_a_remedy_is_a_sentence_and_only_what_is_typed_is_code() -> None:
+    text = step_summary(
+        gate_verdict(
+            OPEN,
+            remedies=(
+                "if the change is meant, accept it: harness baseline counters",
+                "if a case is meant to go, exempt it in ci/gate.yaml: {cases: [...]}",
+                "31 pairs would decide, about 12 minutes: confirm_pairs in ci/gate.yaml",
+                "harness calibrate suites/gate.yaml",
+            ),
+        )
+    )
+
+    assert "- if the change is meant, accept it: `harness baseline counters`\n" in text
+    assert "- if a case is meant to go, exempt it in ci/gate.yaml: `{cases: [...]}`\n" in text
+    assert "12 minutes: confirm\\_pairs in ci/gate.yaml\n" in text
+    assert text.endswith("- `harness calibrate suites/gate.yaml`\n")
+
+
+@pytest.mark.parametrize(
+    ("render", "limit", "size"),
+    [
+        pytest.param(step_summary, 2**20, lambda t: len(t.encode()), id="step-summary"),
+        pytest.param(comment, 65_536, len, id="comment"),
+    ],
+)
+def test_a_page_fits_whatever_the_number_of_cases_and_counts_what_it_omits(
+    render: Any, limit: int, size: Any
+) -> None:
+    many = [gate_case(f"case/{i}", reason="µ" * 400) for i in range(5000)]
+
+    text = render(gate_verdict(*many, SLOWER))
+
+    assert 0.9 * page.COMMENT_CHARACTERS < size(text) < limit
+    rows = [line for line in text.splitlines() if line.startswith(("| ✅", "| ❌"))]
+    assert all(row.count(" | ") == 3 and row.endswith(" |") for row in rows), "no row is cut"
+    omitted = re.search(r"^(\d+) more cases do not fit here: (\d+) GO\.", text, re.MULTILINE)
+    assert omitted
+    assert int(omitted[1]) == int(omitted[2]) == 5001 - len(rows)
+    assert "forward/nsa" in rows[0], "the worst is never omitted"
+    assert "harness calibrate" in text, "what follows the table is kept"
+
+
+@pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption"])
+def test_no_text_breaks_a_table_mentions_anybody_or_links_anywhere(field: str) -> None:
+    case = dataclasses.replace(OPEN, **{field: NASTY})
+    verdict = gate_verdict(
+        case,
+        reason=NASTY,
+        device=NASTY,
+        calibration=NASTY,
+        remedies=(NASTY,),
+        findings=(Finding(check=NASTY, decision=Decision.GO, reason=NASTY),),
+        left_out=(LeftOut(case_id=NASTY, suite=NASTY, reason=NASTY),),
+    )
+
+    text = comment(verdict)
+
+    outside_code = re.sub(r"`[^`\n]*`", "", text)
+    assert "@everyone" not in outside_code
+    assert "://" not in outside_code
+    assert not re.search(r"(?<!\\)<", outside_code)
+    assert not re.search(r"(?<!\\)\]\(", outside_code)
+    assert "\n## title" not in text
+    assert not re.search("[\x00-\x08\x1b\u202e]", text)
+    (row,) = (line for line in text.splitlines() if line.startswith("| ❔"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == 5
+
+
+# --- annotations -------------------------------------------------------------------------
+
+
+def test_text_in_a_command_is_escaped_as_github_reads_it() -> None:
+    a = Annotation(kind=Kind.ERROR, title="a:b,c%\nd", file="s,x.yaml", message="50 %\r\n::stop")
+
+    assert command(a) == "::error title=a%3Ab%2Cc%25 d,file=s%2Cx.yaml::50 %25%0D%0A::stop"
+
+
+def test_kinds_follow_decision_stage_and_policy() -> None:
+    def kinds(**changes: Any) -> list[str]:
+        lines = annotations(gate_verdict(gate_case(), SLOWER, OPEN, FASTER, **changes))
+        return [f"{m[1]} {m[2]}" for m in re.finditer(r"^::(\w+) title=([^:,]*)", lines, re.M)]
+
+    slower, undecided = "NO-GO%3A forward/nsa", "INCONCLUSIVE%3A decode/nsa"
+    faster = "notice GO%3A attention/nsa"
+    assert kinds(blocks=False) == [
+        "error gate%3A NO-GO",
+        f"error {slower}",
+        f"notice {undecided}",
+        faster,
+    ]
+    assert f"warning {slower}" in kinds(stage=Stage.WARN, blocks=False)
+    assert {k.split()[0] for k in kinds(stage=Stage.SHADOW, blocks=False)} == {"notice"}
+    assert f"warning {undecided}" in kinds(blocks=True)
+
+
+def test_a_good_verdict_needs_no_word() -> None:
+    assert annotations(gate_verdict(gate_case())) == ""
+
+
+def test_of_more_than_ten_of_a_kind_the_tenth_counts_the_rest() -> None:
+    many = [dataclasses.replace(SLOWER, case_id=f"case/{i}") for i in range(30)]
+
+    lines = annotations(gate_verdict(*many)).splitlines()
+
+    assert len(lines) == 10
+    assert lines[-1].startswith("::error title=gate::22 more like these")
+
+
+def test_nothing_of_a_stranger_begins_a_command() -> None:
+    case = dataclasses.replace(SLOWER, case_id=NASTY, suite=NASTY, reason=NASTY)
+
+    lines = annotations(gate_verdict(case, reason=NASTY)).splitlines()
+
+    assert len(lines) == 2
+    assert all(line.startswith("::error title=") for line in lines)
+
+
+# --- runs --------------------------------------------------------------------------------
+
+
+def test_a_run_is_shown_like_a_gate() -> None:
+    run = fake_runs.run(
+        fake_runs.sweep(seq_len=[512, 1024]),
+        lambda c: (
+            fake_runs.timed(c, 0.1)
+            if c.axes["seq_len"] == 512
+            else fake_runs.ended(c, Outcome.CRASH)
+        ),
+    )
+    cases = summary.summarise(run)
+    verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
+
+    told = run_verdict.of_run(run, cases, verdict)
+
+    assert told.decision is verdict.decision
+    assert [c.decision for c in told.cases] == [Decision.GO, Decision.NO_GO]
+    assert told.cases[1].reason == "crash: planted: crash"
+    assert results(junit(told))[told.cases[1].case_id] == "failure"
+
+
+@pytest.mark.parametrize("ended", [Outcome.CRASH, Outcome.OUT_OF_MEMORY])
+def test_a_run_does_not_pose_as_a_gate(ended: Outcome) -> None:
+    """No policy was asked, so there is no stage, and nothing is blocked."""
+    run = fake_runs.run(fake_runs.sweep(seq_len=[512]), lambda c: fake_runs.ended(c, ended))
+    cases = summary.summarise(run)
+    verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
+
+    told = run_verdict.of_run(run, cases, verdict)
+    text, document, lines = comment(told), junit(told), annotations(told)
+
+    assert text.startswith(f"## {page._SIGNS[verdict.decision]} Run: {verdict.decision}\n")
+    assert f"A run, judged by the rules of `{run.suite.path}`." in text
+    assert not re.search(r"gate\b|stage|block|absolute", text.replace(run.suite.path, ""), re.I)
+    root = ElementTree.fromstring(document)
+    assert root.get("name") == "harness run"
+    named = {p.get("name"): p.get("value") for p in root.iter("property")}
+    assert named.keys() == {"device", "candidate", "run", "suite"}
+    assert (named["run"], named["suite"]) == (run.run_id, run.suite.path)
+    kind = "failure" if verdict.decision is Decision.NO_GO else "skipped"
+    assert results(document)["verdict"] == kind
+    assert f"title=run%3A {verdict.decision}" in lines

@@ -1,0 +1,179 @@
+"""Where, on what and with what a run is made."""
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness import __version__
+from harness.errors import ProbeError
+from harness.git.repository import _answer, read_git
+from harness.machine import nvml
+from harness.records import VARIABLE_PREFIXES, Case, Environment, Gpu
+
+NOT_REPORTED = "not available"
+"""Stands in a Gpu for what only NVML could say."""
+
+
+DATA_END_BYTES = 2**16
+
+
+def capture(
+    facts: Mapping[str, Any],
+    *,
+    command: Sequence[str],
+    repository: Path | None,
+    cases: Iterable[Case] = (),
+) -> Environment:
+    """Describe this machine, as the parent and a worker see it.
+
+    Args:
+        facts: What harness.measure.facts.describe() said in a worker.
+        command: The command line that made the run.
+        repository: A folder of the repository under test; None where there is none. See
+            `home_of`.
+        cases: What will be measured, for the data it names.
+    """
+    gpu, problem = _gpu(facts)
+    return Environment(
+        captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        hostname=platform.node(),
+        os=_os(),
+        cpu=_cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        gpu=gpu,
+        gpu_unavailable=problem,
+        versions={
+            "python": platform.python_version(),
+            "harness": __version__,
+            "numpy": metadata.version("numpy"),
+            **facts["versions"],
+        },
+        torch_settings=dict(facts["torch_settings"]),
+        variables={
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(VARIABLE_PREFIXES)
+        },
+        git=read_git(repository) if repository else None,
+        command=tuple(command),
+        data=data_files(cases),
+    )
+
+
+def data_files(cases: Iterable[Case]) -> dict[str, str]:
+    """What lies at each path that an axis or a variable of a case names: `data: PATH` or
+    `data: KIND:PATH`. By size and the hash of both ends, for a corpus is too long to read."""
+    values = {str(v) for c in cases for v in (*c.axes.values(), *c.env.values())}
+    paths = {v: Path(v.rpartition(":")[2]) for v in values if "/" in v}
+    return {str(path): _contents(path) for path in sorted(paths.values()) if path.exists()}
+
+
+def _contents(path: Path) -> str:
+    """A word that differs where the contents do."""
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    digest, total_bytes = hashlib.sha256(), 0
+    for file in files:
+        size = file.stat().st_size
+        total_bytes += size
+        digest.update(f"{file.relative_to(path)} {size}\0".encode())
+        try:
+            with file.open("rb") as data:
+                digest.update(data.read(DATA_END_BYTES))
+                data.seek(max(0, size - DATA_END_BYTES))
+                digest.update(data.read(DATA_END_BYTES))
+        except OSError as error:
+            digest.update(f"unreadable: {error.strerror}".encode())
+    return f"{total_bytes} bytes, {digest.hexdigest()[:12]}"
+
+
+def pins_of(folder: Path) -> Path:
+    """The constraints.txt that goes with the code in a folder, which need not exist: beside it, or
+    at the root of its repository."""
+    top = _answer(folder, "rev-parse", "--show-toplevel")
+    root = Path(os.fsdecode(top).removesuffix("\n")) if top else folder
+    near = folder / "constraints.txt"
+    return near if near.is_file() else root / "constraints.txt"
+
+
+def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
+    """The folder of a factory's module, which is not imported; the current one if unknown.
+
+    A run from any folder is of the code it measures, not of the repository it happens to be
+    started in.
+
+    Args:
+        factory: `package.module:function`.
+        roots: Where workers look for it first.
+    """
+    name = factory.partition(":")[0].partition(".")[0]
+    here = Path.cwd()
+    if not name:  # a program, which runs here
+        return here
+    # As a worker looks for it: see runner.launcher.
+    spec = (
+        PathFinder.find_spec(name, [str(root) for root in roots])
+        or find_spec(name)
+        or PathFinder.find_spec(name, [str(here)])
+    )
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    if places:
+        return Path(places[0])
+    return Path(spec.origin).parent if spec and spec.has_location and spec.origin else here
+
+
+def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
+    """The GPU the workers use, or why they use none."""
+    uuid, seen = facts["gpu_uuid"], facts.get("gpu")
+    if uuid is not None:
+        try:
+            return nvml.find(uuid), ""
+        except ProbeError:
+            if seen is None:
+                raise
+        return _gpu_without_nvml(uuid, seen), ""
+    problem = facts.get("cuda_unavailable") or "torch has no GPU"
+    try:
+        names = ", ".join(gpu.name for gpu in nvml.gpus())
+    except ProbeError as error:
+        return None, f"{problem}; {error}"
+    return None, f"{problem}, though NVML shows {names}"
+
+
+def _gpu_without_nvml(uuid: str, seen: Mapping[str, Any]) -> Gpu:
+    """Numbers of a GPU must not go under `cpu` because NVML is missing."""
+    return Gpu(
+        name=seen["name"],
+        uuid=uuid,
+        index=0,
+        memory_bytes=seen["memory_bytes"],
+        driver=NOT_REPORTED,
+        cuda_driver=NOT_REPORTED,
+        compute_capability=seen["compute_capability"],
+    )
+
+
+def _os() -> str:
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        name = platform.system()
+    return f"{name}, kernel {platform.release()}"
+
+
+def _cpu_model() -> str:
+    """From /proc/cpuinfo, which names x86 processors; elsewhere the architecture must do."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()

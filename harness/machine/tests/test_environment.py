@@ -1,0 +1,498 @@
+"""The environment record, what makes two of them differ, and the doctor's checks."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import ProbeError
+from harness.git.repository import read_git
+from harness.machine import doctor, environment, nvml
+from harness.machine.doctor import Grade, Vitals
+from harness.measure import facts as worker_facts
+from harness.records import VARIABLE_PREFIXES, Environment, Git, Gpu
+
+GPU = Gpu(
+    name="NVIDIA H200",
+    uuid="GPU-b7bf",
+    index=0,
+    memory_bytes=150 * 10**9,
+    driver="580.159.04",
+    cuda_driver="13.0",
+    compute_capability="9.0",
+)
+HEALTHY = Environment(
+    captured_at="2026-11-21T07:30:12+00:00",
+    hostname="node",
+    os="Linux",
+    cpu="a CPU",
+    cpu_count=16,
+    memory_bytes=2**37,
+    gpu=GPU,
+    versions={"python": "3.12.3", "torch": "2.11.0+cu130", "numpy": "2.1.3", "flash-attn": None},
+    torch_settings={
+        "device": "cuda",
+        "allow_tf32_matmul": True,
+        "expandable_segments": True,
+        "flash_attention_in_torch": True,
+        "anomaly_mode": False,
+        "deterministic": False,
+        "debug_build": False,
+    },
+    git=Git(commit="3f2a" * 10, branch="main"),
+)
+AT_REST = Vitals(
+    gpu={
+        "gpu_utilisation": 0.0,
+        "gpu_memory_bytes": 0.0,
+        "gpu_throttle_reasons": 0x1,
+        "gpu_foreign_processes": 0.0,
+    },
+    load=0.5,
+    disk_free_bytes=10**11,
+    pinned={"torch": "2.11.0", "numpy": "2.1.3"},
+)
+CPU_ONLY = replace(HEALTHY, gpu=None, gpu_unavailable="torch was built without CUDA")
+CPU_FACTS: dict[str, Any] = {
+    "versions": {"torch": "2.13.0", "triton": None, "cuda": None, "cudnn": None},
+    "torch_settings": {"device": "cpu", "num_threads": 2},
+    "gpu_uuid": None,
+    "gpu": None,
+    "cuda_unavailable": "torch 2.13.0 was built without CUDA",
+}
+GPU_FACTS = CPU_FACTS | {
+    "gpu_uuid": GPU.uuid,
+    "gpu": {"name": GPU.name, "memory_bytes": 7, "compute_capability": "9.0"},
+}
+
+
+def no_nvml(*_: object) -> Any:
+    raise ProbeError("NVML: NVML Shared Library Not Found")
+
+
+def capture(facts: dict[str, Any], repository: Path | None = None) -> Environment:
+    return environment.capture(facts, command=("harness", "run"), repository=repository)
+
+
+# --- facts from a worker -----------------------------------------------------------------
+
+
+def test_facts_are_ready_for_json_and_for_the_record() -> None:
+    facts = worker_facts.describe()
+
+    captured = capture(json.loads(json.dumps(facts)))
+
+    assert captured.versions["torch"] == facts["versions"]["torch"]
+    assert {"versions", "torch_settings", "gpu_uuid", "gpu", "cuda_unavailable"} == facts.keys()
+    assert bool(facts["gpu_uuid"]) != bool(facts["cuda_unavailable"])
+
+
+def test_facts_are_those_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    before = worker_facts.describe()["torch_settings"]
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        torch.set_float32_matmul_precision("high")
+        during = worker_facts.describe()["torch_settings"]
+        torch.set_float32_matmul_precision("highest")
+
+    changed = {name for name in before if before[name] != during[name]}
+    assert changed == {
+        "anomaly_mode",
+        "allow_tf32_matmul",
+        "float32_matmul_precision",
+        "launch_blocking",
+    }
+
+
+@pytest.mark.gpu
+def test_facts_of_a_real_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    facts = worker_facts.describe()
+
+    captured = capture(facts)
+
+    assert captured.gpu is not None
+    assert captured.gpu.name == facts["gpu"]["name"]
+    assert captured.gpu.compute_capability == facts["gpu"]["compute_capability"]
+    assert isinstance(facts["torch_settings"]["expandable_segments"], bool)
+    assert facts["versions"]["cudnn"].count(".") == 2
+
+
+# --- capture -----------------------------------------------------------------------------
+
+
+def test_the_record_names_host_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "gpus", no_nvml)
+
+    captured = capture(CPU_FACTS)
+
+    assert captured.cpu_count >= 1
+    assert captured.memory_bytes > 2**28
+    assert captured.cpu
+    assert "kernel" in captured.os
+    assert captured.versions.keys() >= {"python", "harness", "numpy", "torch", "triton"}
+    assert captured.command == ("harness", "run")
+    assert captured.git is None
+
+
+def test_only_variables_that_move_numbers_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", "1")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+    captured = capture(CPU_FACTS)
+
+    assert captured.variables["NSA_USE_FA2"] == "1"
+    assert "secret" not in captured.variables.values()
+    assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
+
+
+def test_without_a_gpu_both_torch_and_nvml_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "gpus", no_nvml)
+
+    captured = capture(CPU_FACTS)
+
+    assert captured.gpu is None
+    assert captured.gpu_unavailable == (
+        "torch 2.13.0 was built without CUDA; NVML: NVML Shared Library Not Found"
+    )
+
+
+def test_a_gpu_that_torch_cannot_use_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "gpus", lambda: (GPU,))
+
+    captured = capture(CPU_FACTS)
+
+    assert captured.device_name == "cpu"
+    assert captured.gpu_unavailable.endswith("without CUDA, though NVML shows NVIDIA H200")
+
+
+def test_the_gpu_is_the_one_the_worker_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "find", {GPU.uuid: GPU}.__getitem__)
+
+    assert capture(GPU_FACTS).gpu == GPU
+
+
+def test_a_gpu_without_nvml_is_not_called_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "find", no_nvml)
+
+    captured = capture(GPU_FACTS)
+
+    assert captured.device_name == "NVIDIA H200"
+    assert captured.gpu is not None
+    assert captured.gpu.driver == environment.NOT_REPORTED
+
+
+# --- git ---------------------------------------------------------------------------------
+
+
+def git(repository: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=repository, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "--quiet", "--initial-branch=trunk")
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    (tmp_path / "code.py").write_text("x = 1\n")
+    (tmp_path / "package").mkdir()
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "--message=first")
+    return tmp_path
+
+
+def test_a_folder_that_the_repository_ignores_is_not_of_it(repository: Path) -> None:
+    (repository / "ignored").mkdir()
+
+    assert read_git(repository / "ignored") is None
+
+
+def test_the_repository_is_that_of_the_factory_wherever_the_run_is_started(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was that of the current folder, whatever lay there."""
+    monkeypatch.chdir(repository)
+
+    assert (
+        environment.home_of("harness.tests.fake_workloads:good")
+        == Path(environment.__file__).parent
+    )
+    (repository / "own_of_mine.py").touch()
+    assert environment.home_of("own_of_mine:good") == repository
+
+
+def dirty(repository: Path) -> str:
+    found = read_git(repository)
+    assert found is not None
+    return found.dirty_sha256
+
+
+def test_a_clean_repository(repository: Path) -> None:
+    expected = Git(commit=git(repository, "rev-parse", "HEAD"), branch="trunk")
+
+    assert read_git(repository) == expected
+    assert read_git(repository / "package") == expected
+
+
+def test_reports_and_ignored_files_leave_it_clean(repository: Path) -> None:
+    (repository / "ignored").write_text("x")
+    (repository / "reports" / "runs").mkdir(parents=True)
+    (repository / "reports" / "runs" / "run.jsonl").write_text("x")
+    (repository / "ci" / "baselines").mkdir(parents=True)
+    (repository / "ci" / "baselines" / "counters.json").write_text("x")
+
+    assert dirty(repository) == ""
+
+
+def test_every_other_change_has_its_own_hash(repository: Path) -> None:
+    hashes = []
+    for content in ("x = 2\n", "x = 3\n"):
+        (repository / "code.py").write_text(content)
+        hashes.append(dirty(repository))
+        git(repository, "add", ".")
+        assert dirty(repository) == hashes[-1], "staged or not"
+    git(repository, "checkout", "--quiet", "HEAD", "code.py")
+    for name, content in (("new", "a"), ("new", "b"), ("new b", "")):
+        (repository / "new").unlink(missing_ok=True)
+        (repository / name).write_text(content)
+        hashes.append(dirty(repository))
+
+    assert all(hashes)
+    assert len(set(hashes)) == len(hashes)
+    (repository / "new b").unlink()
+    assert dirty(repository) == ""
+
+
+def test_a_dangling_link_is_hashed_by_its_target(repository: Path) -> None:
+    hashes = set()
+    for target in ("nowhere", "elsewhere"):
+        (repository / "link").symlink_to(target)
+        hashes.add(dirty(repository))
+        (repository / "link").unlink()
+
+    assert len(hashes) == 2
+
+
+def test_a_repository_within_does_not_stop_it(repository: Path) -> None:
+    (repository / "within").mkdir()
+    git(repository / "within", "init", "--quiet")
+    (repository / "within" / "file").write_text("x")
+
+    assert dirty(repository)
+
+
+def test_a_detached_head_is_named_so(repository: Path) -> None:
+    git(repository, "checkout", "--quiet", "--detach")
+
+    found = read_git(repository)
+
+    assert found is not None
+    assert found.branch == "(detached)"
+
+
+def test_without_repository_commit_or_git_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert read_git(tmp_path) is None
+
+    git(tmp_path, "init", "--quiet")
+    assert read_git(tmp_path) is None, "no commit yet"
+
+    monkeypatch.setenv("PATH", "")
+    assert read_git(tmp_path) is None, "no git"
+
+
+# --- the doctor --------------------------------------------------------------------------
+
+
+def grades(env: Environment, vitals: Vitals = AT_REST) -> dict[str, Grade]:
+    return {check.name: check.grade for check in doctor.checks(env, vitals)}
+
+
+def test_a_healthy_gpu_node_passes_every_check() -> None:
+    found = doctor.checks(HEALTHY, AT_REST)
+
+    assert {c.grade for c in found} == {Grade.OK}
+    assert len({c.name for c in found}) == len(found) == 12
+    assert (doctor.worst(found), doctor.exit_status(found)) == (Grade.OK, 0)
+
+
+def test_a_machine_without_a_gpu_is_a_warning_and_asks_nothing_of_a_gpu() -> None:
+    found = doctor.checks(CPU_ONLY, AT_REST)
+
+    assert (doctor.worst(found), doctor.exit_status(found)) == (Grade.WARN, 0)
+    assert not {"TF32", "GPU idle", "clocks", "allocator"} & {c.name for c in found}
+    assert "built without CUDA" in found[0].fact
+
+
+def with_settings(**settings: Any) -> Environment:
+    return replace(HEALTHY, torch_settings={**HEALTHY.torch_settings, **settings})
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "grade"),
+    [
+        (with_settings(allow_tf32_matmul=False), "TF32", Grade.WARN),
+        (with_settings(expandable_segments=False), "allocator", Grade.WARN),
+        (with_settings(flash_attention_in_torch=False), "FlashAttention-2", Grade.WARN),
+        (with_settings(anomaly_mode=True), "debug modes", Grade.FAIL),
+        (with_settings(debug_build=True), "debug modes", Grade.FAIL),
+        (with_settings(deterministic=True), "debug modes", Grade.WARN),
+        (replace(HEALTHY, variables={"CUDA_LAUNCH_BLOCKING": "1"}), "variables", Grade.FAIL),
+        (replace(HEALTHY, variables={"TRITON_INTERPRET": "1"}), "variables", Grade.FAIL),
+        (replace(HEALTHY, versions={"torch": "2.12.0"}), "versions", Grade.WARN),
+        (replace(HEALTHY, versions={}), "versions", Grade.UNKNOWN),
+        (replace(HEALTHY, git=None), "git", Grade.WARN),
+        (replace(HEALTHY, git=Git(commit="3", branch="m", dirty_sha256="a")), "git", Grade.WARN),
+        (replace(HEALTHY, cpu_count=1), "CPU load", Grade.WARN),
+    ],
+)
+def test_one_fault_is_found_and_has_a_remedy(changed: Environment, name: str, grade: Grade) -> None:
+    found = {c.name: c for c in doctor.checks(changed, AT_REST)}
+
+    assert found[name].grade is grade
+    assert found[name].remedy or grade is Grade.UNKNOWN
+    assert all(c.grade is Grade.OK for c in found.values() if c.name != name)
+
+
+@pytest.mark.parametrize(
+    ("reading", "name", "grade"),
+    [
+        ({"gpu_foreign_processes": 1.0}, "GPU idle", Grade.FAIL),
+        ({"gpu_utilisation": 0.5}, "GPU idle", Grade.FAIL),
+        ({"gpu_memory_bytes": 5e8}, "GPU idle", Grade.FAIL),
+        ({"gpu_foreign_processes": None}, "GPU idle", Grade.OK),  # no memory in use either
+        ({"gpu_foreign_processes": None, "gpu_memory_bytes": None}, "GPU idle", Grade.UNKNOWN),
+        ({"gpu_utilisation": None}, "GPU idle", Grade.UNKNOWN),
+        ({"gpu_throttle_reasons": 0x40}, "clocks", Grade.FAIL),
+        ({"gpu_throttle_reasons": 0x2}, "clocks", Grade.WARN),
+        ({"gpu_throttle_reasons": 0x42}, "clocks", Grade.FAIL),
+        ({"gpu_throttle_reasons": 0x0}, "clocks", Grade.OK),
+        ({"gpu_throttle_reasons": None}, "clocks", Grade.UNKNOWN),
+    ],
+)
+def test_the_state_of_the_gpu_is_graded(
+    reading: dict[str, float | None], name: str, grade: Grade
+) -> None:
+    found = grades(HEALTHY, replace(AT_REST, gpu={**AT_REST.gpu, **reading}))
+
+    assert found.pop(name) is grade
+    assert set(found.values()) == {Grade.OK}
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "grade"), [(10**10, Grade.OK), (5 * 10**8, Grade.WARN), (10**7, Grade.FAIL)]
+)
+def test_room_on_the_disk_is_graded(free_bytes: int, grade: Grade) -> None:
+    assert grades(HEALTHY, replace(AT_REST, disk_free_bytes=free_bytes))["disk"] is grade
+
+
+def test_a_gpu_without_instruments_is_never_called_well() -> None:
+    """Nor is one whose worker said nothing."""
+    why = "NVML: NVML Shared Library Not Found"
+    vitals = replace(AT_REST, gpu={}, gpu_unavailable=dict.fromkeys(nvml.CHANNELS, why))
+    silent = replace(HEALTHY, torch_settings={})
+
+    found = {c.name: c for c in doctor.checks(silent, vitals)}
+
+    for name in ("TF32", "allocator", "FlashAttention-2", "debug modes", "GPU idle", "clocks"):
+        assert found[name].grade is Grade.UNKNOWN, name
+    assert why in found["clocks"].fact
+    assert doctor.exit_status(list(found.values())) == 3
+
+
+def test_an_old_gpu_has_no_tf32_and_no_flash_attention() -> None:
+    old = replace(
+        with_settings(allow_tf32_matmul=False), gpu=replace(GPU, compute_capability="7.5")
+    )
+
+    assert grades(old)["TF32"] is Grade.OK
+    assert grades(old)["FlashAttention-2"] is Grade.WARN
+
+
+def test_the_worst_check_decides() -> None:
+    def status(*found: Grade) -> int:
+        return doctor.exit_status([doctor.Check(name="", grade=g, fact="") for g in found])
+
+    assert status(Grade.OK, Grade.WARN) == 0
+    assert status(Grade.OK, Grade.UNKNOWN) == 3
+    assert status(Grade.FAIL, Grade.OK) == 3
+    assert status() == 3, "nothing checked is nothing known"
+
+
+def test_pins_are_read_as_pip_reads_them() -> None:
+    text = """# pinned
+Torch==2.11.0
+flash_attn==2.8.3  # a comment
+triton==3.6.0; platform_system == 'Linux'
+pytest>=8
+"""
+
+    assert doctor.read_pins(text) == {"torch": "2.11.0", "flash-attn": "2.8.3"}
+
+
+def test_inspection_finds_the_disk_of_a_folder_not_made_yet(tmp_path: Path) -> None:
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("numpy==2.1.3\n")
+
+    vitals = doctor.inspect(CPU_ONLY, store=tmp_path / "a" / "b", constraints=constraints)
+
+    assert vitals.disk_free_bytes > 0
+    assert vitals.pinned == {"numpy": "2.1.3"}
+    assert vitals.gpu == {}
+    assert set(vitals.gpu_unavailable.values()) == {CPU_ONLY.gpu_unavailable}
+    absent = doctor.inspect(CPU_ONLY, store=tmp_path, constraints=tmp_path / "absent")
+    assert absent.pinned == {}
+
+
+def test_inspection_waits_until_our_own_worker_has_left_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML's utilisation looks back; the worker that told the facts is still in it."""
+    readings = [{"gpu_utilisation": u, "gpu_foreign_processes": 0.0} for u in (0.9, 0.4, 0.0)]
+
+    class Leaving:
+        def __init__(self, uuid: str | None, *, why: str) -> None:
+            assert uuid == GPU.uuid
+            self.unavailable: dict[str, str] = {}
+
+        def read(self) -> dict[str, float]:
+            return readings.pop(0)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(doctor, "NvmlProbe", Leaving)
+    monkeypatch.setattr(doctor, "SETTLE_S", 0.1)
+
+    vitals = doctor.inspect(HEALTHY, store=tmp_path, constraints=tmp_path / "absent")
+
+    assert vitals.gpu["gpu_utilisation"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("grades", "said"),
+    [
+        ([Grade.OK, Grade.OK], "fit to measure on"),
+        ([Grade.OK, Grade.WARN, Grade.WARN], "fit to measure on, with 2 warnings"),
+        ([Grade.WARN, Grade.UNKNOWN], "unknown: 1 check found no answer"),
+        ([Grade.UNKNOWN, Grade.FAIL], "not fit to measure on: 1 check failed"),
+        ([], "unknown: nothing was checked"),
+    ],
+)
+def test_the_doctors_verdict_is_that_of_the_worst_check(grades: list[Grade], said: str) -> None:
+    found = [doctor.Check(name="x", grade=grade, fact="") for grade in grades]
+
+    assert doctor.verdict(found) == said

@@ -1,0 +1,341 @@
+"""The instruments of the GPU: NVML with recorded answers, and with those of a real one."""
+
+import os
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from harness.errors import ProbeError
+from harness.machine import gpu_idle, nvml
+from harness.machine.gpu_idle import NvmlMeter
+from harness.machine.nvml import NvmlProbe
+from harness.records import Gpu
+from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml, nvml_error
+from harness.tests.processes import running
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNvml:
+    fake = FakeNvml()
+    monkeypatch.setattr(nvml, "pynvml", fake)
+    namespace = tmp_path / "pid"
+    namespace.symlink_to(nvml.HOST_PID_NAMESPACE)
+    monkeypatch.setattr(nvml, "PID_NAMESPACE", namespace)
+    return fake
+
+
+# --- the list of GPUs --------------------------------------------------------------------
+
+
+def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
+    (gpu,) = nvml.gpus({})
+
+    assert gpu == Gpu(
+        name="NVIDIA H200",
+        uuid=UUID,
+        index=0,
+        memory_bytes=150754820096,
+        driver="580.159.04",
+        cuda_driver="13.0",
+        compute_capability="9.0",
+        power_limit_w=700.0,
+        max_sm_clock_hz=1.98e9,
+    )
+    assert nvml.find(UUID) == gpu
+    assert fake.open_sessions == 0
+
+
+def test_what_a_gpu_does_not_report_is_none(fake: FakeNvml) -> None:
+    fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")
+
+    assert nvml.find(UUID).power_limit_w is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, [0, 1]),
+        ("1,0", [1, 0]),
+        (" 1 ", [1]),
+        ("1,7,0", [1]),  # CUDA stops at the first it cannot place
+        (OTHER_UUID, [1]),
+        ("GPU-b7bfa", [0]),
+    ],
+)
+def test_the_gpus_are_those_cuda_would_show(
+    fake: FakeNvml, setting: str | None, expected: list[int]
+) -> None:
+    fake.names = ["NVIDIA H200", "NVIDIA H200"]
+
+    found = nvml.gpus({} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
+
+    assert [gpu.index for gpu in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("", "hides every GPU"),
+        ("-1", "hides every GPU"),
+        ("GPU-b7bf", "hides every GPU"),  # begins two UUIDs
+        ("MIG-41b3", "MIG slice MIG-41b3"),
+    ],
+)
+def test_no_visible_gpu_is_an_error_with_the_reason(fake: FakeNvml, setting: str, why: str) -> None:
+    fake.names = ["NVIDIA H200", "NVIDIA H200"]
+
+    with pytest.raises(ProbeError, match=why):
+        nvml.gpus({"CUDA_VISIBLE_DEVICES": setting})
+
+
+def test_indices_of_unlike_gpus_need_the_order_of_the_bus(fake: FakeNvml) -> None:
+    """CUDA's 0 is the fastest, NVML's 0 the first on the bus: the wrong card would be read."""
+    fake.names = ["NVIDIA T4", "NVIDIA H200"]
+
+    with pytest.raises(ProbeError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        nvml.gpus({"CUDA_VISIBLE_DEVICES": "0"})
+
+    by_bus = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert [gpu.name for gpu in nvml.gpus(by_bus)] == ["NVIDIA T4"]
+
+
+def test_a_machine_without_a_driver_says_so(fake: FakeNvml) -> None:
+    fake.fails["nvmlInit"] = nvml_error("LIBRARY_NOT_FOUND")
+
+    with pytest.raises(ProbeError, match="NVML: NVML Shared Library Not Found"):
+        nvml.gpus({})
+
+
+def test_a_driver_without_a_gpu_says_so(fake: FakeNvml) -> None:
+    fake.names = []
+
+    with pytest.raises(ProbeError, match="NVML lists no GPU"):
+        nvml.gpus({})
+    assert fake.open_sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (0, ()),
+        (0x1, ("GPU idle",)),
+        (0x64, ("power cap", "software thermal slowdown", "hardware thermal slowdown")),
+        (0x8000, ("reason 0x8000",)),
+    ],
+)
+def test_throttle_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
+    assert nvml.throttle_words(mask) == words
+
+
+def test_every_reason_nvml_names_has_a_word() -> None:
+    named = {
+        value
+        for name, value in vars(pynvml).items()
+        if name.startswith("nvmlClocksThrottleReason") and value and value & (value - 1) == 0
+    }
+
+    assert named <= set(nvml.THROTTLE_REASONS)
+
+
+# --- the probe ---------------------------------------------------------------------------
+
+
+def test_a_reading_is_in_si_units(fake: FakeNvml) -> None:
+    probe = NvmlProbe(UUID)
+
+    assert probe.read() == {
+        "gpu_utilisation": 0.98,
+        "gpu_memory_bytes": 3870097408,
+        "gpu_power_w": 117.915,
+        "gpu_sm_clock_hz": 405e6,
+        "gpu_temperature_c": 31,
+        "gpu_throttle_reasons": 0x24,
+        "gpu_foreign_processes": 0,
+    }
+    assert probe.unavailable == {}
+    probe.close()
+    probe.close()
+    assert fake.open_sessions == 0
+
+
+def test_a_channel_the_gpu_lacks_is_unavailable_with_nvmls_reason(fake: FakeNvml) -> None:
+    fake.fails["nvmlDeviceGetPowerUsage"] = nvml_error("NOT_SUPPORTED")
+
+    probe = NvmlProbe(UUID)
+
+    assert probe.unavailable == {"gpu_power_w": "Not Supported"}
+    assert set(probe.read()) == set(nvml.CHANNELS) - {"gpu_power_w"}
+
+
+def test_a_single_failure_is_none_and_passes(fake: FakeNvml) -> None:
+    probe = NvmlProbe(UUID)
+
+    fake.fails["nvmlDeviceGetPowerUsage"] = nvml_error("UNKNOWN")
+    failed = probe.read()
+    fake.fails.clear()
+
+    assert failed["gpu_power_w"] is None
+    assert failed["gpu_temperature_c"] == 31
+    assert probe.read()["gpu_power_w"] == 117.915
+
+
+def test_an_older_driver_is_asked_by_the_older_name(fake: FakeNvml) -> None:
+    fake.fails["nvmlDeviceGetCurrentClocksEventReasons"] = nvml_error("FUNCTION_NOT_FOUND")
+
+    assert NvmlProbe(UUID).read()["gpu_throttle_reasons"] == 0x4
+
+
+def test_without_nvml_every_channel_says_why(fake: FakeNvml) -> None:
+    fake.fails["nvmlInit"] = nvml_error("DRIVER_NOT_LOADED")
+
+    assert NvmlProbe(UUID).unavailable == dict.fromkeys(nvml.CHANNELS, "NVML: Driver Not Loaded")
+
+
+def test_without_a_gpu_every_channel_says_why(fake: FakeNvml) -> None:
+    probe = NvmlProbe(None, why="torch was built without CUDA")
+
+    assert probe.unavailable == dict.fromkeys(nvml.CHANNELS, "torch was built without CUDA")
+    assert probe.read() == {}
+    probe.close()
+    assert fake.calls == {}, "NVML is not even asked"
+
+
+def test_a_uuid_nvml_does_not_know_is_no_reading_of_another_gpu(fake: FakeNvml) -> None:
+    probe = NvmlProbe("GPU-gone")
+
+    assert probe.unavailable["gpu_power_w"] == "NVML knows no GPU GPU-gone: Not Found"
+    probe.close()
+    assert fake.open_sessions == 0
+
+
+def test_the_worker_its_children_and_we_are_not_foreign(fake: FakeNvml) -> None:
+    script = """
+import os, sys
+child = os.fork()
+print(child or "child", flush=True)
+sys.stdin.read()
+"""
+    with running(script) as worker, running("input()") as stranger:
+        assert worker.stdout is not None
+        lines = {worker.stdout.readline().strip() for _ in range(2)}
+        child = int((lines - {"child"}).pop())
+        probe = NvmlProbe(UUID)
+        probe.attach(worker.pid)
+
+        fake.pids = [worker.pid, child, os.getpid()]
+        assert probe.read()["gpu_foreign_processes"] == 0
+
+        fake.pids.append(stranger.pid)
+        probe.attach(worker.pid)
+        assert probe.read()["gpu_foreign_processes"] == 1
+
+
+def test_foreign_processes_are_counted_once_a_second(fake: FakeNvml) -> None:
+    probe = NvmlProbe(UUID)
+    probe.attach(1)
+    before = fake.calls["nvmlDeviceGetComputeRunningProcesses"]
+
+    for _ in range(20):
+        probe.read()
+
+    assert fake.calls["nvmlDeviceGetComputeRunningProcesses"] == before + 1
+
+
+def test_a_container_cannot_tell_who_is_foreign(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There NVML lists the host's process ids, or none: zero would be a guess."""
+    namespace = tmp_path / "of-a-container"
+    namespace.symlink_to("pid:[4026532756]")
+    monkeypatch.setattr(nvml, "PID_NAMESPACE", namespace)
+
+    probe = NvmlProbe(UUID)
+
+    assert "container" in probe.unavailable["gpu_foreign_processes"]
+    assert "gpu_foreign_processes" not in probe.read()
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_answers() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    (gpu, *_) = nvml.gpus()
+    assert gpu.uuid == f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    probe = NvmlProbe(gpu.uuid)
+    probe.attach(os.getpid())
+
+    x = torch.ones(2**28, device="cuda")
+    started = time.monotonic()
+    while time.monotonic() - started < 1.5:
+        x.mul_(1.0)
+        torch.cuda.synchronize()
+    reading = {name: value for name, value in probe.read().items() if value is not None}
+    started = time.monotonic()
+    for _ in range(100):
+        probe.read()
+    cost_s = (time.monotonic() - started) / 100
+    probe.close()
+
+    assert probe.unavailable.keys() <= {"gpu_foreign_processes"}
+    assert reading["gpu_utilisation"] > 0.5
+    assert reading["gpu_memory_bytes"] > x.nbytes
+    assert 50 < reading["gpu_power_w"] <= 1.2 * (gpu.power_limit_w or 2000)
+    assert 1e8 < reading["gpu_sm_clock_hz"] <= (gpu.max_sm_clock_hz or 1e10)
+    assert 10 < reading["gpu_temperature_c"] < 110
+    assert reading.get("gpu_foreign_processes", 0) == 0
+    assert cost_s < 1e-3
+
+
+# --- who uses the GPU between two workers ------------------------------------------------
+
+
+@pytest.fixture
+def occupied(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    monkeypatch.setattr(gpu_idle, "pynvml", fake)
+    fake.answers["nvmlDeviceGetComputeRunningProcesses"] = lambda device: [
+        SimpleNamespace(pid=pid, usedGpuMemory=8 * 10**9) for pid in fake.pids
+    ]
+    return fake
+
+
+def test_a_meter_names_processes_memory_and_throttling(occupied: FakeNvml) -> None:
+    occupied.pids = [os.getpid(), 2**22 + 1]
+
+    with NvmlMeter(UUID) as meter:
+        use = meter.use()
+
+    assert use.used_bytes == 3870097408
+    assert use.throttled_by == ("power cap", "software thermal slowdown")
+    assert use.processes is not None
+    assert re.fullmatch(
+        rf"process {os.getpid()} \(.+ of \w+\), 8.00 GB", use.processes[os.getpid()]
+    )
+    assert use.processes[2**22 + 1] == (
+        f"process {2**22 + 1} (of which nothing can be read), 8.00 GB"
+    )
+    assert occupied.open_sessions == 0
+
+
+def test_a_meter_leaves_open_what_it_cannot_read(
+    occupied: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container NVML's process ids are not ours: nobody is listed, which is not nobody."""
+    monkeypatch.setattr(nvml, "PID_NAMESPACE", tmp_path / "absent")
+    occupied.fails["nvmlDeviceGetMemoryInfo"] = nvml_error("NOT_SUPPORTED")
+
+    with NvmlMeter(UUID) as meter:
+        use = meter.use()
+
+    assert (use.used_bytes, use.processes) == (None, None)
+
+
+def test_a_meter_of_no_gpu_is_an_error_and_closes_nvml(occupied: FakeNvml) -> None:
+    with pytest.raises(ProbeError, match="NVML knows no GPU"):
+        NvmlMeter("GPU-absent")
+
+    assert occupied.open_sessions == 0

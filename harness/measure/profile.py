@@ -1,0 +1,323 @@
+"""A short profiled pass after the last sample: what a step ran, counted and by name.
+
+It comes after timing for three reasons. The profiler's hooks into the driver outlive a profile,
+so what is timed has never had them. By then everything is compiled, tuned and allocated, so that
+two steps can be alike to the digit. And the length of a step is known, so that the pass can be
+kept short, or left out where it would not fit, with the reason.
+"""
+
+import gc
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd.profiler import profile, record_function
+
+from harness.measure import host_stacks
+from harness.measure.counters import Counted, counting
+from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
+from harness.records import COUNTERS, MAX_USES, Breakdown, Counters, Frame, Profile, Use
+
+MAX_STEP_S = 30.0
+"""A longer step is not run once more only to be counted."""
+LONG_STEP_S = 1.0
+"""A step from which on one is profiled, not several."""
+PROFILE_S = 0.1
+"""Time to fill with profiled steps, so that the host is looked at often enough."""
+MAX_PROFILED_STEPS = 20
+MAX_OPERATORS = 4_000
+"""Operators of all profiled steps together, where one step does not have more."""
+TOO_MANY_OPERATORS = 300_000
+"""Operators of one step from which on a profile takes minutes and gigabytes."""
+SLOWER = 4.0
+"""A step that is counted or profiled may take so many times its time."""
+MAX_SHARE_OF_TIME_LEFT = 0.8
+MIN_LOOKS = 10
+"""Looks under which no function is named."""
+TOP_FRAMES = 5
+
+_RUNTIME = re.compile(r"cu(da)?[A-Z]\w*")
+_OF_THE_PROFILER = frozenset(
+    {
+        "Activity Buffer Request",
+        "Buffer Flush",
+        "Command Buffer Full",
+        "Instrumentation",
+        "Lazy Function Loading",
+        "Resource",
+        "Runtime Triggered Module Loading",
+    }
+)
+"""Events that tell of the profiler's own work."""
+
+NO_GPU = "no GPU"
+NO_CUPTI = "the profiler saw no call of CUDA (CUPTI is absent, in use or not permitted)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatRan:
+    """The answer of the pass."""
+
+    counters: Counters
+    census: Profile
+    kernels: tuple[str, ...] = ()
+    """Names of all kernels, the one with most time first."""
+    operators: tuple[str, ...] = ()
+
+
+def take(
+    run: Callable[[], Any],
+    *,
+    step_s: float,
+    time_left_s: float,
+    profiling: bool = True,
+    profile_s: float = PROFILE_S,
+    progress: Callable[[], None] = lambda: None,
+) -> WhatRan:
+    """Count and profile a few more runs of a computation that is warm.
+
+    Args:
+        run: What was timed.
+        step_s: What it took, typically.
+        time_left_s: Until the process must be done.
+        profiling: Whether to profile at all, or only to count operators.
+        profile_s: Time to fill with profiled steps; two are profiled at least.
+        progress: Called after every run.
+    """
+    asking = asked(
+        step_s=step_s,
+        time_left_s=time_left_s,
+        profiling=profiling,
+        profile_s=profile_s,
+        progress=progress,
+    )
+    output = None
+    while True:
+        try:
+            next(asking)
+        except StopIteration as done:
+            ran: WhatRan = done.value
+            return ran
+        del output  # before the next one is there
+        output = run()
+
+
+def asked(
+    *,
+    step_s: float,
+    time_left_s: float,
+    profiling: bool = True,
+    profile_s: float = PROFILE_S,
+    progress: Callable[[], None] = lambda: None,
+) -> Generator[None, None, WhatRan]:
+    """The pass of `take`, for whoever makes the runs: each yield asks for one, and is to be
+    resumed by the thread that made it."""
+    began = time.monotonic()
+    if why := _too_long(step_s, time_left_s):
+        return WhatRan(counters=_uncounted(why), census=Profile(skipped=why))
+    gc.collect()
+    counted = []
+    for _ in range(1 if step_s > LONG_STEP_S else 2):
+        with counting() as step:
+            yield
+        counted.append(step.counted)
+        progress()
+    if not profiling:
+        why = "switched off (measure.census)"
+        return WhatRan(
+            counters=_counters(counted, None, why),
+            census=Profile(skipped=why, wall_s=time.monotonic() - began),
+        )
+    dispatched = counted[0].dispatched_ops
+    if dispatched > TOO_MANY_OPERATORS:
+        why = f"a step of {dispatched:,} operators is too much to profile"
+        return WhatRan(
+            counters=_counters(counted, None, why),
+            census=Profile(skipped=why, wall_s=time.monotonic() - began),
+        )
+    seen, looks = yield from _profiled(_steps(step_s, dispatched, profile_s), step_s, progress)
+    no_kernels = ""
+    if not torch.cuda.is_available():
+        no_kernels = NO_GPU
+    elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
+        no_kernels = NO_CUPTI
+    kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
+    return WhatRan(
+        counters=_counters(counted, seen, no_kernels),
+        kernels=_names(kernels),
+        operators=_names(operators),
+        census=Profile(
+            kernels=kernels[:MAX_USES],
+            operators=operators[:MAX_USES],
+            fingerprint=_fingerprint(kernels, operators),
+            runtime=seen.runtime(),
+            breakdown=_breakdown(seen, looks, step_s, on_device=not no_kernels),
+            steps=len(seen.windows),
+            wall_s=time.monotonic() - began,
+            no_kernels=no_kernels,
+        ),
+    )
+
+
+def _names(uses: Sequence[Use]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(use.name for use in uses))
+
+
+def _fingerprint(kernels: Sequence[Use], operators: Sequence[Use]) -> str:
+    lines = [
+        sorted(f"{use.name} {use.where} {use.calls:g}" for use in uses)
+        for uses in (kernels, operators)
+    ]
+    return sha256(repr(lines).encode()).hexdigest()[:16]
+
+
+def _too_long(step_s: float, time_left_s: float) -> str:
+    """Why the pass is left out; empty where it is not."""
+    if step_s > MAX_STEP_S:
+        return f"one step takes {step_s:.3g} s, over {MAX_STEP_S:g} s"
+    needed_s = SLOWER * step_s * (2 if step_s > LONG_STEP_S else 4)
+    if needed_s > MAX_SHARE_OF_TIME_LEFT * time_left_s:
+        return (
+            f"it may take {needed_s:.3g} s, and {max(0.0, time_left_s):.3g} s are left until "
+            "timeout_s"
+        )
+    return ""
+
+
+def _steps(step_s: float, operators: int, profile_s: float) -> int:
+    """How many steps to profile: two at least, unless one is long."""
+    if step_s > LONG_STEP_S:
+        return 1
+    fill = int(profile_s / step_s)
+    affordable = MAX_OPERATORS // max(1, operators)
+    return max(2, min(fill, affordable, MAX_PROFILED_STEPS))
+
+
+def _profiled(
+    steps: int, step_s: float, progress: Callable[[], None]
+) -> Generator[None, None, tuple[Trace, host_stacks.Looks]]:
+    on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else None
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with (
+            host_stacks.looking(expected_s=steps * step_s) as looks,
+            profile(use_kineto=True, use_device=device, profile_memory=not on_gpu) as profiler,
+        ):
+            for _ in range(steps):
+                with record_function(STEP):
+                    yield
+                with record_function(DRAIN):
+                    if on_gpu:
+                        torch.cuda.synchronize()
+                progress()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return Trace(_events(profiler)), looks
+
+
+def _events(profiler: profile) -> Iterator[Event]:
+    """The profiler's events in our own words."""
+    results: Any = profiler.kineto_results
+    for e in results.events():
+        name, start_ns = e.name(), e.start_ns()
+        kind = _kind(e, name)
+        if kind is not None:
+            yield Event(
+                kind,
+                name,
+                start_ns,
+                start_ns + e.duration_ns(),
+                e.start_thread_id(),
+                e.correlation_id(),
+                e.linked_correlation_id(),
+                e.sequence_nr(),
+            )
+
+
+def _kind(e: Any, name: str) -> EventKind | None:
+    if name == "[memory]":
+        return EventKind.MEMORY if e.nbytes() > 0 else None  # or given back
+    if name.startswith("aten::"):
+        return EventKind.OPERATOR
+    if e.device_type() != DeviceType.CPU:
+        if e.is_user_annotation():
+            return None  # a range, drawn once more beside the kernels
+        return EventKind.COPY if name.startswith(("Memcpy", "Memset")) else EventKind.KERNEL
+    if e.is_user_annotation():
+        return EventKind.RANGE
+    if _RUNTIME.fullmatch(name):
+        return EventKind.RUNTIME
+    return None if name in _OF_THE_PROFILER else EventKind.OPERATOR
+
+
+def _counters(counted: Sequence[Counted], seen: Trace | None, why: str) -> Counters:
+    """All counts: of operators without a profiler, of the rest under it."""
+    on_gpu = torch.cuda.is_available()
+    series: dict[str, list[int]] = {
+        "dispatched_ops": [c.dispatched_ops for c in counted],
+        "host_syncs": [c.host_syncs for c in counted],
+    }
+    unknown: dict[str, str] = {}
+    if on_gpu:
+        series["allocations"] = [
+            c.device_allocations for c in counted if c.device_allocations is not None
+        ]
+    if seen is not None:
+        profiled = seen.counts()
+        if not on_gpu:
+            series["allocations"] = [c.allocations for c in profiled]
+        if not why:
+            series["kernel_launches"] = [c.kernel_launches for c in profiled]
+            series["device_waits"] = [c.device_waits for c in profiled]
+            series["host_device_copies"] = [c.host_device_copies for c in profiled]
+    unknown |= {name: why for name in COUNTERS if name not in series}
+    return Counters(
+        **{name: values[0] for name, values in series.items()},
+        steps=min(map(len, series.values())),
+        differing=tuple(name for name, values in series.items() if len(set(values)) > 1),
+        unknown=unknown,
+        hidden=() if seen is None else seen.hidden(),
+    )
+
+
+def _uncounted(why: str) -> Counters:
+    return Counters(unknown=dict.fromkeys(COUNTERS, why))
+
+
+def _breakdown(
+    seen: Trace, looks: host_stacks.Looks, step_s: float, *, on_device: bool
+) -> Breakdown:
+    """Where the time goes; the frames are those of the device's idle time where there is one."""
+    busy = [interval for w in seen.windows for interval in seen.busy(w)] if on_device else []
+    starts = [start for start, _ in busy]
+
+    def counts(at_ns: int) -> bool:
+        if not any(w.start_ns <= at_ns <= w.returned_ns for w in seen.windows):
+            return False
+        i = bisect_right(starts, at_ns) - 1
+        return i < 0 or at_ns > busy[i][1]
+
+    spots = [
+        (spot, seen.range_at(at))
+        for at, spot in zip(looks.at_ns, looks.spots, strict=True)
+        if counts(at)
+    ]
+    named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []
+    return Breakdown(
+        step_s=step_s,
+        profiled_step_s=seen.step_s,
+        device_busy_s=seen.busy_s() if on_device else None,
+        gap_by_range=seen.gap_by_range() if on_device else {},
+        host_by_range=seen.host_by_range(),
+        frames=tuple(Frame(function=f, where=where, share=share) for f, where, share in named),
+        looks=len(spots),
+    )

@@ -1,0 +1,259 @@
+"""The instrument put to things whose size is known, before it measures anything else.
+
+A worker of its own waits, burns and spins, and tells what its stopwatches read; the parent's
+probes look on. harness.analysis.self_test judges. What a card can do is measured in passing: matrix
+products, a copy, a launch; floors of step times rest on that and not on data sheets.
+
+`torch.cuda._sleep(n)` launches one thread that spins until the SM's own counter has advanced by n
+cycles, so its length is known in cycles and the clock follows from two lengths.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from harness.measure.timing import CudaStopwatch, HostStopwatch
+from harness.records import Peaks, SelfTestReadings
+
+WAITS_S = (0.004, 0.02)
+WAITS = 5
+REST_S = 0.3
+GPU_REST_S = 0.7
+"""Longer: NVML's utilisation looks back, and must have forgotten the start."""
+BURN_S = 1.0
+SPIN_CYCLES = (5_000_000, 40_000_000)
+SPINS = 12
+L2_SHARE = 8
+"""A copy reads and writes this part of the L2 each; half of a cache may be another's copy of it."""
+COPIES = 21
+LINE_UP_CYCLES = 200_000
+"""Keeps the device busy for 0.1 ms, while flush and copy are launched."""
+GPU_SIDE, CPU_SIDE = 8192, 1024
+"""Of the square matrices that are multiplied."""
+COPY_BYTES, CPU_COPY_BYTES = 2**30, 2**26
+LAUNCHES = 2000
+
+Say = Callable[[str], None]
+
+
+def prove(phase: Say) -> SelfTestReadings:
+    """Read everything; `phase` is told of each phase as it begins, for the parent's probes."""
+    if torch.cuda.is_available():
+        return _prove_cuda(phase)
+    phase("rest")
+    time.sleep(REST_S)
+    phase("burn")
+    burn_cpu_s = _burn_cpu()
+    phase("waits")
+    waits_s, host_s = _read_waits()
+    phase("peaks")
+    return SelfTestReadings(
+        waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s, peaks=cpu_peaks()
+    )
+
+
+def cpu_peaks() -> Peaks:
+    """A float32 product, and a copy or a sum, with the threads torch has in this process."""
+    a, b = (torch.randn(CPU_SIDE, CPU_SIDE) for _ in range(2))
+    source = torch.ones(CPU_COPY_BYTES // 4)
+    target = torch.empty_like(source)
+    product_s = _best_s(lambda: torch.mm(a, b))
+    copy_s = _best_s(lambda: target.copy_(source))
+    sum_s = _best_s(lambda: source.sum())
+    return Peaks(
+        flops_per_s={"fp32": 2 * CPU_SIDE**3 / product_s},
+        bytes_per_s=max(2 * CPU_COPY_BYTES / copy_s, CPU_COPY_BYTES / sum_s),
+    )
+
+
+def _read_waits() -> tuple[tuple[float, float], tuple[float, float]]:
+    """Two busy waits, by another clock of the system's and by the host stopwatch.
+
+    Of several, the one on which the two differ least: whatever else runs can come between the
+    clocks' readings, and only pull them apart.
+    """
+    watch = HostStopwatch()
+    pairs = []
+    for seconds in WAITS_S:
+        readings = [watch.read(lambda s=seconds: _wait(s)) for _ in range(WAITS)]  # type: ignore[misc]
+        pairs.append(
+            min(((r.output, r.time_s) for r in readings), key=lambda pair: abs(pair[1] - pair[0]))
+        )
+    (short_wait, short), (long_wait, long) = pairs
+    return (short_wait, long_wait), (short, long)
+
+
+def _wait(seconds: float) -> float:
+    """Be busy for so long; how long it was in the end."""
+    began = now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    while now - began < seconds:
+        now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    return now - began
+
+
+def _burn_cpu() -> float:
+    """Keep one core busy for BURN_S; the CPU seconds that took by the process's own account."""
+    began, until = time.process_time(), time.monotonic() + BURN_S
+    while time.monotonic() < until:
+        pass
+    return time.process_time() - began
+
+
+def _best_s(run: Callable[[], object], times: int = 5) -> float:
+    """The shortest, on the host's clock, after one run that does not count."""
+    run()
+    watch = HostStopwatch()
+    return min(watch.read(run).time_s for _ in range(times))
+
+
+# --- on a GPU ----------------------------------------------------------------------------
+
+
+def _prove_cuda(phase: Say) -> SelfTestReadings:
+    products = _Products()
+    phase("rest")
+    time.sleep(GPU_REST_S)
+    phase("burn")
+    began = time.process_time()
+    products.burn(BURN_S)
+    burn_cpu_s = time.process_time() - began
+    phase("waits")  # first: meanwhile the clock, which the burn's power held down, comes back
+    waits_s, host_s = _read_waits()
+    phase("spin")
+    events, hosts = _read_spins()
+    phase("flush")
+    resident_s, flushed_s = _read_copies()
+    phase("peaks")
+    peaks = Peaks(
+        flops_per_s=products.reached(),
+        bytes_per_s=_bandwidth(),
+        launch_s=_launch_s(),
+    )
+    return SelfTestReadings(
+        waits_s=waits_s,
+        host_s=host_s,
+        burn_cpu_s=burn_cpu_s,
+        spin_cycles=SPIN_CYCLES,
+        spin_event_s=events,
+        spin_host_s=hosts,
+        resident_s=resident_s,
+        flushed_s=flushed_s,
+        peaks=peaks,
+    )
+
+
+def _read_spins() -> tuple[tuple[float, float], tuple[float, float]]:
+    """Both spins on both clocks, taking turns; medians."""
+    sleep: Any = torch.cuda._sleep  # untyped in torch
+    watch = CudaStopwatch()
+    watch.read(lambda: sleep(SPIN_CYCLES[0]))
+    readings = [
+        [watch.read(lambda n=cycles: sleep(n)) for cycles in SPIN_CYCLES]  # type: ignore[misc]
+        for _ in range(SPINS)
+    ]
+    events = [float(np.median([pair[i].time_s for pair in readings])) for i in (0, 1)]
+    hosts = [float(np.median([pair[i].host_s for pair in readings])) for i in (0, 1)]
+    return (events[0], events[1]), (hosts[0], hosts[1])
+
+
+def _read_copies() -> tuple[float, float]:
+    """One copy with its data in the L2 and one after the flush, taking turns; medians.
+
+    The device spins while they are launched, so that neither reading holds a launch.
+    """
+    sleep: Any = torch.cuda._sleep
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    source = torch.ones(l2_bytes // L2_SHARE, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    flush, event = CudaStopwatch(flush_l2=True).flush, torch.cuda.Event
+    took: tuple[list[float], list[float]] = ([], [])
+    for i in range(2 * COPIES):
+        for _ in range(3):
+            target.copy_(source)
+        begin, end = (cast(Any, event)(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        sleep(LINE_UP_CYCLES)
+        if i % 2:
+            flush()
+        begin.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        took[i % 2].append(begin.elapsed_time(end) / 1e3)
+    return float(np.median(took[0])), float(np.median(took[1]))
+
+
+class _Products:
+    """Square matrix products: the burn, and what the card reaches at each precision."""
+
+    def __init__(self) -> None:
+        self._flops = 2 * GPU_SIDE**3
+        self._half = [
+            torch.randn(GPU_SIDE, GPU_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+        ]
+        self._out = torch.empty_like(self._half[0])
+        torch.mm(*self._half, out=self._out)  # makes the handle, chooses the kernel
+        torch.cuda.synchronize()
+
+    def burn(self, seconds: float) -> None:
+        """Multiply for so long without a pause."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for _ in range(10):
+                torch.mm(*self._half, out=self._out)
+            torch.cuda.synchronize()
+
+    def reached(self) -> dict[str, float]:
+        """FLOP/s at each precision, the best of a few products."""
+        found = {
+            "bf16": self._reached(*self._half),
+            "fp16": self._reached(*(x.half() for x in self._half)),
+        }
+        single = [x.float() for x in self._half]
+        before = torch.backends.cuda.matmul.fp32_precision
+        try:
+            for name, precision in (("tf32", "tf32"), ("fp32", "ieee")):
+                torch.backends.cuda.matmul.fp32_precision = precision
+                found[name] = self._reached(*single)
+        finally:
+            torch.backends.cuda.matmul.fp32_precision = before
+        return found
+
+    def _reached(self, a: torch.Tensor, b: torch.Tensor) -> float:
+        out, watch = torch.empty_like(a), CudaStopwatch()
+        readings = [watch.read(lambda: torch.mm(a, b, out=out)).time_s for _ in range(6)]
+        return self._flops / min(readings)
+
+
+def _bandwidth() -> float:
+    """Bytes a second of a copy far larger than the cache, read and written, or of a sum over as
+    much, which is only read: whichever is more."""
+    free_bytes, _ = torch.cuda.mem_get_info()
+    size = min(COPY_BYTES, free_bytes // 8) // 4 * 4
+    source = torch.ones(size // 4, device="cuda")
+    target, watch = torch.empty_like(source), CudaStopwatch()
+
+    def reached(moved: int, run: Callable[[], object]) -> float:
+        return moved / min(watch.read(run).time_s for _ in range(8))
+
+    return max(
+        reached(2 * size, lambda: target.copy_(source)),
+        reached(size, lambda: source.sum()),
+    )
+
+
+def _launch_s() -> float:
+    """Seconds a launch, many of an empty kernel in a row: the least a launch from here costs."""
+    sleep: Any = torch.cuda._sleep
+    took = []
+    for _ in range(4):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(LAUNCHES):
+            sleep(0)
+        torch.cuda.synchronize()
+        took.append((time.perf_counter() - began) / LAUNCHES)
+    return min(took)

@@ -1,0 +1,240 @@
+"""What parent and worker say to each other: one JSON object a line, over a pipe of their own.
+
+The worker's stdout and stderr go to its log, so whatever a workload prints cannot be mistaken
+for an answer. Times are readings of time.monotonic, which parent and child share on Linux.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from harness.records import Case, Measurement, SelfTestReadings, Work
+
+ASK_FOR_STACKS = signal.SIGRTMIN + 3
+"""By this signal a worker writes the Python stacks of its threads to its log. Not SIGUSR1 or 2:
+LLVM takes both for itself, silently, in every process in which Triton has compiled something."""
+MAX_LINE_BYTES = 64 * 2**20
+"""Longer than any answer; a line that passes it is not one."""
+
+
+class Garbled(Exception):
+    """What came over the pipe is not a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOrder:
+    """Parent to worker: measure this case."""
+
+    kind: Literal["measure"] = "measure"
+    case: Case
+    process: int
+    launched_at: float
+    device: str = ""
+    """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
+    roots: tuple[str, ...] = ()
+    """Folders that the code under test must come from; empty allows any."""
+    elsewhere: tuple[str, ...] = ()
+    """Working trees of the repository that no code may come from, except from the roots."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOrder:
+    """Ask the workloads of these cases whether they can run."""
+
+    kind: Literal["check"] = "check"
+    cases: tuple[Case, ...]
+    roots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTestOrder:
+    """Test the clocks and counters that measure."""
+
+    kind: Literal["self_test"] = "self_test"
+    roots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeOrder:
+    """Describe the environment, as far as torch knows it."""
+
+    kind: Literal["describe"] = "describe"
+    roots: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseBegan:
+    """A phase began. Naming the present phase again moves its beginning."""
+
+    kind: Literal["phase"] = "phase"
+    name: str
+    at: float
+    """May lie in the past: sampling began where the readings turned out to be steady."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """The workload is built: what one run of it does, known even if none is ever finished."""
+
+    kind: Literal["built"] = "built"
+    tokens: int | None
+    flops: int | None
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsDone:
+    """A sign of life, with the steps finished so far in warmup and sampling."""
+
+    kind: Literal["progress"] = "progress"
+    runs: int
+    spent_s: float
+    """Time of all finished runs together."""
+    shortest_s: float
+    """Of the finished runs; 0 before the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The worker's last word; the parent adds what only it can know."""
+
+    kind: Literal["answer"] = "answer"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preliminary:
+    """What the answer will be, sent before a search for the cause that may itself go wrong."""
+
+    kind: Literal["preliminary"] = "preliminary"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The answer to a DescribeOrder: harness.measure.facts.describe()."""
+
+    kind: Literal["facts"] = "facts"
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a case cannot run, known before anything does."""
+
+    case_id: str
+    problem: str
+    remedy: str = ""
+    of_factory: bool = False
+    """Whether the suite's `factory:` is at fault, not the case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The answer to a CheckOrder."""
+
+    kind: Literal["checked"] = "checked"
+    refusals: tuple[Refusal, ...]
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """Case id -> what one run will do, where its module can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTested:
+    """The answer to a SelfTestOrder."""
+
+    kind: Literal["proved"] = "proved"
+    readings: SelfTestReadings
+
+
+Order = MeasureOrder | CheckOrder | SelfTestOrder | DescribeOrder
+Message = PhaseBegan | Built | StepsDone | Preliminary | Answer | Facts | Checked | SelfTested
+
+_message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
+    Annotated[Message, pydantic.Discriminator("kind")]
+)
+_order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
+    Annotated[Order, pydantic.Discriminator("kind")]
+)
+
+
+def encode_order(order: Order) -> bytes:
+    return json.dumps(_plain(order)).encode()
+
+
+def decode_order(data: bytes) -> Order:
+    return _order.validate_json(data)
+
+
+def signal_name(exit_code: int) -> str:
+    """`SIGSEGV` for -11; nothing for an exit that no signal made."""
+    if exit_code >= 0:
+        return ""
+    return {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
+
+
+class Channel:
+    """The worker's end of the pipe. Only the process that opened it may speak."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._owner = os.getpid()
+
+    def send(self, message: Message) -> None:
+        """Write one message whole.
+
+        Raises:
+            RuntimeError: In a process forked by a workload, which is not ours to hear.
+            TypeError: The message holds something JSON cannot.
+        """
+        if os.getpid() != self._owner:
+            raise RuntimeError("a process forked by the workload tried to answer for the worker")
+        line = memoryview(json.dumps(_plain(message)).encode() + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+
+class MessageReader:
+    """The parent's end of the pipe: bytes in, messages out."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd` must not block."""
+        self._fd = fd
+        self._rest = b""
+        self.at_end = False
+        """The worker, and whoever inherited its end, have closed the pipe."""
+
+    def drain(self, each: Callable[[Message], None]) -> None:
+        """Pass on every message that has arrived.
+
+        Raises:
+            Garbled: A line is no message.
+        """
+        while not self.at_end:
+            try:
+                chunk = os.read(self._fd, 2**16)
+            except BlockingIOError:
+                return
+            self.at_end = not chunk
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            for line in lines:
+                each(_decode(line))
+            if len(self._rest) > MAX_LINE_BYTES:
+                raise Garbled(f"a line of more than {MAX_LINE_BYTES} bytes")
+
+
+def _decode(line: bytes) -> Message:
+    try:
+        return _message.validate_json(line)
+    except pydantic.ValidationError as error:
+        raise Garbled(f"{line[:80]!r} ({error.error_count()} errors)") from error
+
+
+def _plain(record: Any) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = asdict(record)
+    return fields

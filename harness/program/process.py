@@ -1,0 +1,258 @@
+"""A program as a process: found, started with its output in pipes, read, and ended with all of its
+descendants."""
+
+import ctypes
+import faulthandler
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness.git.repository import top
+from harness.messages import ASK_FOR_STACKS
+from harness.program.output import Lines
+from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
+from harness.records import INTERPRETER, Case, Program
+
+CHUNK_BYTES = 2**18
+"""Size of the pipes, and the most that is read from one at once."""
+STDERR_BYTES = 4096
+"""Of the end of a stream, for a record."""
+DRAIN_S = 0.5
+"""How long to read on after the program's end, if a process it left behind holds the pipe."""
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def folder(program: Program, roots: Sequence[str]) -> Path:
+    """Where a program is started: `cwd`, seen from the top of the working tree under test. Where
+    no tree was asked for, from the present folder."""
+    return top(roots) / program.cwd
+
+
+def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
+    """Why a program cannot be started, seen before anything is; empty where it can."""
+    where = folder(program, roots)
+    tree = top(roots).resolve()
+    if roots and not where.resolve().is_relative_to(tree):
+        return (
+            f"cwd {program.cwd!r} is not in the tree under test, {tree}; "
+            "write it as seen from the repository's root"
+        )
+    if not where.is_dir():
+        return f"cwd {program.cwd!r} is not a folder in {tree}; correct it"
+    if stranger := _stranger(program, roots, tree):
+        return (
+            f"command names {stranger}, which is not in the tree under test, {tree}; "
+            "write it as seen from cwd"
+        )
+    name = program.argv[0]
+    if name == INTERPRETER or find(case, program, where) is not None:
+        return ""
+    if "/" in name:
+        place = f"not an executable file in {where.resolve()}"
+        return f"command {name!r} is {place}; correct the name or make it executable"
+    return f"command {name!r} not found on PATH; install it or give its full path"
+
+
+def _stranger(program: Program, roots: Sequence[str], tree: Path) -> str:
+    """A word of the command that names a file which is under version control in the user's working
+    tree: as it is now, where a commit is to be measured. Data and environments may lie there."""
+    home = _home(tree) if roots else None
+    for word in program.argv if home else ():
+        place = Path(word.rpartition("=")[2])  # --config=/home/me/repo/a.yaml
+        if not place.is_absolute() or place.resolve().is_relative_to(tree):
+            continue
+        if place.resolve().is_relative_to(home or "") and _is_tracked(place, home or tree):
+            return str(place)
+    return ""
+
+
+def _is_tracked(place: Path, home: Path) -> bool:
+    asking = ["git", "ls-files", "--error-unmatch", "--", str(place.resolve())]
+    return subprocess.run(asking, cwd=home, capture_output=True, check=False).returncode == 0
+
+
+def _home(tree: Path) -> Path | None:
+    """The main working tree of the repository of which `tree` is another; None where it is none."""
+    try:
+        pointer = (tree / ".git").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    # gitdir: /home/me/repo/.git/worktrees/name
+    git = Path(pointer.removeprefix("gitdir:").strip()).parent.parent
+    return git.parent.resolve() if git.name == ".git" else None
+
+
+def find(case: Case, program: Program, where: Path) -> str | None:
+    """The program's file, as it will be started."""
+    name = program.argv[0]
+    if name == INTERPRETER:
+        return sys.executable
+    if "/" in name:
+        file = where / name
+        return str(file.resolve()) if file.is_file() and os.access(file, os.X_OK) else None
+    return shutil.which(name, path=case.env.get("PATH", os.environ.get("PATH")))
+
+
+def environment(case: Case, roots: Sequence[str]) -> dict[str, str]:
+    """The program's variables. Python's output comes line by line, and its stacks if it aborts;
+    what it imports by name comes from the trees under test before all else."""
+    python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    env = {**os.environ, **python, **case.env}
+    env.pop(COUNTS_IN, None)  # of a harness that counts this one
+    if roots:
+        path = (*roots, env.get("PYTHONPATH", ""))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    return env
+
+
+def kill(process: "subprocess.Popen[bytes] | None") -> None:
+    """End a program and what is under it, now."""
+    if process is None:
+        return
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    if process.returncode is None:
+        process.kill()
+        process.wait()
+    for one in family:
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            continue
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+
+
+def start(program: Program, where: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start the program with its output in two pipes; it dies with this process."""
+    libc = ctypes.CDLL(None)
+    first = sys.executable if program.argv[0] == INTERPRETER else program.argv[0]
+    return subprocess.Popen(
+        [first, *program.argv[1:]],
+        cwd=where,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pipesize=CHUNK_BYTES,
+        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one read of a pipe brought."""
+
+    at: float
+    lines: tuple[str, ...]
+    from_stderr: bool
+    data: bytes
+
+
+@dataclass(slots=True)
+class Tail:
+    """The end of what a stream said."""
+
+    text: bytes = b""
+    last: str = ""
+
+    def add(self, read: Read) -> None:
+        self.text = (self.text + read.data)[-STDERR_BYTES:]
+        for line in read.lines:
+            self.last = line if line.strip() else self.last
+
+
+class OutputReader:
+    """Reads both pipes of a program until it has ended; wakes up for its death too."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.ended_at: float | None = None
+        """time.monotonic at the end of the program."""
+
+    def reads(self, poll_s: float = 0.5) -> Iterator[Read]:
+        """All output in order; a read without lines at least every `poll_s`."""
+        woken, wake = socket.socketpair()
+        woken.setblocking(False)
+        wake.setblocking(False)
+        before = signal.signal(signal.SIGCHLD, lambda *_: None)  # without one nothing wakes
+        old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        try:
+            with selectors.DefaultSelector() as waiting:
+                waiting.register(woken, selectors.EVENT_READ)
+                for stream in (self._process.stdout, self._process.stderr):
+                    if stream is not None:
+                        waiting.register(stream, selectors.EVENT_READ, Lines())
+                yield from self._until_end(waiting, woken, poll_s)
+        finally:
+            signal.set_wakeup_fd(old)
+            signal.signal(signal.SIGCHLD, before)
+            woken.close()
+            wake.close()
+
+    def _until_end(
+        self, waiting: selectors.BaseSelector, woken: socket.socket, poll_s: float
+    ) -> Iterator[Read]:
+        while len(waiting.get_map()) > 1 or self.ended_at is None:
+            if self.ended_at is None and self._process.poll() is not None:
+                self.ended_at = time.monotonic()
+            if self.ended_at is not None and time.monotonic() - self.ended_at > DRAIN_S:
+                break
+            ready = waiting.select(poll_s if self.ended_at is None else DRAIN_S / 10)
+            at = time.monotonic()
+            for key, _ in ready:
+                if key.fileobj is woken:
+                    woken.recv(2**12)
+                else:
+                    yield self._read(waiting, key, at)
+            if not ready:
+                yield Read(at, (), False, b"")
+        for key in [*waiting.get_map().values()]:
+            if key.fileobj is not woken:
+                yield Read(time.monotonic(), tuple(key.data.rest()), self._is_err(key), b"")
+
+    def _read(self, waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float) -> Read:
+        data = os.read(key.fd, CHUNK_BYTES)
+        lines: Lines = key.data
+        if not data:
+            waiting.unregister(key.fileobj)
+        found = tuple(lines.feed(data) if data else lines.rest())
+        return Read(at, found, self._is_err(key), data)
+
+    def _is_err(self, key: selectors.SelectorKey) -> bool:
+        return key.fileobj is self._process.stderr
+
+
+def abort_when_asked(process: "subprocess.Popen[bytes]") -> None:
+    """Let the signal that asks a worker for its stacks abort the program, whose Python then writes
+    them. It is only asked of one that hangs and is about to be killed."""
+    faulthandler.unregister(ASK_FOR_STACKS)
+
+    def abort(*_: object) -> None:
+        try:
+            me = psutil.Process(process.pid)
+            family = [me, *me.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for one in family:
+            try:
+                one.rlimit(psutil.RLIMIT_CORE, (0, 0))
+                one.send_signal(signal.SIGABRT)
+            except psutil.Error:
+                continue  # it is gone, or another user's
+
+    signal.signal(ASK_FOR_STACKS, abort)

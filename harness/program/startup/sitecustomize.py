@@ -1,0 +1,112 @@
+"""Python imports this at the start of every process of a program that is being counted.
+
+Its folder stands first on PYTHONPATH, and a variable says where to answer; without the variable
+nothing happens. Until the process imports torch nothing is patched, and no code of the harness is
+loaded. A sitecustomize that was there before is run as Python would have run it.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+VARIABLE = "HARNESS_COUNTS_IN"
+"""Names the folder that holds ORDER, and takes the answer."""
+ORDER = "order.json"
+NOTES = "notes.jsonl"
+"""One JSON object a line: who has come how far."""
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+
+
+def note(folder: Path, **said: object) -> None:
+    """Add one note; processes do not mix theirs."""
+    line = json.dumps({"pid": os.getpid(), **said}) + "\n"
+    fd = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+def _start() -> None:
+    folder = os.environ.get(VARIABLE)
+    sys.path[:] = [place for place in sys.path if not _is_here(place)]
+    if folder and os.environ.get("RANK", "0") == "0":  # of many ranks the first one will do
+        note(Path(folder), at="start")
+        sys.meta_path.insert(0, _Torch(Path(folder)))
+    _run_other()
+
+
+def _is_here(place: str) -> bool:
+    return bool(place) and os.path.realpath(place) == str(HERE)
+
+
+def _run_other() -> None:
+    """Run the sitecustomize that this one stands before."""
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+class _Torch:
+    """An importer that waits for torch, and lets the others import it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_watch(module: ModuleType) -> None:
+                execute(module)
+                _watch(self._folder)
+
+            spec.loader.exec_module = then_watch  # type: ignore[method-assign]
+        return spec
+
+
+def _watch(folder: Path) -> None:
+    try:
+        with _ours():
+            from harness.program import step_hook
+        step_hook.watch(folder / ORDER, lambda **said: note(folder, **said))
+    except Exception as error:  # noqa: BLE001 - noted; a user's program must go on uncounted
+        note(folder, failed=f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _ours() -> Iterator[None]:
+    """Import the harness that measures; one that the program has, or will have, is another."""
+    theirs = {name: sys.modules.pop(name) for name in _loaded()}
+    sys.path.insert(0, str(ROOT))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(ROOT))
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules.update(theirs)
+
+
+def _loaded() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "harness"]
+
+
+if __name__ == "sitecustomize":
+    _start()

@@ -1,0 +1,253 @@
+"""What is said of a suite's command that fails, is mistaken, or runs what is not under test."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import SuiteError
+from harness.records import Case, Outcome, Suite
+from harness.runner import watchdog
+from harness.runner.interleave import verified
+from harness.runner.launcher import Launcher
+from harness.suite import load as suites
+from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
+from harness.tests.faulty import LeapingClock, evidence_of
+from harness.tests.gate_repositories import git
+from harness.tests.workers import Quiet
+
+# --- the ways to fail --------------------------------------------------------------------
+
+
+def test_a_hung_program_is_seen_and_its_stacks_are_kept(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on writing lines, but none of them is a step."""
+    clock = LeapingClock(tmp_path / "mark")
+    monkeypatch.setattr(watchdog, "time", clock)
+    program = f"""
+def wait_for_a_peer():
+    os.close(os.open({str(clock.mark)!r}, os.O_CREAT))
+    while True:
+        print("still waiting"); time.sleep(0.05)
+for i in range(1, 6):
+    print("step", i); time.sleep(0.005)
+wait_for_a_peer()
+"""
+    m = measured(warm, tmp_path, program, STEPS, "measure: {timeout_s: 1000000}")
+
+    assert m.outcome is Outcome.HANG
+    assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
+    names = {f.name: f for f in evidence_of(m).files}
+    assert "in wait_for_a_peer" in (tmp_path / names["python stacks"].path).read_text()
+    assert "reproduce" in names
+
+
+def test_a_line_that_the_suite_calls_alive_is_a_sign_of_life(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    """The program ends once the parent has heard of it four times without a new step."""
+    program = """
+for i in range(1, 9):
+    print("step", i); time.sleep(0.005)
+while not os.path.exists("heard"):
+    print("validating"); time.sleep(0.02)
+"""
+
+    class Hearing(Quiet):
+        times = 0
+
+        def progressed(self, case: Case, process: int, steps: int) -> None:
+            self.times += steps == 7
+            if self.times == 4:
+                (tmp_path / "heard").touch()
+
+    asked = suite_of(program, tmp_path, STEPS[:-1] + ", alive: ^validating}")
+    m = run(warm, tmp_path, asked, Hearing())
+
+    assert m.outcome is Outcome.OK, m.detail
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome", "said"),
+    [
+        ("raise ValueError('no data')", Outcome.CRASH, "exited with 1: ValueError: no data"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Outcome.CRASH, "killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.CRASH, "killed by SIGKILL"),
+        ("sys.exit(137)", Outcome.CRASH, "of SIGKILL, as a shell says it"),
+        ("raise MemoryError", Outcome.OUT_OF_MEMORY, "MemoryError"),
+        ("raise OSError(28, os.strerror(28))", Outcome.INVALID_ENVIRONMENT, "No space left"),
+        ("print('it 1')", Outcome.CRASH, r"progress: none of 1 lines of output fits.*'it 1'"),
+        ("print('step 1')", Outcome.CRASH, "the program ended after 1 steps"),
+        (
+            "print('step 1\\nstep 2')\nfor i in range(9): time.sleep(.01);print('step', i+3)",
+            Outcome.CRASH,
+            "loss: a line that fits .* was never seen",
+        ),
+        ("print('step 1 loss nan')\ntime.sleep(60)", Outcome.NON_FINITE, "loss is nan, in"),
+        ("print('step 1 loss 1..2')", Outcome.CRASH, "loss: '1..2' is not a number"),
+    ],
+)
+def test_each_way_to_fail_earns_its_outcome(
+    warm: Launcher, tmp_path: Path, program: str, outcome: Outcome, said: str
+) -> None:
+    m = measured(warm, tmp_path, program, STEPS, LOSS)
+
+    assert m.outcome is outcome
+    assert re.search(said, m.detail), m.detail
+    assert m.samples_s == ()
+
+
+def test_the_evidence_of_a_crash_is_kept(warm: Launcher, tmp_path: Path) -> None:
+    program = """
+def broken():
+    raise ValueError("no data")
+print("step 1"); print("step 2"); broken()
+"""
+    m = measured(warm, tmp_path, program, STEPS)
+
+    seen = evidence_of(m)
+    assert seen.stderr_tail.endswith("ValueError: no data\n")
+    assert seen.frame.startswith("broken (program.py:")
+    assert seen.runs == 2
+    script = next(f for f in seen.files if f.name == "reproduce")
+    text = (tmp_path / script.path).read_text()
+    assert "program.py" in text
+    command = [sys.executable, str(tmp_path / script.path)]
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.stderr.endswith("ValueError: no data\n")
+    assert again.returncode == 1
+
+
+def test_an_old_file_is_not_read_for_a_new_one(warm: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "out.json").write_text('{"x": 5}')
+
+    m = measured(
+        warm, tmp_path, "pass", "metrics: {x: {file: out.json, json: x, unit: x, better: higher}}"
+    )
+
+    assert m.outcome is Outcome.CRASH
+    assert "not updated by this run" in m.detail
+
+
+# --- what a suite may not say ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (("command: x", "factory: a.b:c"), "needs a factory or a command, and not both"),
+        (("factory: a.b:c", "providers: [p]", "tokens: 3"), "goes with command, not with factory"),
+        (("factory: a.b:c",), "needs providers beside its factory"),
+        (("command: x 'y",), "command cannot be split: No closing quotation"),
+        (("command: x {batc}", "axes: {batch: [1, 2]}"), "'batc' is no axis here.*'batch'"),
+        (("command: x", "axes: {batch: [1, 2]}"), ":11:12: 'batch' is swept and does not reach"),
+        (("command: x {b", "axes: {b: 1}"), "a brace stands alone"),
+        (("command: x {b:--b}", "axes: {b: [1, 2]}"), "needs an axis that is true or false"),
+        (("command: x -{b:b}", "axes: {b: [true, false]}"), "must be an argument by itself"),
+        (("command: x", "progress: 'step (('"), "is no regular expression"),
+        (("command: x", r"metrics: {step_s: {line: 'took \d+'}}"), "no group named 'value'"),
+        (("command: x", "metrics: {loss: {json: loss}}"), "needs unit and better"),
+        (("command: x", "metrics: {tokens_per_sec: {json: a}}"), "'tokens_per_s'"),
+        (("command: x", "metrics: {step_cycles: {json: a}}"), "not for a program to tell"),
+        (("command: x", "metrics: {mfu: {json: a, unit: x, better: lower}}"), "has the unit ratio"),
+        (("command: x", "metrics: {mfu: {}}"), "needs one of line, json or csv"),
+        (("command: x", "metrics: {mfu: {csv: a}}"), "reads a file by json or csv"),
+        (("command: x", "tokens: [batch]"), "'batch' is no axis here"),
+        (("command: x", "tokens: 3", "metrics: {tokens_per_s: {json: a}}"), "gives tokens_per_s"),
+        (("command: x", "measure: {graph: true}"), "graph needs a factory"),
+    ],
+)
+def test_a_mistake_is_reported_with_its_place(rows: tuple[str, ...], said: str) -> None:
+    text = HEAD + "".join(f"    {row}\n" for row in rows)
+
+    with pytest.raises(SuiteError, match=r"suite\.yaml:\d+:\d+: ") as raised:
+        suites.loads(text, "suite.yaml")
+
+    assert re.search(said, str(raised.value), re.DOTALL), str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (("command: no-such-program-here",), "'no-such-program-here' not found on PATH"),
+        (("command: ./train.sh",), "'./train.sh' is not an executable file in"),
+        (("command: ls", "cwd: nowhere"), "cwd 'nowhere' is not a folder"),
+    ],
+)
+def test_a_program_that_is_not_there_stops_the_run(
+    warm: Launcher, rows: tuple[str, ...], said: str
+) -> None:
+    text = HEAD + "".join(f"    {row}\n" for row in rows)
+
+    with pytest.raises(SuiteError, match=said):
+        warm.preflight(suites.loads(text, "suite.yaml"))
+
+
+# --- the tree under test -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The user's working tree, where things have been changed, and a worktree of its commit."""
+    home = tmp_path_factory.mktemp("home")
+    git(home, "init", "--quiet")
+    (home / "src" / "model").mkdir(parents=True)
+    (home / "scripts").mkdir()
+    (home / "src" / "model" / "__init__.py").write_text("SIZE = 3\n")
+    text = "import json, model, os\nprint(json.dumps({'size': model.SIZE, 'n': N}))\n"
+    (home / "scripts" / "train.py").write_text(text.replace("N", "1"))
+    git(home, "add", "--all")
+    git(home, "commit", "--quiet", "--message", "One")
+    (home / "scripts" / "train.py").write_text(text.replace("N", "2"))
+    (home / "src" / "model" / "__init__.py").write_text("SIZE = 4\n")
+    (home / "data.bin").touch()
+    git(home, "worktree", "add", "--quiet", "--detach", str(home / "of-commit"), "HEAD")
+    return home, home / "of-commit"
+
+
+def of_tree(command: str, cwd: str) -> Suite:
+    rows = (
+        f"command: {command}",
+        f"cwd: {cwd}",
+        "metrics: {size: {json: size, unit: x, better: higher},"
+        " n: {json: n, unit: x, better: higher}}",
+    )
+    return suites.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
+
+
+def test_a_program_runs_in_the_tree_of_its_commit(
+    warm: Launcher, tree: tuple[Path, Path], tmp_path: Path
+) -> None:
+    home, commit = tree
+    asked = of_tree(f"'{{python}} train.py --data={home}/data.bin'", "scripts")
+    launcher = warm.at([commit / "src"])
+    launcher.check(asked)
+
+    m = run(launcher, tmp_path, asked)
+
+    assert m.readings == {"size": (3.0,), "n": (1.0,)}, "neither script nor module is the user's"
+    assert m.code == {"program": str(commit / "scripts")}
+    assert verified(m, asked.cases[0], [commit / "src"]) is m
+    elsewhere = verified(m, asked.cases[0], [tmp_path])
+    assert elsewhere.outcome is Outcome.PATH_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd", "said"),
+    [
+        ("'{python} train.py'", "{home}/scripts", "is not in the tree under test, .*root"),
+        ("'{python} train.py'", "../scripts", "is not in the tree under test"),
+        ("'{python} {home}/scripts/train.py'", ".", "command names .*as seen from cwd"),
+    ],
+)
+def test_a_program_of_the_users_tree_is_refused(
+    warm: Launcher, tree: tuple[Path, Path], command: str, cwd: str, said: str
+) -> None:
+    home, commit = tree
+    asked = of_tree(command.replace("{home}", str(home)), cwd.replace("{home}", str(home)))
+
+    with pytest.raises(SuiteError, match=said):
+        warm.at([commit / "src"]).check(asked)

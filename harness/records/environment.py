@@ -1,0 +1,78 @@
+"""The machine and the code that a run was measured with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from harness.records.outcome import Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as NVML describes it."""
+
+    name: str
+    uuid: str
+    index: int
+    memory_bytes: int
+    driver: str
+    cuda_driver: str
+    compute_capability: str
+    power_limit_w: float | None = None
+    max_sm_clock_hz: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Git:
+    """Where the code under test stood."""
+
+    commit: str
+    branch: str
+    dirty_sha256: str = ""
+    """Hash of the diff against the commit and of untracked files; empty when clean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where, on what and with what a run was made."""
+
+    captured_at: str
+    hostname: str
+    os: str
+    cpu: str
+    cpu_count: int
+    memory_bytes: int
+    gpu: Gpu | None
+    gpu_unavailable: str = ""
+    """Why `gpu` is None."""
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    """python, torch, triton, flash-attn, numpy, harness, cuda, cudnn: None where absent."""
+    torch_settings: Mapping[str, Scalar] = field(default_factory=dict)
+    """As a worker saw them: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode,
+    deterministic, num_threads, device."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """NSA_*, CUDA_*, TORCH_*, PYTORCH_*, NCCL_*, OMP_* and TRITON_* of the parent."""
+    git: Git | None = None
+    command: tuple[str, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Path of data that a case names -> its size and a hash."""
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name, or `cpu`."""
+        return self.gpu.name if self.gpu else "cpu"
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether the code under test was not all in its commit."""
+        return bool(self.git and self.git.dirty_sha256)
+
+
+def gpu_matches(pattern: str, gpu_name: str) -> bool:
+    """Whether a GPU name fits a pattern, ignoring case; `A100` means `*A100*`."""
+    pattern, name = pattern.lower(), gpu_name.lower()
+    return fnmatchcase(name, pattern) or (not any(c in pattern for c in "*?[") and pattern in name)
+
+
+VARIABLE_PREFIXES = ("NSA_", "CUDA_", "TORCH_", "PYTORCH_", "NCCL_", "OMP_", "TRITON_")
+"""Environment variables with these beginnings move numbers; no other is recorded."""

@@ -1,0 +1,93 @@
+"""The one table of metrics: name, unit, direction, how each is printed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A named quantity with its unit and the direction in which it is good."""
+
+    name: str
+    title: str
+    unit: str
+    """Of METRICS, also how a value is printed: see harness.units."""
+    higher_is_better: bool
+    counted: bool = False
+    """An exact count of one step, without noise: of harness.records.profile.COUNTERS."""
+    of_case: bool = True
+    """Whether one case has a value, so that an expectation may name it."""
+    about: str = ""
+    """What the name cannot say, for editors of a suite."""
+
+
+METRICS: Mapping[str, Metric] = {
+    m.name: m
+    for m in (
+        Metric(name="tokens_per_s", title="tokens/s", unit="tokens/s", higher_is_better=True),
+        Metric(name="step_s", title="step time", unit="s", higher_is_better=False),
+        Metric(
+            name="step_cycles",
+            title="step cycles",
+            unit="cycles",
+            higher_is_better=False,
+            about="Step time in cycles of the SM clock as measured.",
+        ),
+        Metric(
+            name="mfu",
+            title="MFU",
+            unit="ratio",
+            higher_is_better=True,
+            about="Model FLOPs utilisation, 0 to 1.",
+        ),
+        Metric(
+            name="floor_share",
+            title="share of floor",
+            unit="ratio",
+            higher_is_better=True,
+            about="Least time by the machine's measured peaks over the time taken, 0 to 1.",
+        ),
+        Metric(name="peak_memory_bytes", title="peak memory", unit="B", higher_is_better=False),
+        Metric(
+            name="gpu_utilisation",
+            title="GPU",
+            unit="ratio",
+            higher_is_better=True,
+            about="0 to 1.",
+        ),
+        Metric(
+            name="cpu_utilisation",
+            title="CPU",
+            unit="cores",
+            higher_is_better=False,
+            about="In cores: 1.0 is one core kept busy.",
+        ),
+        Metric(
+            name="scaling_exponent",
+            title="scaling exponent",
+            unit="1",
+            higher_is_better=False,
+            of_case=False,
+        ),
+        *(
+            Metric(
+                name=name,
+                title=title,
+                unit="1",
+                higher_is_better=False,
+                counted=True,
+                about="A count of one step.",
+            )
+            for name, title in (
+                ("dispatched_ops", "operators a step"),
+                ("host_syncs", "host syncs a step"),
+                ("allocations", "allocations a step"),
+                ("kernel_launches", "kernel launches a step"),
+                ("device_waits", "waits for the device a step"),
+                ("host_device_copies", "host-device copies a step"),
+            )
+        ),
+    )
+}
+"""Every metric of the harness. The keys of a suite's expectations and the way that values are
+printed follow from this table."""

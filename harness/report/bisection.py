@@ -1,0 +1,236 @@
+"""The result of a bisection for a person: one sentence, and a dated Markdown page."""
+
+import datetime
+import re
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import units
+from harness.bisect.criteria import Criterion, CriterionKind
+from harness.bisect.ddmin import MovingSet
+from harness.bisect.search import change
+from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
+from harness.errors import ReportError
+from harness.report.markdown import cell, clipped, code, plain
+
+TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
+
+
+def sentence(result: CommitsResult | DifferencesResult) -> str:
+    """The answer."""
+    if isinstance(result, CommitsResult):
+        return _commits_sentence(result)
+    conclusion, criterion = result.conclusion, result.request.criterion
+    moved = (
+        f"{_title(criterion)} is moved by {'; '.join(_part(result, p) for p in conclusion.parts)}"
+    )
+    if result.found:
+        return moved
+    if conclusion.parts:
+        return f"{moved}; there may be other causes: {conclusion.reason}"
+    names = ", ".join(f.name for f in result.fixed) or "nothing that is recorded"
+    fixed = "" if result.resumable else f". Differences that cannot be varied here: {names}"
+    return f"no cause was found: {conclusion.reason}{fixed}"
+
+
+def document(result: CommitsResult | DifferencesResult) -> dict[str, Any]:
+    """The result for a program."""
+    common = {
+        "bisection": result.folder.name,
+        "folder": str(result.folder),
+        "found": result.found,
+        "sentence": sentence(result),
+        "case": result.request.case.case_id,
+        "criterion": asdict(result.request.criterion),
+        "processes": result.processes,
+        "wall_s": result.wall_s,
+        "resumable": result.resumable,
+        "notes": result.notes,
+    }
+    if isinstance(result, CommitsResult):
+        culprit = result.culprit
+        levels = [_level_document(level) for level in result.levels]
+        return {**common, "culprit": asdict(culprit) if culprit else None, "histories": levels}
+    return {
+        **common,
+        "runs": list(result.request.runs),
+        "causes": [
+            {
+                "differences": [asdict(c) for c in result.named(part.mask)],
+                "confirmed": part.confirmed,
+                "comparison": asdict(part.comparison) if part.comparison else None,
+            }
+            for part in result.conclusion.parts
+        ],
+        "varied": [asdict(c) for c in result.request.causes],
+        "not_varied": [asdict(f) for f in result.fixed],
+        "measured": [
+            {
+                "differences": [c.name for c in result.named(mask)],
+                "values": list(values),
+                "moves": result.decided.get(mask),
+            }
+            for mask, values in result.values.items()
+        ],
+        "left_out": [
+            {"differences": [c.name for c in result.named(x.position)], "reason": x.reason}
+            for x in result.skipped
+        ],
+    }
+
+
+def write(result: CommitsResult | DifferencesResult, reports: Path, date: datetime.date) -> Path:
+    """Write the page; as the next version if one of that date exists.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    what = "Bisect of" if isinstance(result, CommitsResult) else "Causes in"
+    subject = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", f"{what} {result.request.case.case_id}")
+    version = 1
+    while True:
+        path = reports / f"{date:%Y-%m-%d} Test Engineer Report - {subject} v{version}.md"
+        try:
+            reports.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(markdown(result, date))
+            return path
+        except FileExistsError:
+            version += 1
+        except OSError as error:
+            raise ReportError(f"{path}: the report cannot be written: {error.strerror}") from error
+
+
+def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> str:
+    """The page as text."""
+    from harness.report import render  # slow: it imports matplotlib
+
+    criterion = result.request.criterion
+    values: dict[str, Any] = {
+        "result": result,
+        "commits": isinstance(result, CommitsResult),
+        "answer": sentence(result),
+        "date": date.isoformat(),
+        "command": shlex.join(result.request.command),
+        "because": lambda level: _because(level, criterion),
+        "reading": lambda values: _median(criterion, values),
+        "change": units.change,
+        "zip": zip,
+        "text": cell,
+        "code": code,
+        "block": lambda text: plain(clipped(text, 4000)).replace("```", "'''").strip("\n"),
+    }
+    if isinstance(result, DifferencesResult):
+        values |= {"moves": partial(_moves, result), "names": partial(_names, result)}
+    return render.rendered("bisection.md.j2", values)
+
+
+# --- a commit ----------------------------------------------------------------------------
+
+
+def _commits_sentence(result: CommitsResult) -> str:
+    first, criterion = result.levels[0], result.request.criterion
+    level = [v for v in result.levels if v.conclusion.found][-1] if result.found else first
+    commits = [level.history[p] for p in level.conclusion.culprits]
+    because = _because(level, criterion)
+    if result.found:
+        merge = first.history[first.conclusion.culprits[-1]].short
+        side = "" if level is first else f" on the side that {merge} merged"
+        name = f"{commits[0].short} is the first bad commit{side}"
+        return f"{name} ({plain(commits[0].subject)}): {because}"
+    if len(commits) > 1:
+        names = ", ".join(c.short for c in commits)
+        return f"the first bad commit is one of {names}; only the last is measurable: {because}"
+    if commits:
+        return f"no commit is confirmed; {commits[0].short} is the most likely: {because}"
+    return f"no commit was found: {because}"
+
+
+def _because(level: SearchedHistory, criterion: Criterion) -> str:
+    """What the conclusion of one history is based on."""
+    conclusion, found = level.conclusion, level.conclusion.comparison
+    if conclusion.confirmed and found is not None and conclusion.good is not None:
+        good = level.history[conclusion.good].short
+        moved = f"{_title(criterion)} {units.change(*change(found))} against {good} before it"
+        return f"{moved}, confirmed by {found.pairs} new pairs (p = {found.p_value:.2g})"
+    if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
+        ends = ((level.history[at].short, level.values[at]) for at in (0, -1))
+        read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)
+        if criterion.kind is CriterionKind.COUNTER and not conclusion.culprits and read:
+            return f"{conclusion.reason} ({criterion.name}: {read})"
+        return conclusion.reason
+    before, after = (level.values[p] for p in (conclusion.good, conclusion.culprits[-1]))
+    if not (before and after):
+        return conclusion.reason
+    at = f"{level.history[conclusion.good].short} before it"
+    match criterion.kind, after[0] > before[0]:
+        case CriterionKind.COUNTER, _:
+            return f"{criterion.name} is {after[0]:g}, but {before[0]:g} at {at}"
+        case CriterionKind.OUTCOME, True:
+            return f"it ends with {criterion.name}, but {at} does not"
+        case CriterionKind.OUTCOME, False:
+            return f"it does not end with {criterion.name}, but {at} does"
+        case _, True:
+            return f"{criterion.name} runs, but not at {at}"
+    return f"{criterion.name} does not run, but it does at {at}"
+
+
+def _level_document(level: SearchedHistory) -> dict[str, Any]:
+    commits = zip(level.history, level.probabilities, level.values, strict=True)
+    return {
+        "conclusion": asdict(level.conclusion),
+        "step": level.step,
+        "noise": level.noise,
+        "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
+        "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.skipped],
+    }
+
+
+# --- differences -------------------------------------------------------------------------
+
+
+def _part(result: DifferencesResult, part: MovingSet) -> str:
+    names = " together with ".join(
+        f"{c} ({c.then} in the first run, {c.now} in the second)" for c in result.named(part.mask)
+    )
+    if (found := part.comparison) is not None:
+        sure = "confirmed by" if part.confirmed else "not confirmed by"
+        return f"{names}: {units.change(*change(found))}, {sure} {found.pairs} new pairs"
+    before, after = result.values.get(part.base), result.values.get(part.base | part.mask)
+    return f"{names}: {before[0]:g} becomes {after[0]:g}" if before and after else names
+
+
+def _moves(result: DifferencesResult, difference: int) -> str:
+    if any(difference in part.items for part in result.conclusion.parts):
+        return "**yes**"
+    return "no" if result.found or result.decided.get(1 << difference) is False else "unknown"
+
+
+def _names(result: DifferencesResult, mask: int) -> str:
+    if mask == (1 << len(result.request.causes)) - 1:
+        return "all"
+    return ", ".join(str(c) for c in result.named(mask)) or "none"
+
+
+def _title(criterion: Criterion) -> str:
+    return TITLES.get(criterion.name, str(criterion))
+
+
+def _median(criterion: Criterion, values: Sequence[float]) -> str:
+    """The median reading of the criterion; empty without values."""
+    if not values:
+        return ""
+    value = statistics.median(values)
+    match criterion.kind, criterion.name:
+        case CriterionKind.METRIC, "step_s":
+            return units.duration(value)
+        case CriterionKind.METRIC, "peak_memory_bytes":
+            return units.size(value)
+        case ((CriterionKind.OUTCOME | CriterionKind.KERNEL), _):
+            return "yes" if value else "no"
+    return f"{value:.6g}"

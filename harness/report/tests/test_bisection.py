@@ -1,0 +1,277 @@
+"""The sentence and the page of a bisection, from results made by hand."""
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.comparison import Change, Comparison
+from harness.bisect.criteria import Criterion, CriterionKind
+from harness.bisect.ddmin import DifferencesConclusion, MovingSet
+from harness.bisect.differences import CaseDifference, DifferenceKind, FixedDifference
+from harness.bisect.history import Commit
+from harness.bisect.journal import CommitsRequest, DifferencesRequest, Skipped
+from harness.bisect.search import DOWN, UP, CommitsConclusion
+from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
+from harness.report import bisection
+from harness.tests.fake_runs import case, environment
+from harness.tests.small_run import SUITE
+
+DATE = datetime.date(2026, 11, 21)
+CASE = case({"seq_len": 2048})
+STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")
+SYNCS = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
+CRASH = Criterion(kind=CriterionKind.OUTCOME, name="crash")
+KERNEL = Criterion(kind=CriterionKind.KERNEL, name="sel_*")
+COMMITS = tuple(
+    Commit(
+        sha=f"{n}" * 40,
+        subject=f"change {n} | `x`",
+        author="A. Uthor",
+        date="2026-11-20T10:00:00+00:00",
+        parents=("a", "b")[: 1 + (n == 2)],
+    )
+    for n in range(5)
+)
+SLOWER = Comparison(
+    case_id=UP,
+    change=Change.SLOWER,
+    ratio=1.1,
+    low=1.08,
+    high=1.12,
+    p_value=2e-5,
+    pairs=14,
+    clock_explained=False,
+    smallest_effect=None,
+    pairs_needed=None,
+    minutes_needed=None,
+    reason="slower",
+)
+CONFIRMED = CommitsConclusion(
+    reason="slower",
+    culprits=(3,),
+    good=2,
+    probability=0.987,
+    comparison=SLOWER,
+    confirmed=True,
+)
+COMMON: dict[str, Any] = {
+    "schema": 1,
+    "started_at": "2026-11-21T07:30:12+00:00",
+    "suite": SUITE,
+    "case": CASE,
+    "effect": 0.03,
+    "environment": environment(),
+    "command": ("harness", "bisect", "train"),
+}
+TAKEN: dict[str, Any] = {"folder": Path("state/20261121-train"), "processes": 31, "wall_s": 150.0}
+
+
+def of_commits(
+    conclusion: CommitsConclusion, criterion: Criterion = STEP_TIME, **changes: Any
+) -> CommitsResult:
+    values = ((0.1, 0.102), (), (0.101,), (0.111, 0.11), (0.11,))
+    level = SearchedHistory(
+        **{
+            "history": COMMITS,
+            "conclusion": conclusion,
+            "probabilities": (0.0, 0.01, 0.0, 0.987, 0.003),
+            "skipped": (Skipped(level=0, position=1, commit="1" * 40, reason="no <build>"),),
+            "values": values,
+            "step": None if criterion.exact else 1.102,
+            "noise": None if criterion.exact else 0.008,
+            "summary": " kernel.py | 2 +-\n",
+            **changes,
+        }
+    )
+    request = CommitsRequest(criterion=criterion, history=COMMITS, **COMMON)
+    return CommitsResult(request=request, levels=(level,), **TAKEN)
+
+
+def exact(before: float, after: float) -> dict[str, Any]:
+    return {"values": ((before,), (), (before,), (after,), (after,))}
+
+
+FOUND = CommitsConclusion(reason="", culprits=(3,), good=2, probability=1.0, confirmed=True)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (of_commits(CONFIRMED), "step time +10.0 % [+8.0 … +12.0] against 2222222222 before it"),
+        (
+            of_commits(replace(CONFIRMED, comparison=replace(SLOWER, case_id=DOWN))),
+            "step time -9.1 % [-10.7 … -7.4] against",
+        ),
+        (of_commits(FOUND, SYNCS, **exact(1, 3)), "host_syncs is 3, but 1 at 2222222222"),
+        (of_commits(FOUND, CRASH, **exact(0, 1)), "it ends with crash, but 2222222222"),
+        (of_commits(FOUND, CRASH, **exact(1, 0)), "it does not end with crash, but"),
+        (of_commits(FOUND, KERNEL, **exact(0, 1)), "sel_* runs, but not at 2222222222"),
+        (of_commits(FOUND, KERNEL, **exact(1, 0)), "sel_* does not run, but it does at"),
+    ],
+)
+def test_the_sentence_says_how_the_culprit_differs(result: CommitsResult, expected: str) -> None:
+    text = bisection.sentence(result)
+
+    assert text.startswith("3333333333 is the first bad commit (change 3")
+    assert expected in text
+
+
+def test_the_sentence_without_a_confirmed_commit() -> None:
+    several = replace(FOUND, culprits=(1, 2), confirmed=True, reason="the commit before it is good")
+    likely = replace(CONFIRMED, confirmed=False, reason="98.7% likely")
+    none = CommitsConclusion(reason="no difference")
+
+    texts = [bisection.sentence(of_commits(c)) for c in (several, likely, none)]
+
+    assert texts[0].startswith("the first bad commit is one of 1111111111, 2222222222;")
+    assert texts[1].startswith("no commit is confirmed; 3333333333 is the most likely: 98.7%")
+    assert texts[2] == "no commit was found: no difference"
+    counted = bisection.sentence(of_commits(none, SYNCS, **exact(2, 2)))
+    assert counted.endswith("(host_syncs: 2 at 0000000000, 2 at 4444444444)")
+
+
+def test_the_page_of_a_commit() -> None:
+    assert bisection.markdown(of_commits(CONFIRMED), DATE) == COMMITS_PAGE
+
+
+COMMITS_PAGE = r"""# Bisection: train/nsa/seq\_len=2048
+
+**3333333333 is the first bad commit (change 3 \| \`x\`): step time +10.0 % \[+8.0 … +12.0\] against 2222222222 before it, confirmed by 14 new pairs (p = 2e-05).**
+
+- Bad over good in all blocks: +10 %; one process scatters by 0.80 %
+- Probability before the confirmation: 98.7 %
+
+## Commits
+
+`3333333333333333333333333333333333333333` by A. Uthor, 2026-11-20T10:00:00+00:00:
+
+```text
+change 3 | `x`
+
+ kernel.py | 2 +-
+```
+
+| commit | | processes | reading | probability |
+|:--|:--|--:|--:|--:|
+| `0000000000` | change 0 \| \`x\` | 2 | 101 ms | 0.0 % |
+| `1111111111` | change 1 \| \`x\` |  | not measured | 1.0 % |
+| `2222222222` | change 2 \| \`x\` (merge) | 1 | 101 ms | 0.0 % |
+| `3333333333` | change 3 \| \`x\` | 2 | 110 ms | 98.7 % |
+| `4444444444` | change 4 \| \`x\` | 1 | 110 ms | 0.3 % |
+
+- `1111111111` cannot be measured: no \<build\>
+
+## Method
+
+- Date: 2026-11-21
+- Criterion: step\_s
+- Good: `0000000000` change 0 \| \`x\`
+- Bad: `4444444444` change 4 \| \`x\`
+- Measured: 31 processes; 5 commits from good to bad
+- Time: 2.5 min in this command
+- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128; python 3.12.7
+- Command: `harness bisect train`
+- Journal and logs: `state/20261121-train`
+"""  # noqa: E501 - the answer is one line
+
+
+def of_runs(**changes: Any) -> DifferencesResult:
+    varied = tuple(
+        CaseDifference(kind=DifferenceKind.VARIABLE, name=name, then=then, now=now)
+        for name, then, now in (("NSA_SLOW", "not set", "1"), ("NSA_A", "1", "2"))
+    )
+    request = DifferencesRequest(
+        criterion=STEP_TIME,
+        runs=("20261119-0712", "20261121-0730"),
+        other=CASE,
+        causes=varied,
+        environments=(environment(), environment()),
+        commit="c" * 40,
+        **COMMON,
+    )
+    fixed = FixedDifference(name="torch", then="2.11", now="2.12", here="2.12", why="installed")
+    return DifferencesResult(
+        **{
+            "request": request,
+            "conclusion": DifferencesConclusion(
+                reason="all",
+                parts=(MovingSet(base=0, mask=1, confirmed=True, comparison=SLOWER),),
+                whole=True,
+            ),
+            "values": {0: (0.1, 0.102), 3: (0.111,), 1: (0.11,)},
+            "decided": {1: True},
+            "skipped": (Skipped(level=0, position=2, commit="", reason="crash: as planted"),),
+            "fixed": (fixed,),
+            **TAKEN,
+            **changes,
+        }
+    )
+
+
+def test_the_page_of_two_runs() -> None:
+    assert bisection.markdown(of_runs(resumable=True), DATE) == RUNS_PAGE
+
+
+RUNS_PAGE = r"""# Difference of two runs: train/nsa/seq\_len=2048
+
+**step time is moved by variable NSA\_SLOW (not set in the first run, 1 in the second): +10.0 % \[+8.0 … +12.0\], confirmed by 14 new pairs.**
+
+- Next step: `harness bisect --resume 20261121-train`
+
+## Varied differences
+
+| difference | first run | second run | moves it |
+|:--|:--|:--|:--|
+| variable NSA\_SLOW | not set | 1 | **yes** |
+| variable NSA\_A | 1 | 2 | no |
+
+## Differences that cannot be varied here
+
+| difference | first run | second run | on this machine | why |
+|:--|:--|:--|:--|:--|
+| torch | 2.11 | 2.12 | 2.12 | installed |
+
+## Measurements
+
+| values taken from the second run | processes | reading | nearer to the second run |
+|:--|--:|--:|:--|
+| none | 2 | 101 ms |  |
+| all | 1 | 111 ms |  |
+| variable NSA\_SLOW | 1 | 110 ms | yes |
+
+- variable NSA\_A cannot be measured: crash: as planted
+
+## Method
+
+- Date: 2026-11-21
+- Criterion: step\_s
+- First run: `20261119-0712`
+- Second run: `20261121-0730`
+- Code: `cccccccccc`, the same for both
+- Measured: 31 processes of 3 configurations
+- Time: 2.5 min in this command
+- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128; python 3.12.7
+- Command: `harness bisect train`
+- Journal and logs: `state/20261121-train`
+"""  # noqa: E501 - the answer is one line
+
+
+def test_the_sentence_without_a_cause() -> None:
+    conclusion = DifferencesConclusion(reason="they do not differ")
+
+    result = of_runs(conclusion=conclusion, values={}, decided={})
+
+    assert bisection.sentence(result) == (
+        "no cause was found: they do not differ. Differences that cannot be varied here: torch"
+    )
+    assert bisection.document(result)["not_varied"][0]["name"] == "torch"
+
+
+def test_a_second_page_of_a_day_is_the_next_version(tmp_path: Path) -> None:
+    first, second = (bisection.write(of_commits(CONFIRMED), tmp_path, DATE) for _ in range(2))
+
+    assert first.name.endswith("seq_len=2048 v1.md")
+    assert second.name.endswith("seq_len=2048 v2.md")

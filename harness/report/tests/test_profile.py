@@ -1,0 +1,283 @@
+"""The section "What ran", from records as a GPU and a machine without one leave them."""
+
+from dataclasses import replace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.analysis import verdict as gate
+from harness.analysis.summary import summarise
+from harness.integrations import run_verdict
+from harness.integrations.junit import junit
+from harness.records import (
+    Breakdown,
+    Case,
+    Counters,
+    Decision,
+    Frame,
+    Gpu,
+    Measurement,
+    Outcome,
+    PathRule,
+    Profile,
+    Rule,
+    Run,
+    Use,
+)
+from harness.report.profile import Ran, in_brief, ran
+from harness.tests import fake_runs
+
+GPU = Profile(
+    kernels=(
+        Use(name="gemm", where="nsa.select", calls=24, time_s=9e-3),
+        Use(name="_forward_kernel", where="nsa.window", calls=12, time_s=3e-3),
+    ),
+    operators=(Use(name="aten::mm", calls=24, time_s=1e-3),),
+    fingerprint="ab",
+    steps=2,
+    breakdown=Breakdown(
+        step_s=0.071,
+        profiled_step_s=0.09,
+        device_busy_s=0.012,
+        gap_by_range={"nsa.select": 0.64, "": 0.36},
+        host_by_range={"nsa.select": 0.5, "": 0.5},
+        frames=(
+            Frame(function="nsa/trainer.py:9 step", share=0.5),
+            Frame(function="nsa/selected.py:120 loop", where="nsa.select", share=0.41),
+        ),
+        looks=200,
+    ),
+)
+COUNTED = Counters(dispatched_ops=1200, host_syncs=34, kernel_launches=900, steps=2)
+NO_GPU = replace(
+    GPU,
+    kernels=(),
+    no_kernels="no GPU",
+    breakdown=replace(GPU.breakdown, device_busy_s=None, gap_by_range={}),  # type: ignore[type-var]
+)
+
+
+def recorded(
+    *, census: Profile = GPU, counters: Counters = COUNTED, **case: Any
+) -> tuple[Run, list[Case]]:
+    cases = [replace(c, **case) for c in fake_runs.sweep(seq_len=[512, 2048])]
+
+    def measure(c: Case) -> list[Measurement]:
+        samples = (0.071,) * 5
+        return fake_runs.timed(c, 0.071, census=census, counters=counters, samples_s=samples)
+
+    return fake_runs.run(cases, measure), cases
+
+
+def section(run: Run) -> Ran:
+    return ran(run, summarise(run))
+
+
+def test_the_gap_is_told_with_its_range_and_function() -> None:
+    run, _ = recorded()
+
+    (said,) = section(run).where
+    (brief,) = in_brief(run, summarise(run))
+
+    text = (
+        "83.1 % of the step is launch gap (device busy 12.0 ms of 71.0 ms), 64 % of it before "
+        "kernels of nsa.select; the host is then most often in `nsa/selected.py:120 loop` (41 %)."
+    )
+    assert said.endswith(text)
+    assert brief.startswith("In 2 cases the device waits for the host most of a step; most in ")
+    assert brief.endswith(text)
+
+
+def test_the_gap_is_of_the_step_as_sampled_not_as_the_host_waited_for_it() -> None:
+    """The host of a step of 58 us, captured as a graph, had its result after 74."""
+    assert GPU.breakdown is not None
+    waited = replace(GPU.breakdown, step_s=0.16, device_busy_s=0.06)
+
+    run, _ = recorded(census=replace(GPU, breakdown=waited))
+
+    assert (
+        "15.5 % of the step is launch gap (device busy 60.0 ms of 71.0 ms)"
+        in ran(run, summarise(run)).where[0]
+    )
+    assert not list(in_brief(run, summarise(run)))
+
+
+def test_a_busy_device_is_no_matter_for_the_summary() -> None:
+    assert GPU.breakdown
+    busy = replace(GPU, breakdown=replace(GPU.breakdown, device_busy_s=0.07))
+
+    assert list(in_brief(*(lambda r: (r, summarise(r)))(recorded(census=busy)[0]))) == []
+
+
+def test_without_a_gpu_the_hosts_time_is_told_and_no_gap() -> None:
+    run, _ = recorded(census=NO_GPU)
+
+    said = section(run)
+
+    assert "gap" not in "".join(said.where)
+    assert "50 % of the host's time is in nsa.select" in said.where[0]
+    assert said.parts
+    assert said.parts.columns[-1] == "operators"
+    assert "`aten::mm` ×24" in said.parts.rows[0][-1]
+    assert list(in_brief(run, summarise(run))) == []
+
+
+def test_cases_that_count_alike_share_a_row() -> None:
+    counts = section(recorded()[0]).counts
+
+    assert counts
+    assert counts.columns == ("cases", ">operators", ">host syncs", ">launches")
+    assert counts.rows == (("`train/nsa`", "1,200", "34", "900"),)
+
+
+def test_a_count_that_is_not_exact_is_marked_and_in_no_rule() -> None:
+    run, _ = recorded(counters=replace(COUNTED, differing=("host_syncs",)))
+    rule = Rule(name="few syncs", metric="host_syncs", go=100)
+    run = replace(run, suite=replace(run.suite, rules=(rule,)))
+
+    counts = section(run).counts
+    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
+
+    assert counts
+    assert counts.rows[0][2] == "34?"
+    assert verdict.decision is Decision.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("go", "decision"), [(34, Decision.GO), (33, Decision.NO_GO), (1e6, Decision.GO)]
+)
+def test_a_rule_on_a_count_is_decided_to_the_digit_by_one_process(
+    go: float, decision: Decision
+) -> None:
+    run, cases = recorded()
+    only = tuple(m for m in run.measurements if m.process == 0)
+    cases = [replace(c, settings=replace(c.settings, processes=1)) for c in cases]
+    suite = replace(
+        run.suite,
+        cases=tuple(cases),
+        rules=(Rule(name="few syncs", metric="host_syncs", go=go),),
+    )
+    run = replace(run, suite=suite, measurements=only)
+
+    verdict = gate.judge(suite, run.environment, summarise(run), ())
+
+    assert verdict.decision is decision
+
+
+def test_what_is_unknown_says_why_once() -> None:
+    unknown = {"kernel_launches": "no GPU", "device_waits": "no GPU"}
+    counters = replace(COUNTED, kernel_launches=None, unknown=unknown, hidden=("torch.compile",))
+
+    assert section(recorded(counters=counters)[0]).missing == (
+        "Launches, waits unknown: no GPU.",
+        "Torch.compile: operators inside are not among those counted.",
+    )
+
+
+STATED = PathRule(must=("gemm",))
+
+
+def judged(run: Run) -> dict[str, tuple[Decision, bool]]:
+    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
+    return {r.rule: (r.decision, r.applies) for r in verdict.rules}
+
+
+def test_kernels_that_were_seen_as_stated_are_a_rule_that_holds() -> None:
+    run, _ = recorded(kernels=STATED)
+
+    assert section(run).asked == (
+        "The suite states kernels or operators of 2 cases; seen as stated in 2."
+    )
+    assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
+
+
+def test_kernels_are_not_judged_without_a_gpu_and_never_called_a_pass() -> None:
+    run, _ = recorded(kernels=STATED, census=NO_GPU)
+    run = replace(run, environment=fake_runs.environment(gpu=None))
+
+    assert section(run).asked.endswith("; kernels not attested in 2: no GPU.")
+    assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
+    assert gate.WHAT_RAN not in judged(run)
+
+
+@pytest.mark.parametrize("gpu", [fake_runs.H200, None], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "census",
+    [
+        None,
+        Profile(skipped="switched off (measure.census)"),
+        Profile(skipped="one step takes 31 s"),
+    ],
+    ids=["none", "off", "too-long"],
+)
+def test_operators_that_were_not_seen_leave_the_verdict_open_on_any_machine(
+    census: Profile | None, gpu: Gpu | None
+) -> None:
+    run, _ = recorded(operators=STATED)
+    run = replace(
+        run,
+        environment=fake_runs.environment(gpu=gpu),
+        measurements=tuple(replace(m, census=census) for m in run.measurements),
+    )
+    summaries = summarise(run)
+
+    verdict = gate.judge(run.suite, run.environment, summaries, ())
+
+    assert (verdict.decision, verdict.decided_by) == (Decision.INCONCLUSIVE, gate.WHAT_RAN)
+    assert "not attested in 2: " in section(run).asked
+    in_ci = run_verdict.of_run(run, summaries, verdict)
+    assert [c.decision for c in in_ci.cases] == [Decision.INCONCLUSIVE] * 2
+    states = _states(junit(in_ci))
+    assert {name for name, state in states.items() if state == "passing"} == {gate.EVERY_CASE_RAN}
+
+
+def test_without_a_gpu_operators_are_judged_beside_kernels_that_are_not() -> None:
+    run, _ = recorded(kernels=STATED, operators=PathRule(must=("aten::mm",)), census=NO_GPU)
+    run = replace(run, environment=fake_runs.environment(gpu=None))
+
+    assert section(run).asked.endswith(
+        "; operators seen as stated in 2; kernels not attested in 2: no GPU."
+    )
+    assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
+    assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
+    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
+    assert verdict.decision is Decision.GO
+    assert [r.said for r in verdict.rules] == ["GO", "GO", "not applicable"]
+    states = _states(junit(run_verdict.of_run(run, summarise(run), verdict)))
+    assert states[gate.KERNELS_THAT_RAN] == "skipped"
+
+
+def _states(document: str) -> dict[str, str]:
+    """Test -> its state, as JUnit has it."""
+    tests = ElementTree.fromstring(document).iter("testcase")
+    return {
+        t.get("name", ""): next((c.tag for c in t if c.tag != "system-out"), "passing")
+        for t in tests
+    }
+
+
+def test_kernels_unseen_on_a_gpu_leave_the_verdict_open() -> None:
+    run, _ = recorded(kernels=STATED, census=Profile(skipped="one step takes 31 s, over 30 s"))
+
+    assert judged(run)[gate.WHAT_RAN] == (Decision.INCONCLUSIVE, True)
+    assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is (
+        Decision.INCONCLUSIVE
+    )
+
+
+def test_a_breach_shows_as_asked_against_seen() -> None:
+    run, cases = recorded(kernels=STATED)
+    broken = fake_runs.ended(cases[0], Outcome.PATH_MISMATCH, census=GPU, counters=COUNTED)
+    others = [m for m in run.measurements if m.case_id != cases[0].case_id]
+    run = replace(run, measurements=(*broken, *others))
+
+    assert "**not** in 1" in section(run).asked
+    assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is Decision.NO_GO
+
+
+def test_a_suite_that_states_nothing_has_no_such_rule() -> None:
+    run, _ = recorded()
+
+    assert section(run).asked == ""
+    assert gate.WHAT_RAN not in judged(run)

@@ -1,0 +1,132 @@
+"""What is kept of a process that did not end OK: files beside its log, and what they show.
+
+Evidence is never worth the record: where a file cannot be written, the record says so instead.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.records import (
+    Case,
+    Evidence,
+    EvidenceFile,
+    Measurement,
+    Outcome,
+    Telemetry,
+)
+from harness.runner import reproduce
+
+FOLDER = "evidence"
+TAIL_S = 30.0
+"""So much of the telemetry before the end goes into a file of its own."""
+REPRODUCED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED, Outcome.INVALID_ENVIRONMENT}
+"""Outcomes for which a script that repeats the case is of use."""
+
+_FATAL = re.compile(
+    r'Fatal Python error: .*\n(?:.*\n)*?Current thread.*\n  File "(.*)", line (\d+) in (.*)'
+)
+_TRACEBACK = re.compile(r'  File "(.*)", line (\d+), in (.*)')
+_LOG_TAIL_BYTES = 2**16
+
+
+class Folder:
+    """Where the evidence of one process goes; made when the first file is written."""
+
+    def __init__(self, run_folder: Path, log: Path, roots: Sequence[str] = ()) -> None:
+        """`log` is the process's own, in or under the folder of the run; `roots` its code's."""
+        self.roots = roots
+        self._run_folder = run_folder
+        self.path = run_folder / FOLDER / log.stem
+
+    def write(self, name: str, text: str, kept: EvidenceFile) -> EvidenceFile:
+        """Write a file and say where it is; or, with the reason, that there is none."""
+        path = self.path / name
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="replace")
+        except OSError as error:
+            return replace(kept, note=f"not written: {error.strerror}")
+        return replace(kept, path=str(path.relative_to(self._run_folder)))
+
+
+def complete(measurement: Measurement, case: Case, folder: Folder, log: Path) -> Measurement:
+    """The measurement with all its evidence, and the evidence's files written."""
+    if measurement.outcome is Outcome.OK:
+        return measurement
+    found = measurement.evidence or Evidence()
+    files = list(found.files)
+    if measurement.outcome is Outcome.CRASH:
+        frame, traceback = _traceback(log, folder)
+        found = replace(found, frame=found.frame or frame)
+        files += [traceback] if traceback else []
+    if measurement.telemetry and measurement.telemetry.t_s:
+        files.append(
+            folder.write(
+                "telemetry.csv", _tail(measurement.telemetry), EvidenceFile(name="telemetry")
+            )
+        )
+    if measurement.outcome in REPRODUCED:
+        text = reproduce.script(case, measurement, folder.path, folder.roots)
+        files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))
+    return replace(measurement, evidence=replace(found, files=tuple(files)))
+
+
+def last_kernel(telemetry: Telemetry, *, seconds: float = 5.0) -> str:
+    """Whether a kernel still runs, by the last seconds of a silent process's telemetry.
+
+    CUDA names the kernel only inside the process, which does not answer.
+    """
+    utilisation = telemetry.channels.get("gpu_utilisation", ())
+    since = telemetry.t_s[-1] - seconds if telemetry.t_s else 0.0
+    seen = [
+        u for t, u in zip(telemetry.t_s, utilisation, strict=False) if t >= since and u is not None
+    ]
+    if not seen:
+        return ""
+    mean = sum(seen) / len(seen)
+    if mean > 0.5:
+        what = "a kernel does not end"
+    elif mean < 0.05:
+        what = "nothing runs there, the host waits for something else"
+    else:
+        what = "kernels come and go"
+    return f"unknown; the GPU was busy for {mean:.0%} of the last {seconds:g} s: {what}"
+
+
+def _traceback(log: Path, folder: Folder) -> tuple[str, EvidenceFile | None]:
+    """The innermost frame of the traceback in the log, and where it is kept."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        why = f"the log cannot be read: {error.strerror}"
+        return "", EvidenceFile(name="traceback", note=why)
+    if fatal := _FATAL.search(text):
+        start, note = fatal.start(), "faulthandler's"
+        path, line, function = fatal.groups()
+    elif (start := text.rfind("Traceback (most recent call last):")) >= 0:
+        note = "Python's"
+        frames = _TRACEBACK.findall(text, start)
+        path, line, function = frames[-1] if frames else ("", "", "")
+    else:
+        return "", None
+    frame = f"{function} ({Path(path).name}:{line})" if path else ""
+    kept = EvidenceFile(name="traceback", note=note)
+    return frame, folder.write("traceback.txt", text[start:], kept)
+
+
+def _tail(telemetry: Telemetry) -> str:
+    """The last readings as CSV, one row a reading; an empty cell is a reading that failed."""
+    since = telemetry.t_s[-1] - TAIL_S
+    names = list(telemetry.channels)
+    rows = [",".join(["t_s", *names])]
+    for i, t_s in enumerate(telemetry.t_s):
+        if t_s >= since:
+            values = (telemetry.channels[name][i] for name in names)
+            rows.append(
+                ",".join([f"{t_s:.3f}", *("" if v is None else f"{v:.6g}" for v in values)])
+            )
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,225 @@
+"""Measures cases on one or two sides, process by process, and keeps every measurement.
+
+With two sides the processes run in pairs, one of the baseline and one of the candidate, next to
+each other in time: A B, B A, A B, ... The cases take turns too, forwards and backwards. A case that
+does not end ok in the candidate is not measured further; one that the baseline cannot run is
+measured alone.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from harness.analysis import statistics as stats
+from harness.analysis.comparison import Pair
+from harness.git import repository
+from harness.git.origin import OURS
+from harness.machine import gpu_idle
+from harness.machine.gpu_idle import Vacancy
+from harness.machine.probes import Probe
+from harness.records import Case, Environment, Measurement, Outcome, Suite
+from harness.runner.launcher import Launcher
+from harness.runner.run import Silent, run_one
+from harness.runner.self_test import prove, unproved
+from harness.store.writer import RunWriter, create
+
+CLOCK = "gpu_sm_clock_hz"
+
+
+class Observer(Protocol):
+    """Is told how a gate goes."""
+
+    def stage(self, text: str, processes: int) -> None:
+        """A stage begins that will take so many processes at most."""
+
+    def ended(self, side: str, measurement: Measurement) -> None:
+        """One process has ended, and what it measured is stored."""
+
+
+class Side:
+    """One tree, ready to be measured: a launcher for its code and a stored run per suite."""
+
+    def __init__(
+        self, name: str, roots: Sequence[Path], launcher: Launcher, environment: Environment
+    ) -> None:
+        self.name = name
+        self.roots = tuple(roots)
+        self.launcher = launcher
+        self.environment = environment
+        self.writers: dict[str, RunWriter] = {}
+        self.measured: dict[tuple[str, str], list[Measurement]] = {}
+        """(suite, case id) -> its measurements, in order."""
+
+        self.cannot: dict[tuple[str, str], str] = {}
+        """Cases that this tree refuses before they run, and its words."""
+
+    def of(self, task: "Task") -> list[Measurement]:
+        return self.measured.get(task.key, [])
+
+    def broken(self, task: "Task") -> bool:
+        """Whether a process of the case has not ended ok here."""
+        return any(m.outcome is not Outcome.OK for m in self.of(task))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A case to measure, and the suite it is from."""
+
+    suite: str
+    case: Case
+    attest: bool = False
+    """Whether every process must say what it ran, and not the first alone."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.suite, self.case.case_id
+
+
+class Bench:
+    """Carries out processes on sides. A context: leaving it leaves no process behind."""
+
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        probes: Sequence[Probe],
+        observer: Observer,
+        gpu: Vacancy | None = None,
+    ) -> None:
+        """The head is the last of the sides; `gpu` is asked before every process."""
+        self._gpu = gpu
+        self._sides = sides
+        self._probes = probes
+        self._observer = observer
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Bench":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def record(self, root: Path, side: Side, suite: Suite, key: str) -> None:
+        """Begin a stored run of one side's part of a suite.
+
+        Raises:
+            StoreError: It cannot be begun.
+        """
+        writer = create(root, suite, side.environment)
+        self._stack.callback(writer.close)
+        side.writers[key] = writer
+
+    def prove(self, *, ask: bool = True) -> tuple[str, ...]:
+        """Have the instrument prove itself on the head's side, or record that nobody asked; what
+        it was seen to get wrong."""
+        head, gpu = self._sides[-1], self._sides[-1].environment.gpu
+        shown = prove(head.launcher, self._probes, gpu) if ask else unproved(gpu, "not asked for")
+        for side in self._sides:
+            for writer in side.writers.values():
+                writer.append_proof(shown)
+        return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
+
+    def finish(self) -> None:
+        """Mark all stored runs complete."""
+        for side in self._sides:
+            for writer in side.writers.values():
+                writer.finish()
+
+    def rounds(self, plan: Sequence[tuple[Task, range]], text: str) -> None:
+        """Each task's processes of these indices, on every side, turn by turn.
+
+        Raises:
+            KeyboardInterrupt: At most the process in flight is lost.
+            HarnessError: A measurement cannot be stored, or no worker can be started.
+        """
+        self._observer.stage(text, sum(len(r) for _, r in plan) * len(self._sides))
+        head = self._sides[-1]
+        for index in sorted({i for _, indices in plan for i in indices}):
+            tasks = [task for task, indices in plan if index in indices]
+            for task in tasks if index % 2 == 0 else tasks[::-1]:
+                if head.broken(task):
+                    continue  # what would the baseline's further times be compared with?
+                for side in self._sides if index % 2 == 0 else self._sides[::-1]:
+                    if task.key not in side.cannot and not side.broken(task):
+                        self._process(task, side, index)
+
+    def _process(self, task: Task, side: Side, index: int) -> None:
+        writer = side.writers[task.suite]
+        # Right once is right: later processes of the same code are there for their times.
+        given = task.case.settings
+        settings = replace(
+            given,
+            accuracy=given.accuracy and index == 0,
+            census=given.census and (index == 0 or task.attest),
+        )
+        case = replace(task.case, settings=settings)
+        why, holders = self._gpu.problem() if self._gpu else ("", ())
+        if why:
+            measurement = gpu_idle.refused(case, index, why, holders)
+        else:
+            measurement = run_one(case, index, side.launcher, writer, self._probes, Silent())
+            measurement = verified(measurement, case, side.roots)
+        writer.append(measurement)
+        side.measured.setdefault(task.key, []).append(measurement)
+        self._observer.ended(side.name, measurement)
+
+
+def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:
+    """The measurement, if its worker says where its code came from and that is the right tree;
+    else a path mismatch, which has no samples."""
+    package = "program" if case.program else case.factory.partition(":")[0].partition(".")[0]
+    if measurement.outcome is not Outcome.OK or not roots or package == OURS:
+        return measurement
+    if case.program:  # it runs in the tree, and imports from the roots
+        roots = [repository.top(roots)]
+    file = measurement.code.get(package)
+    if file is not None and any(
+        Path(file).resolve().is_relative_to(root.resolve()) for root in roots
+    ):
+        return measurement
+    return replace(
+        measurement,
+        outcome=Outcome.PATH_MISMATCH,
+        detail=f"{package} was loaded from {file or 'nobody knows where'}, not from {roots[0]}",
+        samples_s=(),
+        host_samples_s=(),
+    )
+
+
+def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pair, ...], int]:
+    """A case's pairs of these indices, and how many were left out as not steady or disturbed."""
+    of_base: Mapping[int, Measurement] = {m.process: m for m in base.of(task)}
+    found, unsteady = [], 0
+    for candidate in head.of(task):
+        baseline = of_base.get(candidate.process)
+        if candidate.process not in indices or baseline is None:
+            continue
+        if not (baseline.outcome is candidate.outcome is Outcome.OK):
+            continue
+        if not (usable(baseline, task.case) and usable(candidate, task.case)):
+            unsteady += 1
+            continue
+        found.append(
+            Pair(
+                baseline_s=statistics.median(baseline.kept_s),
+                candidate_s=statistics.median(candidate.kept_s),
+                baseline_hz=clock(baseline),
+                candidate_hz=clock(candidate),
+                wall_s=(baseline.wall_s + candidate.wall_s) or None,
+            )
+        )
+    return tuple(found), unsteady
+
+
+def usable(measurement: Measurement, case: Case) -> bool:
+    """Whether a process says anything of the code: it was not seen to be unsteady, and enough of
+    its samples are undisturbed."""
+    return measurement.steady is not False and measurement.is_evidence(case.settings.min_samples)
+
+
+def clock(measurement: Measurement) -> float | None:
+    """Mean SM clock while the samples were taken; None where it was not read."""
+    readings = stats.readings(measurement, CLOCK, ("sampling",))
+    return statistics.fmean(readings) or None if readings else None

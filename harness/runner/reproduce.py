@@ -1,0 +1,161 @@
+"""A script that does what one case's worker did, without the harness around it."""
+
+import os
+import pprint
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.records import INTERPRETER, VARIABLE_PREFIXES, Case, Measurement
+
+NAME = "reproduce.py"
+MORE_RUNS = 50
+"""The script makes so many runs more than the worker is known to have finished."""
+
+_SCRIPT = '''\
+"""{title}
+
+{outcome}: {detail}
+
+Builds the case and runs it, with nothing watching: python {name} [RUNS]
+A run that takes longer than STALL_S prints its stacks and ends the script.
+"""
+
+import faulthandler
+import os
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FOLDER = (HERE / {folder!r}).resolve()  # where the harness was started
+PLACES = {places}  # where its modules were found, from FOLDER
+VARIABLES = {variables}
+FACTORY = {factory!r}
+PROVIDER = {provider!r}
+AXES = {axes}
+CHECK = {check!r}  # compare with the reference first, as the suite asks
+STALL_S = {stall_s!r}
+RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else {runs!r}
+
+
+def main() -> None:
+    faulthandler.enable(all_threads=True)
+    os.environ.update(VARIABLES)  # before torch is loaded, which reads some of them
+    os.chdir(FOLDER)
+    sys.path[:0] = [str(FOLDER / place) for place in PLACES]
+    import torch
+
+    from harness.measure import accuracy
+
+    module, _, function = FACTORY.partition(":")
+    workload = getattr(import_module(module), function)(PROVIDER, AXES)
+    print("built", flush=True)
+    if CHECK:
+        print(accuracy.compare(workload), flush=True)
+    for step in range(RUNS):
+        faulthandler.dump_traceback_later(STALL_S, exit=True)
+        start = time.perf_counter()
+        output = workload.run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        print(f"run {{step}}: {{time.perf_counter() - start:.6f}} s", flush=True)
+        accuracy.require_finite_output(output)
+        del output
+    faulthandler.cancel_dump_traceback_later()
+    print(f"{{RUNS}} runs ended well", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+_PROGRAM_SCRIPT = '''\
+"""{title}
+
+{outcome}: {detail}
+
+Starts the program as the harness did, with nothing watching: python {name}
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FOLDER = (HERE / {folder!r}).resolve()  # where the harness was started
+CWD = {cwd!r}  # from FOLDER
+VARIABLES = {variables}
+COMMAND = {argv}
+
+if __name__ == "__main__":
+    env = {{**os.environ, **VARIABLES}}
+    command = [sys.executable if word == "{python}" else word for word in COMMAND]
+    sys.exit(subprocess.run(command, cwd=FOLDER / CWD, env=env, check=False).returncode)
+'''
+
+
+def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[str] = ()) -> str:
+    """The text of the script.
+
+    Args:
+        case: What to rebuild.
+        measurement: How it ended.
+        folder: Where the script will lie.
+        roots: Where the worker looked for modules first.
+    """
+    here = Path.cwd()
+    evidence = measurement.evidence
+    done = evidence.runs if evidence and evidence.runs else 0
+    limit_s = evidence.stall_limit_s if evidence and evidence.stall_limit_s else None
+    inherited = {k: v for k, v in os.environ.items() if k.startswith(VARIABLE_PREFIXES)}
+    if case.program is not None:
+        return _PROGRAM_SCRIPT.format(
+            title=_in_docstring(f"Case {case.case_id}, process {measurement.process}."),
+            outcome=measurement.outcome,
+            detail=_in_docstring(measurement.detail),
+            name=NAME,
+            folder=_seen_from(here, folder.resolve(), within=here),
+            cwd=case.program.cwd,
+            variables=pprint.pformat({**inherited, **case.env}),
+            argv=pprint.pformat(list(case.program.argv)),
+            python=INTERPRETER,
+        )
+    return _SCRIPT.format(
+        title=_in_docstring(f"Case {case.case_id}, process {measurement.process}."),
+        outcome=measurement.outcome,
+        detail=_in_docstring(measurement.detail),
+        name=NAME,
+        folder=_seen_from(here, folder.resolve(), within=here),
+        places=pprint.pformat([_seen_from(p, here, within=here) for p in _places(here, roots)]),
+        variables=pprint.pformat({**inherited, **case.env}),
+        factory=case.factory,
+        provider=case.provider,
+        axes=pprint.pformat(dict(case.axes)),
+        check=case.settings.accuracy,
+        stall_s=limit_s or case.settings.stall_s,
+        runs=done + MORE_RUNS,
+    )
+
+
+def _places(here: Path, roots: Sequence[str]) -> list[Path]:
+    """The roots, and folders of modules that another interpreter here would not look into."""
+    own = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)}
+    found = dict.fromkeys(Path(p).resolve() for p in sys.path if p and Path(p).is_dir())
+    foreign = [p for p in found if not any(p.is_relative_to(prefix) for prefix in own)]
+    first = [Path(root).resolve() for root in roots]
+    return [*dict.fromkeys((*first, *(p for p in foreign if p != here), here))]
+
+
+def _seen_from(place: Path, start: Path, *, within: Path) -> str:
+    """The way to a place; relative inside a folder, so that the folder may be moved."""
+    inside = place.is_relative_to(within) and start.is_relative_to(within)
+    return os.path.relpath(place, start) if inside else str(place)
+
+
+def _in_docstring(text: str) -> str:
+    """Text that cannot end the docstring, nor mean anything in it."""
+    return text.encode("ascii", "replace").decode().replace("\\", "/").replace('"', "'")

@@ -1,0 +1,185 @@
+"""The machine held for measuring: its GPU locked and watched, workers that start warm, probes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from harness.errors import SuiteError
+from harness.machine import environment, gpu_lock
+from harness.machine.gpu_idle import Vacancy, watch_over
+from harness.machine.gpu_lock import GpuLock
+from harness.machine.probes import Probe, open_probes
+from harness.records import Case, Environment, Gpu, Suite
+from harness.runner.launcher import Launcher
+from harness.suite.load import shipped_roots
+
+
+class Rig:
+    """Takes hold of the machine. A context: leaving it gives everything back.
+
+    The GPU that workers will use is locked on entering, before any worker touches it.
+    """
+
+    def __init__(
+        self,
+        device: str = "any",
+        *,
+        wait_s: float = 0.0,
+        say: Callable[[str], None],
+        alone: bool = True,
+    ) -> None:
+        """Nothing is taken yet.
+
+        Args:
+            device: As of a suite; nothing is locked for `cpu`, and workers see no GPU.
+            wait_s: Longest wait for a GPU that is in use.
+            say: Called with what a person should know meanwhile.
+            alone: Whether to lock the GPU; what is only counted does not need that.
+        """
+        self._device = device
+        self._wait_s = wait_s
+        self._say = say
+        self._alone = alone
+        self._held = ExitStack()
+        self.lock: GpuLock | None = None
+        """None on the CPU."""
+        self.probes: tuple[Probe, ...] = ()
+        """Once `observe` was called."""
+        self.gpu: Vacancy | None = None
+        """Likewise; None without a GPU."""
+
+    def __enter__(self) -> Self:
+        if self._alone:
+            self.lock = gpu_lock.lock_first(
+                self._held, self._device, wait_s=self._wait_s, say=self._say
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._held.close()
+
+    def start(
+        self,
+        roots: Sequence[Path] = (),
+        *,
+        elsewhere: Sequence[Path] = (),
+        around: Mapping[str, str] | None = None,
+    ) -> Launcher:
+        """A launcher, closed with the rig; see Launcher."""
+        launcher = Launcher(roots, elsewhere=elsewhere, device=self._device, around=around)
+        return self._held.enter_context(launcher)
+
+    def start_for(self, suite: Suite) -> Launcher:
+        """A launcher for a suite as it is here, closed with the rig; see Launcher.of."""
+        return self._held.enter_context(Launcher.of(suite))
+
+    def describe(
+        self,
+        launcher: Launcher,
+        *,
+        command: Sequence[str],
+        repository: Path | None,
+        cases: Sequence[Case],
+    ) -> Environment:
+        """The environment in which this launcher's workers run; from here on the GPU that they
+        use is locked.
+
+        Raises:
+            ProbeError: Another harness holds it.
+            HarnessError: No worker can be started.
+        """
+        here = environment.capture(
+            launcher.describe(), command=command, repository=repository, cases=cases
+        )
+        self.hold(here.gpu)
+        return here
+
+    def hold(self, gpu: Gpu | None) -> None:
+        """Lock this GPU and no other.
+
+        Raises:
+            ProbeError: Another harness holds it.
+        """
+        if self._alone:
+            self.lock = gpu_lock.lock_only(
+                self._held, self.lock, gpu, wait_s=self._wait_s, say=self._say
+            )
+
+    def observe(self, here: Environment) -> None:
+        """Open the probes, and begin to watch the GPU for other users."""
+        self.probes = open_probes(here.gpu, why=here.gpu_unavailable)
+        for probe in self.probes:
+            self._held.callback(probe.close)
+        self.gpu = watch_over(self._held, here, wait_s=self._wait_s, say=self._say)
+
+    def measures(self, run_id: str) -> None:
+        """Write into the lock what the GPU is held for."""
+        if self.lock is not None:
+            self.lock.describe(run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `take` gives, for as long as it is held."""
+
+    rig: Rig
+    launcher: Launcher
+    here: Environment
+    lock: GpuLock | None
+    """None on the CPU."""
+
+
+def take(
+    held: ExitStack,
+    suite: Suite,
+    *,
+    command: Sequence[str],
+    wait_s: float,
+    say: Callable[[str], None],
+) -> Machine:
+    """A rig for one suite, with one launcher, and what the machine is.
+
+    Args:
+        held: Gives all of it back.
+        suite: What is to be measured.
+        command: What asks for it, for the record.
+        wait_s: Longest wait for a GPU that another harness holds.
+        say: Called with what a person should know meanwhile.
+
+    Raises:
+        SuiteError: The suite needs a GPU, and there is none.
+        ProbeError: Another harness holds it.
+        HarnessError: No worker can be started.
+    """
+    rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
+    launcher = rig.start_for(suite)
+    here = rig.describe(
+        launcher,
+        command=command,
+        repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
+        cases=suite.cases,
+    )
+    require_gpu(suite, here)
+    return Machine(rig, launcher, here, rig.lock)
+
+
+def require_gpu(
+    suite: Suite,
+    here: Environment,
+    remedy: str = "Run it on a GPU node. `harness list` shows what runs anywhere.",
+) -> None:
+    """Raise SuiteError, with the remedy, where the suite needs a GPU and there is none."""
+    if suite.device == "cuda" and here.gpu is None:
+        raise SuiteError(
+            suite.path,
+            f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
+            remedy,
+        )

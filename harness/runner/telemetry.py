@@ -1,0 +1,46 @@
+"""Reads the probes on a beat while a worker works."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from harness.machine.probes import Probe
+from harness.records import Telemetry
+from harness.runner.launcher import Worker
+
+PROBE_INTERVAL_S = 0.05
+
+
+class Recorder:
+    """The readings of one worker's life, from its making on."""
+
+    def __init__(self, probes: Sequence[Probe], worker: Worker) -> None:
+        self._probes = probes
+        self._launched_at = worker.launched_at
+        self._readings: list[tuple[float, Mapping[str, float | None]]] = []
+        self.next_at = time.monotonic()
+        """When the next reading is due, on the clock of time.monotonic."""
+        for probe in probes:
+            probe.attach(worker.pid)
+
+    def read_if_due(self) -> None:
+        """Take a reading of every probe, unless it is too soon."""
+        now = time.monotonic()
+        if now < self.next_at:
+            return
+        reading = {name: value for probe in self._probes for name, value in probe.read().items()}
+        self._readings.append((now - self._launched_at, reading))
+        # A late beat moves the next ones; it is not made up for by a burst.
+        self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
+
+    def telemetry(self) -> Telemetry:
+        """All readings so far, by channel."""
+        names = {name: None for _, reading in self._readings for name in reading}
+        return Telemetry(
+            t_s=tuple(t_s for t_s, _ in self._readings),
+            channels={
+                name: tuple(reading.get(name) for _, reading in self._readings) for name in names
+            },
+            unavailable={
+                name: why for probe in self._probes for name, why in probe.unavailable.items()
+            },
+        )

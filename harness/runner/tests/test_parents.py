@@ -1,0 +1,306 @@
+"""The faults of the parent, of two parents, of the disk under them and of the clock.
+
+Nothing recorded is lost or doubled.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError, ProbeError, StoreError
+from harness.machine import gpu_lock
+from harness.machine.gpu_lock import GpuLock
+from harness.records import EvidenceFile, Outcome
+from harness.runner import evidence
+from harness.runner.launcher import Launcher
+from harness.store import reader
+from harness.store import writer as store_writer
+from harness.tests.faulty import evidence_of, make_case, run
+from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, file_size_limit, measured
+from harness.tests.test_architecture import sources, uses
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# --- of two parents ----------------------------------------------------------------------
+
+HOLD = (
+    "import sys, time\n"
+    "from pathlib import Path\n"
+    "from harness.machine.gpu_lock import GpuLock\n"
+    "lock = GpuLock('GPU-1', folder=Path(sys.argv[1]))\n"
+    "lock.describe('20261121-smoke')\n"
+    "print('held', flush=True)\n"
+    "time.sleep(3600)\n"
+)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
+    """Another harness on GPU-1."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_harness_on_a_gpu_is_refused_with_the_holder(
+    tmp_path: Path, other: "subprocess.Popen[str]"
+) -> None:
+    with pytest.raises(ProbeError) as refused:
+        GpuLock("GPU-1", folder=tmp_path)
+
+    assert f"held by another harness: process {other.pid}, run 20261121-smoke" in str(refused.value)
+    assert "since 20" in str(refused.value)
+    assert "--wait-for-gpu" in str(refused.value)
+    GpuLock("GPU-2", folder=tmp_path).release()
+
+
+def test_a_second_harness_waits_and_a_killed_holder_lets_go(
+    tmp_path: Path, other: "subprocess.Popen[str]"
+) -> None:
+    said: list[str] = []
+
+    def waiting(text: str) -> None:
+        said.append(text)
+        other.kill()
+
+    with GpuLock("GPU-1", wait_s=20, folder=tmp_path, waiting=waiting) as lock:
+        holder = json.loads(lock.path.read_text())
+
+    assert len(said) == 1
+    assert holder["pid"] == os.getpid()
+    GpuLock("GPU-1", folder=tmp_path).release()
+
+
+def test_a_lock_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match=r"cannot be locked.*No such file"):
+        GpuLock("GPU-1", folder=tmp_path / "absent")
+
+
+def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML may name another GPU than the one that torch then uses; a run on the CPU holds none."""
+    monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
+    monkeypatch.setattr("harness.machine.nvml.gpus", lambda: [GPU])
+    used = replace(GPU, uuid="GPU-used")
+    said: list[str] = []
+
+    def free(uuid: str) -> bool:
+        try:
+            GpuLock(uuid, folder=tmp_path).release()
+        except ProbeError:
+            return False
+        return True
+
+    with ExitStack() as held:
+        first = gpu_lock.lock_first(held, wait_s=0.0, say=said.append)
+        assert (free("GPU-6f0c"), free("GPU-used")) == (False, True)
+        gpu_lock.lock_only(held, first, used, wait_s=0.0, say=said.append)
+        assert (free("GPU-6f0c"), free("GPU-used")) == (True, False)
+    with ExitStack() as held:
+        first = gpu_lock.lock_first(held, wait_s=0.0, say=said.append)
+        assert gpu_lock.lock_only(held, first, None, wait_s=0.0, say=said.append) is None
+        assert free("GPU-6f0c")
+    assert free("GPU-used")
+    assert said == [], "nobody had to wait"
+
+
+def test_a_worker_does_not_inherit_the_lock(warm: Launcher, tmp_path: Path) -> None:
+    """Else an orphan would hold it long after its harness."""
+    with GpuLock("GPU-1", folder=tmp_path) as lock:
+        assert not os.get_inheritable(lock._fd)
+
+
+def test_two_parents_at_once_never_share_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both draw the same number at first, in the same second."""
+    drawn = iter(["aaaa", "aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr("secrets.token_hex", lambda _: next(drawn))
+
+    with (
+        store_writer.create(tmp_path, SUITE, ENVIRONMENT) as one,
+        store_writer.create(tmp_path, SUITE, ENVIRONMENT) as two,
+    ):
+        one.append(measured(0))
+        two.append(measured(1))
+
+    assert one.run_id != two.run_id
+    assert reader.load(tmp_path, one.run_id).measurements == (measured(0),)
+    assert reader.load(tmp_path, two.run_id).measurements == (measured(1),)
+
+
+# --- of the parent and its disk ----------------------------------------------------------
+
+KILLED_AT_EVERY_WRITE = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from harness import store
+from harness.tests.small_run import ENVIRONMENT, SUITE, measured
+
+root = Path(sys.argv[1])
+write, sync = os.write, os.fsync
+
+def begin(k):
+    left = [k]
+    def die_in(call):
+        left[0] -= 1
+        if left[0] == 0:
+            call()
+            os.kill(os.getpid(), signal.SIGKILL)
+    def dying_write(fd, data):
+        die_in(lambda: None)                                       # before a byte is written
+        die_in(lambda: write(fd, bytes(data)[: len(data) // 2]))   # in its middle
+        die_in(lambda: write(fd, bytes(data)))                     # before the sync
+        return write(fd, data)
+    def dying_sync(fd):
+        die_in(lambda: None)
+        sync(fd)
+        die_in(lambda: None)                                       # after it
+    os.write, os.fsync = dying_write, dying_sync
+
+k = 0
+while True:
+    k += 1
+    folder = root / f"{k:03}"
+    folder.mkdir()
+    acknowledged = os.open(folder / "acknowledged", os.O_CREAT | os.O_WRONLY)
+    pid = os.fork()
+    if pid == 0:
+        begin(k)
+        writer = store.create(folder / "runs", SUITE, ENVIRONMENT)
+        for process in range(3):
+            writer.append(measured(process))
+            write(acknowledged, b"x")
+        writer.finish()
+        os._exit(0)
+    os.close(acknowledged)
+    if os.waitpid(pid, 0)[1] == 0:
+        break
+print(k)
+"""
+
+
+def test_a_parent_killed_at_every_write_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_EVERY_WRITE, str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    points = int(answer.stdout)
+    assert points > 5 * 5, "five lines, each with five points to die at"
+
+    for folder in sorted(path for path in tmp_path.iterdir()):
+        kept = len((folder / "acknowledged").read_bytes())
+        try:
+            before = reader.load(folder / "runs", "latest")
+        except StoreError:
+            assert kept == 0, "no run began, and nothing was promised"
+            continue
+        assert len(before.measurements) >= kept, "what append returned from is there"
+        if not before.ended_at:
+            writer, resumed = store_writer.resume(folder / "runs", "latest")
+            with writer:
+                for process in range(len(resumed.measurements), 3):
+                    writer.append(measured(process))
+                writer.finish()
+        after = reader.load(folder / "runs", "latest")
+        assert [m.process for m in after.measurements] == [0, 1, 2]
+        assert not any("recorded again" in note for note in after.notes)
+
+
+def test_evidence_that_cannot_be_written_is_said_and_costs_no_record(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / evidence.FOLDER).write_text("in the way")
+
+    (m,) = run(warm, tmp_path, make_case("raises"))
+
+    assert m.outcome is Outcome.CRASH
+    assert {f.note for f in evidence_of(m).files} == {"not written: Not a directory"}
+    assert not any(f.path for f in evidence_of(m).files)
+
+
+def test_evidence_on_a_full_disk_is_said_and_costs_no_record(tmp_path: Path) -> None:
+    folder = evidence.Folder(tmp_path, tmp_path / "x.log")
+
+    with file_size_limit(100):
+        kept = folder.write("stacks.txt", "x" * 1000, EvidenceFile(name="python stacks"))
+
+    assert (kept.path, kept.note) == ("", "not written: File too large")
+
+
+def test_a_read_only_store_is_one_clear_error_and_the_record_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_writer.create(tmp_path, SUITE, ENVIRONMENT) as writer:
+        writer.append(measured(0))
+
+    def read_only(path: object, flags: int, *_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", read_only)
+        with pytest.raises(HarnessError, match="Read-only file system\n  Copy the run"):
+            store_writer.resume(tmp_path, writer.run_id)
+
+    assert reader.load(tmp_path, writer.run_id).measurements == (measured(0),)
+
+
+# --- of the clock ------------------------------------------------------------------------
+
+
+def test_durations_do_not_follow_a_wall_clock_that_jumps(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: 1e9 - 3600.0 * next(hours))
+    began = time.monotonic()
+
+    (m,) = run(warm, tmp_path, make_case("moves_the_clock"))
+
+    assert m.outcome is Outcome.OK, m.detail
+    assert all(0.001 <= s < 3600 for s in m.host_samples_s)
+    assert 0 < m.wall_s < time.monotonic() - began
+    assert all(0 <= p.start_s <= p.end_s <= m.wall_s for p in m.phases)
+
+
+def test_a_run_knows_its_length_by_a_monotonic_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = iter(["2026-11-21T12:00:00+00:00"] * 3)
+    with store_writer.create(tmp_path, SUITE, ENVIRONMENT) as writer:
+        monkeypatch.setattr(store_writer, "_now", lambda: next(stamps))  # long before it began
+        writer.finish()
+
+    elapsed_s = reader.load(tmp_path, "latest").elapsed_s
+    assert elapsed_s is not None
+    assert 0 < elapsed_s < 3600
+
+
+def test_no_module_measures_by_the_wall_clock() -> None:
+    readers = {f for f, p in sources("harness").items() if uses(p, "time.time", "time.time_ns")}
+
+    assert readers == {
+        "harness/measure/host_stacks.py",  # finds its looks among a profile's events
+        "harness/git/worktrees.py",  # compares with the date of a folder
+    }

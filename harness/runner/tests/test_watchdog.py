@@ -1,0 +1,194 @@
+"""When a process has timed out or hangs, and what is then known of it; the clock is the test's."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from harness.messages import Answer, Built, PhaseBegan, Preliminary, StepsDone
+from harness.records import Evidence, Measurement, MeasureSettings, Outcome
+from harness.runner import pace, telemetry, watchdog
+from harness.runner.launcher import Worker
+from harness.runner.watchdog import Ending, Observed, Story, completed
+from harness.tests.workers import QUICK, Counter, make_case
+
+AT = 1000.0
+"""time.monotonic at the launch."""
+
+
+def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "warmup") -> Story:
+    """A process that reported these steps, one after the other, from the launch on."""
+    story = Story(AT, settings)
+    story.hear(PhaseBegan(name="setup", at=AT), AT)
+    story.hear(Built(tokens=64, flops=128, bytes=256), AT)
+    story.hear(PhaseBegan(name=phase, at=AT), AT)
+    for count in range(1, len(steps_s) + 1):
+        spent_s = sum(steps_s[:count])
+        report = StepsDone(runs=count, spent_s=spent_s, shortest_s=min(steps_s[:count]))
+        story.hear(report, AT + spent_s)
+    return story
+
+
+def measured(story: Story, ending: Ending) -> Measurement:
+    observed = Observed(
+        ending=ending,
+        started_at="",
+        wall_s=9.0,
+        cold=False,
+        phases=(),
+        telemetry=None,
+        log="x.log",
+        unkillable=0,
+    )
+    return completed(story, observed, make_case("good"), 0)
+
+
+def after(story: Story, seconds: float) -> Ending:
+    """How it ended so long after the launch; it had not ended just before."""
+    assert story.ending(AT + seconds - 0.01, None) is None
+    ending = story.ending(AT + seconds + 0.01, None)
+    assert ending is not None
+    return ending
+
+
+def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None:
+    story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
+
+    m = measured(story, after(story, 2.5))
+
+    assert m.outcome is Outcome.TIMEOUT
+    assert m.lower_bound_s == 1.0
+    assert m.evidence
+    assert (m.evidence.runs, m.evidence.pace_s, m.evidence.needed_s) == (2, 1.0, 4.0)
+    assert m.evidence.frame == ""
+
+
+def test_a_cold_first_step_bounds_no_later_one() -> None:
+    story = reported(1.0, 0.1, settings=replace(QUICK, timeout_s=1.8))
+
+    bound_s = after(story, 1.8).lower_bound_s
+
+    assert bound_s == pytest.approx(0.7 - watchdog.UNREPORTED_S, abs=0.02)
+
+
+def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
+    story = reported(settings=replace(QUICK, timeout_s=1.0, stall_s=1.2))
+
+    m = measured(story, after(story, 1.0))
+
+    assert m.outcome is Outcome.TIMEOUT
+    assert (m.tokens, m.flops, m.bytes) == (64, 128, 256), "a bound on the time bounds the rate"
+    assert m.lower_bound_s == pytest.approx(1.0 - watchdog.UNREPORTED_S, abs=0.02)
+    assert m.evidence
+    assert (m.evidence.runs, m.evidence.pace_s) == (0, None)
+
+
+def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
+    story = reported(settings=replace(QUICK, timeout_s=0.5), phase="accuracy")
+
+    ending = after(story, 0.5)
+
+    assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
+    assert (ending.evidence.phase, ending.evidence.runs) == ("accuracy", None)
+
+
+def test_a_silence_longer_than_its_own_pace_allows_is_a_hang() -> None:
+    """Steps of a millisecond, and a suite that would have waited for a minute."""
+    story = reported(*[0.001] * 5)
+
+    m = measured(story, after(story, 0.005 + pace.STALL_FLOOR_S))
+
+    assert m.outcome is Outcome.HANG
+    assert m.tokens == 64
+    assert m.lower_bound_s is not None
+    assert m.evidence
+    assert (m.evidence.runs, m.evidence.stall_limit_s) == (5, pace.STALL_FLOOR_S)
+    assert m.evidence.silent_s == pytest.approx(pace.STALL_FLOOR_S, abs=0.02)
+
+
+def test_a_process_that_reports_is_not_hung_however_slow() -> None:
+    story = reported(*[20.0] * 5, settings=replace(QUICK, timeout_s=200.0))
+
+    assert story.ending(AT + 159.0, None) is None
+
+
+def test_the_allowed_silence_follows_the_steps_within_its_bounds() -> None:
+    settings = replace(QUICK, stall_s=120.0)
+    slow, quick, huge = pace.Pace(settings), pace.Pace(settings), pace.Pace(settings)
+    for followed, step_s in ((slow, 1.0), (quick, 0.001), (huge, 9.0)):
+        assert followed.stall_limit_s(timed=True) == 120.0, "no step is known yet"
+        followed.ran(1, 20.0, 20.0)  # cold: compiled
+        followed.ran(2, 20.0 + step_s, step_s)
+        followed.ran(3, 20.0 + 2 * step_s, step_s)
+
+    assert slow.stall_limit_s(timed=True) == pytest.approx(50.0)
+    assert quick.stall_limit_s(timed=True) == pace.STALL_FLOOR_S
+    assert huge.stall_limit_s(timed=True) == 120.0
+    assert quick.stall_limit_s(timed=False) == 120.0, "the reference is not a step"
+
+
+FAILED = Measurement(
+    case_id="good",
+    process=0,
+    outcome=Outcome.NON_FINITE,
+    detail="loss",
+    evidence=Evidence(phase="run", runs=2),
+)
+
+
+def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
+    story = reported(0.5)
+    story.hear(Answer(measurement=FAILED), AT + 1.0)
+
+    ending = story.ending(AT + 1.1, 0)
+
+    assert ending is not None
+    m = measured(story, ending)
+    assert (m.outcome, m.detail, m.wall_s, m.log) == (Outcome.NON_FINITE, "loss", 9.0, "x.log")
+    assert m.effective == {"start": "warm"}
+    assert m.evidence
+    assert (m.evidence.phase, m.evidence.runs, m.evidence.pace_s) == ("run", 2, 0.5)
+
+
+def test_a_process_may_take_its_time_to_exit_once_it_has_answered() -> None:
+    story = reported(0.5)
+    story.hear(Answer(measurement=FAILED), AT + 1.0)
+
+    ending = after(story, 1.0 + watchdog.EXIT_S)
+
+    assert (ending.outcome, measured(story, ending).outcome) == (None, Outcome.NON_FINITE)
+
+
+def test_a_search_for_the_cause_that_fails_does_not_cost_the_outcome() -> None:
+    story = reported(0.5)
+    story.hear(Preliminary(measurement=FAILED), AT + 1.0)
+
+    ending = story.ending(AT + 1.1, -11)
+
+    assert ending is not None
+    assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
+    m = measured(story, ending)
+    assert (m.outcome, m.evidence and m.evidence.runs) == (Outcome.NON_FINITE, 2)
+
+
+def test_probes_are_read_on_a_beat_and_a_late_one_is_not_made_up_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(now=AT)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(telemetry, "time", clock)
+    probe = Counter()
+    beat = telemetry.Recorder([probe], cast("Worker", SimpleNamespace(pid=1, launched_at=AT)))
+
+    for _ in range(100):
+        clock.now += telemetry.PROBE_INTERVAL_S / 4
+        beat.read_if_due()
+    on_time = probe.readings
+    clock.now += 10.0
+    for _ in range(3):
+        beat.read_if_due()
+
+    assert on_time in (25, 26)
+    assert probe.readings <= on_time + 2
+    assert len(beat.telemetry().t_s) == probe.readings

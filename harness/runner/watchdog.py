@@ -1,0 +1,381 @@
+"""Parent side: watches one worker from launch to last trace, and says how it ended.
+
+The probes are read while it works. Slow is not hung: a worker that reports finished runs is slow,
+however slow, and has its full `timeout_s`; one that is silent for many of its own steps (see
+harness.runner.pace), or for `stall_s`, is hung, and its stacks are taken before it is killed.
+Where a single run outlasts `timeout_s` the timeout comes first.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.analysis import discards
+from harness.machine.probes import Probe
+from harness.messages import (
+    Answer,
+    Built,
+    Garbled,
+    Message,
+    MessageReader,
+    PhaseBegan,
+    Preliminary,
+    StepsDone,
+    signal_name,
+)
+from harness.records import (
+    Case,
+    Evidence,
+    EvidenceFile,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    Phase,
+    Telemetry,
+)
+from harness.runner import evidence, stacks
+from harness.runner.launcher import Worker
+from harness.runner.pace import Pace
+from harness.runner.telemetry import Recorder
+
+EXIT_S = 20.0
+"""Longest time between a worker's answer and its exit, on which drivers free what it held."""
+UNREPORTED_S = 0.1
+"""A run may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
+TIMED_PHASES = ("warmup", "sampling")
+"""Phases in which the worker does nothing but run the computation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a process ended, as the parent saw it."""
+
+    outcome: Outcome | None = None
+    """None if the worker's own answer says it."""
+    detail: str = ""
+    lower_bound_s: float | None = None
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """All that the parent alone knows of one process."""
+
+    ending: Ending
+    started_at: str
+    wall_s: float
+    cold: bool
+    phases: tuple[Phase, ...]
+    telemetry: Telemetry | None
+    log: str
+    """Relative to the run's folder."""
+    unkillable: int
+    """Processes that survived SIGKILL."""
+
+
+def watch(
+    worker: Worker,
+    case: Case,
+    process: int,
+    *,
+    log: Path,
+    run_folder: Path,
+    probes: Sequence[Probe],
+    phase: Callable[[str], None] = lambda _: None,
+    progressed: Callable[[int], None] = lambda _: None,
+) -> Measurement:
+    """See a worker through. It and all its descendants are gone on return, however it returns.
+
+    Args:
+        worker: Just launched.
+        case: What it measures; its settings hold the limits.
+        process: Which of the case's processes it is.
+        log: Where it logs; read for the stacks of one that hangs.
+        run_folder: Where the evidence of a failure goes.
+        probes: Read on the recorder's beat; where the case has telemetry off, not at all.
+        phase: Called with the name of each phase that begins.
+        progressed: Called with the number of finished runs.
+
+    Returns:
+        The worker's own answer, or what can be said without one; completed with telemetry,
+        phases and evidence.
+    """
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    story = Story(worker.launched_at, case.settings, phase, progressed)
+    folder = evidence.Folder(run_folder, log, worker.roots)
+    try:
+        recorder = Recorder(probes if case.settings.telemetry else (), worker)
+        ending = _see_through(worker, case, story, recorder, log, folder)
+    finally:
+        unkillable = worker.end()
+    ended_at = time.monotonic()
+    observed = Observed(
+        ending=ending,
+        started_at=started_at,
+        wall_s=ended_at - worker.launched_at,
+        cold=worker.cold,
+        phases=story.phases(ended_at),
+        telemetry=recorder.telemetry() if case.settings.telemetry else None,
+        log=str(log.relative_to(run_folder)),
+        unkillable=unkillable,
+    )
+    return evidence.complete(completed(story, observed, case, process), case, folder, log)
+
+
+def completed(story: "Story", observed: Observed, case: Case, process: int) -> Measurement:
+    """What the worker answered, joined to what the parent observed."""
+    ending = observed.ending
+    detail, found = ending.detail, ending.evidence
+    if ending.outcome is None and story.answer is not None:
+        said = story.answer
+        detail = "; ".join(filter(None, (said.detail, detail)))
+    elif ending.outcome is not None and story.preliminary is not None:
+        said = story.preliminary
+        detail = f"{said.detail}; the search for its origin: {ending.outcome}, {detail}"
+    else:
+        timed = ending.outcome in (Outcome.TIMEOUT, Outcome.HANG)
+        built = story.built if timed else Built(tokens=None, flops=None, bytes=None)
+        said = Measurement(
+            case_id=case.case_id,
+            process=process,
+            outcome=ending.outcome or Outcome.CRASH,
+            tokens=built.tokens,  # a bound on a step's time then bounds its rate
+            flops=built.flops,
+            bytes=built.bytes,
+            lower_bound_s=ending.lower_bound_s,
+        )
+    if said.evidence is not None:
+        found = replace(
+            said.evidence,
+            phase=said.evidence.phase or found.phase,
+            runs=found.runs if said.evidence.runs is None else said.evidence.runs,
+            pace_s=found.pace_s,
+            needed_s=found.needed_s,
+            files=(*said.evidence.files, *found.files),
+        )
+    if observed.unkillable:
+        note = f"{observed.unkillable} processes would not die of SIGKILL"
+        detail = "; ".join(filter(None, (detail, note)))
+    return replace(
+        said,
+        detail=detail,
+        effective={**said.effective, "start": "cold" if observed.cold else "warm"},
+        telemetry=observed.telemetry,
+        discarded=discards.unfit(said, observed.telemetry, observed.phases),
+        phases=observed.phases,
+        started_at=observed.started_at,
+        wall_s=observed.wall_s,
+        log=observed.log,
+        evidence=None if said.outcome is Outcome.OK else found,
+    )
+
+
+def _see_through(
+    worker: Worker,
+    case: Case,
+    story: "Story",
+    recorder: Recorder,
+    log: Path,
+    folder: evidence.Folder,
+) -> Ending:
+    reader = MessageReader(worker.answers)
+    while True:
+        worker.wait(seconds=recorder.next_at - time.monotonic())
+        recorder.read_if_due()
+        exit_code = worker.exit_code  # asked first: what it said is then all there
+        try:
+            reader.drain(lambda message: story.hear(message, time.monotonic()))
+        except Garbled as error:
+            return Ending(
+                outcome=Outcome.CRASH,
+                detail=f"garbled answer {story.where()}: {error}",
+                evidence=story.evidence(),
+            )
+        ending = story.ending(time.monotonic(), exit_code)
+        if ending is None:
+            continue
+        if ending.outcome is Outcome.HANG:
+            pids = stacks.family(worker.pid) if case.program else [worker.pid]
+            seen = _stacks(worker, pids, log, folder, ending.evidence, recorder.telemetry())
+            stuck = f"stuck in {seen.frame}" if seen.frame else "it would not write its stacks"
+            return replace(ending, detail=f"{ending.detail}; {stuck}", evidence=seen)
+        return ending
+
+
+def _stacks(
+    worker: Worker,
+    pids: Sequence[int],
+    log: Path,
+    folder: evidence.Folder,
+    seen: Evidence,
+    telemetry: Telemetry,
+) -> Evidence:
+    """With the stacks of a worker that hangs, while it can still be asked. The native ones are of
+    the processes `pids`, for a program runs under its worker."""
+    native, native_file = stacks.native_stacks_of(pids)
+    python = stacks.python_stacks(worker, log)
+    if python:
+        kept = EvidenceFile(name="python stacks", note="faulthandler")
+        python_file = folder.write("python-stacks.txt", python, kept)
+    else:
+        python_file = EvidenceFile(name="python stacks", note="it would not write them")
+    if native:
+        native_file = folder.write("native-stacks.txt", native, native_file)
+    return replace(
+        seen,
+        frame=stacks.innermost_frame(python),
+        last_kernel=evidence.last_kernel(telemetry),
+        files=(*seen.files, python_file, native_file),
+    )
+
+
+class Story:
+    """What one worker has said so far, and what its silence means."""
+
+    def __init__(
+        self,
+        launched_at: float,
+        settings: MeasureSettings,
+        phase: Callable[[str], None] = lambda _: None,
+        progressed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.heard_at = launched_at
+        """time.monotonic of the last sign of life."""
+        self.answer: Measurement | None = None
+        self.preliminary: Measurement | None = None
+        """The answer, sent before a search for the cause that may fail itself."""
+        self.built = Built(tokens=None, flops=None, bytes=None)
+        self._settings = settings
+        self._launched_at = launched_at
+        self._phases: list[tuple[str, float]] = [("start", launched_at)]
+        self._pace = Pace(settings)
+        self._on_phase = phase
+        self._on_progress = progressed
+
+    def hear(self, message: Message, heard_at: float) -> None:
+        """Take in one message; Garbled if it makes no sense here."""
+        self.heard_at = heard_at
+        match message:
+            case PhaseBegan(name=name, at=at):
+                if name == self._phases[-1][0]:
+                    self._phases[-1] = (name, at)
+                else:
+                    self._phases.append((name, at))
+                    self._on_phase(name)
+            case Built():
+                self.built = message
+            case StepsDone():
+                self._pace.ran(message.runs, message.spent_s, message.shortest_s)
+                self._on_progress(message.runs)
+            case Preliminary(measurement=measurement):
+                self.preliminary = measurement
+            case Answer(measurement=measurement) if self.answer is None:
+                self.answer = measurement
+            case _:
+                raise Garbled(f"an unexpected {message.kind} message")
+
+    def ending(self, now: float, exit_code: int | None) -> Ending | None:
+        """How the process ended; None if it may go on.
+
+        Args:
+            now: On the clock of time.monotonic.
+            exit_code: None as long as the process lives.
+        """
+        limit_s, timeout_s = self.stall_limit_s, self._settings.timeout_s
+        if exit_code is not None:
+            if self.answer:
+                return Ending(evidence=self.evidence())
+            seen = replace(self.evidence(), signal=signal_name(exit_code))
+            detail = _exit_without_answer(exit_code, self.where())
+            return Ending(outcome=Outcome.CRASH, detail=detail, evidence=seen)
+        if self.answer:
+            if now - self.heard_at <= EXIT_S:
+                return None
+            note = f"killed: it did not exit within {EXIT_S:g} s of its answer"
+            return Ending(detail=note, evidence=self.evidence())
+        if now - self._launched_at > timeout_s:
+            outcome = Outcome.TIMEOUT
+            detail = f"not done in {timeout_s:g} s, {self.where()}{self.projection()}"
+        elif now - self.heard_at > limit_s:
+            outcome = Outcome.HANG
+            detail = f"no sign of life for {limit_s:.3g} s, {self.where()}"
+        else:
+            return None
+        return Ending(
+            outcome=outcome,
+            detail=detail,
+            lower_bound_s=self.lower_bound_s(now),
+            evidence=self.evidence(now),
+        )
+
+    def evidence(self, now: float | None = None) -> Evidence:
+        """How far it had come and how fast it went; with `now`, its silence too."""
+        known = self._timed or self._pace.runs > 0
+        return Evidence(
+            phase=self._phases[-1][0],
+            runs=self._pace.runs if known else None,
+            pace_s=self._pace.mean_s,
+            needed_s=self._pace.needed_s,
+            silent_s=None if now is None else now - self.heard_at,
+            stall_limit_s=None if now is None else self.stall_limit_s,
+        )
+
+    @property
+    def _timed(self) -> bool:
+        return self._phases[-1][0] in TIMED_PHASES
+
+    @property
+    def stall_limit_s(self) -> float:
+        """The longest silence allowed now."""
+        return self._pace.stall_limit_s(timed=self._timed)
+
+    def projection(self) -> str:
+        """That it was slow and not hung, and what it would have needed; empty if unknown."""
+        needed_s = self._pace.needed_s
+        if needed_s is None or not self._timed:
+            return ""
+        return f"; slow, not hung: the fewest samples would take {needed_s:.3g} s"
+
+    def where(self) -> str:
+        """How far it had come, in words."""
+        name = self._phases[-1][0]
+        if not self._timed:
+            return f"in {name}"
+        runs, each_s = self._pace.runs, self._pace.mean_s
+        if each_s is None:
+            return f"in {name}, before the end of the first step"
+        return f"in {name}, at least {runs} steps finished, {each_s:.3g} s each"
+
+    def lower_bound_s(self, now: float) -> float | None:
+        """One run takes at least this; None before the first run began.
+
+        The shortest finished run, for the longest may have been a cold one, or the one that is
+        unfinished. That one began with the last message, or up to UNREPORTED_S later.
+        """
+        if not self._timed:
+            return None
+        unfinished_s = now - self.heard_at - UNREPORTED_S
+        bound = max(self._pace.shortest_s, unfinished_s)
+        return bound if bound > 0 else None
+
+    def phases(self, ended_at: float) -> tuple[Phase, ...]:
+        """The phases end to end, in seconds since the launch."""
+        if self.answer is not None:
+            ended_at = self.heard_at
+        begins = [at - self._launched_at for _, at in self._phases]
+        ends = [*begins[1:], ended_at - self._launched_at]
+        return tuple(
+            Phase(name=name, start_s=begin, end_s=end)
+            for (name, _), begin, end in zip(self._phases, begins, ends, strict=True)
+        )
+
+
+def _exit_without_answer(code: int, where: str) -> str:
+    """An exit without an answer, in words."""
+    if code >= 0:
+        return f"exited with status {code} and no answer, {where}"
+    hint = " (the harness did not; out of memory, perhaps)" if -code == signal.SIGKILL else ""
+    return f"killed by {signal_name(code)}{hint}, {where}"

@@ -1,0 +1,217 @@
+"""The index of runs follows their folders, and losing it loses nothing."""
+
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from harness.errors import StoreError
+from harness.store import index, reader
+from harness.store.writer import resume
+from harness.tests.indexed import CASE, ids, record, silent
+
+# --- it follows the folders --------------------------------------------------------------
+
+
+def test_it_follows_the_folders(tmp_path: Path) -> None:
+    first, second = record(tmp_path), record(tmp_path, finish=False)
+    assert ids(tmp_path) == sorted([first, second])
+
+    shutil.rmtree(tmp_path / first)
+    writer, _ = resume(tmp_path, second)
+    with writer:
+        writer.finish()
+    copied = "20200101-000000-copied-from-elsewhere-0000"
+    shutil.copytree(tmp_path / second, tmp_path / copied)
+
+    found = index.ask(tmp_path, lambda known: known.runs(), silent)
+    assert [Path(h.folder).name for h in found] == [copied, second]
+    assert {h.state for h in found} == {"complete"}
+    assert len(index.ask(tmp_path, lambda known: known.history(CASE), silent)) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == [copied, second, index.INDEX]
+
+
+def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:
+    whole, broken = record(tmp_path), record(tmp_path)
+    file = tmp_path / broken / reader.RUN_FILE
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([lines[0], b"{", *lines[1:]]))
+
+    found = index.ask(tmp_path, lambda known: known.runs(), silent)
+
+    assert {h.run_id: h.state for h in found} == {whole: "complete", broken: "unreadable"}
+
+
+def test_a_store_without_runs(tmp_path: Path) -> None:
+    assert ids(tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()
+
+
+# --- it may be lost, damaged or of another version ---------------------------------------
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"this was never a database" * 1000)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _overwritten(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+
+
+def _execute(statement: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(statement)
+            connection.commit()
+
+    return change
+
+
+_no_table = _execute("DROP TABLE cases")
+_wrong_cells = _execute("UPDATE cases SET metrics = 'nonsense'")
+_empty_cells = _execute("UPDATE cases SET metrics = '{}'")
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("damage", [_garbage, _cut, _overwritten, _no_table, _wrong_cells])
+def test_a_damaged_index_is_built_again(
+    tmp_path: Path, damage: Callable[[Path], None], stale: bool
+) -> None:
+    made = sorted(record(tmp_path) for _ in range(3))
+    ids(tmp_path)
+    damage(tmp_path / index.INDEX)
+    if stale:
+        made = sorted([*made, record(tmp_path)])
+    notes: list[str] = []
+
+    found = index.ask(tmp_path, lambda known: (known.runs(), known.history(CASE)), notes.append)
+
+    assert [h.run_id for h in found[0]] == made
+    assert len(found[1]) == len(made)
+    assert len(notes) == 1
+    assert ids(tmp_path) == made  # from now on without a note
+
+
+@pytest.mark.parametrize("version", [0, 3, index.VERSION + 1])
+def test_an_index_of_another_version_is_built_again(tmp_path: Path, version: int) -> None:
+    record(tmp_path)
+    ids(tmp_path)
+    _empty_cells(tmp_path / index.INDEX)
+    _execute(f"PRAGMA user_version = {version}")(tmp_path / index.INDEX)
+
+    (point,) = index.ask(tmp_path, lambda known: known.history(CASE), silent)
+
+    assert "step_s" in point.metrics
+
+
+def test_rebuilt_from_the_folders_alone(tmp_path: Path) -> None:
+    record(tmp_path)
+    ids(tmp_path)
+    _empty_cells(tmp_path / index.INDEX)
+    assert index.ask(tmp_path, lambda known: known.history(CASE), silent)[0].metrics == {}
+
+    assert index.rebuild(tmp_path, silent) == 1
+
+    assert "step_s" in index.ask(tmp_path, lambda known: known.history(CASE), silent)[0].metrics
+
+
+def test_many_runs_are_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "MANY", 2)
+    made = sorted(record(tmp_path) for _ in range(2))
+    notes: list[str] = []
+
+    assert ids(tmp_path, say=notes.append) == made
+    assert len(notes) == 1
+
+
+def test_a_store_that_cannot_be_written_still_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [record(tmp_path)]
+    ids(tmp_path)
+    temporary = tempfile.TemporaryDirectory
+
+    def refused(prefix: str, dir: Path | None = None):  # noqa: A002 - tempfile's own name
+        if dir == tmp_path:
+            raise PermissionError(13, "Permission denied", str(dir))
+        return temporary(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert ids(tmp_path) == made  # it is up to date
+    before = (tmp_path / index.INDEX).read_bytes()
+    made = sorted([*made, record(tmp_path)])
+    notes: list[str] = []
+
+    assert ids(tmp_path, say=notes.append) == made
+    assert len(notes) == 1
+    assert (tmp_path / index.INDEX).read_bytes() == before
+    with pytest.raises(StoreError):
+        index.rebuild(tmp_path, silent)
+
+
+def test_a_rebuild_without_a_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError):
+        index.rebuild(tmp_path / "none", silent)
+
+
+# --- several processes -------------------------------------------------------------------
+
+RUNS_EACH = 6
+
+
+def _record_some(root: str, gate) -> None:
+    gate.wait()
+    for _ in range(RUNS_EACH):
+        record(Path(root))
+
+
+def _ask_meanwhile(root: str, gate, stop, seen) -> None:
+    gate.wait()
+    last: set[str] = set()
+    problems: list[str] = []
+    times = 0
+    while not stop.is_set():
+        found = set(ids(Path(root), say=problems.append))
+        if not last <= found:
+            problems.append(f"lost {last - found}")
+        last, times = found, times + 1
+        if times % 5 == 0:
+            index.rebuild(Path(root), problems.append)
+    seen.put((times, problems))
+
+
+def test_some_processes_record_while_others_ask_and_rebuild(tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    gate, stop, seen = fork.Barrier(4), fork.Event(), fork.Queue()
+    writers = [fork.Process(target=_record_some, args=(str(tmp_path), gate)) for _ in range(2)]
+    readers = [
+        fork.Process(target=_ask_meanwhile, args=(str(tmp_path), gate, stop, seen))
+        for _ in range(2)
+    ]
+    for process in (*writers, *readers):
+        process.start()
+    for process in writers:
+        process.join(60)
+    stop.set()
+    answers = [seen.get(timeout=60) for _ in readers]
+    for process in readers:
+        process.join(60)
+
+    assert [p.exitcode for p in (*writers, *readers)] == [0] * 4
+    assert all(times > 0 and problems == [] for times, problems in answers), answers
+    assert len(ids(tmp_path)) == 2 * RUNS_EACH
+    with closing(sqlite3.connect(tmp_path / index.INDEX)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -1,0 +1,246 @@
+"""What the index is asked, and how the commands show it: it answers what the runs say."""
+
+import inspect
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from harness.analysis import summary
+from harness.cli import console_store
+from harness.cli import history as history_command
+from harness.cli import main as cli
+from harness.errors import HarnessError
+from harness.records import Outcome
+from harness.store import index, reader
+from harness.store.index import Choice
+from harness.store.writer import create
+from harness.tests.fake_runs import H200, case, environment, run, timed
+from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# --- what it answers ---------------------------------------------------------------------
+
+
+def test_the_list_is_that_of_the_folders(tmp_path: Path) -> None:
+    made = [record(tmp_path, commit=commit * 40) for commit in "abc"]
+    made.append(record(tmp_path, finish=False))
+
+    found = index.ask(tmp_path, lambda known: known.runs(), silent)
+
+    expected = [reader.header_of(reader.load(tmp_path, run_id)) for run_id in sorted(made)]
+    assert [replace(h, outcomes={}) for h in found] == expected
+    assert [h.state for h in found].count("unfinished") == 1
+    assert found[0].outcomes == {"ok": 2}
+
+
+def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None:
+    for commit, step_s in (("a", 0.010), ("b", 0.011)):
+        record(tmp_path, commit=commit * 40, step_s=step_s)
+
+    points = index.ask(tmp_path, lambda known: known.history(CASE), silent)
+
+    assert {p.commit[0] for p in points} == {"a", "b"}
+    for p in points:
+        (expected, _) = summary.summarise(reader.load(tmp_path, p.run_id))
+        assert p.metrics == expected.metrics
+        assert p.outcome == "ok"
+        assert p.device_id == H200.uuid
+    one = index.ask(tmp_path, lambda known: known.history(CASE, metric="step_s"), silent)
+    assert [p.metrics for p in one] == [{"step_s": p.metrics["step_s"]} for p in points]
+    last = index.ask(tmp_path, lambda known: known.history(CASE, Choice(limit=1)), silent)
+    assert last == points[-1:]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        pytest.param(Choice(suite="smoke"), {1}, id="suite"),
+        pytest.param(Choice(gpu="A100"), {2}, id="gpu"),
+        pytest.param(Choice(gpu="cpu"), {3}, id="no gpu"),
+        pytest.param(Choice(commit="bbbb"), {1}, id="commit"),
+        pytest.param(Choice(outcome="crash"), {2}, id="outcome"),
+        pytest.param(Choice(since="2026-03-02"), {2, 3}, id="since"),
+        pytest.param(Choice(until="2026-03-02"), {0, 1, 2}, id="until includes its day"),
+        pytest.param(Choice(until="2026-03-02T11:59"), {0, 1}, id="until a moment"),
+        pytest.param(Choice(suite="retest", gpu="H200"), {0}, id="both"),
+    ],
+)
+def test_runs_are_chosen(tmp_path: Path, choice: Choice, expected: set[int]) -> None:
+    made = [
+        record(tmp_path),
+        record(tmp_path, commit="b" * 40, suite="smoke"),
+        record(tmp_path, gpu=A100, broken=Outcome.CRASH),
+        record(tmp_path, gpu=None),
+    ]
+    for day, run_id in enumerate(made):
+        dated(tmp_path, run_id, f"2026-03-{min(day, 1) + day // 2 + (day == 3):02d}T12:00:00+00:00")
+    dated(tmp_path, made[0], "2026-03-01T09:00:00+00:00")
+
+    assert set(ids(tmp_path, choice)) == {made[i] for i in expected}
+
+
+def test_a_history_by_outcome(tmp_path: Path) -> None:
+    crashed = record(tmp_path, broken=Outcome.CRASH)
+    record(tmp_path)
+    lost = record(tmp_path, finish=False)
+    file = tmp_path / lost / reader.RUN_FILE
+    file.write_text(file.read_text().partition("\n")[0] + "\n")
+    other = CASES[1].case_id
+
+    def history(outcome: str) -> list[str]:
+        choice = Choice(outcome=outcome)
+        found = index.ask(tmp_path, lambda known: known.history(other, choice), silent)
+        return [p.run_id for p in found]
+
+    assert history("crash") == [crashed]
+    assert history("not run") == [lost]
+
+
+@pytest.mark.parametrize("wrong", [{"outcome": "crashed"}, {"since": "yesterday"}])
+def test_a_choice_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(HarnessError):
+        Choice(**wrong)
+
+
+# --- the commands ------------------------------------------------------------------------
+
+
+def output(*arguments: str) -> str:
+    answer = CliRunner().invoke(cli.app, list(arguments))
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+def test_the_list_names_how_the_cases_ended(tmp_path: Path) -> None:
+    crashed = record(tmp_path, broken=Outcome.CRASH)
+    record(tmp_path)
+
+    shown = output("list", "--outcome", "crash", "--store", str(tmp_path))
+
+    assert crashed in shown
+    assert "1 crash, 1 ok" in shown
+    assert "suites" not in shown
+    document = json.loads(output("list", "runs", "--json", "-n", "1", "--store", str(tmp_path)))
+    assert len(document["runs"]) == 1
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_row_is_folded(tmp_path: Path, width: int) -> None:
+    made = [record(tmp_path), record(tmp_path, gpu=A100)]
+    console = Console(width=width)
+    found = index.ask(tmp_path, lambda known: (known.runs(), known.history(CASE)), silent)
+
+    with console.capture() as shown:
+        console.print(console_store.runs(found[0]))
+        console.print(console_store.history(CASE, "step_s", found[1]))
+
+    lines = shown.get().splitlines()
+    for run_id in made:
+        (listed, followed) = (line for line in lines if run_id in line)
+        assert "2 ok" in listed
+        assert "ms" in followed
+        assert ("NVIDIA" in listed, "NVIDIA" in followed) == (width == 160,) * 2
+    assert sum("other device" in line for line in lines) == 1
+
+
+def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
+    for commit, step_s in (("a", 0.010), ("b", 0.020)):
+        dated(
+            tmp_path,
+            record(tmp_path, commit=commit * 40, step_s=step_s),
+            f"2026-03-0{1 + (commit == 'b')}T12:00:00+00:00",
+        )
+
+    shown = output("history", "seq_len=512", "--store", str(tmp_path))
+
+    rows = [line for line in shown.splitlines() if "NVIDIA H200" in line]
+    assert ["aaaaaaaaaa" in rows[0], "bbbbbbbbbb" in rows[1]] == [True, True]
+    assert "2.0x" in rows[1]
+    assert shown.startswith(CASE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param(["history", "seq_len"], [c.case_id for c in CASES], id="two cases"),
+        pytest.param(["history", "train/nsa/seq_len=513"], [CASE], id="no case"),
+        pytest.param(["history", CASE, "-m", "step"], ["step_s", "mfu"], id="no metric"),
+        pytest.param(["history", CASE, "-m", "nope"], ["step_s", "mfu"], id="unlike any metric"),
+        pytest.param(["list", "suites", "--gpu", "A100"], ["runs"], id="suites"),
+    ],
+)
+def test_a_refusal_names_what_there_is(
+    tmp_path: Path, arguments: list[str], names: list[str]
+) -> None:
+    record(tmp_path)
+
+    refused = CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)]).exception
+
+    assert isinstance(refused, HarnessError)
+    assert [name for name in names if name not in str(refused)] == []
+
+
+def test_a_suite_that_does_not_exist_is_refused_and_one_without_runs_is_not(tmp_path: Path) -> None:
+    record(tmp_path, suite="mine")
+
+    def answer(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.app, [*arguments, "--store", str(tmp_path)])
+
+    for command in (["list", "runs"], ["history", CASE]):
+        refused = answer(*command, "--suite", "nope").exception
+        assert isinstance(refused, HarnessError)
+        assert "mine" in str(refused)
+        assert "smoke" in str(refused)
+        assert answer(*command, "--suite", "smoke").exit_code == 0
+
+
+def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
+    odd = case({"name": "a[b]*"})
+    env = environment()
+    whole = run([odd], lambda c: timed(c, 0.01))
+    with create(tmp_path, whole.suite, env) as writer:
+        for m in whole.measurements:
+            writer.append(m)
+        writer.finish()
+
+    assert odd.case_id in output("history", odd.case_id, "--store", str(tmp_path))
+
+
+# --- the commands that the page and `--help` show -----------------------------------------
+
+
+def shown_commands() -> list[list[str]]:
+    """Those of README.md, "What the store holds", and of `harness history --help`."""
+    page = (ROOT / "harness/README.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What the store holds\n")[2].partition("\n### ")[0]
+    (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    lines = [*block.splitlines(), *(inspect.getdoc(history_command.history) or "").splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("harness ")]
+
+
+def test_the_commands_that_are_shown_answer_from_the_runs_kept_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ROOT / "reports/runs"
+    if not kept.is_dir():
+        pytest.skip("not a checkout: no runs are kept here")
+    for kept_record in kept.glob("*/run.jsonl"):
+        copy = tmp_path / kept_record.relative_to(ROOT)
+        copy.parent.mkdir(parents=True)
+        shutil.copy(kept_record, copy)
+    monkeypatch.chdir(tmp_path)
+
+    for command in shown_commands():
+        answer = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, command, catch_exceptions=False)
+        assert answer.exit_code == 0, command
+        assert command[0] != "history" or "NVIDIA H200" in answer.output, command
+    assert len(shown_commands()) == 5

@@ -1,0 +1,203 @@
+"""Runs as JSON lines and back, and as tables in CSV and Parquet."""
+
+import csv
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import main as cli
+from harness.errors import HarnessError, StoreError
+from harness.records import Git, Measurement, Outcome, Run
+from harness.store import reader, tables
+from harness.store.tables import COLUMNS
+from harness.store.writer import create
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+GOOD, BROKEN, ABSENT = sweep(seq_len=[512, 1024, 2048])
+
+
+def measured() -> Run:
+    """Disturbed, unsteady, failed and missing: all that a row must be able to say."""
+
+    def of(case) -> list[Measurement]:
+        if case is BROKEN:
+            return [
+                replace(
+                    ended(case, Outcome.TIMEOUT)[0], detail='slow, "so" it\nsaid', lower_bound_s=9.5
+                )
+            ]
+        if case is ABSENT:
+            return []
+        first, second, third = timed(case, 0.1, processes=3)
+        first = replace(first, discarded={"throttled": (0, 2), "shared": (2,)}, wall_s=1 / 3)
+        at = tuple(i / 3 for i in range(len(second.samples_s)))
+        second = replace(second, steady=False, samples_at_s=at, host_samples_s=second.samples_s)
+        return [first, second, replace(third, tokens=2**40, peak_memory_bytes=7)]
+
+    here = environment(gpu=H200, git=Git(commit="c" * 40, branch="main", dirty_sha256="d" * 64))
+    return run([GOOD, BROKEN, ABSENT], of, env=here)
+
+
+def record(root: Path) -> Run:
+    whole = measured()
+    with create(root, whole.suite, whole.environment) as writer:
+        for m in whole.measurements:
+            writer.append(m)
+        writer.finish()
+    return reader.load(root, writer.run_id)
+
+
+def output(*arguments: str | Path) -> bytes:
+    answer = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout_bytes
+
+
+# --- whole runs --------------------------------------------------------------------------
+
+
+def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
+    made = [record(tmp_path / "a") for _ in range(2)]
+    cut = Path(made[1].folder, reader.RUN_FILE)
+    whole = cut.read_bytes()
+    unfinished = whole[: whole.rstrip().rindex(b"\n") + 1]
+    cut.write_bytes(unfinished + b'{"kind": "e')  # it crashed while it wrote its last line
+    file = tmp_path / "runs.jsonl"
+    ids = [r.run_id for r in made]
+    output("export", *ids, "--format", "jsonl", "-o", file, "--store", tmp_path / "a")
+
+    for _ in range(2):  # a second time changes nothing
+        assert output("import", file, "--store", tmp_path / "b").decode().split() == ids
+
+    back = [Path(tmp_path / "b" / i / reader.RUN_FILE).read_bytes() for i in ids]
+    assert back[0] == Path(made[0].folder, reader.RUN_FILE).read_bytes()
+    assert back[1] == unfinished
+    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == sorted(ids)
+    assert (tmp_path / "b" / ids[0] / reader.SUITE_FILE).read_text() == made[0].suite.text
+    assert (
+        output("export", *ids, "--format", "jsonl", "--store", tmp_path / "b") == file.read_bytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        pytest.param(b'"schema": 2', b'"schema": 99', r"jsonl:1: .*99", id="later"),
+        pytest.param(b'"outcome": "timeout"', b'"outcome": "slow"', "outcome", id="outcome"),
+        pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: ", id="no-run"),
+        pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),
+    ],
+)
+def test_lines_that_were_changed_are_refused(
+    tmp_path: Path, old: bytes, new: bytes, place: str
+) -> None:
+    made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
+    data = Path(made.folder, reader.RUN_FILE).read_bytes()
+    assert old in data
+    file.write_bytes(data.replace(old, new, 1))
+
+    with pytest.raises(HarnessError, match=place):
+        output("import", file, "--store", tmp_path / "b")
+
+    assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
+
+
+def test_a_run_is_never_replaced(tmp_path: Path) -> None:
+    made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
+    data = Path(made.folder, reader.RUN_FILE).read_bytes()
+    file.write_bytes(data.replace(b"node", b"edon"))
+    assert file.read_bytes() != data
+
+    with pytest.raises(StoreError, match=made.run_id):
+        output("import", file, "--store", tmp_path / "a")
+
+    assert Path(made.folder, reader.RUN_FILE).read_bytes() == data
+
+
+# --- tables ------------------------------------------------------------------------------
+
+
+def test_what_is_absent_has_a_row(tmp_path: Path) -> None:
+    made = record(tmp_path)
+
+    rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
+
+    assert [*rows[0]] == [*COLUMNS]
+    by_case = {c.case_id: [r for r in rows if r["case_id"] == c.case_id] for c in made.suite.cases}
+    assert len(by_case[GOOD.case_id]) == sum(len(m.samples_s) for m in made.of(GOOD.case_id))
+    assert [r["outcome"] for r in by_case[BROKEN.case_id]] == ["timeout"]
+    assert [(r["outcome"], r["process"]) for r in by_case[ABSENT.case_id]] == [("not run", "")]
+    assert by_case[GOOD.case_id][2]["discarded"] == "throttled shared"
+
+
+def test_a_table_has_every_sample_to_its_last_digit(tmp_path: Path) -> None:
+    made = record(tmp_path)
+
+    rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
+
+    for m in made.of(GOOD.case_id):
+        of_process = [
+            r for r in rows if (r["case_id"], r["process"]) == (m.case_id, str(m.process))
+        ]
+        assert tuple(float(r["sample_s"]) for r in of_process) == m.samples_s
+        assert {r["wall_s"] for r in of_process} == {str(m.wall_s)}
+        assert {r["tokens"] for r in of_process} == {str(m.tokens) if m.tokens else ""}
+    (broken,) = (r for r in rows if r["case_id"] == BROKEN.case_id)
+    assert broken["detail"] == made.of(BROKEN.case_id)[0].detail
+    assert {(r["device_id"], r["commit"]) for r in rows} == {(H200.uuid, "c" * 40)}
+
+
+def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    made = record(tmp_path)
+    tables.to_parquet([made], tmp_path / "runs.parquet")
+
+    typed = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
+
+    text = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
+    assert [{k: tables._cell(v) for k, v in row.items()} for row in typed] == text
+
+
+@pytest.mark.parametrize("name", ["x.csv", "X.PARQUET", "x.txt"])
+def test_a_table_is_not_imported(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("case_id,sample_s\na,1\n")
+
+    with pytest.raises(HarnessError):
+        output("import", tmp_path / name, "--store", tmp_path / "s")
+
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_pyarrow_parquet_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(HarnessError, match=r"nsa-harness\[parquet\]"):
+        output("export", "latest", "--format", "parquet", "-o", "x.parquet", "--store", tmp_path)
+
+    assert not Path("x.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "latest", "--format", "parquet"],
+        ["export", "latest", "latest", "--format", "junit"],
+    ],
+)
+def test_an_export_that_cannot_be_made_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(HarnessError):
+        output(*arguments)
+
+
+def test_every_column_is_documented() -> None:
+    text = README.read_text(encoding="utf-8")
+
+    assert [name for name in COLUMNS if f"`{name}`" not in text] == []

@@ -1,0 +1,296 @@
+"""Runs on disk: nothing recorded is lost, whatever the disk does."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import StoreError
+from harness.records import (
+    Accuracy,
+    Clock,
+    Measurement,
+    Outcome,
+    Peaks,
+    Phase,
+    Proof,
+    ProofCheck,
+    Telemetry,
+    TensorError,
+)
+from harness.store import lines, reader
+from harness.store import writer as store_writer
+from harness.tests.small_run import CASES, ENVIRONMENT, SUITE, file_size_limit, measured, run_file
+
+PROOF = Proof(
+    at="2026-11-21T07:30:13+00:00",
+    device="GPU-6f0c",
+    checks=(ProofCheck(name="spin_kernel", holds=None, fact="NVML does not tell the clock"),),
+    peaks=Peaks(flops_per_s={"bf16": 7.9e14}, bytes_per_s=4.1e12, launch_s=2e-6),
+    wall_s=2.9,
+)
+
+
+# --- round trip --------------------------------------------------------------------------
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+scalars = st.booleans() | st.integers() | finite | st.text()
+names = st.text(max_size=8)
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    outcome = draw(st.sampled_from(Outcome))
+    time_s = st.floats(min_value=1e-9, max_value=1e9)
+    return Measurement(
+        case_id=draw(names),
+        process=draw(st.integers(0, 9)),
+        outcome=outcome,
+        detail=draw(st.text()),
+        clock=draw(st.none() | st.sampled_from(Clock)),
+        warmup_s=draw(st.lists(finite, max_size=3).map(tuple)),
+        samples_s=tuple(draw(st.lists(time_s, min_size=1, max_size=3)))
+        if outcome is Outcome.OK
+        else (),
+        steady=draw(st.none() | st.booleans()),
+        flops=draw(st.none() | st.integers(0)),
+        lower_bound_s=draw(st.none() | finite),
+        accuracy=draw(
+            st.none()
+            | st.builds(
+                Accuracy,
+                tensors=st.lists(
+                    st.builds(TensorError, name=names, error=finite, bound=finite), max_size=2
+                ).map(tuple),
+                skipped=names,
+            )
+        ),
+        effective=draw(st.dictionaries(names, scalars, max_size=4)),
+        telemetry=draw(
+            st.none()
+            | st.builds(
+                Telemetry,
+                t_s=st.lists(finite, max_size=2).map(tuple),
+                channels=st.dictionaries(
+                    names, st.lists(st.none() | finite, max_size=2).map(tuple), max_size=2
+                ),
+                unavailable=st.dictionaries(names, names, max_size=2),
+            )
+        ),
+        phases=draw(
+            st.lists(st.builds(Phase, name=names, start_s=finite, end_s=finite), max_size=2).map(
+                tuple
+            )
+        ),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(measurements())
+def test_a_measurement_comes_back_exactly(measurement: Measurement) -> None:
+    """By repr, which also tells True from 1 and 1 from 1.0, and 0.0 from -0.0."""
+    line = lines.encode(measurement)
+
+    assert repr(lines.decode(line, "here")) == repr(measurement)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+
+
+def test_a_run_comes_back_exactly(tmp_path: Path, writer: store_writer.RunWriter) -> None:
+    recorded = (measured(0), measured(0, CASES[1]), measured(1, CASES[1]))
+    for measurement in recorded:
+        writer.append(measurement)
+    writer.finish()
+
+    run = reader.load(tmp_path, writer.run_id)
+
+    assert (run.run_id, run.folder) == (writer.run_id, str(writer.folder))
+    assert repr((run.suite, run.environment)) == repr((SUITE, ENVIRONMENT))
+    assert run.measurements == recorded
+    assert run.started_at
+    assert run.ended_at
+    assert run.notes == ()
+    assert (writer.folder / reader.SUITE_FILE).read_text() == SUITE.text
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_nan_and_infinity_are_refused_by_name(writer: store_writer.RunWriter, bad: float) -> None:
+    size = run_file(writer).stat().st_size
+    telemetry = Telemetry(t_s=(0.0, 0.1), channels={"gpu_power_w": (1.0, bad)})
+
+    with pytest.raises(StoreError, match=r"seq_len=128: telemetry\.channels\.gpu_power_w\[1\] is"):
+        writer.append(replace(measured(0), telemetry=telemetry))
+
+    assert run_file(writer).stat().st_size == size
+
+
+def test_text_that_is_no_unicode_is_recorded_all_the_same(
+    tmp_path: Path, writer: store_writer.RunWriter
+) -> None:
+    """A worker's message may quote a file name of raw bytes."""
+    writer.append(Measurement(case_id="a", process=0, outcome=Outcome.CRASH, detail="no \udcff"))
+
+    assert reader.load(tmp_path, "latest").measurements[0].detail == "no ?"
+
+
+def test_the_proof_stands_before_the_measurements_and_is_read_again(
+    writer: store_writer.RunWriter,
+) -> None:
+    writer.append_proof(PROOF)
+    writer.append(measured(0))
+    writer.finish(wall_s=12.5)
+
+    run = reader.load(writer.folder.parent, writer.run_id)
+
+    kinds = [json.loads(line)["kind"] for line in run_file(writer).read_text().splitlines()]
+    assert kinds == ["run", "proof", "measurement", "end"]
+    assert (run.proof, run.wall_s) == (PROOF, 12.5)
+
+
+# --- disks that are full, absent or read-only --------------------------------------------
+
+
+def test_a_full_disk_loses_nothing_recorded(tmp_path: Path, writer: store_writer.RunWriter) -> None:
+    writer.append(measured(0))
+    before = run_file(writer).read_bytes()
+
+    with (
+        file_size_limit(len(before) + 10),
+        pytest.raises(
+            StoreError,
+            match=f"(?s)--resume {re.escape(str(writer.folder))}",
+        ),
+    ):
+        writer.append(measured(1))
+
+    assert run_file(writer).read_bytes() == before, "the half line is cut off again"
+    writer.append(measured(1))
+    assert reader.load(tmp_path, "latest").measurements == (measured(0), measured(1))
+
+
+def test_a_failed_sync_is_a_failed_write(
+    writer: store_writer.RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Delayed allocation reports a full disk only here."""
+    before = run_file(writer).read_bytes()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        writer.append(measured(0))
+
+    assert run_file(writer).read_bytes() == before
+
+
+def test_every_line_is_synced_before_append_returns(
+    writer: store_writer.RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
+
+    writer.append(measured(0))
+
+    assert sizes == [run_file(writer).stat().st_size]
+
+
+def test_ctrl_c_within_a_write_leaves_no_half_line(
+    writer: store_writer.RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run_file(writer).read_bytes()
+
+    def interrupted(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.append(measured(0))
+
+    assert run_file(writer).read_bytes() == before
+
+
+def test_a_disk_too_full_to_begin_leaves_no_folder_behind(tmp_path: Path) -> None:
+    with file_size_limit(100), pytest.raises(StoreError, match=str(tmp_path)):
+        store_writer.create(tmp_path, SUITE, ENVIRONMENT)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_root_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("not a folder")
+
+    with pytest.raises(StoreError, match="--store"):
+        store_writer.create(tmp_path / "runs", SUITE, ENVIRONMENT)
+
+
+def test_a_root_that_cannot_be_made_is_one_clear_error() -> None:
+    """/proc refuses new folders to everybody, root included."""
+    with pytest.raises(StoreError, match="/proc/runs"):
+        store_writer.create(Path("/proc/runs"), SUITE, ENVIRONMENT)
+
+
+# --- folders and logs --------------------------------------------------------------------
+
+
+def test_run_ids_sort_by_time_and_say_what_and_where(writer: store_writer.RunWriter) -> None:
+    assert re.fullmatch(r"20\d{6}-\d{6}-smoke-h200-[0-9a-f]{4}", writer.run_id)
+
+
+def test_two_runs_of_one_name_do_not_share_a_folder(
+    tmp_path: Path, writer: store_writer.RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.append(measured(0))
+    monkeypatch.setattr(store_writer, "_run_id", lambda *_: writer.run_id)
+
+    with pytest.raises(StoreError, match=writer.run_id):
+        store_writer.create(tmp_path, SUITE, ENVIRONMENT)
+
+    assert reader.load(tmp_path, "latest").measurements == (measured(0),)
+
+
+@settings(deadline=None)
+@given(st.text(), st.text())
+def test_any_case_id_gives_its_own_plain_log_name(
+    tmp_path_factory: pytest.TempPathFactory, one: str, other: str
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    writer = store_writer.RunWriter("run", folder, fd=-1, recorded=0)
+
+    paths = {writer.log_path(case_id, process) for case_id in (one, other) for process in (0, 1)}
+
+    assert len(paths) == (2 if one == other else 4)
+    for path in paths:
+        assert path.parent == folder / "logs"
+        assert re.fullmatch(r"[\w=-][\w.=-]{1,110}", path.name, re.ASCII)
+
+
+@pytest.mark.parametrize("case_id", ["../../etc/passwd", "/etc/passwd", "..", "a" * 5000, ""])
+def test_a_log_stays_in_its_folder(writer: store_writer.RunWriter, case_id: str) -> None:
+    path = writer.log_path(case_id, 3)
+
+    path.write_text("output")
+
+    assert not path.name.startswith(".")
+    assert path.resolve().parent == (writer.folder / reader.LOG_FOLDER).resolve()
+
+
+def test_a_log_can_be_written_after_all_logs_were_removed(writer: store_writer.RunWriter) -> None:
+    shutil.rmtree(writer.folder / reader.LOG_FOLDER)
+
+    assert writer.log_path("case", 0).is_file()
+
+
+def test_a_log_that_cannot_be_made_names_the_run_to_resume(writer: store_writer.RunWriter) -> None:
+    shutil.rmtree(writer.folder / reader.LOG_FOLDER)
+    (writer.folder / reader.LOG_FOLDER).write_text("in the way")
+
+    with pytest.raises(StoreError, match=f"--resume {writer.folder}"):
+        writer.log_path("case", 0)

@@ -1,0 +1,303 @@
+"""Writes, resumes and joins runs: a folder a run, a line as each process ends, synced at once."""
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+from harness.errors import StoreError
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Proof, Run, Suite
+from harness.store import lines
+from harness.store.reader import LOG_FOLDER, RUN_FILE, SUITE_FILE, cut_notes, find, read
+
+ID_ATTEMPTS = 20
+
+
+LOG_NAME_LENGTH = 80
+"""Of a case id in a file name; a hash makes the name unique."""
+
+
+class RunWriter:
+    """Appends to one run, and is its only writer while open.
+
+    Close it, or use it in a `with`, to release the run; `finish` also marks it complete.
+    """
+
+    def __init__(
+        self, run_id: str, folder: Path, fd: int, recorded: int, began_at: float | None = None
+    ) -> None:
+        """Take over `fd`, open on run.jsonl and locked, with `recorded` measurements in it.
+
+        Args:
+            began_at: time.monotonic when the run began; None if it began in another process.
+        """
+        self.run_id = run_id
+        self.folder = folder
+        self._fd = fd
+        self._recorded = recorded
+        self._began_at = began_at
+
+    def append(self, measurement: Measurement) -> None:
+        """Record one measurement; it is on the disk when this returns.
+
+        Raises:
+            StoreError: It could not be written, or contains a NaN. The lines before it stay.
+        """
+        self._write(measurement)
+        self._recorded += 1
+
+    def append_proof(self, proof: Proof) -> None:
+        """Record the self-test, before anything is measured.
+
+        Raises:
+            StoreError: As `append`.
+        """
+        self._write(proof)
+
+    def finish(self, *, wall_s: float | None = None) -> None:
+        """Mark the run complete and close it.
+
+        Args:
+            wall_s: Since the command began; None unless one command made the whole run.
+        """
+        elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
+        self._write(
+            lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s, wall_s=wall_s)
+        )
+        self.close()
+
+    def close(self) -> None:
+        """Release the run, complete or not."""
+        if self._fd >= 0:
+            os.close(self._fd)  # and with it the lock
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def log_path(self, case_id: str, process: int) -> Path:
+        """Path for the output of one worker process; any case id gives a plain file name.
+
+        The file exists on return, empty or with what an earlier attempt logged.
+
+        Raises:
+            StoreError: It cannot be made.
+        """
+        name = re.sub(r"[^\w.=-]", "_", case_id, flags=re.ASCII).lstrip(".")
+        digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
+        try:
+            path.parent.mkdir(exist_ok=True)  # logs may be removed to make room
+            path.touch()
+        except OSError as error:
+            raise self._cannot_write(path, error) from error
+        return path
+
+    def _write(self, line: lines.Line) -> None:
+        data = lines.encode(line)
+        try:
+            append_synced(self._fd, data)
+        except OSError as error:
+            raise self._cannot_write(self.folder / RUN_FILE, error) from error
+
+    def _cannot_write(self, path: Path, error: OSError) -> StoreError:
+        return StoreError(
+            f"cannot write {path}: {error.strerror}",
+            "Earlier measurements are safe. Make room, then continue: "
+            f"harness run --resume {self.folder}",
+        )
+
+
+def create(
+    root: Path, suite: Suite, environment: Environment, *, started_at: datetime | None = None
+) -> RunWriter:
+    """Start a run in a new folder under `root`, with the suite and the environment recorded.
+
+    Args:
+        started_at: When an imported run was measured; None for a run that starts now.
+
+    Raises:
+        StoreError: The folder cannot be made or written, or exists already.
+    """
+    now = started_at or datetime.now(UTC)
+    began_at = time.monotonic() if started_at is None else None
+    run_id, folder = _new_folder(root, now, suite.name, environment.device_name)
+    try:
+        first_line = lines.encode(
+            lines.Started(
+                schema=SCHEMA_VERSION,
+                run_id=run_id,
+                started_at=now.isoformat(timespec="seconds"),
+                environment=environment,
+                suite=suite,
+            )
+        )
+        (folder / LOG_FOLDER).mkdir()
+        (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
+        fd = _open_locked(folder, os.O_CREAT | os.O_EXCL)
+        try:
+            append_synced(fd, first_line)
+            for directory in (folder, root):
+                sync_directory(directory)
+        except OSError:
+            os.close(fd)
+            raise
+    except StoreError:
+        shutil.rmtree(folder)
+        raise
+    except OSError as error:
+        shutil.rmtree(folder)
+        raise _cannot_begin(folder, error) from error
+    return RunWriter(run_id, folder, fd, recorded=0, began_at=began_at)
+
+
+def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str, Path]:
+    """A new folder for a run, and the run's id, which is its name."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise StoreError(f"{root} is not a folder", "Name a folder with --store.") from error
+    except OSError as error:
+        raise _cannot_begin(root, error) from error
+    for _ in range(ID_ATTEMPTS):
+        run_id = _run_id(now, suite, device)
+        try:
+            (root / run_id).mkdir()
+        except FileExistsError:  # another run of the same second drew the same number
+            continue
+        except OSError as error:
+            raise _cannot_begin(root / run_id, error) from error
+        return run_id, root / run_id
+    raise StoreError(f"{root / run_id} exists already", "Try again in a second.")
+
+
+def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
+    """Continue an interrupted run, with the suite as it was stored in the run.
+
+    A last line that a crash cut short is removed from the file first.
+
+    Args:
+        root: The folder of the runs.
+        run_id: As for `load`.
+        notes: What a reader must know of the continuation, such as another GPU; stored in the run.
+
+    Raises:
+        StoreError: The run is absent, damaged, finished, or being written right now.
+    """
+    folder = find(root, run_id)
+    try:
+        fd = _open_locked(folder)
+    except BlockingIOError as error:
+        raise StoreError(
+            f"run {folder.name} is being written by another process",
+            "Wait until it ends, or stop it first.",
+        ) from error
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {folder / RUN_FILE}: {error.strerror}",
+            "Copy the run to a folder that can be written and resume it there.",
+        ) from error
+    try:
+        run, whole_bytes = read(folder)
+        if run.ended_at:
+            raise StoreError(
+                f"run {run.run_id} finished at {run.ended_at}; it cannot be resumed",
+                f"Start a new one with `harness run {run.suite.path}`.",
+            )
+        cut = os.fstat(fd).st_size - whole_bytes
+        os.ftruncate(fd, whole_bytes)
+        writer = RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
+        writer._write(lines.Resumed(at=_now(), notes=(*cut_notes(cut), *notes)))
+        run, _ = read(folder)
+    except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
+        os.close(fd)
+        raise
+    return writer, run
+
+
+def join(folder: Path) -> RunWriter:
+    """Write to an unfinished run in place of the process that wrote to it before.
+
+    For processes that take turns at one run, as pytest's workers do. Nothing was interrupted, so
+    unlike `resume` it leaves no note.
+
+    Raises:
+        StoreError: The run is finished, damaged, or being written right now.
+    """
+    try:
+        fd = _open_locked(folder)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {folder / RUN_FILE}: {error.strerror}",
+            "Only one process may write a run at a time.",
+        ) from error
+    try:
+        run, whole_bytes = read(folder)
+        if run.ended_at:
+            raise StoreError(f"run {run.run_id} finished at {run.ended_at}", "Start a new one.")
+        os.ftruncate(fd, whole_bytes)
+    except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
+        os.close(fd)
+        raise
+    return RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
+
+
+def append_synced(fd: int, data: bytes) -> None:
+    """Write and sync all of `data`, or leave the file as it was."""
+    before = os.fstat(fd).st_size
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.fsync(fd)
+    except BaseException:  # Ctrl-C included: no half line may precede the next
+        os.ftruncate(fd, before)
+        raise
+
+
+def _open_locked(folder: Path, flags: int = 0) -> int:
+    """A descriptor on run.jsonl for appending, locked against other writers until closed."""
+    fd = os.open(folder / RUN_FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names of new files in a folder survive a power cut."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _cannot_begin(folder: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot start a run in {folder}: {error.strerror}",
+        "Name another folder with --store, or make room on the disk.",
+    )
+
+
+def _run_id(now: datetime, suite: str, device: str) -> str:
+    """An id that sorts by time, names suite and device, and is unique within a second."""
+    device = re.sub("nvidia", "", device, flags=re.IGNORECASE)
+    what, where = (re.sub(r"[^a-z0-9]+", "-", s.lower()).strip("-") for s in (suite, device))
+    return f"{now:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

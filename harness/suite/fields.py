@@ -1,0 +1,194 @@
+"""What the forms of YAML files share: names, values, problems in the author's words, JSON Schema.
+
+A form is a pydantic model of a file that people write: a suite (harness.suite.schema), the policy
+of a gate (harness.gate.policy). Its model yields its schema, which editors show as one types.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+
+from harness.records import Outcome, Scalar
+from harness.suite.positions import Document, Problem, nearest, show
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
+
+_PATTERNS = {
+    NAME: "letters, digits and . _ + -, a letter or digit first",
+    AXIS: "lower_case, or UPPER_CASE for an environment variable",
+    VARIABLE: "letters, digits and _, no digit first",
+    FACTORY: "package.module:function",
+    SUBJECT: "at most 80 letters, digits, spaces and . _ + -, for it names the report's file",
+}
+_FORMS = {
+    "model_type": "must be a mapping of `key: value` lines",
+    "dict_type": "must be a mapping of `key: value` lines",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+}
+"""Pydantic's error types, in the words of a suite's author."""
+
+
+def wrong(text: str, *, key: str = "", remedy: str = "") -> PydanticCustomError:
+    """What a validator here raises; `key` says which key of a mapping is at fault."""
+    return PydanticCustomError("suite", "{text}", {"text": text, "key": key, "remedy": remedy})
+
+
+def _scalar(value: Any) -> Scalar:
+    if isinstance(value, bool | int | float | str):
+        return value
+    raise wrong("must be one value: a number, text, true or false")
+
+
+def one_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list) else "one"
+
+
+Value = Annotated[
+    bool | int | float | str,
+    PlainValidator(_scalar, json_schema_input_type=bool | int | float | str),
+]
+Values = Annotated[
+    Annotated[Value, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
+    Discriminator(one_or_list),
+]
+Name = Annotated[str, Field(pattern=NAME)]
+AxisName = Annotated[str, Field(pattern=AXIS)]
+VariableName = Annotated[str, Field(pattern=VARIABLE)]
+Matching = dict[str, Values]
+"""Axis (or `workload`, `provider`) -> the value it must have, or a list of such values."""
+AllowedOutcome = Annotated[Outcome, Field(strict=False)]
+Text = Annotated[str, Field(min_length=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Form(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, data: Any) -> Any:
+        """Refuse an unknown key before pydantic does, to say which were meant."""
+        known = [f.alias or name for name, f in cls.model_fields.items()]
+        for key in data if isinstance(data, dict) else ():
+            if key not in known:
+                raise PydanticCustomError(
+                    "unknown_key",
+                    "unknown key '{key}'",
+                    {"key": key, "remedy": nearest(key, known)},
+                )
+        return data
+
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def checked(model: type[AnyForm], document: Document) -> AnyForm:
+    """The document as a model; a SuiteError as `validate` where it has not its form."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        problems = [problem(e, document.data) for e in error.errors(include_url=False)]
+        raise document.error(problems) from None
+
+
+def schema_of(model: type[Form]) -> dict[str, Any]:
+    """The JSON Schema of a model."""
+    schema = model.model_json_schema(by_alias=True, schema_generator=_NoNulls)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+class _NoNulls(GenerateJsonSchema):
+    """None stands for an absent key; the word null is refused in a suite."""
+
+    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
+        inner: CoreSchema = schema["schema"]
+        return self.generate_inner(inner)
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        if schema.get("default", ...) is None:
+            inner: CoreSchema = schema["schema"]
+            return self.generate_inner(inner)
+        return super().default_schema(schema)
+
+
+def problem(error: ErrorDetails, data: Any) -> Problem:
+    """A pydantic error in the words and at the place of the suite's author."""
+    context: Mapping[str, Any] = error.get("ctx", {})
+    loc, value = _place([*error["loc"], context.get("key", "")], data)
+    remedy = context.get("remedy", "")
+    name = _name(loc)
+    at_key = error["loc"][-1:] == ("[key]",)
+    match kind := error["type"]:
+        case "unknown_key":
+            return Problem(loc, error["msg"], remedy, at_key=True)
+        case "suite":
+            return Problem(loc, f"{name} {error['msg']}", remedy)
+        case "missing":
+            return Problem(loc, f"{error['loc'][-1]} is missing")
+        case "string_pattern_mismatch":
+            text = f"{show(loc[-1] if at_key else value)} is no valid name"
+            return Problem(loc, text, f"Write {_PATTERNS[context['pattern']]}.", at_key=at_key)
+        case "enum":
+            valid = [outcome.value for outcome in Outcome if outcome is not Outcome.OK]
+            given = str(loc[-1] if at_key else value)
+            return Problem(loc, f"{show(given)} is no outcome", nearest(given, valid), at_key)
+        case "too_short" | "string_too_short":
+            least = context["min_length"]
+            text = "must not be empty" if least == 1 else f"needs at least {least} items"
+            return Problem(loc, f"{name} {text}")
+    text = f"{name} {_FORMS.get(kind) or re.sub(r'^Input should', 'must', error['msg'])}"
+    if isinstance(value, bool | int | float | str) and "not " not in text:
+        text += f", not {show(value)}"
+    if kind == "string_type":
+        remedy = "Put it in quotes."
+    return Problem(loc, text, remedy)
+
+
+def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:
+    """The part of pydantic's location that leads through the file, and the value there.
+
+    Pydantic names union members and `[key]` on the way; those stand nowhere in the file.
+    """
+    loc: list[str | int] = []
+    for step in steps:
+        inside = (isinstance(data, dict) and step in data) or (
+            isinstance(data, list) and isinstance(step, int) and step < len(data)
+        )
+        if inside:
+            data = data[step]
+            loc.append(step)
+    return tuple(loc), data
+
+
+def _name(loc: Sequence[str | int]) -> str:
+    """A short name for a place: `axes.seq_len[1]` rather than the whole way from the root."""
+    name = ""
+    for step in loc:
+        if isinstance(step, int):
+            name += f"[{step}]"
+        else:
+            name = f"{name}.{step}" if name and not name.endswith("]") else step
+    return name or "the suite"

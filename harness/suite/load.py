@@ -1,0 +1,410 @@
+"""Suite files: what to measure, what is expected of it, and what decides.
+
+A suite is read as YAML with positions (harness.suite.positions), checked for form
+(harness.suite.schema) and expanded into cases (harness.suite.sweep); here its rules are checked
+against those cases, and overrides and filters of the command line are applied. Whatever is wrong
+is told with file, line and column.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from harness.errors import SuiteError
+from harness.records import (
+    METRICS,
+    Case,
+    CostPlan,
+    Expectation,
+    Outcome,
+    Rule,
+    Scalar,
+    Suite,
+)
+from harness.suite import program, sweep
+from harness.suite.fields import Matching
+from harness.suite.positions import Loc, Problem, nearest, read, scalar
+from harness.suite.schema import (
+    CostModel,
+    MeasureModel,
+    SuiteModel,
+    WorkloadModel,
+    json_schema,
+    measure_setting,
+    validate,
+)
+
+__all__ = [
+    "available",
+    "factory_place",
+    "json_schema",
+    "load",
+    "loads",
+    "shipped_roots",
+    "workload_lines",
+]
+
+_SHOWN_IDS = 5
+_SHOWN_CHARACTERS = 60
+_SETTING = "measure."
+MAX_BYTES = 2**20
+"""Of a suite file: the shipped ones have 6 kB, and a parser must not be fed gigabytes."""
+
+
+def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
+    """Read, check and expand a suite.
+
+    Args:
+        ref: A path, or the name of a shipped suite (`smoke`, `suites/smoke.yaml`), which is
+            found from any directory.
+        overrides: `axis=value[,value...]` replaces that axis in every workload that has it;
+            `measure.processes=1` replaces a setting of every workload. An overridden axis is
+            always named in the case ids.
+        filters: Patterns (fnmatch) or parts of case ids; a case is kept if any fits. One with a
+            leading `!` leaves its cases out.
+
+    Raises:
+        SuiteError: With place, problem and the nearest valid name.
+    """
+    path, shown = _find(ref)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise SuiteError(shown, f"more than {MAX_BYTES} bytes", "Split the suite.")
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise SuiteError(shown, "this is not a text file", _shipped()) from None
+    except OSError as error:
+        raise SuiteError(shown, f"cannot be read: {error.strerror}", _shipped()) from None
+    return _build(text, shown, overrides, filters)
+
+
+def loads(text: str, path: Path | str) -> Suite:
+    """The suite that a file of this text would be; `path` gives it its name.
+
+    Raises:
+        SuiteError: As `load`.
+    """
+    return _build(text, path, (), ())
+
+
+def workload_lines(suite: Suite) -> Mapping[str, int]:
+    """The line, from 1, on which each workload of a suite begins in its file."""
+    document = read(suite.text, suite.path)
+    return {
+        workload["name"]: document.values["workloads", i][0]
+        for i, workload in enumerate(document.data["workloads"])
+    }
+
+
+def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
+    """Line and column, from 1, at which a suite's file names the factory of a case; 0, 0 where the
+    suite has no file."""
+    if not suite.text:  # it was not made from a file
+        return 0, 0
+    document = read(suite.text, suite.path)
+    names = [workload["name"] for workload in document.data["workloads"]]
+    return document.values["workloads", names.index(case.workload), "factory"]
+
+
+def available() -> tuple[Path, ...]:
+    """The suites that ship, sorted by name."""
+    return tuple(sorted((_shipped_folder() / "suites").glob("*.yaml")))
+
+
+def shipped_roots(suite: Suite) -> tuple[Path, ...]:
+    """The folder that workers of a shipped suite import from; empty for every other suite."""
+    try:
+        file, _ = _find(suite.path)
+    except SuiteError:  # it has no file here
+        return ()
+    folder = _shipped_folder()
+    return (folder,) if file.resolve().parent == folder / "suites" else ()
+
+
+def _shipped_folder() -> Path:
+    """Holds the packages `suites` and `nsa`: in a wheel, or at the root of a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    return here / "shipped" if (here / "shipped" / "suites").is_dir() else here.parent
+
+
+def _find(ref: str | Path) -> tuple[Path, Path]:
+    """Where a suite lies, and the path to show for it, which `load` takes again anywhere."""
+    path = Path(ref)
+    if not path.is_file() and path.parent in (Path(), Path("suites")):
+        for file in available():
+            if path.name in (file.name, file.stem):
+                return file, Path("suites") / file.name
+    if not path.exists():
+        names = [file.stem for file in available()]
+        raise SuiteError(path, "there is no such suite", nearest(path.stem, names))
+    return path, path
+
+
+def _shipped() -> str:
+    return f"Shipped suites: {', '.join(file.stem for file in available())}."
+
+
+def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Sequence[str]) -> Suite:
+    document = read(text, path)
+    model = validate(document)
+    problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
+    if problems:
+        raise document.error(problems)
+    free = program.free_metrics(model)
+    changes = _Overrides.parse(overrides, model)
+    cases = [
+        case
+        for workload in model.workloads
+        for case in sweep.cases(changes.apply(workload), model.measure.given(), changes.settings)
+    ]
+    if contrary := _contrary(cases):
+        raise _set_error(" ".join(overrides), contrary)
+    return Suite(
+        name=Path(path).stem,
+        title=model.title,
+        subject=model.subject,
+        question=model.question,
+        device=model.device,
+        requires=model.requires.model_dump(exclude_none=True),
+        path=str(path),
+        text=text,
+        sha256=sha256(text.encode()).hexdigest(),
+        cases=_filtered(cases, filters, path),
+        expectations=tuple(
+            Expectation(
+                metric=metric,
+                match=sweep.match(e.match),
+                gpu=e.gpu,
+                low=bounds.low,
+                high=bounds.high,
+                source=e.source,
+            )
+            for e in model.expectations
+            for metric, bounds in (e.expected,)
+        ),
+        rules=tuple(
+            Rule(
+                name=r.name,
+                metric=r.metric,
+                go=r.go,
+                abort=r.abort,
+                match=sweep.match(r.match),
+                quantifier=r.quantifier,
+                axis=r.axis,
+                gpu=r.gpu,
+                free=free.get(r.metric),
+            )
+            for r in model.verdict
+        ),
+        cost=_cost_plan(model.cost) if model.cost else None,
+    )
+
+
+def _cost_plan(cost: CostModel) -> CostPlan:
+    return CostPlan(
+        steps=cost.steps,
+        match=sweep.match(cost.match),
+        usd_per_gpu_hour=cost.usd_per_gpu_hour,
+    )
+
+
+# --- the file as written -----------------------------------------------------------------
+
+
+def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
+    """What keeps workloads from being expanded."""
+    names: set[str] = set()
+    for w, workload in enumerate(model.workloads):
+        if workload.name in names:
+            yield Problem(("workloads", w, "name"), f"a second workload named {workload.name!r}")
+        names.add(workload.name)
+        yield from sweep.check(workload, ("workloads", w))
+    yield from program.check_same(model)
+
+
+def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
+    """What in the suite speaks of cases that it does not have."""
+    cases: list[Case] = []
+    for w, workload in enumerate(model.workloads):
+        loc: Loc = ("workloads", w)
+        product = sweep.cases(workload, model.measure.given(), {}, excluded=True)
+        for i, criteria in enumerate(workload.exclude):
+            yield from sweep.check_match(criteria, (*loc, "exclude", i), product)
+        kept = sweep.cases(workload, model.measure.given(), {})
+        if not kept:
+            yield Problem((*loc, "exclude"), "every combination is excluded", at_key=True)
+        cases += kept
+        yield from _measure_problems(workload, loc, kept)
+        yield from program.check_settings(kept, loc)
+        yield from _allow_problems(workload, (*loc, "allow"), kept)
+        for key, criteria in _matches(workload):
+            yield from sweep.check_match(criteria, (*loc, *key, "match"), kept)
+    if len(cases) > sweep.MAX_CASES:
+        text = f"{len(cases)} cases; a suite may have {sweep.MAX_CASES}"
+        yield Problem(("workloads",), text, "Split it.", at_key=True)
+    for e, expectation in enumerate(model.expectations):
+        yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
+    names: set[str] = set()
+    known = {**METRICS, **program.free_metrics(model)}
+    for r, rule in enumerate(model.verdict):
+        if rule.metric not in known:
+            text = f"metric must name a metric, not {rule.metric!r}"
+            yield Problem(("verdict", r, "metric"), text, nearest(rule.metric, [*known]))
+        elif contrary := rule.contrary(higher_is_better=known[rule.metric].higher_is_better):
+            yield Problem(("verdict", r, "abort"), f"abort {contrary}")
+        if rule.name in names:
+            yield Problem(("verdict", r, "name"), f"a second rule named {rule.name!r}")
+        names.add(rule.name)
+        yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
+        if rule.axis is not None and not problems:
+            matched = [case for case in cases if sweep.match(rule.match).accepts(case)]
+            yield from sweep.check_fit(rule.axis, ("verdict", r, "axis"), matched)
+    if model.cost:
+        yield from sweep.check_match(model.cost.match, ("cost", "match"), cases)
+
+
+def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Matching]]:
+    """The cases that parts of env, kernels and operators are for, by where that stands."""
+    if isinstance(workload.env, list):
+        yield from ((("env", i), some.match) for i, some in enumerate(workload.env))
+    for key, stated in (("kernels", workload.kernels), ("operators", workload.operators)):
+        if isinstance(stated, list):
+            yield from (((key, i), some.match) for i, some in enumerate(stated))
+
+
+def _measure_problems(
+    workload: WorkloadModel, loc: Loc, cases: Sequence[Case]
+) -> Iterator[Problem]:
+    measures = [workload.measure] if isinstance(workload.measure, MeasureModel) else []
+    if isinstance(workload.measure, list):
+        measures += workload.measure
+        for i, some in enumerate(workload.measure):
+            yield from sweep.check_match(some.match, (*loc, "measure", i, "match"), cases)
+    if contrary := _contrary(cases):
+        own = any(m.model_fields_set & {"min_samples", "max_samples"} for m in measures)
+        yield Problem((*loc, "measure") if own else ("measure",), contrary, at_key=True)
+
+
+def _contrary(cases: Sequence[Case]) -> str:
+    """Settings that no process could follow, if there are any."""
+    for case in cases:
+        fewest, most = case.settings.min_samples, case.settings.max_samples
+        if fewest > most:
+            return f"min_samples {fewest} is above max_samples {most}, for {case.case_id}"
+    return ""
+
+
+def _allow_problems(workload: WorkloadModel, loc: Loc, cases: Sequence[Case]) -> Iterator[Problem]:
+    needless = "ok needs no allowance"
+    if isinstance(workload.allow, dict):
+        if Outcome.OK in workload.allow:
+            yield Problem((*loc, "ok"), needless, at_key=True)
+        return
+    for i, allowed in enumerate(workload.allow):
+        if allowed.outcome is Outcome.OK:
+            yield Problem((*loc, i, "outcome"), needless)
+        yield from sweep.check_match(allowed.match, (*loc, i, "match"), cases)
+
+
+# --- the command line --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Overrides:
+    """What `--set` changes. A rule it leaves without cases stays, to say that it judged nothing."""
+
+    axes: Mapping[str, tuple[str, ...]]
+    """Axis -> new values, as typed."""
+    settings: Mapping[str, Any]
+    """Fields of MeasureSettings."""
+
+    @classmethod
+    def parse(cls, texts: Sequence[str], model: SuiteModel) -> "_Overrides":
+        known = [*dict.fromkeys(name for w in model.workloads for name in w.axes)]
+        axes: dict[str, tuple[str, ...]] = {}
+        settings: dict[str, Any] = {}
+        given: set[str] = set()
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals or not value:
+                raise _set_error(text, "no value", "Write axis=value[,value...].")
+            if name in given:
+                raise _set_error(text, f"{name} is set twice")
+            given.add(name)
+            if name.startswith(_SETTING):
+                try:
+                    settings |= measure_setting(name.removeprefix(_SETTING), scalar(value))
+                except ValueError as error:
+                    raise _set_error(text, *map(str, error.args)) from None
+            elif name in known:
+                axes[name] = tuple(value.split(","))
+            else:
+                raise _set_error(text, f"no workload has the axis {name!r}", nearest(name, known))
+        changes = cls(axes, settings)
+        for workload in model.workloads:
+            problems = sweep.check(changes.apply(workload), ())
+            if problems:
+                text = f"{workload.name}: {problems[0].text}"
+                raise _set_error(" ".join(texts), text, problems[0].remedy)
+        return changes
+
+    def apply(self, workload: WorkloadModel) -> WorkloadModel:
+        """The workload with its axes replaced; those are then swept."""
+        new = {n: self._values(n, workload) for n in workload.axes if n in self.axes}
+        return workload.model_copy(update={"axes": workload.axes | new})
+
+    def _values(self, name: str, workload: WorkloadModel) -> list[Scalar]:
+        """Typed values: as the file has them where it does, so that "1" stays text."""
+        written = workload.axes[name]
+        by_text = {
+            sweep.as_text(v): v for v in (written if isinstance(written, list) else [written])
+        }
+        values = []
+        for text in self.axes[name]:
+            try:
+                values.append(by_text[text] if text in by_text else scalar(text))
+            except ValueError as error:
+                raise _set_error(f"{name}={','.join(self.axes[name])}", str(error)) from None
+        return values
+
+
+def _set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
+    shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return SuiteError(f"--set {shown}", problem, remedy)
+
+
+def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:
+    if any(not f.removeprefix("!") for f in filters):
+        raise SuiteError(path, "an empty filter fits every case", "Leave it out to run them all.")
+    kept = tuple(case for case in cases if passes(case.case_id, filters))
+    if not kept and not filters:
+        raise SuiteError(path, "every case is excluded with these overrides")
+    if not kept:
+        ids = [case.case_id for case in cases[:_SHOWN_IDS]]
+        more = f"\n  and {len(cases) - len(ids)} more" if len(cases) > len(ids) else ""
+        raise SuiteError(
+            path, f"no case fits {' '.join(filters)}", "Cases:\n  " + "\n  ".join(ids) + more
+        )
+    return kept
+
+
+def passes(case_id: str, filters: Sequence[str]) -> bool:
+    """Whether filters keep a case: one of those without `!` fits it, or there is none, and none
+    with `!` does."""
+    wanted = [f for f in filters if not f.startswith("!")]
+    unwanted = [f[1:] for f in filters if f.startswith("!")]
+    return (not wanted or any(fits(case_id, f) for f in wanted)) and not any(
+        fits(case_id, f) for f in unwanted
+    )
+
+
+def fits(case_id: str, pattern: str) -> bool:
+    """As a pattern of the whole id where it holds one of `*?[`, else as a part of it."""
+    if any(c in pattern for c in "*?["):
+        return fnmatchcase(case_id, pattern)
+    return pattern in case_id

@@ -1,0 +1,264 @@
+"""From a workload of a suite to its cases, and from a `match` to the cases it means.
+
+A case id names workload, provider and every swept axis: `train/nsa/seq_len=512/gc=off`. It is
+the key that joins runs, so it depends on nothing but the file, and it can stand in a path or on
+a command line without quotes.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from harness.records import Case, Match, MeasureSettings, Outcome, PathRule, Scalar
+from harness.suite import program
+from harness.suite.fields import Matching
+from harness.suite.positions import Loc, Problem, nearest, show
+from harness.suite.schema import MeasureModel, PathModel, PathSomeModel, WorkloadModel
+
+MAX_CASES = 10_000
+"""Cases of one suite before exclusions."""
+MIN_FIT_POINTS = 3
+"""Values of an axis without which an exponent has no residual to judge it by."""
+
+_SAFE = re.compile(r"[A-Za-z0-9._+-]+")
+PSEUDO_AXES = ("workload", "provider")
+
+
+def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
+    """What is wrong with a workload's providers and axes, taken by themselves."""
+    problems = [*_check_values(workload.providers, (*loc, "providers"))]
+    for name, values in workload.axes.items():
+        if name in PSEUDO_AXES:
+            text = f"{show(name)} cannot be an axis; every case has it already"
+            problems.append(Problem((*loc, "axes", name), text, at_key=True))
+        for place in _set_in_env(workload, name):
+            text = f"{name} is an axis and in env as well"
+            problems.append(Problem((*loc, *place), text, "Keep one of them.", at_key=True))
+        if isinstance(values, list):
+            repeats = any(name in group for group in workload.zip)
+            problems += _check_values(values, (*loc, "axes", name), repeats=repeats)
+    problems += _check_zip(workload, (*loc, "zip"))
+    problems += program.check(workload, loc)
+    if not problems:
+        points = len(workload.providers) * prod(len(rows) for rows in _dimensions(workload))
+        if points > MAX_CASES:
+            text = f"{points} cases; a suite may have {MAX_CASES}"
+            problems.append(Problem((*loc, "axes"), text, "Split it, or zip axes.", at_key=True))
+    return problems
+
+
+def _check_values(values: Sequence[Scalar], loc: Loc, *, repeats: bool = False) -> list[Problem]:
+    problems = []
+    seen: set[Scalar] = set()
+    for i, value in enumerate(values):
+        text = as_text(value)
+        if not _SAFE.fullmatch(text):
+            problem = f"{show(value)} cannot stand in a case id"
+            remedy = "A swept value has letters, digits and . _ + - only."
+            problems.append(Problem((*loc, i), problem, remedy))
+        if not repeats and (value in seen or text in seen):
+            problems.append(Problem((*loc, i), f"{show(value)} is listed twice"))
+        seen |= {value, text}
+    return problems
+
+
+def _check_zip(workload: WorkloadModel, loc: Loc) -> list[Problem]:
+    problems = []
+    swept = [name for name, values in workload.axes.items() if isinstance(values, list)]
+    zipped: set[str] = set()
+    for g, group in enumerate(workload.zip):
+        for i, name in enumerate(group):
+            if name not in swept:
+                text = f"{show(name)} is no swept axis"
+                problems.append(Problem((*loc, g, i), text, nearest(name, swept)))
+            elif name in zipped:
+                problems.append(Problem((*loc, g, i), f"{show(name)} is zipped twice"))
+            zipped.add(name)
+        columns = {name: _values(workload, name) for name in group if name in swept}
+        if len({len(values) for values in columns.values()}) > 1:
+            listed = ", ".join(f"{name} has {len(values)}" for name, values in columns.items())
+            text = f"zipped axes need equally many values: {listed}"
+            problems.append(Problem((*loc, g), text))
+        elif len(rows := [*zip(*columns.values(), strict=True)]) > len(set(rows)):
+            problems.append(Problem((*loc, g), f"{' and '.join(group)} repeat a combination"))
+    return problems
+
+
+def cases(
+    workload: WorkloadModel,
+    measure: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    *,
+    excluded: bool = False,
+) -> tuple[Case, ...]:
+    """The cases of a workload that `check` has accepted.
+
+    The provider varies slowest, the last axis fastest; zipped axes advance where the first of
+    them stands.
+
+    Args:
+        workload: One entry of the suite.
+        measure: Fields of MeasureSettings that the suite sets; the workload's own go before.
+        overrides: Fields of MeasureSettings that go before both.
+        excluded: Whether to return the excluded combinations too.
+    """
+    exclusions = [] if excluded else [match(m) for m in workload.exclude]
+    swept = tuple(name for name, values in workload.axes.items() if isinstance(values, list))
+    found = []
+    for provider, rows in product(workload.providers, [*product(*_dimensions(workload))]):
+        bound = {name: value for row in rows for name, value in row.items()}
+        axes = {name: bound[name] for name in workload.axes}
+        parts = [workload.name, provider, *(f"{name}={as_text(axes[name])}" for name in swept)]
+        case = Case(
+            case_id="/".join(parts),
+            workload=workload.name,
+            factory=workload.factory or "",
+            provider=provider,
+            axes=axes,
+            swept=swept,
+            env={name: as_text(v) for name, v in axes.items() if name.isupper()},
+        )
+        case = replace(case, env={**_env(workload, case), **case.env})
+        case = replace(case, program=program.bind(workload, case))
+        if not any(m.accepts(case) for m in exclusions):
+            settings = MeasureSettings(**{**measure, **_measured(workload, case), **overrides})
+            found.append(
+                replace(
+                    case,
+                    settings=settings,
+                    allow=_allowed(workload, case),
+                    kernels=_path(workload.kernels, case),
+                    operators=_path(workload.operators, case),
+                )
+            )
+    return tuple(found)
+
+
+def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
+    """The variables of one case, but for its axes."""
+    given: dict[str, Scalar] = {}
+    if isinstance(workload.env, dict):
+        given |= workload.env
+    else:
+        for some in workload.env:
+            if match(some.match).accepts(case):
+                given |= some.set
+    return {name: as_text(value) for name, value in given.items()}
+
+
+def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
+    """Where `env` sets a variable."""
+    if isinstance(workload.env, dict):
+        return [("env", name)] if name in workload.env else []
+    return [("env", i, "set", name) for i, some in enumerate(workload.env) if name in some.set]
+
+
+def _path(stated: PathModel | list[PathSomeModel] | None, case: Case) -> PathRule:
+    """All that is stated of a case."""
+    if stated is None:
+        return PathRule()
+    rules = [stated] if isinstance(stated, PathModel) else stated
+    ours = [r for r in rules if not isinstance(r, PathSomeModel) or match(r.match).accepts(case)]
+    return PathRule(
+        must=tuple(p for r in ours for p in r.must),
+        must_not=tuple(p for r in ours for p in r.must_not),
+    )
+
+
+def _measured(workload: WorkloadModel, case: Case) -> dict[str, Any]:
+    if isinstance(workload.measure, MeasureModel):
+        return workload.measure.given()
+    given: dict[str, Any] = {}
+    for some in workload.measure:
+        if match(some.match).accepts(case):
+            given |= some.given()
+    return given
+
+
+def _allowed(workload: WorkloadModel, case: Case) -> Mapping[Outcome, str]:
+    if isinstance(workload.allow, dict):
+        return workload.allow
+    return {a.outcome: a.reason for a in workload.allow if match(a.match).accepts(case)}
+
+
+def _dimensions(workload: WorkloadModel) -> list[list[dict[str, Scalar]]]:
+    """One list of bindings per axis, or per group of zipped axes."""
+    group_of = {name: group for group in workload.zip for name in group}
+    dimensions = []
+    for name in workload.axes:
+        group = group_of.get(name, [name])
+        if name == min(group, key=list(workload.axes).index):
+            columns = zip(*(_values(workload, n) for n in group), strict=True)
+            dimensions.append([dict(zip(group, row, strict=True)) for row in columns])
+    return dimensions
+
+
+def _values(workload: WorkloadModel, name: str) -> Sequence[Scalar]:
+    values = workload.axes[name]
+    return values if isinstance(values, list) else [values]
+
+
+def as_text(value: Scalar) -> str:
+    """A value in a case id and in the environment: `true`, `512`, `off`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def match(criteria: Matching) -> Match:
+    """The record of a `match`; a single value is a list of one."""
+    return Match(
+        criteria={
+            name: tuple(wanted) if isinstance(wanted, list) else (wanted,)
+            for name, wanted in criteria.items()
+        }
+    )
+
+
+def check_match(criteria: Matching, loc: Loc, candidates: Sequence[Case]) -> list[Problem]:
+    """What keeps a `match` from choosing any of the candidates."""
+    chosen = match(criteria).criteria
+    pool = [c for c in candidates if c.workload in chosen.get("workload", (c.workload,))]
+    pool = pool or list(candidates)
+    names = [*PSEUDO_AXES, *dict.fromkeys(name for case in pool for name in case.axes)]
+    problems = []
+    for name, wanted in chosen.items():
+        if name not in names:
+            text = f"{show(name)} is no axis here"
+            problems.append(Problem((*loc, name), text, nearest(name, names), at_key=True))
+            continue
+        taken = [*dict.fromkeys(v for case in pool if (v := case.get(name)) is not None)]
+        for i, value in enumerate(wanted):
+            if value not in taken:
+                place = (*loc, name, i) if isinstance(criteria[name], list) else (*loc, name)
+                text = f"{name} is never {show(value)}"
+                problems.append(Problem(place, text, nearest(value, taken)))
+    if not problems and not any(match(criteria).accepts(case) for case in candidates):
+        problems.append(Problem(loc, "matches no case", "No case has all of this at once."))
+    return problems
+
+
+def check_fit(axis: str, loc: Loc, matched: Sequence[Case]) -> list[Problem]:
+    """What keeps a scaling exponent over an axis from being fitted to any curve."""
+    curves: defaultdict[object, set[Scalar]] = defaultdict(set)
+    for case in matched:
+        value = case.axes.get(axis)
+        if axis in case.swept and isinstance(value, int | float) and not isinstance(value, bool):
+            others = frozenset((k, v) for k, v in case.axes.items() if k != axis)
+            curves[case.workload, case.provider, others].add(value)
+    if not curves:
+        numeric = dict.fromkeys(
+            name
+            for case in matched
+            for name in case.swept
+            if isinstance(case.axes[name], int | float)
+        )
+        text = f"{show(axis)} is no swept axis of numbers here"
+        return [Problem(loc, text, nearest(axis, [*numeric]))]
+    longest = max(len(points) for points in curves.values())
+    if longest < MIN_FIT_POINTS:
+        text = f"a fit over {axis} needs {MIN_FIT_POINTS} values; no curve has more than {longest}"
+        return [Problem(loc, text)]
+    return []

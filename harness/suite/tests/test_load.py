@@ -1,0 +1,264 @@
+"""Suite files: what becomes of a good one, where it is found, and those that ship."""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from ruamel.yaml import YAML
+
+from harness.errors import SuiteError
+from harness.records import METRICS, Case, MeasureSettings, Outcome
+from harness.suite import load as suites
+from harness.suite.schema import ExpectationModel, MeasureModel
+from harness.tests.good_suite import GOOD, error_of, ids
+
+SHIPPED = (
+    *("a100-retest", "attention", "counters", "decode"),
+    *("forward-scaling", "gate", "smoke", "train-125m"),
+)
+
+
+# --- a good suite ------------------------------------------------------------------------
+
+
+def test_a_case_carries_axes_environment_settings_and_allowances() -> None:
+    case = suites.loads(GOOD, "x.yaml").cases[1]
+
+    assert case == Case(
+        case_id="train/nsa/seq_len=128/gc=off/NSA_USE_FA2=1",
+        workload="train",
+        factory="suites.workloads:train",
+        provider="nsa",
+        axes={"preset": "small", "seq_len": 128, "gc": "off", "NSA_USE_FA2": 1},
+        swept=("seq_len", "gc", "NSA_USE_FA2"),
+        env={"OMP_NUM_THREADS": "1", "NSA_USE_FA2": "1"},
+        settings=MeasureSettings(processes=4, timeout_s=60),
+        allow={Outcome.TIMEOUT: "slow card"},
+    )
+
+
+def test_rules_expectations_and_cost_arrive_whole() -> None:
+    loaded = suites.loads(GOOD, "folder/x.yaml")
+
+    assert (loaded.name, loaded.path, loaded.text) == ("x", "folder/x.yaml", GOOD)
+    assert loaded.subject == "A100 Retest"
+    (expectation,) = loaded.expectations
+    assert (expectation.metric, expectation.low, expectation.high) == ("tokens_per_s", 500, 1500)
+    assert (expectation.gpu, expectation.source) == ("A100", "runbook")
+    assert expectation.match.criteria == {"seq_len": (128,), "gc": ("off",)}
+    throughput, scaling = loaded.rules
+    assert (throughput.go, throughput.abort, throughput.quantifier) == (500, 100, "all")
+    assert (scaling.metric, scaling.axis) == ("scaling_exponent", "seq_len")
+    assert loaded.cost is not None
+    assert (loaded.cost.steps, loaded.cost.usd_per_gpu_hour) == (50000, 2.0)
+
+
+def test_the_words_off_and_on_are_text_and_booleans_are_spelt_out_in_ids() -> None:
+    loaded = suites.loads(GOOD.replace('gc: ["off", "on"]', "gc: [off, on, true]"), "x.yaml")
+
+    assert loaded.cases[0].axes["gc"] == "off"
+    assert "train/nsa/seq_len=128/gc=true/NSA_USE_FA2=0" in ids(loaded)
+
+
+def test_settings_and_allowances_can_be_for_some_cases_only() -> None:
+    text = GOOD.replace(
+        "measure: {timeout_s: 60}",
+        "measure: [{match: {seq_len: 512}, timeout_s: 120}, {match: {gc: 'on'}, processes: 2}]",
+    ).replace(
+        "allow: {timeout: slow card}",
+        "allow: [{match: {seq_len: 512}, outcome: timeout, reason: long}]",
+    )
+
+    cases = suites.loads(text, "x.yaml").cases
+
+    assert {c.settings.timeout_s for c in cases if c.axes["seq_len"] == 512} == {120}
+    assert {c.settings.timeout_s for c in cases if c.axes["seq_len"] != 512} == {90}
+    assert {c.settings.processes for c in cases if c.axes["gc"] == "on"} == {2}
+    assert {c.axes["seq_len"] for c in cases if Outcome.TIMEOUT in c.allow} == {512}
+
+
+def test_variables_may_be_set_for_some_cases() -> None:
+    listed = "[{match: {provider: nsa}, set: {A: 1, B: x}}, {match: {seq_len: 512}, set: {A: 2}}]"
+    cases = suites.loads(GOOD.replace("{OMP_NUM_THREADS: 1}", listed), "x.yaml").cases
+
+    env = {(c.provider, c.axes["seq_len"]): c.env for c in cases if not c.axes["NSA_USE_FA2"]}
+
+    assert env["nsa", 128] == {"A": "1", "B": "x", "NSA_USE_FA2": "0"}
+    assert env["nsa", 512] == {"A": "2", "B": "x", "NSA_USE_FA2": "0"}  # the last one counts
+    assert env["dense", 512] == {"A": "2", "NSA_USE_FA2": "0"}
+    assert env["dense", 128] == {"NSA_USE_FA2": "0"}
+
+
+def test_aliases_repeat_a_value() -> None:
+    text = GOOD.replace("match: {provider: nsa}", "match: &nsa {provider: nsa}").replace(
+        "match: {gc: off}", "match: *nsa"
+    )
+
+    throughput, scaling = suites.loads(text, "x.yaml").rules
+
+    assert throughput.match == scaling.match
+
+
+# --- what must run -----------------------------------------------------------------------
+
+MUST = """\
+    kernels:
+      - {match: {provider: nsa}, must: [_forward_kernel]}
+      - {match: {provider: nsa, gc: "on"}, must: [_backward_kernel], must_not: ["*flash*"]}
+    operators: {must_not: ["aten::item"]}
+"""
+
+
+def test_each_case_has_what_is_stated_of_it() -> None:
+    loaded = suites.loads(GOOD.replace("    env:", MUST + "    env:"), "x.yaml")
+
+    stated = {
+        (c.provider, c.axes["gc"]): (c.kernels.must, c.kernels.must_not) for c in loaded.cases
+    }
+    assert stated["nsa", "off"] == (("_forward_kernel",), ())
+    assert stated["nsa", "on"] == (("_forward_kernel", "_backward_kernel"), ("*flash*",))
+    assert stated["dense", "off"] == ((), ())
+    assert {c.operators.must_not for c in loaded.cases} == {("aten::item",)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('{must_not: ["aten::item"]}', "{}", "operators needs must, must_not or both"),
+        ("provider: nsa, gc", "provider: nas, gc", "provider is never 'nas'"),
+        ("must: [_forward_kernel]", "mast: [_forward_kernel]", "unknown key 'mast'"),
+    ],
+)
+def test_a_statement_that_says_nothing_is_refused(old: str, new: str, said: str) -> None:
+    text = GOOD.replace("    env:", MUST.replace(old, new) + "    env:")
+
+    assert said in error_of(text)
+
+
+# --- finding a suite ---------------------------------------------------------------------
+
+
+def test_shipped_suites_are_found_by_name_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    for ref in ("smoke", "smoke.yaml", "suites/smoke.yaml", Path("smoke")):
+        assert suites.load(ref).path == "suites/smoke.yaml"
+
+
+def test_a_file_at_hand_goes_before_a_shipped_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smoke.yaml").write_text(GOOD)
+
+    assert suites.load("smoke.yaml").title == "Retest"
+
+
+def test_a_missing_file_lists_the_suites_there_are(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="no such suite") as caught:
+        suites.load(tmp_path / "smok.yaml")
+
+    assert "Did you mean 'smoke'" in str(caught.value)
+    assert all(name in str(caught.value) for name in SHIPPED)
+
+
+def test_a_binary_file_and_a_folder_are_told_as_such(tmp_path: Path) -> None:
+    binary = tmp_path / "x.yaml"
+    binary.write_bytes(b"\x89PNG\xff\x00")
+
+    with pytest.raises(SuiteError, match="not a text file"):
+        suites.load(binary)
+    with pytest.raises(SuiteError, match="directory"):
+        suites.load(tmp_path)
+
+
+def test_the_text_is_kept_as_it_stands_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(GOOD.replace("\n", "\r\n").encode())
+
+    loaded = suites.load(path)
+
+    assert loaded.text.encode() == path.read_bytes()
+    assert loaded.sha256 != suites.loads(GOOD, path).sha256
+    assert loaded.cases == suites.loads(GOOD, path).cases
+
+
+# --- the schema and the suites that ship -------------------------------------------------
+
+
+def test_the_exported_schema_is_up_to_date() -> None:
+    """Regenerate it with `harness schema > suites/suite.schema.json`."""
+    written = (suites.available()[0].parent / "suite.schema.json").read_text()
+
+    assert json.loads(written) == suites.json_schema()
+
+
+def test_the_schema_accepts_a_good_suite_and_refuses_a_bad_one() -> None:
+    schema = suites.json_schema()
+    yaml = YAML(typ="safe", pure=True)
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(yaml.load(GOOD), schema)
+    for old, new in [
+        ("providers", "provider"),
+        ("processes: 4", "processes: 0"),
+        ("go: 500", "go: x"),
+    ]:
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(yaml.load(GOOD.replace(old, new)), schema)
+
+
+def test_the_format_knows_every_setting_and_every_metric() -> None:
+    defaults = {f.name: f.default for f in fields(MeasureSettings)}
+
+    assert set(MeasureModel.model_fields) == set(defaults)
+    for name, form in MeasureModel.model_fields.items():
+        default = str(defaults[name]).lower().removesuffix(".0")
+        assert str(form.description).endswith(f" Default {default}.")
+    assert METRICS.keys() - ExpectationModel.model_fields.keys() == {"scaling_exponent"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_suite_opens_with_its_question_and_names_its_schema(name: str) -> None:
+    loaded = suites.load(name)
+
+    lines = loaded.text.splitlines()
+    assert lines[0] == "# yaml-language-server: $schema=suite.schema.json"
+    assert lines[2].endswith("?")
+    assert loaded.question.endswith("?")
+    assert loaded.rules
+    jsonschema.validate(YAML(typ="safe", pure=True).load(loaded.text), suites.json_schema())
+
+
+def test_no_suite_ships_untested() -> None:
+    assert tuple(path.stem for path in suites.available()) == SHIPPED
+
+
+def test_the_retest_keeps_the_floors_and_the_matrix_of_the_report_of_2025_08_31() -> None:
+    retest = suites.load("a100-retest")
+
+    throughput = retest.rules[0]
+    assert (throughput.metric, throughput.go, throughput.abort) == ("tokens_per_s", 500, 100)
+    judged = [c for c in retest.cases if throughput.match.accepts(c)]
+    assert {
+        tuple(c.axes[a] for a in ("seq_len", "gc", "dataset", "NSA_USE_FA2")) for c in judged
+    } == {
+        (t, gc, d, fa2)
+        for t in (512, 2048)
+        for gc in ("off", "on")
+        for d in ("synthetic", "text")
+        for fa2 in (0, 1)
+    }
+    assert retest.cost is not None
+    assert retest.cost.steps == 50_000
+
+
+def test_the_forward_suite_gives_the_longest_sequence_more_time() -> None:
+    cases = suites.load("forward-scaling").cases
+
+    assert {c.settings.timeout_s for c in cases if c.axes["seq_len"] == 2048} == {120}
+    assert {c.settings.timeout_s for c in cases if c.axes["seq_len"] != 2048} == {30}

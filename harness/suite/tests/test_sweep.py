@@ -1,0 +1,258 @@
+"""Sweeps: what axes expand to, and what overrides and filters leave of it."""
+
+import json
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import SuiteError
+from harness.suite import load as suites
+from harness.tests.good_suite import GOOD, error_of, ids, write_suite
+
+# --- what a sweep expands to -------------------------------------------------------------
+
+
+def test_cases_follow_the_declared_order_and_leave_out_what_is_excluded() -> None:
+    assert ids(suites.loads(GOOD, "x.yaml")) == [
+        "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0",
+        "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=1",
+        "train/nsa/seq_len=128/gc=on/NSA_USE_FA2=0",
+        "train/nsa/seq_len=128/gc=on/NSA_USE_FA2=1",
+        "train/nsa/seq_len=256/gc=off/NSA_USE_FA2=0",
+        "train/nsa/seq_len=256/gc=off/NSA_USE_FA2=1",
+        "train/nsa/seq_len=512/gc=off/NSA_USE_FA2=0",
+        "train/nsa/seq_len=512/gc=off/NSA_USE_FA2=1",
+        "train/dense/seq_len=128/gc=off/NSA_USE_FA2=0",
+        "train/dense/seq_len=128/gc=on/NSA_USE_FA2=0",
+        "train/dense/seq_len=256/gc=off/NSA_USE_FA2=0",
+        "train/dense/seq_len=512/gc=off/NSA_USE_FA2=0",
+    ]
+
+
+def test_zipped_axes_advance_together() -> None:
+    text = GOOD.replace("    env:", "    zip: [[seq_len, batch]]\n    env:").replace(
+        "      gc:", "      batch: [4, 2, 2]\n      gc:"
+    )
+    text = text.replace("metric: scaling_exponent\n    axis: seq_len", "metric: step_s")
+
+    loaded = suites.loads(text, "x.yaml")
+
+    pairs = {(c.axes["seq_len"], c.axes["batch"]) for c in loaded.cases}
+    assert pairs == {(128, 4), (256, 2), (512, 2)}
+    assert ids(loaded)[0] == "train/nsa/seq_len=128/batch=4/gc=off/NSA_USE_FA2=0"
+
+
+axis_values = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
+
+
+def swept_suite(axes: Sequence[Sequence[int]], exclude: str = "", zipped: str = "") -> str:
+    lines = [f"      a{i}: {list(values)}" for i, values in enumerate(axes)]
+    return "\n".join(
+        [
+            "schema: 1\ntitle: t\nsubject: s\nquestion: q\nworkloads:",
+            "  - name: w\n    factory: m:f\n    providers: [p, r]\n    axes:",
+            *lines,
+            exclude,
+            zipped,
+        ]
+    )
+
+
+@given(st.lists(axis_values, min_size=1, max_size=3), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_sweep_has_every_combination_once_but_the_excluded(
+    axes: list[list[int]], data: st.DataObject
+) -> None:
+    out = [data.draw(st.sets(st.sampled_from(values))) for values in axes]
+    criteria = {f"a{i}": sorted(values) for i, values in enumerate(out) if values}
+    excluded = 2 * prod(len(v or axis) for v, axis in zip(out, axes, strict=True))
+    total = 2 * prod(map(len, axes))
+    assume(not criteria or excluded < total)
+    text = swept_suite(axes, f"    exclude: [{json.dumps(criteria)}]" if criteria else "")
+
+    loaded = suites.loads(text, "x.yaml")
+
+    assert len(loaded.cases) == total - (excluded if criteria else 0)
+    assert len(set(ids(loaded))) == len(loaded.cases)
+    assert loaded.cases == suites.loads(text, "x.yaml").cases
+    order = [
+        [case.provider != "p"]
+        + [values.index(int(case.axes[f"a{i}"])) for i, values in enumerate(axes)]
+        for case in loaded.cases
+    ]
+    assert order == sorted(order)
+
+
+@given(st.integers(1, 4), axis_values)
+@settings(max_examples=20, deadline=None)
+def test_a_zipped_sweep_is_as_long_as_its_axes(length: int, crossed: list[int]) -> None:
+    axes = [list(range(length)), crossed, list(range(10, 10 + length))]
+
+    loaded = suites.loads(swept_suite(axes, zipped="    zip: [[a2, a0]]"), "x.yaml")
+
+    assert len(loaded.cases) == 2 * length * len(crossed)
+    assert all(c.axes["a2"] == 10 + int(c.axes["a0"]) for c in loaded.cases)
+
+
+# --- sweeps that cannot be ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("zipped", "said"),
+    [
+        pytest.param("[seq_len, gcc]", "did you mean 'gc'", id="unknown"),
+        pytest.param("[seq_len, preset]", "'preset' is no swept axis", id="fixed"),
+        pytest.param("[seq_len, gc]", "seq_len has 3, gc has 2", id="unequal"),
+        pytest.param("[gc, NSA_USE_FA2], [gc, seq_len]", "'gc' is zipped twice", id="twice"),
+        pytest.param("[gc]", "at least 2", id="alone"),
+        pytest.param("[gc, other]", "gc and other repeat a combination", id="repeated"),
+    ],
+)
+def test_a_zip_that_cannot_advance_is_told(zipped: str, said: str) -> None:
+    axes = GOOD.replace('gc: ["off", "on"]', 'gc: ["off", "on", "off"]\n      other: [1, 2, 1]')
+    text = axes if "other" in zipped else GOOD
+
+    message = error_of(text.replace("    env:", f"    zip: [{zipped}]\n    env:"))
+
+    assert message.startswith(f"x.yaml:{19 if text is axes else 18}:")
+    assert said in message.replace("Did", "did")
+
+
+def test_the_number_of_cases_is_bounded_before_they_are_made() -> None:
+    values = list(range(20))
+
+    message = error_of(swept_suite([values, values, values]))
+
+    assert message.startswith("x.yaml:9:5: 16000 cases; a suite may have 10000")
+
+
+def test_excluding_everything_is_an_error() -> None:
+    message = error_of(GOOD.replace('gc: "on", seq_len: [256, 512]', 'gc: ["on", "off"]'))
+
+    assert message.startswith("x.yaml:15:5: every combination is excluded")
+
+
+def test_workloads_bear_different_names_and_share_the_bound_on_cases() -> None:
+    values = list(range(20))
+    one = swept_suite([values, values, range(10)])  # 8000 cases
+    again = one[one.index("  - name: w") :]
+
+    assert "a second workload named 'w'" in error_of(one + again)
+    assert "16000 cases" in error_of(one + again.replace("name: w", "name: v"))
+
+
+# --- overrides ---------------------------------------------------------------------------
+
+
+def test_an_override_replaces_the_axis_and_keeps_the_ids_of_the_cases_left(tmp_path: Path) -> None:
+    path = write_suite(tmp_path)
+
+    some = suites.load(path, overrides=["seq_len=512", "NSA_USE_FA2=0", "measure.processes=1"])
+
+    assert set(ids(some)) < set(ids(suites.load(path)))
+    assert {c.axes["seq_len"] for c in some.cases} == {512}
+    assert {c.settings.processes for c in some.cases} == {1}
+    assert some.text == GOOD
+
+
+def test_an_overridden_fixed_axis_enters_the_id(tmp_path: Path) -> None:
+    """Else two different measurements would bear one name."""
+    loaded = suites.load(write_suite(tmp_path), overrides=["preset=tiny"])
+
+    assert loaded.cases[0].case_id == "train/nsa/preset=tiny/seq_len=128/gc=off/NSA_USE_FA2=0"
+
+
+def test_an_override_keeps_the_type_that_the_file_gives_a_value(tmp_path: Path) -> None:
+    path = write_suite(tmp_path, GOOD.replace('["off", "on"]', '["off", "on", "1"]'))
+
+    loaded = suites.load(path, overrides=["gc=off,1,2", "NSA_USE_FA2=0"])
+
+    assert [*dict.fromkeys(c.axes["gc"] for c in loaded.cases)] == ["off", "1", 2]
+    assert loaded.cases[0].axes["NSA_USE_FA2"] == 0
+
+
+def test_a_rule_that_an_override_leaves_without_cases_is_kept(tmp_path: Path) -> None:
+    """The gate must say that it judged nothing, rather than pass without it."""
+    loaded = suites.load(write_suite(tmp_path), overrides=["seq_len=64"])
+
+    assert len(loaded.rules) == 2
+    assert len(loaded.expectations) == 1
+    assert not any(loaded.expectations[0].match.accepts(c) for c in loaded.cases)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        pytest.param("seq_ln=512", "did you mean 'seq_len'", id="unknown-axis"),
+        pytest.param("seq_len", "axis=value", id="no-value"),
+        pytest.param("seq_len=", "axis=value", id="empty-value"),
+        pytest.param("seq_len=1,,2", "'' is no value", id="gap"),
+        pytest.param("seq_len=.inf", "no finite number", id="infinite"),
+        pytest.param("seq_len=1,1", "1 is listed twice", id="twice"),
+        pytest.param("seq_len=a/b", "case id", id="unsafe"),
+        pytest.param("measure.proceses=1", "did you mean 'processes'", id="unknown-setting"),
+        pytest.param("measure.processes=0", "not 0", id="bad-setting"),
+        pytest.param(
+            "measure.max_samples=2", "min_samples 5 is above max_samples 2", id="contrary"
+        ),
+        pytest.param("seq_len=" + ",".join(map(str, range(9999))), "a suite may have", id="many"),
+    ],
+)
+def test_a_bad_override_is_told_with_a_remedy(tmp_path: Path, override: str, said: str) -> None:
+    path = write_suite(tmp_path)
+
+    with pytest.raises(SuiteError, match=r"^--set ") as caught:
+        suites.load(path, overrides=[override])
+
+    assert said in str(caught.value).replace("Did", "did")
+    assert len(str(caught.value)) < 400
+
+
+def test_an_override_to_excluded_combinations_only_is_an_error(tmp_path: Path) -> None:
+    text = GOOD.replace("[nsa, dense]", "[dense, nsa]").replace("provider: dense", "provider: nsa")
+    path = write_suite(tmp_path, text.replace("seq_len: [256, 512]", "provider: dense"))
+
+    with pytest.raises(SuiteError, match="every case is excluded with these overrides"):
+        suites.load(path, overrides=["gc=on", "NSA_USE_FA2=1"])
+
+
+def test_setting_an_axis_twice_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="seq_len is set twice"):
+        suites.load(write_suite(tmp_path), overrides=["seq_len=128", "seq_len=256"])
+
+
+# --- filters -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        pytest.param([], 12, id="none"),
+        pytest.param(["dense"], 4, id="part"),
+        pytest.param(["train/nsa/*FA2=0"], 4, id="pattern"),
+        pytest.param(["seq_len=512", "gc=on"], 6, id="any-of-two"),
+        pytest.param(["!nsa"], 4, id="without"),
+        pytest.param(["nsa", "!seq_len=128", "!*FA2=1"], 2, id="with-and-without"),
+    ],
+)
+def test_filters_choose_cases(tmp_path: Path, filters: list[str], count: int) -> None:
+    assert len(suites.load(write_suite(tmp_path), filters=filters).cases) == count
+
+
+@pytest.mark.parametrize("empty", ["", "!"])
+def test_an_empty_filter_is_refused(tmp_path: Path, empty: str) -> None:
+    """It would fit every case: an unset shell variable must not start the whole suite."""
+    with pytest.raises(SuiteError, match="empty filter"):
+        suites.load(write_suite(tmp_path), filters=["train", empty])
+
+
+def test_a_filter_that_leaves_nothing_shows_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="no case fits nothing") as caught:
+        suites.load(write_suite(tmp_path), filters=["nothing"])
+
+    assert "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0" in str(caught.value)
+    assert "and 7 more" in str(caught.value)

@@ -1,0 +1,149 @@
+"""Child side: one case, measured by one fresh process. Correctness comes before timing."""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from harness.git import origin
+from harness.measure import accuracy, attestation, digest, inputs, memory, timing
+from harness.messages import Built, Channel, MeasureOrder, PhaseBegan, StepsDone
+from harness.records import Accuracy, Measurement, Outcome
+from harness.worker.factory import load_factory
+from harness.workload import Workload
+
+PROGRESS_INTERVAL_S = 0.02
+"""Progress is not reported more often than this, from the step REPORTED_STEPS on."""
+REPORTED_STEPS = 32
+"""The first steps are all reported: the parent judges a silence by them."""
+
+
+class DeviceMissing(Exception):
+    """The run started on a GPU, but this worker cannot see one."""
+
+
+def measure(order: MeasureOrder, channel: Channel) -> Measurement:
+    """Measure the workload of a case; whatever it raises is the caller's to name."""
+    case, reporter = order.case, WorkerReporter(channel)
+
+    reporter.phase("setup")
+    if order.device == "cuda" and not torch.cuda.is_available():
+        raise DeviceMissing("the run started on a GPU, but this worker cannot see one")
+    build = load_factory(case.factory)
+    _require_code(order)
+    workload = build(case.provider, case.axes)
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
+        )
+    channel.send(Built(tokens=workload.tokens, flops=workload.flops, bytes=workload.bytes))
+
+    reporter.phase("accuracy")
+    if case.settings.accuracy:
+        checked = accuracy.compare(workload, reporter.alive)
+    else:
+        checked = Accuracy(skipped="switched off (measure.accuracy)")
+    memory.release_cached()
+
+    reporter.phase("warmup")
+    stopwatch = digest.OfFirst(timing.stopwatch(flush_l2=case.settings.flush_l2))
+    arranged = inputs.arrange(workload, case.settings)
+    memory.start_peak()
+    taken = timing.take(
+        arranged.run,
+        case.settings,
+        stopwatch,
+        deadline=order.launched_at + case.settings.timeout_s,
+        progress=reporter.ran,
+        sampling=lambda at: reporter.phase("sampling", at),
+        inspect=accuracy.require_finite_step,
+    )
+    peak = stopwatch.device_peak_bytes()
+    accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
+    effective, flags_read = attestation.effective(workload), attestation.flags_read(workload)
+    attestation.require(case, effective, flags_read)
+    effective |= arranged.how
+    code = _require_code(order)
+    if taken.cut:
+        effective["samples_cut"] = "timeout"
+    reporter.phase("census")
+    ran = attestation.attest(
+        case,
+        arranged.run,
+        step_s=statistics.median(taken.samples_s),
+        time_left_s=order.launched_at + case.settings.timeout_s - time.monotonic(),
+        progress=reporter.alive,
+        effective=effective,
+        flags_read=flags_read,
+    )
+    return Measurement(
+        case_id=case.case_id,
+        process=order.process,
+        outcome=Outcome.OK,
+        clock=stopwatch.clock,
+        warmup_s=taken.warmup_s,
+        samples_s=taken.samples_s,
+        host_samples_s=taken.host_samples_s,
+        samples_at_s=tuple(at - order.launched_at for at in taken.samples_at),
+        steady=taken.steady,
+        tokens=workload.tokens,
+        flops=workload.flops,
+        bytes=workload.bytes,
+        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes - arranged.own_bytes,
+        accuracy=checked,
+        effective=effective,
+        flags_read=flags_read,
+        code=code,
+        output_digest=stopwatch.digest,
+        counters=ran.counters,
+        census=ran.census,
+    )
+
+
+def _require_code(order: MeasureOrder) -> Mapping[str, str]:
+    """Where the code under test was loaded from; PathMismatch if from elsewhere than asked."""
+    module = order.case.factory.partition(":")[0]
+    code, strangers = origin.loaded(module, order.roots, order.elsewhere)
+    if strangers:
+        first, *others = strangers
+        more = f" and {len(others)} more" if others else ""
+        problem = f"not from the tree under test: {first}{more}; {origin.REMEDY}"
+        raise attestation.PathMismatch(problem)
+    if instead := origin.hidden(order.roots or [str(Path.cwd())]):
+        raise attestation.PathMismatch("; ".join((*instead, origin.HIDDEN_REMEDY)))
+    return code
+
+
+class WorkerReporter:
+    """Tells the parent where the worker is, without flooding it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._runs = 0
+        self._spent_s = 0.0
+        self._shortest_s = math.inf
+        self._sent_at = -PROGRESS_INTERVAL_S
+
+    def phase(self, name: str, at: float | None = None) -> None:
+        self._sent_at = -PROGRESS_INTERVAL_S  # the first run of a phase is always reported
+        self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
+
+    def ran(self, seconds: float) -> None:
+        self._runs += 1
+        self._spent_s += seconds
+        self._shortest_s = min(self._shortest_s, seconds)
+        if self._runs <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+            self.alive()
+
+    def alive(self) -> None:
+        self._sent_at = time.monotonic()
+        self._channel.send(
+            StepsDone(
+                runs=self._runs,
+                spent_s=self._spent_s,
+                shortest_s=self._shortest_s if self._runs else 0.0,
+            )
+        )
