@@ -79,7 +79,7 @@ def test_workers_of_a_suite_for_the_cpu_see_no_gpu(
     device: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Mapping[str, str]] = []
-    monkeypatch.setattr(launcher, "_Zygote", lambda env, roots: started.append(env))
+    monkeypatch.setattr(launcher, "_ForkserverHandle", lambda env, *_: started.append(env))
 
     launcher.Launcher(device=device, around={"CUDA_VISIBLE_DEVICES": "3"})._warmed()
 

@@ -65,7 +65,7 @@ def inner(pytester: pytest.Pytester, warm: Launcher, monkeypatch: pytest.MonkeyP
     class Borrowed(Launcher):
         """The warm one, which outlives the sessions that use it."""
 
-        def __new__(cls, device: str) -> "Borrowed":
+        def __new__(cls, *_: object, **__: object) -> "Borrowed":
             return warm  # type: ignore[return-value]
 
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -82,7 +82,7 @@ def test_one_test_per_case_is_collected_without_torch(tmp_path: Path) -> None:
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "status = pytest.main(['-p', 'harness.integrations.pytest_plugin', '--collect-only', '-q', "
         "'fakes.yaml'])\n"
-        "print(*{'torch', 'suites.workloads', 'harness.execution'} & set(sys.modules))\n"
+        "print(*{'torch', 'suites.workloads', 'harness.runner.rig'} & set(sys.modules))\n"
         "sys.exit(status)"
     )
 

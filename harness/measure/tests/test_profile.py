@@ -307,7 +307,7 @@ def test_the_function_that_keeps_the_host_is_named() -> None:
         linger(0.1)
 
     ((function, _, share), *_) = host_stacks.summarise([(s, "") for s in looks.spots], 3)
-    assert function.startswith("tests/test_census.py:")
+    assert function.startswith("tests/test_profile.py:")
     assert function.endswith(" linger")
     assert share > 0.5  # on a busy machine the end of the block takes its part
 
