@@ -107,7 +107,7 @@ def with_channel(measurements: list[Measurement], name: str, level: float) -> li
     ("measurements", "words"),
     [
         (timed(CASE, 0.05, processes=2), "2 of 3 processes"),
-        (timed(CASE, 0.05, steady=False), "processes 0, 1, 2"),
+        ([replace(m, steady=m.process != 1) for m in timed(CASE, 0.05)], "in process 1"),
         (timed(CASE, 0.05, cv=0.2), "disagree"),
         ([replace(m, samples_s=(0.04, 0.05, 0.06) * 5) for m in timed(CASE, 0.05)], "spread"),
         (with_channel(timed(CASE, 0.05), "gpu_throttle_reasons", 0x4), "power cap"),
