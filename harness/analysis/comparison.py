@@ -1,13 +1,13 @@
-"""Two sides of a change, base and head, compared by fresh processes that ran side by side.
+"""A baseline and a candidate, compared by fresh processes that ran in pairs.
 
-The unit is the pair: one process of the baseline and one of the candidate, next to each other in
-time, their order alternating (A B, B A, A B, ...). Slow drift of the machine falls on both sides.
-All arithmetic is on logarithms of time ratios, candidate over baseline: above one is slower.
+A pair is one process of the baseline and one of the candidate, one after the other, in alternating
+order (A B, B A, A B, ...), so that slow drift of the machine affects both alike. All arithmetic is
+on logarithms of time ratios, candidate over baseline: above one is slower.
 
-The decision has two stages. `screen` lets a case pass on a few pairs, or asks for more; `confirm`
-judges the rest on new pairs alone, so that a case is never judged by the noise that selected it.
-Holm's procedure over the confirmed cases keeps the chance that a clean change has any case called
-slower under `alpha`, however many cases there are. harness/README.md has the error rates.
+The decision has two stages. `screen` passes a case on a few pairs, or asks for more. `confirm`
+judges the rest on new pairs only, so that the noise that selected a case cannot decide it. Holm's
+procedure over the confirmed cases keeps the chance that a clean change has any case called slower
+below `alpha`, for any number of cases. The error rates are in harness/gate/README.md.
 
 Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. Stat. 6 (1979).
 """
@@ -39,7 +39,12 @@ __all__ = [
     "screen",
 ]
 
-_quantile = NormalDist().inv_cdf  # scipy's norm.ppf, a hundred times sooner
+_quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
+
+BOUNDLESS = math.log(100)
+"""A bound beyond this factor is not used: two processes on a side may give one of any size."""
+POWER = 0.9
+"""Probability of finding a change of the stated smallest effect."""
 
 
 @lru_cache(maxsize=1024)
@@ -47,20 +52,14 @@ def _t_quantile(probability: float, freedom: float) -> float:
     return float(stdtrit(freedom, probability))
 
 
-BOUNDLESS = math.log(100)
-"""A bound beyond this factor is none: two processes on a side may give one of any size."""
-POWER = 0.9
-"""How often a change of the smallest effect stated would be found."""
-
-
 # --- the screen --------------------------------------------------------------------------
 
 
 def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
-    """Whether a case is done after its first pairs; False asks for a confirmation.
+    """Whether a case passes on its first pairs; False asks for a confirmation.
 
-    Done needs two things: the Hodges-Lehmann ratio is at most `screen_ratio`, and Student's upper
-    bound lies under the tolerance. Without the second a noisy node would let a slowdown pass.
+    It passes if the Hodges-Lehmann ratio is at most `screen_ratio` and Student's upper bound is
+    below the tolerance. Without the second condition a slowdown would pass on a noisy node.
     """
     if len(pairs) < thresholds.screen_pairs:
         return False
@@ -80,10 +79,10 @@ def time_logs(pairs: Sequence[Pair]) -> Floats:
 
 
 def student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
-    """Bounds on the mean, each of which errs as often as `error`.
+    """Bounds on the mean, each wrong with probability `error` if the noise is normal.
 
-    The exact test bounds nothing at 1 % with fewer than seven pairs. Student's bound is right for
-    normal noise; a disturbed process widens it, which sends the case to its confirmation.
+    The exact test has no bounds at 1 % with fewer than seven pairs. A disturbed process widens
+    Student's bounds, which sends the case to its confirmation.
     """
     n = logs.shape[-1]
     half = stdtrit(n - 1, 1 - error) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
@@ -96,7 +95,7 @@ def student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What the rules need of one confirmed case. Logarithms of ratios."""
+    """What the rules need to know about one confirmed case, as logarithms of ratios."""
 
     centre: float
     low: float | None
@@ -104,10 +103,10 @@ class Statistics:
     p_slower: float
     p_faster: float
     cycles: float | None
-    """The centre in cycles (time x clock); None where the clocks were not read."""
+    """The centre in cycles (time x clock); None if the clocks were not read."""
     pairs: int
     freedom: float
-    """Degrees of freedom of the spread: few pairs know their own noise badly."""
+    """Degrees of freedom of the spread: few pairs estimate their own noise badly."""
     pair_s: float | None = None
     """GPU time of one pair."""
 
@@ -117,23 +116,20 @@ def confirm(
     confirmed: Mapping[str, Sequence[Pair]],
     thresholds: ByCase,
 ) -> tuple[Comparison, ...]:
-    """Judge every screened case, those with a confirmation by the new pairs alone.
+    """Judge every screened case, in order; those with a confirmation by the new pairs only.
 
     Args:
         screened: Pairs of the screen by case id.
-        confirmed: New pairs of the cases that `screen` did not settle. A case that is missing
-            here though it should not be is undecided: an absent answer is never a pass.
-
-    Returns:
-        One comparison per screened case, in their order.
+        confirmed: New pairs of the cases that did not pass the screen. Such a case without new
+            pairs is undecided.
 
     Raises:
-        ValueError: A case without any pair, or confirmed without having been screened.
+        ValueError: A case has no pairs, or was confirmed without having been screened.
     """
     if unknown := confirmed.keys() - screened.keys():
-        raise ValueError(f"{sorted(unknown)[0]}: confirmed, but never screened")
+        raise ValueError(f"{sorted(unknown)[0]}: confirmed, but not screened")
     if empty := [c for group in (screened, confirmed) for c, pairs in group.items() if not pairs]:
-        raise ValueError(f"{empty[0]}: no pair to compare")
+        raise ValueError(f"{empty[0]}: no pairs to compare")
     own = {case_id: thresholds_of(thresholds, case_id) for case_id in screened}
     judged = judge({c: statistics(pairs, own[c]) for c, pairs in confirmed.items()}, own)
     return tuple(
@@ -154,7 +150,7 @@ def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
 def array_statistics(
     logs: Floats, cycles: Floats | None, thresholds: Thresholds
 ) -> tuple[Statistics, ...]:
-    """The same for many cases at once: log ratios of time and of cycles, [cases, pairs]."""
+    """Statistics of many cases at once, from log ratios of time and cycles, [cases, pairs]."""
     centre, slower, faster = hodges_lehmann(logs), signed_rank_p(logs), signed_rank_p(-logs)
     bounds = exact_bounds(logs, thresholds.alpha)
     in_cycles = None if cycles is None else hodges_lehmann(cycles)
@@ -184,11 +180,11 @@ def judge(confirmed: Mapping[str, Statistics], thresholds: ByCase) -> Mapping[st
     """Apply the rules of the confirmation to all confirmed cases together.
 
     Raises:
-        ValueError: Cases whose thresholds differ in alpha, which belongs to all of them together.
+        ValueError: The thresholds of the cases differ in alpha, which applies to all together.
     """
     own = {case_id: thresholds_of(thresholds, case_id) for case_id in confirmed}
     if len({t.alpha for t in own.values()}) > 1:
-        raise ValueError("the thresholds of the cases differ in alpha, which they share")
+        raise ValueError("the thresholds of the cases must have the same alpha")
     slower = holm({c: s.p_slower for c, s in confirmed.items()})
     faster = holm({c: s.p_faster for c, s in confirmed.items()})
     return {
@@ -198,7 +194,7 @@ def judge(confirmed: Mapping[str, Statistics], thresholds: ByCase) -> Mapping[st
 
 
 def holm(p_values: Mapping[str, float]) -> Mapping[str, float]:
-    """Adjusted p-values: those under alpha are rejected with a joint error of alpha."""
+    """Adjusted p-values: rejecting those below alpha has a joint error of alpha."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for rank, (case_id, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
@@ -215,30 +211,30 @@ def _judge(
     cases: int,
     thresholds: Thresholds,
 ) -> Comparison:
-    floor, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
+    practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
     gap = _percent(s.centre)
     se = _standard_error(s, thresholds)
     s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained, open_tolerance = False, None
-    if p_slower <= thresholds.alpha and s.centre > floor:
-        clock_explained = s.cycles is not None and s.cycles <= floor
+    if p_slower <= thresholds.alpha and s.centre > practical:
+        clock_explained = s.cycles is not None and s.cycles <= practical
         if clock_explained:
             assert s.cycles is not None
             change = Change.UNDECIDED
-            reason = f"{gap} in time but {_percent(s.cycles)} in cycles: the clock differed"
+            reason = f"{gap} in time but {_percent(s.cycles)} in cycles: the GPU clock differed"
         else:
             change, reason = Change.SLOWER, f"{gap}, p = {p_slower:.2g} over {cases} confirmed"
             if s.cycles is None:
-                reason += "; clocks not read"
-    elif p_faster <= thresholds.alpha and s.centre < -floor:
+                reason += "; GPU clock not read"
+    elif p_faster <= thresholds.alpha and s.centre < -practical:
         change, reason = Change.FASTER, f"{gap}, p = {p_faster:.2g} over {cases} confirmed"
     elif s.high is not None and s.high < tolerance:
         change = Change.SAME
-        reason = f"{gap}, at most {_percent(s.high)}: under the tolerance"
+        reason = f"{gap}, at most {_percent(s.high)}: below the tolerance"
     else:
         change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
         most = "unbounded" if s.high is None else f"up to {_percent(s.high)}"
-        reason = f"{gap}, {most}: neither shown slower nor under {_percent(tolerance)}"
+        reason = f"{gap}, {most}: shown neither slower nor below {_percent(tolerance)}"
     needed = None
     if change is Change.UNDECIDED and not clock_explained and se is not None:
         needed = pairs_needed(s.centre, se * math.sqrt(s.pairs), cases, thresholds)
@@ -261,7 +257,7 @@ def _judge(
 
 
 def _standard_error(s: Statistics, thresholds: Thresholds) -> float | None:
-    """Of the centre, read off the width of its exact interval: outliers do not swell it."""
+    """Standard error of the centre, from the width of its exact interval: robust to outliers."""
     if s.low is None or s.high is None:
         return None
     return (s.high - s.low) / 2 / _quantile(1 - thresholds.alpha)
@@ -272,40 +268,40 @@ def _bound(log: float | None) -> float | None:
 
 
 def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float | None:
-    """The test must reject at the strictest of Holm's levels and the estimate pass the floor."""
+    """The test must reject at Holm's strictest level, and the estimate must exceed `practical`."""
     found, strict = _quantile(POWER), _t_quantile(1 - thresholds.alpha / cases, freedom)
     log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
     return math.expm1(log) if log <= BOUNDLESS else None
 
 
 def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int:
-    """Fewest pairs that would show a ratio slower, or under the tolerance, nine times in ten.
+    """Fewest pairs that would show the ratio slower, or below the tolerance, nine times in ten.
 
     Args:
         centre: Logarithm of the ratio.
         pair_sd: Standard deviation of the log ratio of one pair.
-        cases: How many cases are confirmed together.
-        thresholds: Those of the case.
+        cases: Number of cases that are confirmed together.
+        thresholds: Of the case.
     """
     found = _quantile(POWER)
-    floor, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
+    practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
     ways = []
     if centre < tolerance:
         bound = _quantile(1 - thresholds.alpha)
         ways.append(((bound + found) * pair_sd / (tolerance - centre)) ** 2)
-    if centre > floor:
+    if centre > practical:
         strict = _quantile(1 - thresholds.alpha / cases)
         rejected = ((strict + found) * pair_sd / centre) ** 2
-        ways.append(max(rejected, (found * pair_sd / (centre - floor)) ** 2))
+        ways.append(max(rejected, (found * pair_sd / (centre - practical)) ** 2))
     return max(math.ceil(min(ways)), least_pairs(cases, thresholds.alpha))
 
 
 def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:
-    """A case without a confirmation: settled by the screen, or left open."""
+    """A case without a confirmation: it passed the screen, or it is undecided."""
     logs = time_logs(pairs)
     centre = float(hodges_lehmann(logs))
     gap = _percent(centre)
-    low = high = smallest = None  # of logarithms
+    low = high = smallest = None  # logarithms
     if len(pairs) > 1:
         low, high = (_bound(float(b)) for b in student_bounds(logs, thresholds.alpha))
         se = float(logs.std(ddof=1)) / math.sqrt(len(pairs))
@@ -313,14 +309,14 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
     needed = None
     if not screen(pairs, thresholds):
         change = Change.UNDECIDED
-        reason = f"{gap} in {len(pairs)} pairs of the screen, and not confirmed"
+        reason = f"{gap} in the {len(pairs)} pairs of the screen; not confirmed"
         needed = thresholds.confirm_pairs
     elif high is not None and high < 0 and centre < -math.log1p(thresholds.practical):
-        change, reason = Change.FASTER, f"{gap}, at most {_percent(high)}, in the screen"
+        change, reason = Change.FASTER, f"{gap}, at most {_percent(high)} in the screen"
     else:
         assert high is not None
         change = Change.SAME
-        reason = f"{gap}, at most {_percent(high)}: settled by the screen"
+        reason = f"{gap}, at most {_percent(high)}: passed the screen"
     return Comparison(
         case_id=case_id,
         change=change,
@@ -338,7 +334,7 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
 
 
 def _pair_s(pairs: Sequence[Pair]) -> float | None:
-    """GPU time of one pair; None where no pair says."""
+    """Mean GPU time of one pair; None if not recorded."""
     walls = [p.wall_s for p in pairs if p.wall_s is not None]
     return float(np.mean(walls)) if walls else None
 

@@ -1,4 +1,4 @@
-"""Exact counts over the processes of a case: a number without an interval, or none at all."""
+"""Exact counts over the processes of a case: a number without an interval, or no number."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,30 +6,30 @@ from dataclasses import dataclass
 from harness.records import COUNTERS, METRICS, Case, Counters, Estimate, Measurement, Outcome
 
 EXACT_STEPS = 2
-"""Steps that a process must count, and that must agree."""
+"""Steps that each process must count; all must agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactCounters:
-    """The counters of a case that are exact, and why the others are not."""
+    """The exact counters of a case, and why the others are not exact."""
 
     counts: Mapping[str, int]
     absent: Mapping[str, str]
     """Counter -> why it has no value."""
     disagreeing: tuple[str, ...]
-    """Counters of which two steps, or two processes, gave two values."""
+    """Counters with different values in two steps or two processes."""
     processes: int
-    """How many processes counted."""
+    """Number of processes that counted."""
     steps: int
-    """How many steps they counted."""
+    """Number of steps that they counted."""
 
 
 def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
-    """The counts that are exact: for reports, gates and comparisons alike.
+    """The exact counts, for reports, gates and comparisons.
 
-    A counter is exact if every process that counted has counted two steps, and all steps and all
-    processes agree. One counted step in each of two processes is not enough. A process that ended
-    otherwise than ok, or whose counters are all unknown, did not count.
+    A counter is exact if every process that counted has counted two steps, and all steps of all
+    processes agree. One step in each of two processes is not enough. A process that did not end ok,
+    or whose counters are all unknown, did not count.
     """
     ok = [m.counters for m in measurements if m.outcome is Outcome.OK and m.counters]
     counted = [c for c in ok if any(getattr(c, name) is not None for name in COUNTERS)]
@@ -82,7 +82,7 @@ def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
 
 
 def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
-    """Sentences on counters that should be exact and are not."""
+    """One sentence for each counter whose values differ."""
     notes = []
     for name in exact_counters(ok).disagreeing:
         title = METRICS[name].title
@@ -95,28 +95,28 @@ def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
 
 
 def launches(m: Measurement) -> int | None:
-    """Launches of kernels by the host in one step; None where unknown, or where a graph replays
-    kernels that the host does not launch."""
+    """Kernel launches by the host in one step; None if unknown, or if a CUDA graph replays kernels
+    that the host does not launch."""
     if m.counters is None or "CUDA graph" in m.counters.hidden:
         return None
     return m.counters.kernel_launches
 
 
 def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
-    """Why it is not known that these processes ran what the suite states and can be seen here.
+    """Why it is unknown whether these processes ran the kernels and operators of the suite's rules.
 
-    Empty where it is known, and where there is nothing of the kind. That it was breached is known
-    too, and another outcome.
+    Empty if it is known, or if no rule can be checked here. A violation of a rule is the outcome
+    path_mismatch.
 
     Args:
-        case: What was asked for.
+        case: With its rules for kernels and operators.
         ok: Its processes that ended ok.
-        gpu: Whether there is a GPU here. Operators are seen without one, kernels are not.
+        gpu: Whether there is a GPU. Without one, operators can be seen, but kernels cannot.
     """
     kernels = case.kernels if gpu else None
     for m in ok if kernels or case.operators else ():
         if m.census is None:
-            return "no census was taken"
+            return "no profile was taken"
         if m.census.skipped:
             return m.census.skipped
         if kernels and m.census.no_kernels:

@@ -1,58 +1,60 @@
-"""Axes that change nothing, and speeds that do not change with the work.
+"""Axes that have no effect, and speeds that do not follow the work.
 
-Two cases did the same where their counters, the names of what ran, and their outputs agree. What
-is unknown is no evidence: without counters, or without outputs, nothing is said of a pair. Outputs
-agree where the digests of two cases lie no farther apart than those of one case's processes, which
-on a GPU need not add up in the same order: to the digit where the processes agree to the digit.
+Two cases do the same if their counters, the names of their kernels and operators, and their outputs
+agree. A pair without counters or without outputs is not compared. Outputs agree if their digests
+differ by no more than twice as much as those of one case's processes, which on a GPU may add in
+another order; if the processes agree exactly, the outputs must agree exactly.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from harness.analysis.counters import exact_counters
 from harness.analysis.effects import NO_EFFECT
-from harness.analysis.scaling import MIN_POINTS, group_of
+from harness.analysis.scaling import MIN_POINTS, group_of, groups_along, positive
 from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 
 TIMES = 2.0
-"""How much farther apart than one case's processes two cases may lie, and agree."""
+"""Two cases agree if they differ by at most this many times what one case's processes do."""
 LARGE = 0.10
-"""A difference in time or work from which it is more than a detail."""
+"""Relative difference in time or work above which it matters."""
 MIN_SPAN = 2.0
-"""Largest value of an axis over its smallest from which an unchanging speed is odd."""
+"""Largest value of an axis over its smallest, from which a constant speed is odd."""
 
 Values = tuple[Scalar | None, ...]
-"""A value of each axis that is looked at together."""
+"""One value of each axis that is examined together."""
+Processes = Mapping[str, Sequence[Measurement]]
+"""Case id -> its measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadAxis:
-    """Values of an axis that all do the same, in every pair of cases that could be compared."""
+    """Values of an axis that do the same in every pair of cases that could be compared."""
 
     workload: str
     provider: str
-    """Empty where the axis is the provider."""
+    """Empty if the axis is the provider."""
     axes: tuple[str, ...]
-    """The axis; or axes that the suite only ever changes together."""
+    """The axis, or axes that the suite only changes together."""
     values: tuple[Values, ...]
-    """Those that do the same, in the suite's order."""
+    """The values that do the same, in the suite's order."""
     all_values: bool
-    """Whether the axis has no others."""
+    """Whether these are all values of the axis."""
     pairs: int
-    """Pairs of cases that were compared, equal in all other axes."""
+    """Pairs of cases that were compared; they are equal in all other axes."""
     without_kernels: bool
-    """Whether kernels were not compared, for want of a GPU or of a census; operators may be."""
+    """Whether kernels were not compared, because there is no GPU or no profile."""
     fastest: float
     slowest: float
     """Smallest and largest ratio of the step times of a pair: later value over earlier one."""
     time_differs: bool
-    """Whether the step time of some pair differs by more than its noise."""
+    """Whether the step times of a pair differ by more than noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invariance:
-    """A speed that is the same, within noise, over an axis along which the work grows."""
+    """A speed that is constant within noise along an axis, though it should not be."""
 
     group: str
     """Workload, provider and the other swept axes."""
@@ -64,35 +66,50 @@ class Invariance:
     """tokens_per_s, or step_s."""
     value: float
     spread: float
-    """Of the metric: largest over smallest, less one."""
+    """Largest value of the metric over its smallest, less one."""
     growth: float | None
-    """FLOPs from the smallest to the largest value: per token for tokens_per_s, of a run for
-    step_s. None where they are not counted."""
+    """FLOPs at the largest value over those at the smallest: per token for tokens_per_s, per step
+    for step_s. None if they are not counted."""
     reached: bool
-    """Whether the workload observed the axis under its own name."""
+    """Whether the workload was seen to use the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oddities:
-    """What a run's axes do not do."""
+    """The dead axes and constant speeds of a run."""
 
     dead: tuple[DeadAxis, ...] = ()
     still: tuple[Invariance, ...] = ()
     pairs: int = 0
     """Pairs of cases that differ in one axis, or in axes that only change together."""
     compared: int = 0
-    """Those of which enough is known to say whether they did the same."""
+    """Pairs with enough data to tell whether they did the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ComparedPair:
+    """Two cases that differ in the examined axes only."""
+
+    same: bool
+    ratio: float
+    """Step time of the later value over that of the earlier one."""
+    time_differs: bool
+    without_kernels: bool
+
+
+_Compared = Mapping[tuple[Values, Values], Sequence[_ComparedPair | None]]
+"""Two values, the earlier one first -> one entry per pair of cases; None if too little is known."""
 
 
 def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
-    """Every axis, the provider among them, of which some values do the same; and every speed that
-    does not follow the work, but along axes that are dead."""
+    """Every axis, including the provider, with values that do the same; and every speed that does
+    not follow the work along an axis that is not dead."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     processes: dict[str, list[Measurement]] = {}
     for m in run.measurements:
         processes.setdefault(m.case_id, []).append(m)
     dead: list[DeadAxis] = []
-    total = compared = 0
+    pairs: list[_ComparedPair | None] = []
     for workload in dict.fromkeys(s.case.workload for s in ok):
         ours = [s for s in ok if s.case.workload == workload]
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
@@ -100,47 +117,31 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             members = [s for s in ours if s.case.provider == provider]
             sweeps += [(provider, axes, members) for axes in _sweeps(members)]
         for provider, axes, members in sweeps:
-            seen = _seen(processes, axes, members)
-            total += sum(p.total for p in seen.values())
-            compared += sum(p.compared for p in seen.values())
             order = list(dict.fromkeys(_at(s, axes) for s in members))
-            dead += _dead(workload, provider, axes, order, seen)
+            compared = _compare_all(processes, axes, order, members)
+            pairs += [pair for found in compared.values() for pair in found]
+            dead += _dead(workload, provider, axes, order, compared)
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
+    still = [
+        found
+        for axis in dict.fromkeys(name for s in ok for name in s.case.swept)
+        for group in _groups([s for s in ok if positive(s, axis)], (axis,))
+        if (group[0].case.workload, group[0].case.provider, axis) not in known
+        for found in _still(axis, group, processes)
+    ]
     return Oddities(
-        dead=tuple(dead), still=_still(ok, processes, but=known), pairs=total, compared=compared
+        dead=tuple(dead),
+        still=tuple(still),
+        pairs=len(pairs),
+        compared=sum(pair is not None for pair in pairs),
     )
-
-
-def _still(
-    ok: Sequence[CaseSummary],
-    processes: Mapping[str, Sequence[Measurement]],
-    *,
-    but: Collection[tuple[str, str, str]],
-) -> tuple[Invariance, ...]:
-    """Every group of cases whose speed does not follow the work along a numeric axis.
-
-    A run's time that does not grow with its FLOPs; tokens/s that stay, though each token costs
-    more FLOPs. Where a token costs the same, constant tokens/s are as they should be, if the axis
-    was seen to reach the workload. A variable that is no size of anything is left out.
-    """
-    found = []
-    for axis in dict.fromkeys(name for s in ok for name in s.case.swept):
-        for group in _groups([s for s in ok if _number(s, axis)], (axis,)):
-            case = group[0].case
-            if (case.workload, case.provider, axis) in but:
-                continue
-            ranked = sorted(group, key=lambda s: _number(s, axis))
-            first, last = _number(ranked[0], axis), _number(ranked[-1], axis)
-            if last >= MIN_SPAN * first:
-                found += _constant(axis, first, last, ranked, _reached(axis, ranked, processes))
-    return tuple(found)
 
 
 # --- dead axes ---------------------------------------------------------------------------
 
 
 def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
-    """Axes that change alone in some pair of cases, each; and those that never do, together."""
+    """Each axis that changes alone in some pair of cases; and the axes that never do, together."""
     names = dict.fromkeys(name for s in members for name in s.case.swept)
     moving = [n for n in names if len({s.case.get(n) for s in members}) > 1]
     alone = [n for n in moving if _groups(members, (n,))]
@@ -148,47 +149,28 @@ def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
     return [*((n,) for n in alone), *([together] if len(together) > 1 else [])]
 
 
-def _groups(members: Iterable[CaseSummary], axes: tuple[str, ...]) -> list[list[CaseSummary]]:
-    """Cases that differ in these axes alone; two at least."""
-    found: dict[object, list[CaseSummary]] = {}
-    for s in members:
-        bound = {"workload": s.case.workload, "provider": s.case.provider, **s.case.axes}
-        rest = frozenset((k, v) for k, v in bound.items() if k not in axes)
-        found.setdefault(rest, []).append(s)
-    return [g for g in found.values() if len({_at(s, axes) for s in g}) > 1]
+def _groups(members: Sequence[CaseSummary], axes: tuple[str, ...]) -> list[list[CaseSummary]]:
+    """Groups of cases that differ in these axes only, with two values or more."""
+    return [g for g in groups_along(members, *axes) if len({_at(s, axes) for s in g}) > 1]
 
 
 def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
     return tuple(summary.case.get(name) for name in axes)
 
 
-@dataclass(slots=True)
-class _Pairs:
-    """What was found of two values of an axis, over all pairs of cases."""
-
-    ratios: list[float] = field(default_factory=list)
-    """Of step times, of the pairs that did the same."""
-    total: int = 0
-    compared: int = 0
-    differs: bool = False
-    time_differs: bool = False
-    without_kernels: bool = False
-
-
-def _seen(
-    processes: Mapping[str, Sequence[Measurement]],
+def _compare_all(
+    processes: Processes,
     axes: tuple[str, ...],
+    order: Sequence[Values],
     members: Sequence[CaseSummary],
-) -> dict[tuple[Values, Values], _Pairs]:
-    """What every pair of cases shows of two values, the earlier one first."""
-    seen: dict[tuple[Values, Values], _Pairs] = {}
-    order = list(dict.fromkeys(_at(s, axes) for s in members))
+) -> _Compared:
+    found: dict[tuple[Values, Values], list[_ComparedPair | None]] = {}
     for group in _groups(members, axes):
         by_value = {_at(s, axes): s for s in group}
         for a, b in combinations([v for v in order if v in by_value], 2):
-            pairs = seen.setdefault((a, b), _Pairs())
-            _compare(processes, by_value[a], by_value[b], pairs)
-    return seen
+            pair = _compare(processes, by_value[a], by_value[b])
+            found.setdefault((a, b), []).append(pair)
+    return found
 
 
 def _dead(
@@ -196,31 +178,28 @@ def _dead(
     provider: str,
     axes: tuple[str, ...],
     order: Sequence[Values],
-    seen: Mapping[tuple[Values, Values], _Pairs],
-) -> list[DeadAxis]:
-    found = []
-    for alike in _classes(order, {key for key, p in seen.items() if p.ratios and not p.differs}):
-        involved = [seen[key] for key in combinations(alike, 2)]
-        ratios = [ratio for pairs in involved for ratio in pairs.ratios]
-        found.append(
-            DeadAxis(
-                workload=workload,
-                provider=provider,
-                axes=axes,
-                values=alike,
-                all_values=len(alike) == len(order),
-                pairs=len(ratios),
-                without_kernels=any(p.without_kernels for p in involved),
-                fastest=min(ratios),
-                slowest=max(ratios),
-                time_differs=any(p.time_differs for p in involved),
-            )
+    compared: _Compared,
+) -> Iterator[DeadAxis]:
+    known = {values: [p for p in pairs if p is not None] for values, pairs in compared.items()}
+    same = {values for values, pairs in known.items() if pairs and all(p.same for p in pairs)}
+    for alike in _classes(order, same):
+        pairs = [p for values in combinations(alike, 2) for p in known[values]]
+        yield DeadAxis(
+            workload=workload,
+            provider=provider,
+            axes=axes,
+            values=alike,
+            all_values=len(alike) == len(order),
+            pairs=len(pairs),
+            without_kernels=any(p.without_kernels for p in pairs),
+            fastest=min(p.ratio for p in pairs),
+            slowest=max(p.ratio for p in pairs),
+            time_differs=any(p.time_differs for p in pairs),
         )
-    return found
 
 
 def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[tuple[Values, ...]]:
-    """Values that do the same as every other of their class; classes of one left out."""
+    """Groups of two or more values that all do the same."""
     classes: list[list[Values]] = []
     for value in order:
         for members in classes:
@@ -232,36 +211,32 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
     return [tuple(members) for members in classes if len(members) > 1]
 
 
-def _compare(
-    processes: Mapping[str, Sequence[Measurement]], a: CaseSummary, b: CaseSummary, pairs: _Pairs
-) -> None:
-    """Add what one pair of cases shows."""
+def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
     first, second = processes[a.case.case_id], processes[b.case.case_id]
     counted, ran = _same_counters(first, second), _same_names(first, second)
     outputs = _same_outputs(first, second)
-    pairs.total += 1
-    if False in (counted, ran, outputs):
-        pairs.compared += 1
-        pairs.differs = True
-    elif counted and outputs:
-        pairs.compared += 1
-        times = [a.metrics["step_s"], b.metrics["step_s"]]
-        pairs.ratios.append(times[1].value / times[0].value)
-        pairs.time_differs |= not _within_noise(times, unknown=LARGE)
-        pairs.without_kernels |= ran is None or any(
-            m.census is None or bool(m.census.no_kernels) for m in (*first, *second)
-        )
+    differs = False in (counted, ran, outputs)
+    if not differs and not (counted and outputs):
+        return None
+    times = [a.metrics["step_s"], b.metrics["step_s"]]
+    return _ComparedPair(
+        same=not differs,
+        ratio=times[1].value / times[0].value,
+        time_differs=not _within_noise(times, unknown=LARGE),
+        without_kernels=ran is None
+        or any(m.census is None or bool(m.census.no_kernels) for m in (*first, *second)),
+    )
 
 
 def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
-    """Whether all counters that are known of both are equal; None where there is none."""
+    """Whether all counters that both have are equal; None if there are none."""
     a, b = exact_counters(first).counts, exact_counters(second).counts
     common = a.keys() & b.keys()
     return all(a[name] == b[name] for name in common) if common else None
 
 
 def _same_names(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
-    """Whether the same kernels and operators ran; None where a case's processes do not agree."""
+    """Whether the same kernels and operators ran; None if a case's own processes disagree."""
     cases = [{m.census.fingerprint if m.census else "" for m in case} for case in (first, second)]
     if any(len(names) != 1 or "" in names for names in cases):
         return None
@@ -269,15 +244,15 @@ def _same_names(first: Sequence[Measurement], second: Sequence[Measurement]) -> 
 
 
 def _same_outputs(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
-    """Whether the first runs gave the same; None where a process gave nothing to compare."""
-    cases = [[_numbers(m) for m in processes] for processes in (first, second)]
-    processes = [numbers for case in cases for numbers in case]
+    """Whether the first steps gave the same outputs; None if a process has no output digest."""
+    cases = [[_digests(m) for m in processes] for processes in (first, second)]
+    processes = [digests for case in cases for digests in case]
     if not all(processes):
         return None
-    if len({frozenset(numbers) for numbers in processes}) > 1:  # names, dtypes, shapes
+    if len({frozenset(digests) for digests in processes}) > 1:  # names, dtypes, shapes
         return False
     for key in processes[0]:
-        columns = [[numbers[key] for numbers in case] for case in cases]
+        columns = [[digests[key] for digests in case] for case in cases]
         within = max(max(column) - min(column) for column in columns)
         everything = [x for column in columns for x in column]
         if max(everything) - min(everything) > TIMES * within:
@@ -285,7 +260,7 @@ def _same_outputs(first: Sequence[Measurement], second: Sequence[Measurement]) -
     return True
 
 
-def _numbers(m: Measurement) -> Mapping[tuple[object, ...], float]:
+def _digests(m: Measurement) -> Mapping[tuple[object, ...], float]:
     return {
         (d.name, d.dtype, d.shape, part): getattr(d, part)
         for d in m.output_digest
@@ -296,54 +271,58 @@ def _numbers(m: Measurement) -> Mapping[tuple[object, ...], float]:
 # --- speeds ------------------------------------------------------------------------------
 
 
-def _constant(
-    axis: str, first: float, last: float, ranked: Sequence[CaseSummary], reached: bool
-) -> list[Invariance]:
-    """What is odd about one group, whose first case has the least work by its axis."""
-    found: list[Invariance] = []
+def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Iterator[Invariance]:
+    """The speed of a group that does not follow the work along a numeric axis.
+
+    Either tokens/s are constant though each token costs more FLOPs, or the step time is constant
+    though the step does. With constant FLOPs, a constant speed is odd only if the axis was not seen
+    to reach the workload; an upper-case axis, which is a variable and not a size, is left out then.
+    """
+    ranked = sorted(group, key=lambda s: positive(s, axis))
+    first, last = ranked[0], ranked[-1]
+    if positive(last, axis) < MIN_SPAN * positive(first, axis):
+        return
+    reached = _reached(axis, ranked, processes)
     for metric in ("tokens_per_s", "step_s"):
-        if found or not all(metric in s.metrics for s in ranked):
+        if not all(metric in s.metrics for s in ranked):
             continue
-        if metric == "step_s" and len({_number(s, axis) for s in ranked}) >= MIN_POINTS:
-            continue  # analysis.scaling says it
-        estimates = [s.metrics[metric] for s in ranked]
-        per = [(s.tokens or 1) if metric == "tokens_per_s" else 1 for s in (ranked[0], ranked[-1])]
-        flops = [s.flops for s in (ranked[0], ranked[-1])]
+        if metric == "step_s" and len({positive(s, axis) for s in ranked}) >= MIN_POINTS:
+            continue  # the note of the scaling fit states it
         growth = None
-        if flops[0] and flops[1]:
-            growth = (flops[1] / per[1]) / (flops[0] / per[0])
+        if first.flops and last.flops:
+            per = [(s.tokens or 1) if metric == "tokens_per_s" else 1 for s in (first, last)]
+            growth = (last.flops / per[1]) / (first.flops / per[0])
         grows = growth is not None and growth > 1 + LARGE
+        estimates = [s.metrics[metric] for s in ranked]
         if _within_noise(estimates) and (grows or (not reached and not axis.isupper())):
             values = [e.value for e in estimates]
-            found.append(
-                Invariance(
-                    group=group_of(ranked[0].case, axis),
-                    axis=axis,
-                    low=first,
-                    high=last,
-                    metric=metric,
-                    value=values[-1],
-                    spread=max(values) / min(values) - 1,
-                    growth=growth,
-                    reached=reached,
-                )
+            yield Invariance(
+                group=group_of(first.case, axis),
+                axis=axis,
+                low=positive(first, axis),
+                high=positive(last, axis),
+                metric=metric,
+                value=values[-1],
+                spread=max(values) / min(values) - 1,
+                growth=growth,
+                reached=reached,
             )
-    return found
+            return
 
 
-def _reached(
-    axis: str, ranked: Sequence[CaseSummary], processes: Mapping[str, Sequence[Measurement]]
-) -> bool:
-    """Whether the workload was seen to take every value: by what it says, or by what it tells."""
+def _reached(axis: str, ranked: Sequence[CaseSummary], processes: Processes) -> bool:
+    """Whether the workload used every value, by its effective configuration or by the metrics that
+    it reports."""
     if all(s.effective.get(axis) == s.case.axes[axis] for s in ranked):
         return True
-    told = [processes[s.case.case_id] for s in ranked]
-    return all(_tells_apart(a, b) for a, b in pairwise(told))
+    measured = [processes[s.case.case_id] for s in ranked]
+    return all(_report_differently(a, b) for a, b in pairwise(measured))
 
 
-def _tells_apart(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:
-    """Whether a program told other numbers, which in each case are the same in every process: a
-    time or a rate is not, so no noise is taken for an effect."""
+def _report_differently(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:
+    """Whether a program reports other numbers in one case than in the other, and the same in every
+    process of a case. Times and rates vary between processes, so noise is not taken for an effect.
+    """
     if min(len(first), len(second)) < 2:
         return False
     every = [*first, *second]
@@ -356,9 +335,9 @@ def _tells_apart(first: Sequence[Measurement], second: Sequence[Measurement]) ->
 
 
 def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) -> bool:
-    """Whether they may all be one number: nearly equal, or with intervals that share one.
+    """Whether all may be one number: nearly equal, or with overlapping intervals.
 
-    `unknown` is the spread that may be noise where some have no interval.
+    `unknown` is the spread that may be noise if some have no interval.
     """
     values = [e.value for e in estimates]
     spread = max(values) / min(values) - 1
@@ -369,11 +348,3 @@ def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) 
     if len(lows) < len(estimates) or len(highs) < len(estimates):
         return spread <= unknown
     return spread <= LARGE and max(lows) <= min(highs)
-
-
-def _number(summary: CaseSummary, axis: str) -> float:
-    """The axis's value where it is a positive number, else 0."""
-    value = summary.case.axes.get(axis)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        return 0.0
-    return float(value)

@@ -1,11 +1,10 @@
-"""Which samples were taken while the machine was not itself, by what the probes read then.
+"""Samples to discard, because the telemetry shows that the machine was disturbed.
 
-A sample is unfit when it overlaps a time in which the GPU was throttled, somebody else computed on
-it, or its clock had dropped. A reading speaks of one instant: all from the reading before it to
-the one after counts as the same. What could not be read discards nothing; it proves nothing
-either, and the telemetry says which channels were missing.
+A sample is discarded if it overlaps a time in which the GPU was throttled, another process used it,
+or its clock had dropped. A bad reading covers the time from the reading before it to the one after.
+Failed and missing readings discard nothing; the telemetry lists the channels that are missing.
 
-The power cap is no reason: a card at its limit is at work, and stays so. Its clock wanders, which
+The power cap is not a reason: a card under load stays at its limit. Its clock varies, which
 step_cycles shows.
 """
 
@@ -17,9 +16,9 @@ from harness.analysis.statistics import THROTTLE
 from harness.records import Measurement, Phase, Telemetry
 
 CLOCK_DROP = 0.85
-"""An SM clock under this share of the process's median while it sampled has dropped."""
+"""An SM clock below this share of the process's median while sampling has dropped."""
 FOREIGN_REACH_S = 1.0
-"""Other processes are counted once a second: one that is seen may have come so long before."""
+"""Other processes are counted once a second, so one may have started this long before."""
 
 _THROTTLED = sum(THROTTLE)
 
@@ -27,12 +26,12 @@ _THROTTLED = sum(THROTTLE)
 def unfit(
     measurement: Measurement, telemetry: Telemetry | None, phases: Sequence[Phase]
 ) -> Mapping[str, tuple[int, ...]]:
-    """Reason -> indices of the samples to discard; a sample stands under the first that fits.
+    """Reason -> indices of the samples to discard; each sample is under its first reason.
 
     Args:
-        measurement: With its samples and the times they began.
-        telemetry: What the parent read; None where it read nothing.
-        phases: Of the same process; the clock is judged by its median while sampling.
+        measurement: With its samples and their start times.
+        telemetry: Read by the parent; None if it read nothing.
+        phases: Of the same process; the clock is compared with its median while sampling.
     """
     if telemetry is None or not measurement.samples_at_s:
         return {}
@@ -63,14 +62,13 @@ def unfit(
 
 
 def median_clock_hz(measurement: Measurement) -> float | None:
-    """Median SM clock while a process sampled; None where it was not read."""
+    """Median SM clock while a process sampled; None if it was not read."""
     if measurement.telemetry is None:
         return None
     return _median_clock(measurement.telemetry, measurement.phases)
 
 
 def _median_clock(telemetry: Telemetry, phases: Sequence[Phase]) -> float | None:
-    """From the readings of the sampling phase."""
     sampling = next((p for p in phases if p.name == "sampling"), None)
     readings = telemetry.channels.get("gpu_sm_clock_hz")
     if sampling is None or readings is None:
@@ -86,7 +84,7 @@ def _median_clock(telemetry: Telemetry, phases: Sequence[Phase]) -> float | None
 def _windows(
     telemetry: Telemetry, channel: str, reach_s: float, is_bad: Callable[[float], bool]
 ) -> list[tuple[float, float]]:
-    """The times that the bad readings of a channel speak of."""
+    """The times that the bad readings of a channel cover."""
     t_s, last = telemetry.t_s, len(telemetry.t_s) - 1
     return [
         (

@@ -1,15 +1,15 @@
-"""What a provider, or an axis with two values, does to the speed, over cases that are equal in all
-else."""
+"""Effect of the provider, or of an axis with two values, on the speed of otherwise equal cases."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from harness.analysis.scaling import groups_along
 from harness.analysis.statistics import t_factor
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 NO_EFFECT = 0.02
-"""An effect whose whole interval lies within this of none is reported as no effect."""
+"""If the whole interval is within this of 1, the effect is reported as no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,10 @@ class Effect:
     """Geometric mean over the pairs."""
     low: float | None
     high: float | None
-    """95 % interval over processes, for exactly these pairs; None with one process a case."""
+    """95 % interval over processes, for exactly these pairs; None with one process per case."""
     smallest: float
     largest: float
-    """The pair that the axis slows least, and most."""
+    """Ratios of the pairs that the axis slows least and most."""
     pairs: int
 
     @property
@@ -41,11 +41,11 @@ class Effect:
 
 
 def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
-    """One effect per workload and swept axis that takes exactly two values, and per provider.
+    """One effect per workload and swept axis with exactly two values, and per provider.
 
-    Only pairs count of which both cases are ok and all other axes are equal, so axes that
-    change together have none. The base is the value the suite names first, or the first provider
-    that ran at all.
+    A pair counts if both cases are ok and all other axes are equal, so axes that change together
+    have no effect of their own. The base is the first value in the suite, or the first provider
+    with an ok case.
     """
     found = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
@@ -60,7 +60,7 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
 
 
 def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
-    """The values to compare, the base first; an axis with more than two is for `scaling`."""
+    """The values to compare, the base first; none for an axis with more than two values."""
     if axis == "provider":
         return [*dict.fromkeys(s.case.provider for s in cases if s.outcome is Outcome.OK)]
     values = [*dict.fromkeys(s.case.get(axis) for s in cases)]
@@ -71,29 +71,17 @@ def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
 def _pairs(
     cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar
 ) -> list[tuple[Estimate, Estimate]]:
-    by_rest: dict[object, dict[Scalar | None, Estimate]] = {}
-    for s in cases:
-        if s.outcome is Outcome.OK:
-            rest = frozenset((k, v) for k, v in _coordinates(s).items() if k != axis)
-            by_rest.setdefault(rest, {})[s.case.get(axis)] = _per_token(s)
-    return [(v[base], v[value]) for v in by_rest.values() if {base, value} <= v.keys()]
-
-
-def _coordinates(summary: CaseSummary) -> Mapping[str, Scalar]:
-    return {"provider": summary.case.provider, **summary.case.axes}
+    ok = [s for s in cases if s.outcome is Outcome.OK]
+    found = [{s.case.get(axis): _per_token(s) for s in group} for group in groups_along(ok, axis)]
+    return [(v[base], v[value]) for v in found if {base, value} <= v.keys()]
 
 
 def _per_token(summary: CaseSummary) -> Estimate:
-    """Step time per token, or per run where the workload counts none."""
+    """Step time per token, or per step if the workload does not count tokens."""
     step = summary.metrics["step_s"]
     tokens = summary.tokens or 1
-    return Estimate(
-        value=step.value / tokens,
-        low=None if step.low is None else step.low / tokens,
-        high=None if step.high is None else step.high / tokens,
-        processes=step.processes,
-        samples=step.samples,
-    )
+    low, high = (None if end is None else end / tokens for end in (step.low, step.high))
+    return replace(step, value=step.value / tokens, low=low, high=high)
 
 
 def _effect(
@@ -121,7 +109,7 @@ def _effect(
 
 
 def _half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
-    """Half-width of the mean log ratio, from those of the cases (Welch 1947, Satterthwaite)."""
+    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
     variances, freedoms = [], []
     for e in estimates:
         if e.low is None or e.high is None:

@@ -1,4 +1,4 @@
-"""What a card can do, what somebody expected, and what was measured."""
+"""Peaks of cards by their data sheets, and measurements compared with expectations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from harness.records import (
 )
 
 # Dense peak FLOP/s with float32 accumulation, by exact NVML name (fnmatch, so that a MIG slice
-# or a "Ti" gets none). Data sheets print tensor-core numbers with 2:4 sparsity; ours are half.
+# or a "Ti" gets none). Data sheets give tensor-core numbers with 2:4 sparsity; these are half.
 # NVIDIA data sheets: A100 (2021), H100 (2022, 2024), H200 (2024), L40S (2023); RTX 3090 from the
 # GA102 whitepaper, table 3, "FP16 with FP32 accumulate" and TF32, both dense.
 _HOPPER_SXM = {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}
@@ -60,12 +60,12 @@ _PRECISIONS = {
 }
 
 SUSPICIOUS_MFU = 0.01
-"""A stated target under this share of the peak is itself a symptom."""
+"""A target below this share of the peak proves little when it is met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """The most dense FLOP/s a card can do at one precision."""
+    """The dense peak FLOP/s of a card at one precision."""
 
     gpu: str
     precision: str
@@ -73,7 +73,7 @@ class Peak:
 
 
 def peak(gpu_name: str, precision: str | None) -> Peak | None:
-    """Peak of the card NVML calls `gpu_name`; None where we have no data sheet for it."""
+    """Peak of the card with this NVML name; None without a data sheet for it."""
     for pattern, label, flops in _PEAKS:
         if fnmatchcase(gpu_name, pattern):
             return _peak(label, flops, precision)
@@ -81,7 +81,7 @@ def peak(gpu_name: str, precision: str | None) -> Peak | None:
 
 
 def stated_peak(gpu_pattern: str, precision: str | None) -> Peak | None:
-    """Peak of the card an expectation was stated for; the lowest where several fit (`H100`)."""
+    """Peak of the card that an expectation names; the lowest if several match (`H100`)."""
     wanted = gpu_pattern.strip("*").removeprefix("NVIDIA ").lower()
     fits = [_peak(label, flops, precision) for _, label, flops in _PEAKS if wanted in label.lower()]
     known = [p for p in fits if p is not None]
@@ -91,9 +91,9 @@ def stated_peak(gpu_pattern: str, precision: str | None) -> Peak | None:
 def precision_of(
     axes: Mapping[str, object], effective: Mapping[str, object], environment: Environment
 ) -> str | None:
-    """Precision of the matrix products: as observed, else as asked for, else unknown.
+    """Precision of the matrix products: the observed one, or the one in the axes, or None.
 
-    float32 counts as TF32 where the worker had it switched on.
+    float32 counts as TF32 if the worker allowed it.
     """
     for source in (effective, axes):
         for name in ("precision", "dtype"):
@@ -107,35 +107,35 @@ def precision_of(
 
 
 class Judgement(StrEnum):
-    """How a measurement stands to an expectation; its interval must lie wholly on one side."""
+    """How a measurement compares with an expectation; its whole interval must be on one side."""
 
     MET = "met"
     BELOW = "below"
     ABOVE = "above"
     UNDECIDED = "undecided"
-    OTHER_GPU = "other_gpu"  # stated for another card: shown, not judged
+    OTHER_GPU = "other_gpu"  # for another card: shown, not judged
     NOT_MEASURED = "not_measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """One expectation beside one case."""
+    """One expectation, compared with one case."""
 
     expectation: Expectation
     case_id: str
     judgement: Judgement
     actual: Estimate | None = None
     bound: float | None = None
-    """From a timeout: the metric is at best this."""
+    """From a timeout: the best possible value of the metric."""
     factors: tuple[float, ...] = ()
-    """How many times the actual value lies away from the nearer end of the expected range and
-    from the farther one; one number where one end was stated; empty inside the range."""
+    """Ratio of the actual value to the nearer and to the farther end of the expected range; one
+    number if only one end is stated; empty inside the range."""
 
 
 def assess(
     suite: Suite, environment: Environment, summaries: Sequence[CaseSummary]
 ) -> tuple[Assessment, ...]:
-    """Every expectation beside every case it is about, in the suite's order."""
+    """Every expectation for every case that it matches, in the suite's order."""
     return tuple(
         _assess(expectation, summary, environment)
         for expectation in suite.expectations
@@ -145,10 +145,7 @@ def assess(
 
 
 def upper_bound(summary: CaseSummary, metric: str) -> float | None:
-    """Largest value of a metric that a censored step time leaves possible; None where none is.
-
-    Only for metrics that fall as the step time grows.
-    """
+    """Largest possible value of a metric after a timeout; None if it has no upper bound."""
     if summary.outcome is not Outcome.TIMEOUT or not summary.lower_bound_s:
         return None
     if metric == "tokens_per_s" and summary.tokens:

@@ -1,11 +1,11 @@
-"""What reading the probes costs the code under test: processes with it against processes without.
+"""Where the time of a run goes, and what reading the probes costs the code under test.
 
-The runner lays the two sides out as A B, B A, A B, ...: neither is always first, and a slow drift
-of the card falls on both. Each adjacent pair gives one ratio of medians; their logarithms have a
-t-interval. Several cases are pooled, each pair counting once.
+The cost is the ratio of processes with telemetry to processes without it. The runner alternates
+the two (A B, B A, A B, ...), so that neither is always first and slow drift affects both. Each
+adjacent pair gives one ratio of medians; their logarithms have a t-interval. All pairs of all cases
+count equally.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,23 +14,27 @@ from harness.analysis import statistics
 from harness.records import Outcome, Run, Suite
 
 LIMIT = 0.005
-"""Largest share of the step time that sampling may cost."""
+"""Largest share of the step time that reading the probes may cost."""
 WITH, WITHOUT = "sampled", "unsampled"
+
+SAMPLING = "sampling"
+WORK = ("accuracy", "census", "counters", "warmup", SAMPLING)
+"""Phases in which a worker does what the suite asks for: compare, count, warm up, sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Step time with the sampler over step time without it."""
+    """Step time with telemetry over step time without it."""
 
     ratio: float
     low: float | None
     high: float | None
-    """95 % t-interval over pairs; None of one pair."""
+    """95 % t-interval over pairs; None with one pair."""
     pairs: int
 
     @property
     def shown(self) -> bool | None:
-        """Whether the cost is within LIMIT; None where the interval crosses it."""
+        """Whether the cost is within LIMIT; None if the interval contains LIMIT."""
         if self.low is None or self.high is None:
             return None
         if self.high - 1 <= LIMIT:
@@ -38,14 +42,44 @@ class Overhead:
         return False if self.low - 1 > LIMIT else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeUse:
+    """Seconds of one run."""
+
+    wall_s: float
+    """From the start of the command to the last measurement. If that is unknown (`whole` is False):
+    the sum of the processes' lifetimes."""
+    whole: bool
+    work_s: float | None
+    """None if no process recorded phases, as in an imported run."""
+    sampling_s: float | None
+    processes: int
+    lives_s: float
+    """Lifetimes of all processes, launch to exit."""
+
+    @property
+    def work_share(self) -> float | None:
+        return None if self.work_s is None else self.work_s / self.wall_s
+
+    @property
+    def sampling_share(self) -> float | None:
+        return None if self.sampling_s is None else self.sampling_s / self.wall_s
+
+    @property
+    def overhead_s(self) -> float | None:
+        """Mean lifetime of a process minus its work. It includes building the workload, with all
+        that it imports and compiles."""
+        return None if self.work_s is None else (self.lives_s - self.work_s) / self.processes
+
+
 def arranged(suite: Suite, *, processes: int) -> Suite:
-    """The suite with every case twice, with and without the sampler, and nothing to judge."""
+    """The suite with every case twice, with and without telemetry, and without rules."""
     return replace(
         suite,
         name=f"{suite.name}-sampling",
-        title=f"{suite.title}: what sampling costs",
+        title=f"{suite.title}: cost of sampling",
         subject=f"{suite.subject} Sampling",
-        question="What does reading the probes cost the step time?",
+        question="How much step time does reading the probes cost?",
         rules=(),
         expectations=(),
         cost=None,
@@ -62,64 +96,26 @@ def arranged(suite: Suite, *, processes: int) -> Suite:
 
 
 def overhead(run: Run) -> Overhead | None:
-    """Of a run over an arranged suite; None without one whole pair."""
+    """The cost, from a run of an arranged suite; None without a complete pair."""
     medians = {
         (m.case_id, m.process): float(np.median(m.samples_s))
         for m in run.measurements
         if m.outcome is Outcome.OK
     }
-    logs = [
-        math.log(sampled / medians[twin])
+    ratios = [
+        sampled / medians[twin]
         for (case_id, process), sampled in medians.items()
         if case_id.endswith(f"/{WITH}")
         and (twin := (case_id.removesuffix(WITH) + WITHOUT, process)) in medians
     ]
-    if not logs:
+    if not ratios:
         return None
-    estimate = statistics.arithmetic(logs, samples=len(logs))
-    low, high = (None if end is None else math.exp(end) for end in (estimate.low, estimate.high))
-    return Overhead(ratio=math.exp(estimate.value), low=low, high=high, pairs=len(logs))
-
-
-SAMPLING = "sampling"
-
-
-WORK = ("accuracy", "census", "counters", "warmup", SAMPLING)
-"""Phases in which a worker does what the suite asked for: compare, count, warm up, sample."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeUse:
-    """Seconds of one run."""
-
-    wall_s: float
-    """From the command's start to the last measurement; or the lives of the processes, end to
-    end, where that is unknown (`whole` is then False)."""
-    whole: bool
-    work_s: float | None
-    """None where no process told its phases, as in a run that was imported."""
-    sampling_s: float | None
-    processes: int
-    lives_s: float
-    """Of all processes, launch to exit."""
-
-    @property
-    def work_share(self) -> float | None:
-        return None if self.work_s is None else self.work_s / self.wall_s
-
-    @property
-    def sampling_share(self) -> float | None:
-        return None if self.sampling_s is None else self.sampling_s / self.wall_s
-
-    @property
-    def overhead_s(self) -> float | None:
-        """Of one process, on average: its life without its work. Building the workload, with
-        whatever it imports and compiles there, is in it."""
-        return None if self.work_s is None else (self.lives_s - self.work_s) / self.processes
+    mean = statistics.geometric(ratios, samples=len(ratios))
+    return Overhead(ratio=mean.value, low=mean.low, high=mean.high, pairs=len(ratios))
 
 
 def by_phase(run: Run) -> dict[str, float]:
-    """Seconds of each phase over all processes, in the order in which they are first seen."""
+    """Seconds of each phase over all processes, in order of first appearance."""
     spent: dict[str, float] = {}
     for m in run.measurements:
         for p in m.phases:
@@ -128,7 +124,7 @@ def by_phase(run: Run) -> dict[str, float]:
 
 
 def time_use(run: Run) -> TimeUse | None:
-    """None where no process ran, or nobody knows for how long."""
+    """How a run spent its time; None if no process ran or no time was recorded."""
     lives_s = sum(m.wall_s for m in run.measurements)
     wall_s = run.wall_s or lives_s
     if wall_s <= 0:

@@ -1,12 +1,11 @@
-"""The least time a step could take on the machine it ran on, by what that machine was measured to
-reach.
+"""The roofline: the shortest time a step could take on the machine it ran on, by measured peaks.
 
-    floor = max(FLOPs / peak FLOP/s, bytes / peak bytes a second, launches x cheapest launch)
+    bound = max(FLOPs / peak FLOP/s, bytes / peak bytes per second, launches x cheapest launch)
+    share of roofline = bound / time; 1 is as fast as this machine allows
 
-The peaks were taken by the instrument's proof just before the run (harness.measure.self_test), on
-that card: the best of a few matrix products, of copies or sums, of empty kernels. What a card keeps
-up under its power limit is less, and no bound. A data sheet's numbers are MFU's affair. Share of
-floor = floor / time: one is as good as this machine gets.
+The self-test measures the peaks on the same card just before the run: the best of a few matrix
+products, copies or sums, and empty kernels. A sustained rate under the power limit is lower, so it
+is not a bound. Peaks of data sheets are used for MFU only, and for the targets below.
 
 Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches added.
 """
@@ -19,46 +18,12 @@ from harness.records import Case, CaseSummary, Environment, Peaks, Scalar, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class RooflineBound:
     """A lower bound on the time of one step."""
 
     seconds: float
     by: str
-    """Which of compute, bandwidth and launches it is."""
-
-
-def floor(
-    peaks: Peaks,
-    *,
-    flops: int | None,
-    bytes_moved: int | None,
-    launches: float | None,
-    precision: str | None,
-) -> Floor | None:
-    """The floor of one step; None where no term of it is known.
-
-    Args:
-        peaks: Of the machine that ran it.
-        flops: The mathematics of one step needs.
-        bytes_moved: A perfect implementation moves.
-        launches: Kernels that one step launches; None where they are unknown, or replayed from
-            a graph, which costs less.
-        precision: Of its matrix products, as harness.analysis.expectation.precision_of names it.
-    """
-    terms: Mapping[str, float | None] = {
-        "compute": _over(flops, peaks.flops_per_s.get(precision or "")),
-        "bandwidth": _over(bytes_moved, peaks.bytes_per_s),
-        "launches": launches * peaks.launch_s if launches and peaks.launch_s else None,
-    }
-    known = {by: seconds for by, seconds in terms.items() if seconds is not None}
-    if not known:
-        return None
-    by = max(known, key=lambda name: known[name])
-    return Floor(seconds=known[by], by=by)
-
-
-def _over(amount: int | None, rate: float | None) -> float | None:
-    return amount / rate if amount and rate else None
+    """The term that sets it: compute, bandwidth or launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +38,61 @@ class Target:
     peak: Peak
 
 
+# --- the bound ---------------------------------------------------------------------------
+
+
+def bound(
+    peaks: Peaks,
+    *,
+    flops: int | None,
+    bytes_moved: int | None,
+    launches: float | None,
+    precision: str | None,
+) -> RooflineBound | None:
+    """The roofline bound of one step; None if no term is known.
+
+    Args:
+        peaks: Measured peaks of the machine.
+        flops: FLOPs that the mathematics of one step needs.
+        bytes_moved: Bytes that a perfect implementation moves.
+        launches: Kernels that one step launches; None if unknown, or replayed from a CUDA graph,
+            which costs less.
+        precision: Of its matrix products, as harness.analysis.expectation.precision_of names it.
+    """
+    terms: Mapping[str, float | None] = {
+        "compute": _over(flops, peaks.flops_per_s.get(precision or "")),
+        "bandwidth": _over(bytes_moved, peaks.bytes_per_s),
+        "launches": launches * peaks.launch_s if launches and peaks.launch_s else None,
+    }
+    known = {by: seconds for by, seconds in terms.items() if seconds is not None}
+    if not known:
+        return None
+    by = max(known, key=lambda name: known[name])
+    return RooflineBound(seconds=known[by], by=by)
+
+
+def _over(amount: int | None, rate: float | None) -> float | None:
+    return amount / rate if amount and rate else None
+
+
+# --- targets of little ambition ----------------------------------------------------------
+
+
 def modest(
     suite: Suite,
     environment: Environment,
     work: Mapping[str, Work],
     effective: Mapping[str, Mapping[str, Scalar]] | None = None,
 ) -> tuple[Target, ...]:
-    """The targets of a suite that prove little when met, one a statement, in the suite's order.
+    """The tokens/s of rules and expectations that prove little when met, in the suite's order.
 
-    Of the cases a statement is about, the one that makes it ask most is named.
+    Each is given for the case in which it asks for most.
 
     Args:
         suite: With its expectations and rules.
-        environment: Its GPU is meant where a statement names none, or one that fits.
-        work: Case id -> what one run of it does.
-        effective: Case id -> the configuration as observed, where it has run.
+        environment: Its GPU is assumed if a statement names no GPU, or a pattern that matches it.
+        work: Case id -> the work of one step.
+        effective: Case id -> the observed configuration, for cases that have run.
     """
     stated = [
         (f"the expectation of “{e.source}”", e.match, e.gpu, (e.low, e.high))
@@ -116,7 +121,7 @@ def modest(
 
 
 def done(summaries: tuple[CaseSummary, ...]) -> Mapping[str, Work]:
-    """What one run of each case did, of those that were built."""
+    """The work of one step of each case whose workload was built."""
     return {
         s.case.case_id: Work(tokens=s.tokens, flops=s.flops)
         for s in summaries

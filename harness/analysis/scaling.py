@@ -1,8 +1,7 @@
 """How the step time grows along an axis.
 
-step_s = c * axis^exponent, fitted on logarithms, so that every point weighs by its relative
-error and the longest sequence does not decide alone. A timeout is a censored point: the time is
-known to be at least its bound, which is less than a time and more than nothing.
+step_s = c * axis^exponent, fitted on logarithms: each point weighs by its relative error, so the
+longest sequence does not dominate. A timeout is a censored point: the time is at least its bound.
 
 Sources: Tobin 1958 (regression with a censored response); Olsen 1978, "Note on the uniqueness
 of the maximum likelihood estimator for the Tobit model", whose parameters make it concave.
@@ -10,29 +9,26 @@ of the maximum likelihood estimator for the Tobit model", whose parameters make 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from harness.analysis.statistics import t_factor
+from harness.analysis.statistics import Floats, t_factor
 from harness.records import Case, CaseSummary, Estimate, Outcome, Scalar
 
 MIN_POINTS = 3
-"""Fewer uncensored, distinct points leave no residual to judge a fit by."""
+"""Fewer uncensored, distinct points leave no residual."""
 FLAT = 0.1
-"""Exponent under which, in absolute value, the axis is suspected not to reach the workload."""
+"""Absolute exponent below which the axis may not have reached the workload."""
 MIN_SCATTER = 1e-3
-"""Least relative scatter the censored fit assumes: without one, points that happen to lie on a
-line would have unbounded likelihood. Processes of one case differ by more."""
-
-Array = NDArray[np.float64]
+"""Smallest relative scatter that the censored fit assumes, less than processes of one case have.
+Without it, points that are exactly on a line would have an unbounded likelihood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One case on the curve; it has a time, or a bound, or (not measured) neither."""
+class ScalingPoint:
+    """One case on the curve, with a time, a lower bound, or (not measured) neither."""
 
     case_id: str
     x: float
@@ -42,21 +38,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingFit:
-    """The power law of a group of cases that differ in one axis only."""
+    """The power law of a group of cases that differ in one axis."""
 
     axis: str
     group: str
     """Workload, provider and the other swept axes: the case id without this axis."""
     workload: str
-    points: tuple[Point, ...]
+    points: tuple[ScalingPoint, ...]
     """In the order of the axis."""
     exponent: Estimate | None = None
-    """None where `reason` says why there is no fit."""
+    """None if there is no fit; then `reason` says why."""
     coefficient: float | None = None
     """c in step_s = c * axis^exponent, in seconds."""
     reason: str = ""
     note: str = ""
-    """What is suspicious about the curve."""
+    """What is suspicious about the curve; may be empty."""
 
     @property
     def censored(self) -> int:
@@ -74,39 +70,60 @@ class ScalingFit:
 
 
 def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
-    """Fit every group of cases along every numeric axis it takes three values of.
+    """Fit every group of cases along every numeric axis that has three values in it.
 
-    Returns:
-        One record per axis and group, with a reason where too few of its cases were measured.
-        A HANG is not used: no progress is not slow progress.
+    A group with too few measured cases gets a reason instead of a fit. A HANG is not used as a
+    bound: it makes no progress.
     """
     axes = dict.fromkeys(name for s in summaries for name in s.case.swept)
     return tuple(
-        fit_group(axis, members)
+        _fit(axis, members)
         for axis in axes
-        for members in _groups(summaries, axis).values()
+        for members in groups_along([s for s in summaries if positive(s, axis)], axis)
         if len({s.case.axes[axis] for s in members}) >= MIN_POINTS
     )
 
 
-def fit_group(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
-    """Fit cases that are equal in every axis but one."""
+def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[CaseSummary]]:
+    """Groups of cases that are equal in all but these axes, of which `provider` may be one."""
+    groups: dict[object, list[CaseSummary]] = {}
+    for s in summaries:
+        bound = {"workload": s.case.workload, "provider": s.case.provider, **s.case.axes}
+        rest = frozenset((name, value) for name, value in bound.items() if name not in axes)
+        groups.setdefault(rest, []).append(s)
+    return list(groups.values())
+
+
+def group_of(case: Case, axis: str) -> str:
+    """The case id without one axis: the name of the group along it."""
+    others = [f"{name}={_text(case.axes[name])}" for name in case.swept if name != axis]
+    return "/".join([case.workload, case.provider, *others])
+
+
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def positive(summary: CaseSummary, axis: str) -> float:
+    """The value of an axis if it is a positive number, which has a logarithm; otherwise 0."""
+    value = summary.case.axes.get(axis)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        return 0.0
+    return float(value)
+
+
+def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted((_point(axis, s) for s in members), key=lambda p: p.x))
     case = members[0].case
-    group = group_of(case, axis)
+    found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
     bounds = [
         (p.x, p.lower_bound_s) for p in points if p.step_s is None and p.lower_bound_s is not None
     ]
     distinct = len({x for x, _ in timed})
     if distinct < MIN_POINTS:
-        return ScalingFit(
-            axis=axis,
-            group=group,
-            workload=case.workload,
-            points=points,
-            reason=f"{distinct} measured values of {axis}; a fit needs {MIN_POINTS}",
-        )
+        why = f"{distinct} measured values of {axis}; a fit needs {MIN_POINTS}"
+        return replace(found, reason=why)
     x, y = (np.log(np.array(column)) for column in zip(*timed, strict=True))
     if bounds:
         x_c, y_c = (np.log(np.array(column)) for column in zip(*bounds, strict=True))
@@ -120,15 +137,8 @@ def fit_group(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         processes=min(p.step_s.processes for p in points if p.step_s is not None),
         samples=len(timed),
     )
-    return ScalingFit(
-        axis=axis,
-        group=group,
-        workload=case.workload,
-        points=points,
-        exponent=exponent,
-        coefficient=math.exp(intercept),
-        note=_note(axis, members, exponent, timed),
-    )
+    note = _note(axis, members, exponent, timed)
+    return replace(found, exponent=exponent, coefficient=math.exp(intercept), note=note)
 
 
 def _note(
@@ -137,67 +147,32 @@ def _note(
     exponent: Estimate,
     timed: Sequence[tuple[float, float]],
 ) -> str:
-    """What is suspicious about a fitted curve; empty where nothing is."""
     if abs(exponent.value) < FLAT:
         ok = [s for s in members if s.outcome is Outcome.OK]
         if all(s.effective.get(axis) == s.case.axes[axis] for s in ok):
-            return (
-                f"time hardly changes with {axis}, which did reach the workload: "
-                "a fixed cost decides here"
-            )
-        return f"time does not depend on {axis}: did the axis reach the workload?"
+            return f"the workload used {axis}, but the time hardly changes: a fixed cost dominates"
+        return f"the time does not depend on {axis}: check that the workload uses it"
     (x1, y1), (x2, y2) = timed[-2:]
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else exponent.value
     if exponent.high is not None and last > max(exponent.high, exponent.value + FLAT):
         return (
-            f"no power law: the curve steepens, with exponent {last:.2f} from "
+            f"not a power law: the curve steepens to an exponent of {last:.2f} from "
             f"{axis} {x1:g} to {x2:g}"
         )
     return ""
 
 
-def group_of(case: Case, axis: str) -> str:
-    """Name of the group a case belongs to when cases along `axis` are taken together."""
-    others = [f"{name}={_plain(case.axes[name])}" for name in case.swept if name != axis]
-    return "/".join([case.workload, case.provider, *others])
-
-
-def _plain(value: Scalar) -> str:
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
-
-
-def _number(value: Scalar | None) -> float | None:
-    """The value as a positive number that has a logarithm, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        return None
-    return float(value)
-
-
-def _groups(summaries: Sequence[CaseSummary], axis: str) -> dict[object, list[CaseSummary]]:
-    groups: dict[object, list[CaseSummary]] = {}
-    for s in summaries:
-        if _number(s.case.axes.get(axis)) is not None:
-            others = frozenset((k, v) for k, v in s.case.axes.items() if k != axis)
-            groups.setdefault((s.case.workload, s.case.provider, others), []).append(s)
-    return groups
-
-
-def _point(axis: str, summary: CaseSummary) -> Point:
-    x = _number(summary.case.axes[axis])
-    if x is None:
-        raise ValueError(f"{summary.case.case_id}: {axis} has no logarithm")
-    ok = summary.outcome is Outcome.OK
-    timeout = summary.outcome is Outcome.TIMEOUT
-    return Point(
+def _point(axis: str, summary: CaseSummary) -> ScalingPoint:
+    return ScalingPoint(
         case_id=summary.case.case_id,
-        x=x,
-        step_s=summary.metrics.get("step_s") if ok else None,
-        lower_bound_s=summary.lower_bound_s if timeout else None,
+        x=positive(summary, axis),
+        step_s=summary.metrics.get("step_s") if summary.outcome is Outcome.OK else None,
+        lower_bound_s=summary.lower_bound_s if summary.outcome is Outcome.TIMEOUT else None,
     )
 
 
-def _least_squares(x: Array, y: Array) -> tuple[float, float, float, float]:
-    """Slope, its 95 % t-interval, and intercept of y on x; at least three points."""
+def _least_squares(x: Floats, y: Floats) -> tuple[float, float, float, float]:
+    """Slope, its 95 % t-interval, and intercept of y on x, for at least three points."""
     dx = x - x.mean()
     slope = float(dx @ y / (dx @ dx))
     intercept = float(y.mean() - slope * x.mean())
@@ -207,12 +182,12 @@ def _least_squares(x: Array, y: Array) -> tuple[float, float, float, float]:
     return slope, slope - half, slope + half, intercept
 
 
-def _tobit(x: Array, y: Array, x_c: Array, y_c: Array) -> tuple[float, float, float, float]:
-    """Slope, its 95 % interval, and intercept where y_c are lower bounds at x_c.
+def _tobit(x: Floats, y: Floats, x_c: Floats, y_c: Floats) -> tuple[float, float, float, float]:
+    """Slope, its 95 % interval, and intercept if y_c are lower bounds at x_c.
 
-    Maximum likelihood with a profile-likelihood interval. The cut of the profile is the one
-    that makes it the t-interval where no point is censored, n * log(1 + t^2 / (n - 2)), which
-    is wider than the asymptotic chi-square for the few points that a sweep has.
+    Maximum likelihood with a profile-likelihood interval. The cut of the profile,
+    n * log(1 + t^2 / (n - 2)), gives the t-interval if no point is censored. For the few points of
+    a sweep it is wider than the asymptotic chi-square.
     """
     ones, ones_c = np.ones_like(x), np.ones_like(x_c)
     full = _maximise(np.column_stack([ones, x]), y, np.column_stack([ones_c, x_c]), y_c)
@@ -232,22 +207,22 @@ def _tobit(x: Array, y: Array, x_c: Array, y_c: Array) -> tuple[float, float, fl
 
 @dataclass(frozen=True, slots=True)
 class _Maximum:
-    beta: Array
+    beta: Floats
     log_likelihood: float
 
 
-def _maximise(X: Array, y: Array, X_c: Array, y_c: Array) -> _Maximum:
+def _maximise(X: Floats, y: Floats, X_c: Floats, y_c: Floats) -> _Maximum:
     """Maximum-likelihood regression with right-censored points (X_c, y_c).
 
     In Olsen's parameters theta = 1 / sigma and gamma = beta / sigma the log-likelihood is
     concave: sum(log theta - r^2 / 2) + sum(log Phi(-r_c)), with r = theta * y - X @ gamma.
     """
-    from scipy.optimize import minimize  # slow to import, and only censored points want it
+    from scipy.optimize import minimize  # slow to import, needed for censored points only
 
     start, *_ = np.linalg.lstsq(X, y, rcond=None)
     sigma = max(float(np.sqrt(np.mean((y - X @ start) ** 2))), 10 * MIN_SCATTER)
 
-    def negative(parameters: Array) -> tuple[float, Array]:
+    def negative(parameters: Floats) -> tuple[float, Floats]:
         theta, gamma = parameters[0], parameters[1:]
         r, r_c = theta * y - X @ gamma, theta * y_c - X_c @ gamma
         log_survival = log_ndtr(-r_c)
@@ -271,7 +246,7 @@ def _maximise(X: Array, y: Array, X_c: Array, y_c: Array) -> _Maximum:
 
 
 def _crossing(excess: Callable[[float], float], start: float, direction: float) -> float:
-    """Where `excess`, positive at `start`, falls to zero in a direction."""
+    """The point in a direction at which `excess`, positive at `start`, falls to zero."""
     from scipy.optimize import brentq
 
     step = 0.01

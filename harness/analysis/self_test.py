@@ -1,7 +1,7 @@
-"""Does the instrument read right? Judged from what it read of things whose size was known.
+"""The self-test: do clocks and probes read known quantities correctly?
 
-Two lengths each, so that what a reading adds of its own drops out: the slope between them is the
-scale of the clock. What could not be read is neither proved nor refuted, and is said to be so.
+Each clock reads two lengths, so that its constant overhead cancels: the slope between them is its
+scale. A check that could not be made neither passes nor fails, and says why.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,34 +11,34 @@ import numpy as np
 from harness.records import Phase, ProofCheck, SelfTestReadings, Telemetry
 
 SCALE = 0.02
-"""How far a clock's scale may be off."""
+"""Largest error of a clock's scale."""
 ADDED_S = 1e-3
-"""The most a reading may add of its own."""
+"""Largest overhead of a reading."""
 SM_CLOCK = 0.05
-"""How far the cycles a kernel spun, over the time that was read, may be from NVML's SM clock."""
+"""Largest difference between a kernel's cycles per measured time and NVML's SM clock."""
 CPU_SHARE = 0.15
-"""How far, in cores, the sampler may be from what the worker's own account says it used."""
+"""Largest difference, in cores, between the sampler and the CPU time of the worker itself."""
 LEAST_CPU = 0.25
-"""A burn that was given fewer cores is too little to see."""
+"""With fewer cores the load is too small to see."""
 RISE = 0.3
-"""The least by which one second of burning must raise the GPU's utilisation."""
+"""Smallest rise of GPU utilisation in one second of load."""
 GPU_BURN = 0.8
-"""The least GPU utilisation that one second of back-to-back kernels must show."""
+"""Smallest GPU utilisation in one second of back-to-back kernels."""
 LAG_S = 0.5
-"""NVML's utilisation is of a window that has passed: so long after a beginning it speaks of it."""
+"""NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
 SLOWER_WHEN_FLUSHED = 1.05
-"""A copy that must come from memory takes at least so many times one that is in the cache."""
+"""Smallest ratio of a copy from memory to a copy from the cache."""
 
 
 def judge(
     readings: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
 ) -> tuple[ProofCheck, ...]:
-    """Every question with its answer.
+    """All checks with their results.
 
     Args:
         readings: From the worker.
-        phases: Of the worker: `rest`, `burn` and `spin` among them.
-        telemetry: Read by the parent meanwhile.
+        phases: Of the worker, with `rest`, `burn` and `spin`.
+        telemetry: Read by the parent at the same time.
         cuda: Whether the run measures on a GPU.
     """
     checks = [_host_clock(readings)]
@@ -57,8 +57,7 @@ def _host_clock(r: SelfTestReadings) -> ProofCheck:
     return ProofCheck(
         name="host_clock",
         holds=abs(scale - 1) <= SCALE and -ADDED_S < added_s < ADDED_S,
-        fact=f"busy waits of {r.waits_s[0] * 1e3:.3g} and {r.waits_s[1] * 1e3:.3g} ms were read as "
-        f"{r.host_s[0] * 1e3:.4g} and {r.host_s[1] * 1e3:.4g} ms",
+        fact=f"busy waits of {_ms(r.waits_s)} were measured as {_ms(r.host_s)}",
     )
 
 
@@ -66,15 +65,14 @@ def _spin(
     r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
 ) -> Iterator[ProofCheck]:
     if r.spin_cycles is None or r.spin_event_s is None or r.spin_host_s is None:
-        yield ProofCheck(name="cuda_events", holds=False, fact="the worker spun no kernel")
+        yield ProofCheck(name="cuda_events", holds=False, fact="the worker ran no spinning kernel")
         return
     clocks = _slope(r.spin_host_s, r.spin_event_s)
     yield ProofCheck(
         name="cuda_events",
         holds=abs(clocks - 1) <= SCALE and r.spin_event_s[0] <= r.spin_host_s[0] + ADDED_S,
-        fact=f"of a spinning kernel {r.spin_event_s[0] * 1e3:.4g} and "
-        f"{r.spin_event_s[1] * 1e3:.4g} ms by CUDA events, {r.spin_host_s[0] * 1e3:.4g} and "
-        f"{r.spin_host_s[1] * 1e3:.4g} ms by the host's clock",
+        fact=f"a spinning kernel took {_ms(r.spin_event_s)} by CUDA events, "
+        f"{_ms(r.spin_host_s)} by the host's clock",
     )
     lengths = (float(r.spin_cycles[0]), float(r.spin_cycles[1]))
     per_cycle_s = _slope(lengths, r.spin_event_s)
@@ -83,14 +81,14 @@ def _spin(
     if not seen:
         yield _unread("spin_kernel", telemetry, "gpu_sm_clock_hz")
         return
-    # Just out of the burn, whose power is capped, the clock climbs while it is read.
-    said = min(seen, key=lambda hz: abs(hz - implied))
+    # Right after the load, whose power is capped, the clock rises while it is read.
+    nvml = min(seen, key=lambda hz: abs(hz - implied))
     yield ProofCheck(
         name="spin_kernel",
-        holds=abs(implied / said - 1) <= SM_CLOCK,
-        fact=f"{r.spin_cycles[1] - r.spin_cycles[0]:,} cycles more took "
-        f"{(r.spin_event_s[1] - r.spin_event_s[0]) * 1e3:.4g} ms: {implied / 1e6:,.0f} MHz, where "
-        f"NVML read {said / 1e6:,.0f} MHz",
+        holds=abs(implied / nvml - 1) <= SM_CLOCK,
+        fact=f"{r.spin_cycles[1] - r.spin_cycles[0]:,} more cycles took "
+        f"{(r.spin_event_s[1] - r.spin_event_s[0]) * 1e3:.4g} ms: {implied / 1e6:,.0f} MHz; "
+        f"NVML read {nvml / 1e6:,.0f} MHz",
     )
 
 
@@ -103,7 +101,7 @@ def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
     return ProofCheck(
         name="gpu_sampler",
         holds=during >= GPU_BURN and during - before >= RISE,
-        fact=f"GPU utilisation {before:.0%} at rest, {during:.0%} in a burn of one second",
+        fact=f"GPU utilisation {before:.0%} at rest, {during:.0%} during one second of load",
     )
 
 
@@ -115,11 +113,11 @@ def _cpu_sampler(r: SelfTestReadings, phases: Sequence[Phase], telemetry: Teleme
         return _unread("cpu_sampler", telemetry, "cpu_utilisation")
     before, during, used = _mean(rest), _mean(burn), r.burn_cpu_s / span
     fact = (
-        f"{before:.2f} cores at rest, {during:.2f} in a burn of one second, which by its own "
-        f"account had {used:.2f}"
+        f"{before:.2f} cores at rest, {during:.2f} during one second of load, "
+        f"{used:.2f} by the worker's own CPU time"
     )
     if used < LEAST_CPU:
-        return ProofCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the machine is crowded")
+        return ProofCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the CPU is too busy")
     return ProofCheck(
         name="cpu_sampler",
         holds=abs(during - used) <= CPU_SHARE and before <= during / 2,
@@ -131,8 +129,8 @@ def _flush(resident_s: float, flushed_s: float) -> ProofCheck:
     return ProofCheck(
         name="l2_flush",
         holds=flushed_s >= SLOWER_WHEN_FLUSHED * resident_s,
-        fact=f"a copy within the L2 cache took {resident_s * 1e6:.3g} µs, and "
-        f"{flushed_s * 1e6:.3g} µs after the flush",
+        fact=f"a copy within the L2 cache took {resident_s * 1e6:.3g} µs, "
+        f"after the flush {flushed_s * 1e6:.3g} µs",
     )
 
 
@@ -140,8 +138,12 @@ def _slope(known: tuple[float, float], read: tuple[float, float]) -> float:
     return (read[1] - read[0]) / (known[1] - known[0])
 
 
+def _ms(seconds: tuple[float, float]) -> str:
+    return f"{seconds[0] * 1e3:.4g} and {seconds[1] * 1e3:.4g} ms"
+
+
 def _mean(readings: Sequence[tuple[float, float]]) -> float:
-    """Of readings that each speak of the time since the one before, which may have been late."""
+    """Mean of readings, each weighted by the time since the one before."""
     values, spans = zip(*readings, strict=True)
     return float(np.average(values, weights=spans))
 
@@ -149,13 +151,12 @@ def _mean(readings: Sequence[tuple[float, float]]) -> float:
 def _spanning(
     telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str
 ) -> list[tuple[float, float]]:
-    """(value, seconds since the reading before) of the readings that speak of a phase alone."""
-    phase = next((p for p in phases if p.name == name), None)
-    if phase is None:
-        return []
+    """(value, seconds since the reading before) of the readings that cover one phase only."""
     values = telemetry.channels.get(channel, ())
     return [
         (value, t - before)
+        for phase in phases
+        if phase.name == name
         for before, t, value in zip(telemetry.t_s, telemetry.t_s[1:], values[1:], strict=False)
         if value is not None and phase.start_s <= before and t <= phase.end_s
     ]
@@ -164,17 +165,16 @@ def _spanning(
 def _within(
     telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str, *, after_s: float = 0.0
 ) -> list[float]:
-    """Readings of a channel in a phase, from so long after its beginning."""
-    phase = next((p for p in phases if p.name == name), None)
-    if phase is None:
-        return []
+    """Readings of a channel in a phase, starting `after_s` into it."""
     return [
         value
+        for phase in phases
+        if phase.name == name
         for t, value in zip(telemetry.t_s, telemetry.channels.get(channel, ()), strict=False)
         if value is not None and phase.start_s + after_s <= t <= phase.end_s
     ]
 
 
 def _unread(name: str, telemetry: Telemetry, channel: str) -> ProofCheck:
-    why = telemetry.unavailable.get(channel, "no reading fell into its phase")
+    why = telemetry.unavailable.get(channel, "no reading during its phase")
     return ProofCheck(name=name, holds=None, fact=f"{channel} could not be read: {why}")

@@ -1,14 +1,15 @@
-"""All processes of a case, together."""
+"""What all processes of a case say together: estimates of its metrics, and what weakens them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis import counters, statistics
 from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
-from harness.analysis.roofline import Floor, floor
+from harness.analysis.roofline import RooflineBound, bound
+from harness.analysis.statistics import LAG_S, MIN_READINGS, POWER_CAP, THROTTLE, TIMED, readings
 from harness.records import (
     COUNTERS,
     METRICS,
@@ -23,46 +24,60 @@ from harness.records import (
     Scalar,
 )
 
-BY_THE_HARNESS = ("step_s", "peak_memory_bytes")
-"""Told as well, and kept where the harness keeps its own."""
-
-
-def estimates(case: Case, measurements: Sequence[Measurement]) -> Mapping[str, Estimate]:
-    """By metric; one that a process did not tell is absent.
-
-    A process counts once, by its last value or by the median of all. Those of the harness's
-    metrics are rates, and get a geometric mean; of another nobody knows whether it can be zero.
-    """
-    found = {}
-    for reading in case.program.readings if case.program else ():
-        name = reading.metric
-        values = [m.readings.get(name, ()) for m in measurements]
-        if name in BY_THE_HARNESS or not values or not all(values):
-            continue
-        each = [float(v[-1] if reading.last else np.median(v)) for v in values]
-        samples = len(each) if reading.last else sum(map(len, values))
-        rate = name in METRICS and all(v > 0 for v in each)
-        mean = statistics.geometric if rate else statistics.arithmetic
-        found[name] = mean(each, samples=samples)
-    return found
-
-
+MEASURED_HERE = ("step_s", "peak_memory_bytes")
+"""Metrics of which a value that a program reports is not used as an estimate: step times are the
+samples, and peak memory is in the measurement."""
 IMPOSSIBLE = 1.02
-"""Floor over time from which it is no scatter of the peak that was measured."""
+"""Share of the roofline above which scatter of the measured peak cannot be the cause."""
+LARGE_SPREAD = 0.10
+"""Interquartile range over median within one process above which a summary notes it."""
+LARGE_DISAGREEMENT = 0.10
+"""Slowest process over fastest, less one, above which a summary notes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Scatter of one case's samples, over its processes that ended ok and are evidence."""
+
+    case_id: str
+    processes: int
+    samples: int
+    """Kept samples of all processes."""
+    between: float | None
+    """Coefficient of variation of the processes' medians; None with one process."""
+    within: float
+    """Interquartile range over median within a process: the median process."""
+    widest: float
+    """The same for the process with the largest one."""
+    unsteady: int
+    """Processes without a steady state."""
+    discarded: int
+    """Discarded samples of all processes that ended ok."""
 
 
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
-    """One summary per case, in the order of the suite, cases without a measurement included."""
+    """One summary per case, also without a measurement, in the order of the suite."""
     return tuple(
         _summarise(case, run.of(case.case_id), run.environment, run.proof)
         for case in run.suite.cases
     )
 
 
+def spreads(run: Run) -> tuple[Spread, ...]:
+    """One spread per case that has a step time, in the order of the suite."""
+    found = []
+    for case in run.suite.cases:
+        ok = [m for m in run.of(case.case_id) if m.outcome is Outcome.OK]
+        evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
+        if evidence:
+            found.append(_spread(case.case_id, ok, evidence))
+    return tuple(found)
+
+
 def why_absent(
     summary: CaseSummary, measurements: Sequence[Measurement], environment: Environment, metric: str
 ) -> str:
-    """Why a case has no value of a metric, in a few words for a report."""
+    """Why a case has no value of a metric, in a few words."""
     if summary.outcome is None:
         return "did not run"
     ok = [m for m in measurements if m.outcome is Outcome.OK]
@@ -70,36 +85,34 @@ def why_absent(
         return summary.outcome.value.replace("_", " ")
     if metric in COUNTERS:
         return counters.exact_counters(ok).absent.get(metric, "")
+    precision = precision_of(summary.case.axes, summary.effective, environment)
     if metric == "tokens_per_s":
-        return "the workload counts no tokens"
+        return "the workload does not count tokens"
     if metric == "floor_share":
         if not (summary.flops or any(m.bytes for m in ok)):
             return "the workload counts neither FLOPs nor bytes"
-        precision = precision_of(summary.case.axes, summary.effective, environment)
         return f"no peak was measured for {precision or 'its precision'} in this run"
     if metric == "step_cycles":
         return environment.gpu_unavailable or "the SM clock was not read while sampling"
     if metric == "mfu":
         if summary.flops is None:
-            return "the workload counts no FLOPs"
-        precision = precision_of(summary.case.axes, summary.effective, environment)
+            return "the workload does not count FLOPs"
         if precision is None:
             return "precision unknown"
         return f"no data-sheet peak for {environment.device_name} at {precision}"
     if metric == "peak_memory_bytes":
         return "no device memory to measure" if environment.gpu is None else "not reported"
     if all(m.telemetry is None for m in ok) and not summary.case.settings.telemetry:
-        return "the suite switched telemetry off"
-    for m in ok:
-        if m.telemetry is not None and metric in m.telemetry.unavailable:
-            return m.telemetry.unavailable[metric]
+        return "the suite turned telemetry off"
+    telemetry = [m.telemetry for m in ok if m.telemetry is not None]
+    for t in telemetry:
+        if metric in t.unavailable:
+            return t.unavailable[metric]
     if metric == "gpu_utilisation" and environment.gpu is None:
         return environment.gpu_unavailable or "no GPU"
-    if metric in statistics.LAG_S and any(
-        m.telemetry and metric in m.telemetry.channels for m in ok
-    ):
-        return f"timed too briefly for a counter that lags {statistics.LAG_S[metric]:g} s"
-    return "no reading fell into warm-up or sampling"
+    if metric in LAG_S and any(metric in t.channels for t in telemetry):
+        return f"the timed phases are too short for a counter that lags by {LAG_S[metric]:g} s"
+    return "no reading during warm-up or sampling"
 
 
 def _summarise(
@@ -114,11 +127,11 @@ def _summarise(
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
     evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
     outcome, detail = _outcome(bad, ok, evidence, proof)
-    least = _floor(case, evidence, observed, environment, proof)
+    limit = _roofline_bound(case, evidence, observed, environment, proof)
     gpu = environment.gpu is not None
     unattested = counters.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
-    metrics = _metrics(case, evidence, observed, environment, least) if evidence else {}
+    metrics = _metrics(case, evidence, observed, environment, limit) if evidence else {}
     return CaseSummary(
         case=case,
         outcome=outcome,
@@ -128,16 +141,12 @@ def _summarise(
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
         effective=observed,
-        floor_s=least.seconds if least else None,
-        floor_by=least.by if least else "",
+        floor_s=limit.seconds if limit else None,
+        floor_by=limit.by if limit else "",
         notes=(
-            *statistics.weaknesses(
-                measurements,
-                asked=case.settings.processes,
-                min_samples=case.settings.min_samples,
-            ),
+            *_weaknesses(measurements, ok, evidence, asked=case.settings.processes),
             *counters.disagreements(ok),
-            *_under_its_floor(metrics.get("floor_share"), least),
+            *_faster_than_possible(metrics.get("floor_share"), limit),
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
@@ -157,25 +166,25 @@ def _outcome(
     if evidence:
         return Outcome.OK, ""
     if ok:
-        said = "; ".join(f"process {m.process}: {statistics.discards(m)}" for m in ok)
-        return Outcome.INVALID_ENVIRONMENT, f"no process is evidence; {said}"
+        why = "; ".join(f"process {m.process}: {_discards(m)}" for m in ok)
+        return Outcome.INVALID_ENVIRONMENT, f"too few samples were kept in every process; {why}"
     if proof is not None and proof.refuted:
-        said = "; ".join(f"{check.name}: {check.fact}" for check in proof.refuted)
-        return Outcome.INVALID_ENVIRONMENT, f"the instrument did not prove itself; {said}"
+        why = "; ".join(f"{check.name}: {check.fact}" for check in proof.refuted)
+        return Outcome.INVALID_ENVIRONMENT, f"the self-test failed; {why}"
     return None, ""
 
 
-def _floor(
+def _roofline_bound(
     case: Case,
     evidence: Sequence[Measurement],
     observed: Mapping[str, Scalar],
     environment: Environment,
     proof: Proof | None,
-) -> Floor | None:
+) -> RooflineBound | None:
     if proof is None or not evidence:
         return None
     first = evidence[0]
-    return floor(
+    return bound(
         proof.peaks,
         flops=first.flops,
         bytes_moved=first.bytes,
@@ -184,12 +193,11 @@ def _floor(
     )
 
 
-def _under_its_floor(share: Estimate | None, least: Floor | None) -> Iterator[str]:
-    """What cannot be: the time, the work it states or the machine's peak is not what it says."""
-    if share is not None and least is not None and share.value > IMPOSSIBLE:
+def _faster_than_possible(share: Estimate | None, limit: RooflineBound | None) -> Iterator[str]:
+    if share is not None and limit is not None and share.value > IMPOSSIBLE:
         yield (
-            f"faster than its floor ({least.by}) allows, {share.value:.0%} of it: "
-            "what the workload says it does, or the peak that was measured, is wrong"
+            f"faster than the roofline allows ({limit.by}: {share.value:.0%}): the work that the "
+            "workload states, or the measured peak, is wrong"
         )
 
 
@@ -198,15 +206,14 @@ def _metrics(
     ok: Sequence[Measurement],
     observed: Mapping[str, Scalar],
     environment: Environment,
-    least: Floor | None,
+    limit: RooflineBound | None,
 ) -> Mapping[str, Estimate]:
     samples = sum(len(m.kept_s) for m in ok)
     steps = [float(np.median(m.kept_s)) for m in ok]
     metrics = {"step_s": statistics.geometric(steps, samples=samples)}
-    if least is not None:
-        metrics["floor_share"] = statistics.geometric(
-            [least.seconds / s for s in steps], samples=samples
-        )
+    if limit is not None:
+        shares = [limit.seconds / s for s in steps]
+        metrics["floor_share"] = statistics.geometric(shares, samples=samples)
     clocks = [median_clock_hz(m) for m in ok]
     cycles = [s * hertz for s, hertz in zip(steps, clocks, strict=True) if hertz]
     if len(cycles) == len(ok):
@@ -227,60 +234,114 @@ def _metrics(
         metrics["peak_memory_bytes"] = _bounded(statistics.arithmetic(memory, samples=len(memory)))
 
     for channel, most in (("gpu_utilisation", 1.0), ("cpu_utilisation", None)):
-        seen = [r for m in ok if (r := statistics.readings(m, channel, statistics.TIMED))]
+        seen = [r for m in ok if (r := readings(m, channel, TIMED))]
         if seen:
             means = [float(np.mean(r)) for r in seen]
             estimate = statistics.arithmetic(means, samples=sum(map(len, seen)))
             metrics[channel] = _bounded(estimate, most)
-    return {**metrics, **counters.estimates(ok), **estimates(case, ok)}
+    return {**metrics, **counters.estimates(ok), **_reported(case, ok)}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:
-    """Cut the interval to what the quantity can be: from 0 to `most`."""
+    """Cut the interval to the possible values: from 0 to `most`."""
     if estimate.low is None or estimate.high is None:
         return estimate
-    return Estimate(
-        value=estimate.value,
-        low=max(0.0, estimate.low),
-        high=estimate.high if most is None else min(most, estimate.high),
-        processes=estimate.processes,
-        samples=estimate.samples,
-    )
+    high = estimate.high if most is None else min(most, estimate.high)
+    return replace(estimate, low=max(0.0, estimate.low), high=high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Of one case, over its processes that ended ok and are evidence."""
+def _reported(case: Case, measurements: Sequence[Measurement]) -> Mapping[str, Estimate]:
+    """Estimates of the metrics that a program reports itself, if every process reported them.
 
-    case_id: str
-    processes: int
-    samples: int
-    """Kept, over all processes."""
-    between: float | None
-    """Coefficient of variation of the processes' medians; None of fewer than two."""
-    within: float
-    """Interquartile range over median inside a process; the median over processes."""
-    widest: float
-    """The same, of the process where it is largest."""
-    unsteady: int
-    """Processes in which no steady state was found."""
-    discarded: int
-    """Samples discarded, over all processes that ended ok."""
+    Each process counts once, by its last value or by the median of all. The harness's own metrics
+    are rates and get a geometric mean; any other may be zero and gets an arithmetic mean.
+    """
+    found = {}
+    for reading in case.program.readings if case.program else ():
+        name = reading.metric
+        values = [m.readings.get(name, ()) for m in measurements]
+        if name in MEASURED_HERE or not values or not all(values):
+            continue
+        each = [float(v[-1] if reading.last else np.median(v)) for v in values]
+        is_rate = name in METRICS and all(v > 0 for v in each)
+        mean = statistics.geometric if is_rate else statistics.arithmetic
+        found[name] = mean(each, samples=len(each) if reading.last else sum(map(len, values)))
+    return found
 
 
-def spreads(run: Run) -> tuple[Spread, ...]:
-    """One a case that has a number, in the order of the suite."""
-    found = []
-    for case in run.suite.cases:
-        ok = [m for m in run.of(case.case_id) if m.outcome is Outcome.OK]
-        evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
-        if evidence:
-            found.append(_spread(case.case_id, ok, evidence))
-    return tuple(found)
+def _discards(m: Measurement) -> str:
+    """`14 of 20 samples discarded (10 throttled, 4 shared)`."""
+    count = sum(map(len, m.discarded.values()))
+    reasons = ", ".join(f"{len(i)} {why.replace('_', ' ')}" for why, i in m.discarded.items())
+    return f"{count} of {len(m.samples_s)} samples discarded ({reasons})"
+
+
+def _weaknesses(
+    measurements: Sequence[Measurement],
+    ok: Sequence[Measurement],
+    evidence: Sequence[Measurement],
+    *,
+    asked: int,
+) -> Iterator[str]:
+    """What a reader must know before trusting the numbers of a case.
+
+    Args:
+        measurements: All processes of the case, whatever their outcome.
+        ok: Those that ended ok.
+        evidence: Those of `ok` that kept enough samples.
+        asked: Number of processes that the suite asks for.
+    """
+    if ok and len(ok) < len(measurements):
+        yield f"numbers from the {len(ok)} of {len(measurements)} processes that ended ok"
+    elif ok and len(ok) < asked:
+        yield f"{len(ok)} of {asked} processes ran"
+    for m in ok:
+        if m.discarded:
+            left_out = "" if m in evidence else "; too few are left, so the process does not count"
+            yield f"process {m.process}: {_discards(m)}{left_out}"
+    if not evidence:
+        return
+    if unsteady := [str(m.process) for m in evidence if m.steady is False]:
+        noun = "process" if len(unsteady) == 1 else "processes"
+        yield f"no steady state found in {noun} {', '.join(unsteady)}"
+    yield from _scatter(evidence)
+    yield from _disturbances(evidence)
+    if len({m.tokens for m in evidence}) > 1 or len({m.flops for m in evidence}) > 1:
+        yield "processes counted different tokens or FLOPs per step"
+
+
+def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
+    quartiles = _quartiles(evidence)
+    medians = quartiles[:, 1]
+    within = (quartiles[:, 2] - quartiles[:, 0]) / medians
+    widest = int(within.argmax())
+    if within[widest] > LARGE_SPREAD:
+        yield (
+            f"samples spread widely: interquartile range {within[widest]:.0%} of the median "
+            f"in process {evidence[widest].process}"
+        )
+    if (gap := float(medians.max() / medians.min()) - 1) > LARGE_DISAGREEMENT:
+        yield f"processes disagree: the slowest is {gap:.0%} slower than the fastest"
+
+
+def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
+    masks = [int(x) for m in evidence for x in readings(m, "gpu_throttle_reasons", ("sampling",))]
+    for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
+        if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
+            named = ", ".join(r for bit, r in reasons.items() if any(mask & bit for mask in hit))
+            yield f"GPU {kind} in {len(hit)} of {len(masks)} readings: {named}"
+    foreign = [x for m in evidence for x in readings(m, "gpu_foreign_processes", TIMED)]
+    if shared := sum(x > 0 for x in foreign):
+        yield f"other processes on the GPU in {shared} of {len(foreign)} readings"
+    for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):
+        counts = [n for m in evidence if (n := len(readings(m, channel, TIMED)))]
+        if counts and min(counts) < MIN_READINGS:
+            noun = "reading" if min(counts) == 1 else "readings"
+            yield f"{name} utilisation is the mean of only {min(counts)} {noun} in one process"
 
 
 def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurement]) -> Spread:
-    quartiles = np.asarray([np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence])
+    quartiles = _quartiles(evidence)
     medians = quartiles[:, 1]
     within = (quartiles[:, 2] - quartiles[:, 0]) / medians
     between = float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else None
@@ -294,3 +355,8 @@ def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurem
         unsteady=sum(m.steady is False for m in evidence),
         discarded=sum(len(m.samples_s) - len(m.kept_s) for m in ok),
     )
+
+
+def _quartiles(evidence: Sequence[Measurement]) -> statistics.Floats:
+    """[processes, 3] of the kept samples."""
+    return np.asarray([np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence])

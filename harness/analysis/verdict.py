@@ -1,9 +1,8 @@
-"""Rules and numbers in, verdict out. An unknown is never called good.
+"""The verdict of a run: its suite's rules, applied to its numbers. An unknown is never a pass.
 
-A rule is decided by a case only when the whole 95 % interval lies on one side of its
-thresholds; a case that did not run, has one process or lacks the metric leaves the rule
-INCONCLUSIVE. Two things are NO-GO without statistics: code that is wrong or does not fit
-in memory, and a timeout whose bound already proves it too slow.
+A case decides a rule only if its whole 95 % interval is on one side of a threshold. A case that did
+not run, has one process or lacks the metric leaves the rule INCONCLUSIVE. Two things are NO-GO
+without statistics: code that is wrong or out of memory, and a timeout whose bound is too slow.
 """
 
 import math
@@ -31,13 +30,13 @@ from harness.records import (
 )
 
 EVERY_CASE_RAN = "every case ran"
-"""The rule that every suite has without writing it."""
+"""The rule that applies to every suite."""
 
-WHAT_RAN = "what ran is what was asked for"
-"""The rule that a suite has where it states kernels or operators that can be seen."""
+WHAT_RAN = "required kernels and operators ran"
+"""The rule that applies if the suite requires or forbids kernels or operators that can be seen."""
 
-KERNELS_THAT_RAN = "the kernels are those asked for"
-"""The rule that a suite has instead, of its kernels, where there is no GPU: it is not applied."""
+KERNELS_THAT_RAN = "required kernels ran"
+"""The same for kernels without a GPU: listed, but not applied."""
 
 WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
@@ -49,11 +48,10 @@ def judge(
     summaries: Sequence[CaseSummary],
     fits: Sequence[ScalingFit],
 ) -> Verdict:
-    """Judge a run by its suite's rules and by the built-in rule that every case ran.
+    """Judge a run by its suite's rules and by the built-in rules.
 
-    The worst applicable rule decides: NO-GO, INCONCLUSIVE, CONDITIONAL, GO. A suite whose
-    rules were all stated for other GPUs is INCONCLUSIVE at best; one that states no rule asks
-    only whether its cases run.
+    The worst applicable rule decides, in the order NO-GO, INCONCLUSIVE, CONDITIONAL, GO. If all
+    stated rules are for other GPUs, the verdict is INCONCLUSIVE or NO-GO.
     """
     stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
     results = (_every_case_ran(suite, summaries), *_attested(summaries), *stated)
@@ -84,7 +82,7 @@ def _every_case_ran(suite: Suite, summaries: Sequence[CaseSummary]) -> RuleResul
 
 
 def ran(case: Case, summary: CaseSummary | None) -> Finding:
-    """Whether a case ended ok in all its processes, or as the suite allows."""
+    """Whether a case ended ok in all processes, or in a way that the suite allows."""
     if summary is None or summary.outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
     outcome = summary.outcome
@@ -101,7 +99,7 @@ def ran(case: Case, summary: CaseSummary | None) -> Finding:
 
 
 def attested(summary: CaseSummary) -> Finding | None:
-    """Whether a case is known to have run what the suite states; None if it states nothing that
+    """Whether a case is known to have run what the suite requires; None if it requires nothing that
     can be seen here."""
     if summary.attested is None:
         return None
@@ -117,11 +115,8 @@ def _of(case: Case, decision: Decision, fact: Fact, **known: Any) -> Finding:
 
 
 def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
-    """Whether every case that ran is known to have run what the suite states; a breach is an
-    outcome, which "every case ran" judges.
-
-    Operators are seen everywhere, so that one not attested is unknown, whatever the reason.
-    Kernels that there is no GPU to see are not judged.
+    """Whether every case that ran is known to have run what the suite requires. A violation is the
+    outcome path_mismatch, which the rule "every case ran" judges. Kernels need a GPU to be seen.
     """
     about = [found for s in summaries if (found := attested(s))]
     if about:
@@ -187,7 +182,7 @@ def _judge_rule(
 def _exponents(
     rule: Rule, matched: Sequence[CaseSummary], fits: Sequence[ScalingFit]
 ) -> list[Finding]:
-    """One finding per fit whose cases the rule matches, and one per case that is in no fit."""
+    """One finding per fit whose cases the rule matches, and one per other matched case."""
     left = {s.case.case_id: s for s in matched}
     ours = [f for f in fits if f.axis == rule.axis and all(p.case_id in left for p in f.points)]
     for point in (p for f in ours for p in f.points):
@@ -220,7 +215,7 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
 
 
 def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
-    """The answer of a case to a rule about one of its metrics."""
+    """What one case says about a rule for one of its metrics."""
     case, outcome = summary.case, summary.outcome
     if outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
@@ -236,7 +231,7 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
 
 
 def _by_bound(rule: Rule, summary: CaseSummary) -> Finding:
-    """A timeout proves a rule broken, or proves nothing; it never proves it kept."""
+    """A timeout can show that a rule is broken, but not that it is met."""
     abort = rule.go if rule.abort is None else rule.abort
     bound = upper_bound(summary, rule.metric)
     fact = Fact.AT_MOST
@@ -272,10 +267,8 @@ def _by_interval(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
 def _settle(
     findings: Sequence[Finding], order: Sequence[Decision]
 ) -> tuple[Decision, list[Finding]]:
-    """The first decision in the order that any finding holds, with the findings that hold it.
-
-    INCONCLUSIVE without findings: nothing is known.
-    """
+    """The first decision in this order that a finding has, with all findings that have it;
+    INCONCLUSIVE without findings."""
     for decision in order:
         if decisive := [f for f in findings if f.decision is decision]:
             return decision, decisive

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from harness import units
-from harness.analysis.capacity import Capacity, capacities
 from harness.records import CaseSummary, Evidence, Measurement, NonFiniteOrigin, Outcome, Run
 
 WRONG = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
@@ -31,16 +30,15 @@ class Failure:
 
 def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
     """Every case of the run that ended otherwise than OK or unsupported, in the suite's order."""
-    room = {c.case_id: c for c in capacities(run)}
     found = []
     for s in summaries:
         bad = next((m for m in run.of(s.case.case_id) if m.outcome in WRONG), None)
         if bad is not None:
-            found.append(_failure(s, bad, run, room.get(s.case.case_id)))
+            found.append(_failure(s, bad, run))
     return tuple(found)
 
 
-def _failure(s: CaseSummary, m: Measurement, run: Run, room: Capacity | None) -> Failure:
+def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     evidence = m.evidence or Evidence()
     script = next((f.path for f in evidence.files if f.name == "reproduce" and f.path), "")
     return Failure(
@@ -48,13 +46,13 @@ def _failure(s: CaseSummary, m: Measurement, run: Run, room: Capacity | None) ->
         outcome=m.outcome.value.replace("_", " "),
         detail=m.detail.partition("\n")[0],
         allowed=s.case.allow.get(m.outcome, ""),
-        facts=tuple(_facts(evidence, room)),
+        facts=tuple(_facts(evidence)),
         command=f"python {shlex.quote(str(Path(run.folder, script)))}" if script else "",
         files=_files(evidence, m.log, beside=str(PurePath(script).parent) if script else ""),
     )
 
 
-def _facts(evidence: Evidence, room: Capacity | None) -> Iterator[str]:
+def _facts(evidence: Evidence) -> Iterator[str]:
     if evidence.silent_s is not None and evidence.stall_limit_s is not None:
         runs = evidence.runs
         step = ""
@@ -70,8 +68,6 @@ def _facts(evidence: Evidence, room: Capacity | None) -> Iterator[str]:
         yield f"innermost frame: {evidence.frame}"
     for origin in evidence.origins:
         yield _origin(origin)
-    if room is not None:
-        yield str(room)
 
 
 def _origin(o: NonFiniteOrigin) -> str:

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from harness import units
 from harness.analysis.expectation import upper_bound
-from harness.analysis.scaling import Point, ScalingFit
+from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.records import (
     METRICS,
     CaseSummary,
@@ -378,7 +378,7 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str, line: str) -> 
     return fit.at(reach[1])
 
 
-def _time(point: Point) -> float:
+def _time(point: ScalingPoint) -> float:
     if point.step_s is not None:
         return point.step_s.value
     if point.lower_bound_s is not None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.capacity import capacities
 from harness.analysis.comparison import confirm, screen
 from harness.analysis.dead_axes import oddities
 from harness.analysis.discards import unfit
@@ -117,9 +116,6 @@ def of_one(run: Run) -> dict[str, Values]:
         "targets": [
             [t.case_id, t.tokens_per_s, t.mfu, t.peak.precision, t.peak.flops_per_s]
             for t in modest(run.suite, run.environment, done(summaries), seen)
-        ],
-        "capacities": [
-            [c.case_id, c.axis, c.largest, c.points, bool(c.why_not)] for c in capacities(run)
         ],
         "spreads": {
             s.case_id: [

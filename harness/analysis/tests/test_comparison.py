@@ -1,4 +1,4 @@
-"""The comparison of two sides: plant a change, ask for it back."""
+"""Comparisons of a baseline and a candidate find a planted change."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ DEFAULT = Thresholds()
 
 
 def pairs(ratio: float, n: int, *, spread: float = 0.008, seed: int = 0) -> list[Pair]:
-    """Pairs of fresh processes whose medians scatter by a typical node's 0.8 %."""
+    """Pairs of processes whose medians scatter by 0.8 %, as on a typical node."""
     rng = np.random.default_rng(seed)
     a, b = np.exp(rng.normal(0.0, spread, size=(2, n)))
     return [
@@ -48,7 +48,7 @@ def judge(ratio: float, *, spread: float = 0.008, seed: int = 0) -> Comparison:
 
 
 @pytest.mark.parametrize("n", [3, 5, 12, 20])
-def test_the_signed_rank_test_is_scipys_exact_one(n: int) -> None:
+def test_signed_rank_p_values_equal_those_of_scipy(n: int) -> None:
     d = np.random.default_rng(n).normal(0.3, 1.0, size=(20, n))
 
     ours = signed_rank_p(d)
@@ -70,12 +70,11 @@ def test_ties_and_zeros_have_the_exact_permutation_distribution() -> None:
     assert ours == pytest.approx(theirs)
 
 
-def test_equal_sides_are_no_evidence() -> None:
+def test_equal_times_have_p_value_1() -> None:
     assert signed_rank_p(np.zeros(20)) == 1.0
 
 
-def test_the_interval_is_the_test_turned_over() -> None:
-    """A centre inside the bounds is one that the test does not reject, and the other way."""
+def test_the_exact_bounds_enclose_the_centres_that_the_test_does_not_reject() -> None:
     d = np.random.default_rng(2).normal(0.0, 1.0, size=20)
 
     bounds = exact_bounds(d, 0.01)
@@ -87,7 +86,7 @@ def test_the_interval_is_the_test_turned_over() -> None:
     assert signed_rank_p((high + 1e-9) - d) <= 0.01 < signed_rank_p((high - 1e-9) - d)
 
 
-def test_too_few_pairs_bound_nothing() -> None:
+def test_too_few_pairs_have_no_exact_bounds() -> None:
     assert exact_bounds(np.arange(6.0), 0.01) is None
     assert exact_bounds(np.arange(7.0), 0.01) is not None
 
@@ -103,7 +102,7 @@ def test_too_few_pairs_bound_nothing() -> None:
         pytest.param(1.05, 0.025, Change.SLOWER, id="5 % slower on a noisy node"),
         pytest.param(0.90, 0.008, Change.FASTER, id="10 % faster"),
         pytest.param(1.02, 0.025, Change.UNDECIDED, id="2 % on a noisy node"),
-        pytest.param(1.00, 0.100, Change.UNDECIDED, id="nothing to be seen in such noise"),
+        pytest.param(1.00, 0.100, Change.UNDECIDED, id="unchanged on a very noisy node"),
     ],
 )
 def test_the_planted_change_is_found(planted: float, spread: float, expected: Change) -> None:
@@ -115,7 +114,7 @@ def test_the_planted_change_is_found(planted: float, spread: float, expected: Ch
     assert answer.low < planted < answer.high
 
 
-def test_a_sure_slowdown_under_the_floor_is_no_regression() -> None:
+def test_a_certain_slowdown_of_no_practical_size_is_the_same() -> None:
     answer = confirm(
         {"a": pairs(1.013, 6, spread=0.0005)}, {"a": pairs(1.013, 20, spread=0.0005)}, DEFAULT
     )[0]
@@ -125,8 +124,8 @@ def test_a_sure_slowdown_under_the_floor_is_no_regression() -> None:
     assert answer.change is Change.SAME
 
 
-def test_the_screen_lets_no_case_pass_whose_noise_could_hide_a_slowdown() -> None:
-    """The centre alone looks fine: four pairs of six say that nothing happened."""
+def test_a_case_whose_noise_could_hide_a_slowdown_does_not_pass_the_screen() -> None:
+    """Though its centre is fine: four of six pairs show no change."""
     noisy = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.99, 1.00, 1.01, 1.06, 0.94, 1.00)]
     calm = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.999, 1.0, 1.001, 1.002, 0.998, 1.0)]
 
@@ -135,16 +134,14 @@ def test_the_screen_lets_no_case_pass_whose_noise_could_hide_a_slowdown() -> Non
     assert not screen(calm[:5], DEFAULT)
 
 
-def test_the_confirmation_is_judged_by_its_new_pairs_alone() -> None:
-    """The pairs that selected the case look slow because they selected it."""
+def test_a_confirmation_uses_its_new_pairs_only() -> None:
     answer = confirm({"a": pairs(1.06, 6)}, {"a": pairs(1.0, 20)}, DEFAULT)[0]
 
     assert answer.change is Change.SAME
     assert answer.pairs == 20
 
 
-def test_many_confirmed_cases_ask_more_of_each() -> None:
-    """One case in sixty must not be called slower by a p-value that sixty cases bring forth."""
+def test_the_more_cases_are_confirmed_the_smaller_a_p_value_must_be() -> None:
     one = pairs(1.018, 20, spread=0.014, seed=3)
     alone = confirm({"a": one}, {"a": one}, DEFAULT)[0]
     clean = {f"c{i}": pairs(1.0, 20, seed=100 + i) for i in range(59)}
@@ -156,7 +153,7 @@ def test_many_confirmed_cases_ask_more_of_each() -> None:
     assert (alone.change, among.change) == (Change.SLOWER, Change.UNDECIDED)
 
 
-def test_holm_steps_down_and_never_falls() -> None:
+def test_adjusted_p_values_ascend() -> None:
     assert holm({"a": 0.001, "b": 0.04, "c": 0.03}) == pytest.approx(
         {"a": 0.003, "c": 0.06, "b": 0.06}
     )
@@ -182,8 +179,7 @@ def test_a_gap_that_vanishes_in_cycles_is_undecided(
         assert answer.pairs_needed is None
 
 
-def test_undecided_says_what_would_decide() -> None:
-    """As many pairs as it names do decide, for the ratio it estimated."""
+def test_the_pairs_that_an_undecided_case_needs_do_decide_it() -> None:
     answer = confirm({"a": pairs(1.02, 6)}, {"a": pairs(1.02, 20, spread=0.025, seed=5)}, DEFAULT)[
         0
     ]
@@ -195,10 +191,10 @@ def test_undecided_says_what_would_decide() -> None:
     assert 0.02 < answer.smallest_effect < 0.05
     decided = [
         confirm({"a": many[:5]}, {"a": many}, DEFAULT)[0].change is not Change.UNDECIDED
-        for seed in range(20)
+        for seed in range(10)
         if (many := pairs(answer.ratio, answer.pairs_needed, spread=0.025, seed=seed))
     ]
-    assert sum(decided) >= 14
+    assert sum(decided) >= 7
 
 
 def test_a_case_that_was_not_confirmed_is_undecided() -> None:
@@ -206,10 +202,24 @@ def test_a_case_that_was_not_confirmed_is_undecided() -> None:
 
     assert answer.change is Change.UNDECIDED
     assert (answer.p_value, answer.pairs_needed) == (None, 20)
-    assert "not confirmed" in answer.reason
 
 
-def test_so_few_pairs_bound_nothing_and_decide_nothing() -> None:
+def test_a_case_that_passed_the_screen_has_a_smallest_effect() -> None:
+    """Above screen_ratio by 1.28 standard errors of the mean of six pairs."""
+    answer = confirm({"a": pairs(1.0, 6)}, {}, DEFAULT)[0]
+
+    assert (answer.change, answer.p_value) == (Change.SAME, None)
+    assert answer.smallest_effect == pytest.approx(0.018, abs=0.004)
+
+
+def test_one_pair_has_no_bounds() -> None:
+    answer = confirm({"a": pairs(1.0, 1)}, {}, DEFAULT)[0]
+
+    assert answer.change is Change.UNDECIDED
+    assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
+
+
+def test_a_confirmation_of_six_pairs_decides_nothing() -> None:
     few = pairs(1.0, 6)
 
     answer = confirm({"a": few}, {"a": few}, DEFAULT)[0]
@@ -218,21 +228,21 @@ def test_so_few_pairs_bound_nothing_and_decide_nothing() -> None:
     assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
 
 
-@pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, math.inf])
-@pytest.mark.parametrize("name", ["baseline_s", "candidate_s", "baseline_hz", "wall_s"])
-def test_what_is_no_time_is_refused(name: str, bad: float) -> None:
+@pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])
+@pytest.mark.parametrize("name", ["baseline_s", "candidate_hz", "wall_s"])
+def test_a_pair_needs_positive_finite_numbers(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match="not a positive, finite number"):
         replace(Pair(baseline_s=1.0, candidate_s=1.0), **{name: bad})
 
 
-def test_a_case_without_pairs_or_never_screened_is_refused() -> None:
-    with pytest.raises(ValueError, match="no pair"):
+def test_a_case_needs_pairs_of_the_screen() -> None:
+    with pytest.raises(ValueError, match="no pairs"):
         confirm({"a": []}, {}, DEFAULT)
-    with pytest.raises(ValueError, match="never screened"):
+    with pytest.raises(ValueError, match="not screened"):
         confirm({"a": pairs(1.0, 6)}, {"b": pairs(1.0, 20)}, DEFAULT)
 
 
-def test_thresholds_that_could_find_nothing_are_refused() -> None:
+def test_a_confirmation_needs_enough_pairs_to_reach_alpha() -> None:
     with pytest.raises(ValueError, match="at least 8"):
         Thresholds(confirm_pairs=7)
     assert least_pairs(60, 0.005) == 14

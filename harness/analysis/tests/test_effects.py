@@ -1,4 +1,4 @@
-"""Effects of single axes: plant one; ask for it back, over pairs."""
+"""Effects of single axes, over pairs of cases with a planted one."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from harness.records import Measurement, Outcome
 from harness.tests.fake_runs import case, ended, run, sweep, timed
 
 
-def test_the_planted_effect_is_found_over_pairs() -> None:
+def test_the_planted_effect_is_found() -> None:
     cases = sweep(seq_len=[512, 2048], gc=["off", "on"])
 
     def measure(c: Any) -> list[Measurement]:
@@ -55,7 +55,7 @@ def test_axes_that_change_together_have_no_effect_of_their_own() -> None:
     assert effects(summarise(run(cases, lambda c: timed(c, 0.1)))) == ()
 
 
-def test_a_pair_with_a_failed_half_is_no_pair() -> None:
+def test_a_pair_with_a_failed_case_does_not_count() -> None:
     cases = sweep(gc=["off", "on"])
 
     def measure(c: Any) -> list[Measurement]:
@@ -64,7 +64,7 @@ def test_a_pair_with_a_failed_half_is_no_pair() -> None:
     assert effects(summarise(run(cases, measure))) == ()
 
 
-def test_a_flag_without_effect_is_called_so() -> None:
+def test_a_flag_without_effect_is_negligible() -> None:
     cases = sweep(NSA_USE_FA2=[0, 1])
 
     (effect,) = effects(summarise(run(cases, lambda c: timed(c, 0.1, cv=0.001, processes=5))))
@@ -72,7 +72,7 @@ def test_a_flag_without_effect_is_called_so() -> None:
     assert effect.negligible
 
 
-def test_an_effect_of_single_processes_has_no_interval() -> None:
+def test_single_processes_give_no_interval() -> None:
     cases = sweep(gc=["off", "on"])
 
     (effect,) = effects(summarise(run(cases, lambda c: timed(c, 0.1, processes=1))))

@@ -1,16 +1,15 @@
-"""What stands beside a number: discards, cycles, floor, spread, targets, the use of time."""
+"""Discards, cycles, the roofline, spread, targets, the use of time, the cost of sampling."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.analysis import discards, overhead, roofline
 from harness.analysis import verdict as gate
 from harness.analysis.expectation import stated_peak
-from harness.analysis.roofline import floor
+from harness.analysis.roofline import bound
 from harness.analysis.summary import spreads, summarise, why_absent
 from harness.records import (
     CaseSummary,
@@ -28,15 +27,14 @@ from harness.records import (
     Telemetry,
     Work,
 )
-from harness.report import steadiness, tables, text
-from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, environment, run, timed
+from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, run, timed
 
 CASE = case({"seq_len": 512})
 PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6)
 PROOF = Proof(at="2026-11-21T07:30:13+00:00", device="GPU-5d1e0f4c", peaks=PEAKS)
 
 
-def telling(channel: str, readings: Sequence[float | None], every_s: float = 0.1) -> Telemetry:
+def telemetry_of(channel: str, readings: Sequence[float | None], every_s: float = 0.1) -> Telemetry:
     return Telemetry(
         t_s=tuple(i * every_s for i in range(len(readings))),
         channels={channel: tuple(readings)},
@@ -57,41 +55,41 @@ def sampled(telemetry: Telemetry, *, count: int = 20, each_s: float = 0.05) -> M
     )
 
 
-def found_in(m: Measurement) -> Mapping[str, tuple[int, ...]]:
+def discarded(m: Measurement) -> Mapping[str, tuple[int, ...]]:
     return discards.unfit(m, m.telemetry, m.phases)
 
 
 # --- discards ----------------------------------------------------------------------------
 
 
-def test_samples_around_a_throttled_reading_are_discarded_and_no_others() -> None:
-    """The reading at 0.5 s speaks of all since the one at 0.4 s and until the one at 0.6 s."""
+def test_only_samples_around_a_throttled_reading_are_discarded() -> None:
+    """The reading at 0.5 s covers the time from the one at 0.4 s to the one at 0.6 s."""
     masks = [0x0, 0x4, 0x1, 0x0, 0x4, 0x40, 0x0, 0x0, 0x4, 0x0, 0x0]
 
-    found = found_in(sampled(telling("gpu_throttle_reasons", masks)))
+    found = discarded(sampled(telemetry_of("gpu_throttle_reasons", masks)))
 
     assert found == {"throttled": (8, 9, 10, 11)}
 
 
-def test_another_process_is_counted_once_a_second_and_may_have_come_a_second_before() -> None:
+def test_samples_up_to_a_second_before_another_process_was_seen_are_discarded() -> None:
     counts = [0.0] * 25 + [1.0] + [0.0] * 15
 
-    shared = found_in(sampled(telling("gpu_foreign_processes", counts), count=80))["shared"]
+    shared = discarded(sampled(telemetry_of("gpu_foreign_processes", counts), count=80))["shared"]
 
     assert shared == tuple(range(shared[0], shared[-1] + 1))
     assert shared[0] * 0.05 == pytest.approx(2.5 - 1.0, abs=0.06)
     assert shared[-1] * 0.05 == pytest.approx(2.6, abs=0.06)
 
 
-def test_a_dropped_clock_is_judged_by_the_process_s_own_median() -> None:
+def test_a_dropped_clock_is_relative_to_the_median_of_the_process() -> None:
     clocks = [1.98e9] * 8 + [1.2e9] + [1.9e9] * 2
 
-    found = found_in(sampled(telling("gpu_sm_clock_hz", clocks)))
+    found = discarded(sampled(telemetry_of("gpu_sm_clock_hz", clocks)))
 
     assert found == {"clock_dropped": (14, 15, 16, 17)}
 
 
-def test_a_sample_is_discarded_for_one_reason_only() -> None:
+def test_a_sample_is_discarded_for_the_first_of_its_reasons() -> None:
     telemetry = Telemetry(
         t_s=(0.0, 0.5, 1.0),
         channels={
@@ -100,20 +98,20 @@ def test_a_sample_is_discarded_for_one_reason_only() -> None:
         },
     )
 
-    assert found_in(sampled(telemetry)) == {"throttled": tuple(range(20))}
+    assert discarded(sampled(telemetry)) == {"throttled": tuple(range(20))}
 
 
 @pytest.mark.parametrize(
     "telemetry",
     [
-        telling("gpu_throttle_reasons", [None] * 11),
+        telemetry_of("gpu_throttle_reasons", [None] * 11),
         Telemetry(unavailable={"gpu_throttle_reasons": "no NVML"}),
-        telling("gpu_throttle_reasons", [0x4] * 11),
+        telemetry_of("gpu_throttle_reasons", [0x4] * 11),
     ],
     ids=["failed", "unavailable", "power-cap"],
 )
-def test_what_was_not_read_and_the_power_cap_discard_nothing(telemetry: Telemetry) -> None:
-    assert found_in(sampled(telemetry)) == {}
+def test_failed_readings_and_the_power_cap_discard_nothing(telemetry: Telemetry) -> None:
+    assert discarded(sampled(telemetry)) == {}
 
 
 def with_discards(indices: Sequence[int], *, min_samples: int) -> tuple[CaseSummary, Any]:
@@ -128,7 +126,7 @@ def with_discards(indices: Sequence[int], *, min_samples: int) -> tuple[CaseSumm
     return summarise(made)[0], made
 
 
-def test_an_estimate_rests_on_the_samples_that_are_left() -> None:
+def test_estimates_use_the_kept_samples_only() -> None:
     clean = summarise(run([CASE], lambda _: timed(CASE, 0.05)))[0]
 
     summary, made = with_discards(range(12), min_samples=5)
@@ -136,20 +134,19 @@ def test_an_estimate_rests_on_the_samples_that_are_left() -> None:
     assert summary.metrics["step_s"].value == pytest.approx(clean.metrics["step_s"].value, rel=0.01)
     assert summary.metrics["step_s"].samples == 48
     assert "process 1: 12 of 20 samples discarded (12 throttled)" in summary.notes
-    assert len(made.measurements[1].samples_s) == 20, "raw samples are kept"
     assert spreads(made)[0].discarded == 12
 
 
-def test_a_process_with_too_few_samples_left_is_not_evidence() -> None:
+def test_a_process_that_kept_too_few_samples_does_not_count() -> None:
     summary, made = with_discards(range(16), min_samples=5)
 
     assert summary.outcome is Outcome.OK
     assert summary.metrics["step_s"].processes == 2
-    assert any("it is not evidence, and is left out" in note for note in summary.notes)
+    assert len(summary.notes) == 1
     assert spreads(made)[0].processes == 2
 
 
-def test_a_case_without_evidence_is_an_invalid_environment_and_never_a_pass() -> None:
+def test_a_case_without_evidence_is_an_invalid_environment() -> None:
     bad = [replace(m, discarded={"shared": tuple(range(20))}) for m in timed(CASE, 0.05)]
     made = run([CASE], lambda _: bad, rules=[Rule(name="floor", metric="step_s", go=1.0)])
 
@@ -162,10 +159,10 @@ def test_a_case_without_evidence_is_an_invalid_environment_and_never_a_pass() ->
     assert verdict.decision is Decision.INCONCLUSIVE
 
 
-# --- cycles and floor --------------------------------------------------------------------
+# --- cycles and roofline -----------------------------------------------------------------
 
 
-def test_cycles_are_time_by_the_clock_measured_while_sampling() -> None:
+def test_cycles_are_step_time_times_the_clock_while_sampling() -> None:
     """The telemetry of a fake run is a tenth of its level before the timed phases."""
     made = run([CASE], lambda _: timed(CASE, 0.05, telemetry={"gpu_sm_clock_hz": 1.5e9}))
 
@@ -174,13 +171,15 @@ def test_cycles_are_time_by_the_clock_measured_while_sampling() -> None:
     assert metrics["step_cycles"].value == pytest.approx(metrics["step_s"].value * 1.5e9, rel=0.05)
 
 
-def test_without_a_clock_there_are_no_cycles_and_it_says_why() -> None:
+@pytest.mark.parametrize(
+    ("metric", "why"), [("step_cycles", "SM clock"), ("floor_share", "no peak was measured")]
+)
+def test_without_a_clock_or_measured_peaks_a_metric_is_absent(metric: str, why: str) -> None:
     made = run([CASE], lambda _: timed(CASE, 0.05))
     summary = summarise(made)[0]
 
-    assert "step_cycles" not in summary.metrics
-    said = why_absent(summary, made.measurements, made.environment, "step_cycles")
-    assert said == "the SM clock was not read while sampling"
+    assert metric not in summary.metrics
+    assert why in why_absent(summary, made.measurements, made.environment, metric)
 
 
 @pytest.mark.parametrize(
@@ -192,24 +191,24 @@ def test_without_a_clock_there_are_no_cycles_and_it_says_why() -> None:
         ({"flops": int(8e12), "precision": "fp64", "bytes_moved": int(4e9)}, 1e-3, "bandwidth"),
     ],
 )
-def test_the_floor_is_the_largest_of_its_terms(
+def test_the_roofline_bound_is_the_largest_of_its_terms(
     given: dict[str, Any], seconds: float, by: str
 ) -> None:
     known = {"flops": None, "bytes_moved": None, "launches": None, "precision": "bf16"}
 
-    found = floor(PEAKS, **{**known, **given})
+    found = bound(PEAKS, **{**known, **given})
 
     assert found is not None
     assert found.seconds == pytest.approx(seconds)
     assert found.by == by
 
 
-def test_nothing_known_is_no_floor() -> None:
-    assert floor(PEAKS, flops=10, bytes_moved=None, launches=None, precision="fp64") is None
-    assert floor(Peaks(), flops=10, bytes_moved=10, launches=5, precision="bf16") is None
+def test_without_a_known_term_there_is_no_bound() -> None:
+    assert bound(PEAKS, flops=10, bytes_moved=None, launches=None, precision="fp64") is None
+    assert bound(Peaks(), flops=10, bytes_moved=10, launches=5, precision="bf16") is None
 
 
-def test_the_share_of_the_floor_stands_beside_the_time() -> None:
+def test_a_summary_has_the_bound_and_the_share_of_the_roofline() -> None:
     made = run([CASE], lambda _: timed(CASE, 1e-3), proofs=(PROOF,))
 
     summary = summarise(made)[0]
@@ -222,30 +221,18 @@ def test_the_share_of_the_floor_stands_beside_the_time() -> None:
     )
 
 
-@pytest.mark.parametrize(("share", "impossible"), [(1.01, False), (1.05, True)])
-def test_a_step_under_its_floor_is_said_to_be_impossible(share: float, impossible: bool) -> None:
-    """Seen on an H200: a read took 100.5 % of the time of a copy of as many bytes."""
+@pytest.mark.parametrize(("share", "notes"), [(1.01, 0), (1.05, 1)])
+def test_a_step_faster_than_the_roofline_gets_a_note(share: float, notes: int) -> None:
     least = 512 * FLOPS_PER_TOKEN / 8e14
     made = run([CASE], lambda _: timed(CASE, least / share, cv=1e-4), proofs=(PROOF,))
 
-    notes = "; ".join(summarise(made)[0].notes)
-
-    assert ("faster than its floor (compute) allows, 105% of it" in notes) == impossible
-
-
-def test_a_run_without_a_proof_has_no_floor() -> None:
-    made = run([CASE], lambda _: timed(CASE, 1e-3))
-    summary = summarise(made)[0]
-
-    assert "floor_share" not in summary.metrics
-    said = why_absent(summary, made.measurements, made.environment, "floor_share")
-    assert said == "no peak was measured for bf16 in this run"
+    assert len(summarise(made)[0].notes) == notes
 
 
 # --- spread ------------------------------------------------------------------------------
 
 
-def test_the_planted_spreads_are_found() -> None:
+def test_spreads_find_the_planted_scatter() -> None:
     """Twelve processes 1 % apart; the samples of each spread log-normally by 1 %."""
     made = run([CASE], lambda _: timed(CASE, 0.05, processes=12, cv=0.01))
 
@@ -257,22 +244,10 @@ def test_the_planted_spreads_are_found() -> None:
     assert found.widest >= found.within
 
 
-def test_one_process_has_no_spread_between() -> None:
+def test_one_process_has_no_spread_between_processes() -> None:
     (found,) = spreads(run([CASE], lambda _: timed(CASE, 0.05, processes=1)))
 
     assert found.between is None
-
-
-def test_every_case_with_a_number_has_a_row_of_spread() -> None:
-    made = run([CASE], lambda _: timed(CASE, 0.05, steady=False), proofs=(PROOF,))
-
-    found = steadiness.table(spreads(made), summarise(made))
-
-    assert found is not None
-    (row,) = found.rows
-    assert row[0] == f"`{CASE.case_id}`"
-    assert "not in 3 of 3" in row
-    assert row[-1].endswith("(compute)")
 
 
 # --- targets -----------------------------------------------------------------------------
@@ -284,27 +259,25 @@ def asked(*, rules: Sequence[Rule] = (), expectations: Sequence[Expectation] = (
     return roofline.modest(made.suite, made.environment, work)
 
 
-def test_a_target_that_asks_little_of_its_card_is_known() -> None:
+def test_a_target_far_below_the_peak_is_found() -> None:
     """785 tokens/s of a model of 0.47 GFLOP a token is 0.12 % of an A100."""
     (target,) = asked(
         expectations=[Expectation(metric="tokens_per_s", low=785, gpu="A100", source="the runbook")]
     )
 
     assert target.mfu == pytest.approx(785 * FLOPS_PER_TOKEN / 312e12)
-    said = text.target_text(target)
-    assert "the expectation of “the runbook” asks for 785 tokens/s" in said
-    assert "on A100 that is 0.118 % MFU, 850x below" in said
+    assert (target.tokens_per_s, target.peak.gpu) == (785, "A100")
     assert stated_peak("*", "bf16") is None
 
 
-def test_a_rule_is_held_against_the_card_at_hand() -> None:
-    """`H200` fits the SXM and the NVL module; the run knows which one it has."""
+def test_a_rule_is_compared_with_the_card_of_the_run() -> None:
+    """`H200` matches the SXM and the NVL module; the run knows which one it has."""
     for gpu in ("*", "H200"):
         rule = Rule(name="floor", metric="tokens_per_s", go=500, abort=100, gpu=gpu)
 
         (target,) = asked(rules=[rule])
 
-        assert (target.stated_by, target.tokens_per_s) == ("the rule “floor”", 500)
+        assert target.tokens_per_s == 500
         assert (target.peak.gpu, target.peak.flops_per_s) == ("H200 SXM", 989e12)
 
 
@@ -318,7 +291,7 @@ def test_a_rule_is_held_against_the_card_at_hand() -> None:
     ],
     ids=lambda rule: rule.name,
 )
-def test_no_other_target_draws_a_warning(rule: Rule) -> None:
+def test_other_targets_are_not_suspicious(rule: Rule) -> None:
     assert asked(rules=[rule]) == ()
 
 
@@ -336,29 +309,25 @@ def test_the_use_of_time_adds_up() -> None:
     assert used.sampling_s == pytest.approx(3 * 2.0, rel=0.01)
     assert used.work_share == pytest.approx(0.327, rel=0.01)
     assert used.overhead_s == pytest.approx(6.7 + 1.2 + 0.4, rel=0.01)
-    assert "32.7 % work" in text.time_use_sentence(used)
 
 
-def test_without_a_wall_time_the_lives_of_the_processes_stand_for_it() -> None:
+def test_without_a_wall_time_the_lifetimes_of_the_processes_are_used() -> None:
     used = overhead.time_use(run([CASE], lambda _: timed(CASE, 0.05)))
 
     assert used is not None
     assert not used.whole
     assert used.wall_s == used.lives_s
-    assert "of processes' life" in text.time_use_sentence(used)
     assert overhead.time_use(run([CASE], lambda _: [])) is None
 
 
-def test_where_the_time_of_processes_that_told_no_phase_went_is_unknown() -> None:
-    """As of a run that was imported from pytest-benchmark."""
+def test_without_phases_the_use_of_time_is_unknown() -> None:
+    """As in a run imported from pytest-benchmark."""
     made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=(), wall_s=0.179))
 
     used = overhead.time_use(made)
 
     assert used is not None
     assert (used.work_s, used.sampling_s, used.work_share, used.overhead_s) == (None,) * 4
-    assert text.time_use_sentence(used) == "179 ms of processes' life; what it went into is unknown"
-    assert tables.timeline(made).rows == (("not told", "179 ms", "100 %"),)
 
 
 # --- what sampling costs -----------------------------------------------------------------
@@ -378,25 +347,24 @@ def compared(cost: float, *, processes: int = 24, cv: float = 0.001) -> overhead
 
 
 @pytest.mark.parametrize(
-    ("cost", "cv", "shown", "said"),
+    ("cost", "cv", "within_limit"),
     [
-        pytest.param(0.0, 0.001, True, "at most 0.5 %, as asked", id="free"),
-        pytest.param(0.03, 0.001, False, "more than the 0.5 % allowed", id="dear"),
-        pytest.param(0.0, 0.05, None, "take more pairs", id="noisy"),
+        pytest.param(0.0, 0.001, True, id="free"),
+        pytest.param(0.03, 0.001, False, id="expensive"),
+        pytest.param(0.0, 0.05, None, id="noisy"),
     ],
 )
-def test_a_planted_cost_of_sampling_is_found(
-    cost: float, cv: float, shown: bool | None, said: str
+def test_the_planted_cost_of_sampling_is_found(
+    cost: float, cv: float, within_limit: bool | None
 ) -> None:
     found = compared(cost, cv=cv)
 
     assert found is not None
     assert found.ratio == pytest.approx(1 + cost, abs=0.003 + cv / 2)
-    assert found.shown is shown
-    assert said in text.overhead_sentence(found, overhead.LIMIT)
+    assert found.shown is within_limit
 
 
-def test_one_pair_shows_nothing_and_none_is_none() -> None:
+def test_one_pair_decides_nothing() -> None:
     found = compared(0.0, processes=1)
 
     assert found is not None
@@ -404,36 +372,17 @@ def test_one_pair_shows_nothing_and_none_is_none() -> None:
     assert overhead.overhead(run([CASE], lambda _: [])) is None
 
 
-# --- an instrument that failed -----------------------------------------------------------
-
-
-def test_a_refuted_instrument_makes_every_case_an_invalid_environment() -> None:
+def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:
     wrong = ProofCheck(name="spin_kernel", holds=False, fact="1,000 MHz, NVML read 1,980 MHz")
     made = run([CASE], lambda _: [], proofs=(replace(PROOF, checks=(wrong,)),), ended_at="")
 
-    summaries = summarise(made)
-    verdict = gate.judge(made.suite, made.environment, summaries, ())
+    (summary,) = summarise(made)
 
-    assert summaries[0].outcome is Outcome.INVALID_ENVIRONMENT
-    assert "spin_kernel: 1,000 MHz" in summaries[0].detail
-    assert verdict.decision.exit_status == 3
-    assert "did not prove itself" in steadiness.proof(made)
+    assert summary.outcome is Outcome.INVALID_ENVIRONMENT
+    assert "spin_kernel: 1,000 MHz" in summary.detail
 
 
-def test_the_report_says_what_was_measured_and_what_was_not_asked() -> None:
-    proved = steadiness.proof(run([CASE], lambda _: [], proofs=(PROOF,)))
-    skipped = steadiness.proof(
-        run([CASE], lambda _: [], proofs=(Proof(at="", device="cpu", skipped="--no-proof"),))
-    )
-    older = steadiness.proof(run([CASE], lambda _: [], env=environment()))
-
-    assert "800,000 GFLOP/s bf16, 4,000 GB/s, 2 µs a launch" in proved.replace("2.00", "2")
-    assert "GPU-5d1e0f4c" in proved
-    assert "not put to the proof (--no-proof)" in skipped
-    assert "older" in older
-
-
-def test_kept_samples_are_those_of_no_reason() -> None:
+def test_kept_samples_are_those_without_a_reason_to_discard() -> None:
     m = replace(
         sampled(Telemetry(), count=5),
         samples_s=(1.0, 2.0, 3.0, 4.0, 5.0),
@@ -443,4 +392,3 @@ def test_kept_samples_are_those_of_no_reason() -> None:
     assert m.kept_s == (2.0, 3.0)
     assert m.is_evidence(2)
     assert not m.is_evidence(3)
-    assert np.isclose(sum(m.samples_s), 15.0)

@@ -421,7 +421,7 @@ def test_an_unseen_case_is_not_attested() -> None:
 
     for gpu in (True, False):
         unseen = (counts.unattested(stated, [m], gpu=gpu) for m in (measured, skipped))
-        assert [*unseen] == ["no census was taken", "switched off (measure.census)"]
+        assert [*unseen] == ["no profile was taken", "switched off (measure.census)"]
         assert counts.unattested(CASE, [measured], gpu=gpu) == ""
 
 
