@@ -15,7 +15,7 @@ import psutil
 
 from harness import __version__
 from harness.errors import ProbeError
-from harness.git.repository import _answer, read_git
+from harness.git.repository import read_git, try_git
 from harness.machine import nvml
 from harness.records import VARIABLE_PREFIXES, Case, Environment, Gpu
 
@@ -99,8 +99,8 @@ def _contents(path: Path) -> str:
 def pins_of(folder: Path) -> Path:
     """The constraints.txt that goes with the code in a folder, which need not exist: beside it, or
     at the root of its repository."""
-    top = _answer(folder, "rev-parse", "--show-toplevel")
-    root = Path(os.fsdecode(top).removesuffix("\n")) if top else folder
+    top = try_git(folder, "rev-parse", "--show-toplevel")
+    root = Path(top.removesuffix("\n")) if top else folder
     near = folder / "constraints.txt"
     return near if near.is_file() else root / "constraints.txt"
 

@@ -226,7 +226,7 @@ def test_the_repository_is_that_of_the_factory_wherever_the_run_is_started(
 
     assert (
         environment.home_of("harness.tests.fake_workloads:good")
-        == Path(environment.__file__).parent
+        == Path(environment.__file__).parents[1]
     )
     (repository / "own_of_mine.py").touch()
     assert environment.home_of("own_of_mine:good") == repository
