@@ -105,7 +105,7 @@ def fixed(
     done = {c.name for c in varied if c.kind is DifferenceKind.VARIABLE}
     if _THREADS in done:
         done.add("num_threads")
-    unlike_first = {d.name: d.now for d in drift.differences(first, here)}
+    unlike_first = {d.name: d.candidate for d in drift.differences(first, here)}
     unlike_second = {d.name for d in drift.differences(second, here)}
     found = []
     for d in drift.differences(first, second):
@@ -116,7 +116,9 @@ def fixed(
             other = unlike_first[d.name]
             as_here = other if d.name in unlike_second else "as in the second run"
         why = _why_fixed(d.name, first, second)
-        found.append(FixedDifference(name=d.name, then=d.then, now=d.now, here=as_here, why=why))
+        found.append(
+            FixedDifference(name=d.name, then=d.baseline, now=d.candidate, here=as_here, why=why)
+        )
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.bisect.journal import CommitsRequest, DifferencesRequest, Journal, Measured, Note
 from harness.errors import HarnessError
 from harness.machine import drift, environment, gpu_idle, gpu_lock
-from harness.machine.gpu_idle import Vacancy, watch_over
+from harness.machine.gpu_idle import IdleCheck, watch_over
 from harness.machine.probes import Probe, open_probes
 from harness.records import Case, Measurement, Outcome
 from harness.runner import rig
@@ -44,7 +44,7 @@ class Processes:
     journal: Journal
     launcher: Launcher
     probes: Sequence[Probe]
-    gpu: Vacancy | None
+    gpu: IdleCheck | None
     started: float
     """Monotonic time."""
     ends: float | None

@@ -21,7 +21,7 @@ from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
 from harness.store import index, reader
-from harness.store.index import Choice as Runs
+from harness.store.index import RunFilter
 from harness.suite import load as suites
 
 
@@ -150,7 +150,7 @@ def _runs_of(name: str, root: Path) -> str:
     if name == WORKING_TREE:
         return "Record a run of the working tree first: harness run SUITE"
     commit = Repository.around(Path.cwd()).commit(name)
-    found = index.ask(root, lambda known: known.runs(Runs(commit=commit, limit=3)), say)
+    found = index.ask(root, lambda known: known.runs(RunFilter(commit=commit, limit=3)), say)
     if not found:
         return "This commit has no run. Check it out and record one, or name two commits."
     return f"Name one of its runs: {', '.join(h.run_id for h in found)}."

@@ -223,8 +223,8 @@ def drift(run_id: str, found: Sequence[Difference]) -> RenderableType:
     """What differs from a run, the most likely cause first."""
     if not found:
         return Text(f"no difference from {run_id} that could change a number", style="green")
-    rows = table("what", "then", "now", "how it could change a number")
+    rows = table("what", "in the run", "now", "how it could change a number")
     for d in found:
-        rows.add_row(*map(escape, (d.name, d.then, d.now, d.how)))
+        rows.add_row(*map(escape, (d.name, d.baseline, d.candidate, d.how)))
     differences = "1 difference" if len(found) == 1 else f"{len(found)} differences"
     return Group(Text(f"{differences} from {run_id}, the most likely cause first"), rows)

@@ -58,8 +58,8 @@ def _sides(a: GateSide, b: GateSide) -> Table:
 def _differences(found: Sequence[Difference]) -> RenderableType:
     columns: dict[str, Sequence[RenderableType]] = {
         "differs": [Text(d.name) for d in found],
-        "baseline": [Text(d.then) for d in found],
-        "candidate": [Text(d.now) for d in found],
+        "baseline": [Text(d.baseline) for d in found],
+        "candidate": [Text(d.candidate) for d in found],
         "how it could change a number": [Text(d.how, style="dim") for d in found],
     }
     brief = {name: cells for name, cells in columns.items() if not name.startswith("how")}

@@ -13,7 +13,7 @@ from rich.text import Text
 from harness import units
 from harness.cli.console import outcome, table
 from harness.records import METRICS, Outcome
-from harness.store.index import Point
+from harness.store.index import HistoryPoint
 from harness.store.reader import RunHeader
 
 NONE = "–"
@@ -77,7 +77,7 @@ def _ended(header: RunHeader) -> Text:
     return Text(said if header.ended_at else f"unfinished: {said}" if said else "unfinished")
 
 
-def history(case_id: str, metric: str, points: Sequence[Point]) -> RenderableType:
+def history(case_id: str, metric: str, points: Sequence[HistoryPoint]) -> RenderableType:
     """One case over runs, oldest first, each with its change from the one before."""
     title = METRICS[metric].title if metric in METRICS else metric
     changes: list[str] = []

@@ -81,7 +81,9 @@ def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
     except SuiteError as error:
         problem = str(error).partition("\n")[0]
         return (
-            drift.Difference(name="suite", then=recorded.suite.path, now=problem, how="unknown"),
+            drift.Difference(
+                name="suite", baseline=recorded.suite.path, candidate=problem, how="unknown"
+            ),
         )
 
 

@@ -14,7 +14,7 @@ from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import METRICS
 from harness.store import index
-from harness.store.index import Choice, Index, Point
+from harness.store.index import HistoryPoint, Index, RunFilter
 from harness.store.reader import RunHeader
 from harness.suite import load as suites
 
@@ -47,10 +47,10 @@ def list_(
     """
     if what not in ("", "suites", "runs"):
         raise HarnessError(f"cannot list {what!r}", "Use harness list suites or harness list runs.")
-    choice = Choice(
+    choice = RunFilter(
         suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
     )
-    if choice != Choice():
+    if choice != RunFilter():
         if what == "suites":
             raise HarnessError(
                 "these options select runs, not suites", "Use: harness list runs, or no options."
@@ -69,7 +69,7 @@ def list_(
     if what != "runs":
         out.print(console.suites(found))
     if what != "suites":
-        none = "no matching runs" if choice != Choice() else "no runs"
+        none = "no matching runs" if choice != RunFilter() else "no runs"
         out.print(console_store.runs(headers) if headers else f"{none} in {store_root}")
 
 
@@ -97,11 +97,11 @@ def history(
     harness history 'checkpointing/*batch=16/gc=off' --gpu H200 --limit 20
     harness history checkpointing/nsa/seq_len=2048/batch=16/gc=off --metric host_syncs
     """
-    choice = Choice(
+    choice = RunFilter(
         suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
     )
 
-    def question(known: Index) -> tuple[str, tuple[Point, ...]]:
+    def question(known: Index) -> tuple[str, tuple[HistoryPoint, ...]]:
         case_id = _one_case(known.case_ids(), case, store_root)
         points = known.history(case_id, choice, metric=None if as_json else metric)
         if metric not in METRICS and not any(metric in point.metrics for point in points):

@@ -1,3 +1,3 @@
-"""The code under test as git has it: the repository, worktrees of its commits and their cleanup,
-and which file a module was loaded from.
+"""The code under test as git sees it. In: a folder. Out: its commits, changed files and temporary
+worktrees, and which file each module was loaded from.
 """

@@ -1,13 +1,11 @@
 """Child side: which files the code under test was loaded from.
 
-Two trees of one project share every name. What a worker of the one side imported from the other
-is found nowhere but in the modules themselves. Nor is what both sides imported from a third, the
-user's own, as an editable install has it.
+Two working trees of one project use the same module names. Only a module's file shows that a
+worker imported it from the other tree, or from a third such as an editable install of the user.
 """
 
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,55 +15,53 @@ from pathlib import Path
 from harness.git import repository
 
 OURS = "harness"
-"""Measures both sides; it is the same for both, and so from neither tree."""
+"""The package that measures: the same for baseline and candidate, so from neither tree."""
 REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
-HIDDEN_REMEDY = "uninstall that package, or rename one of the two"
+SHADOW_REMEDY = "uninstall that package, or rename one of the two"
 
-# What Python says of a module that is not found.
+# Python's messages about a module that it cannot find.
 _NOT_FOUND = re.compile(
     r"No module named '?(?P<module>[\w.]+)"
     r"|cannot import name '(?P<name>\w+)' from '(?P<package>[\w.]+)'"
 )
 _HARNESS = Path(__file__).resolve().parents[1]
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
-_LOCAL = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
-"""Under these git would speak of another repository."""
 
 
 def loaded(
     factory_module: str, roots: Sequence[str], elsewhere: Sequence[str] = ()
 ) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """The packages under test that are loaded, and what is wrong with where they came from.
+    """The loaded packages under test, and which modules came from a wrong place.
 
-    Under test is the factory's package, whatever else the roots hold a package of, and whatever
-    was loaded from another working tree of the repository.
+    Under test are the package of the factory, every package in the roots, and whatever was loaded
+    from another working tree of the repository.
 
     Args:
-        factory_module: Dotted name of the module that holds the case's factory.
-        roots: Folders that all of it must come from; empty where nothing was asked.
-        elsewhere: Working trees of the repository that none of it may come from.
+        factory_module: Dotted name of the module with the case's factory.
+        roots: Folders that the code under test must come from; nothing is checked without any.
+        elsewhere: Working trees of the repository that it must not come from.
 
     Returns:
-        Package -> file; and one sentence per module that came from elsewhere.
+        Package -> file; and one sentence per module from a wrong place.
     """
     if not roots:
         return {}, ()
-    tested = ({_top(factory_module)} | held(roots)) - {OURS, *sys.stdlib_module_names}
+    tested = ({_top(factory_module)} | packages_in(roots)) - {OURS, *sys.stdlib_module_names}
     code, found, others = {}, [], []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
-            file = getattr(module, "__dict__", {}).get("__file__")  # a lazy one is not woken up
-            others += [(name, file)] if isinstance(file, str) else []
+            file = _file(module)
+            others += [(name, file)] if file else []
             continue
         places = _places(module)
         if name == _top(name) and places:
             code[name] = places[0]
         found += [(name, place) for place in places]
-    return code, (*strangers(found, roots), *foreign(others, roots, elsewhere))
+    return code, (*outside(found, roots), *from_other_trees(others, roots, elsewhere))
 
 
-def strangers(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per module whose file does not lie in the roots."""
+def outside(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[str, ...]:
+    """One sentence per module whose file is not in the roots."""
     inside = tuple(os.path.join(os.path.realpath(root), "") for root in roots)  # noqa: PTH118
     return tuple(
         f"{name} is {place}"
@@ -74,23 +70,24 @@ def strangers(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[
     )
 
 
-def foreign(
+def from_other_trees(
     places: Iterable[tuple[str, str]], roots: Sequence[str], elsewhere: Sequence[str]
 ) -> tuple[str, ...]:
-    """One sentence per module that is code of another working tree than that of the roots.
+    """One sentence per module that is code of a working tree other than that of the roots.
 
-    The harness is none, wherever it lies. Nor is what is installed, or what git ignores there: a
-    virtual environment may lie in a working tree.
+    The harness, installed packages and files that git ignores (a virtual environment may be in a
+    working tree) do not count.
     """
     if not (roots and elsewhere):
         return ()
     mine = repository.top(roots).resolve()
-    trees = sorted({mine, *(Path(tree).resolve() for tree in elsewhere)}, key=_depth)
-    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED} - {*trees}
+    trees = {mine, *(Path(tree).resolve() for tree in elsewhere)}
+    innermost_first = sorted(trees, key=lambda tree: len(tree.parts), reverse=True)
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED} - trees
     found: dict[Path, dict[str, tuple[str, str]]] = {}
     for name, place in places:
         file = Path(place).resolve()
-        owner = next((tree for tree in reversed(trees) if file.is_relative_to(tree)), mine)
+        owner = next((tree for tree in innermost_first if file.is_relative_to(tree)), mine)
         if owner == mine or _top(name) == OURS:
             continue
         if not any(file.is_relative_to(folder) for folder in (_HARNESS, *installed)):
@@ -104,32 +101,37 @@ def foreign(
     )
 
 
-def hidden(folders: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per loaded module that a folder holds too, though another file was loaded."""
+def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
+    """The files that git ignores in their working tree."""
+    listed = repository.try_git(tree, "check-ignore", "--stdin", "-z", stdin="\0".join(files))
+    return {*(listed or "").split("\0")}
+
+
+def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
+    """One sentence per loaded module that a folder contains too, but in another file."""
     found = []
     for folder in folders:
         own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
         for name, module in sorted(sys.modules.items()):
-            file = getattr(module, "__dict__", {}).get("__file__")
+            file = _file(module)
             wanted = _module_file(folder, name) if _top(name) in own else None
-            if wanted and isinstance(file, str) and Path(file).resolve() != wanted.resolve():
+            if wanted and file and Path(file).resolve() != wanted.resolve():
                 found.append(f"{name} is {file}, not {wanted}")
     return tuple(found)
 
 
-def hides(said: str, folders: Sequence[str]) -> str:
-    """Which package was imported in place of the folders' own, where that is why a module was not
-    found; else empty.
+def why_shadowed(message: str, folders: Sequence[str]) -> str:
+    """Which package was imported instead of the one in the folders; empty if none was.
 
     Args:
-        said: Python's message of the import that failed.
+        message: Python's message of an import that failed.
         folders: Where the module may be.
     """
-    for failed in _NOT_FOUND.finditer(said):
+    for failed in _NOT_FOUND.finditer(message):
         name = failed["module"] or f"{failed['package']}.{failed['name']}"
         top = _top(name)
         spec = find_spec(top) if "." in name and top not in (OURS, "__main__") else None
-        if spec is None or spec.origin is None:  # not installed, or without a file that could hide
+        if spec is None or spec.origin is None:  # not installed, or a namespace package
             continue
         for folder in folders:
             package = Path(folder, *name.split("."))
@@ -139,34 +141,8 @@ def hides(said: str, folders: Sequence[str]) -> str:
     return ""
 
 
-def _module_file(folder: str, name: str) -> Path | None:
-    """A module's file or package in a folder; None where it has neither."""
-    place = Path(folder, *name.split("."))
-    places = (place / "__init__.py", place.with_name(f"{place.name}.py"))
-    return next((path for path in places if path.is_file()), None)
-
-
-def _depth(folder: Path) -> int:
-    """A working tree may lie in another: the innermost is the one a file is of."""
-    return len(folder.parts)
-
-
-def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
-    """Those of the files that git ignores in their working tree; none where it cannot be asked."""
-    asked = subprocess.run(
-        ["git", "check-ignore", "--stdin", "-z"],
-        cwd=tree,
-        env={name: value for name, value in os.environ.items() if name not in _LOCAL},
-        input="\0".join(files),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return {file for file in asked.stdout.split("\0") if file}
-
-
-def held(roots: Sequence[str]) -> set[str]:
-    """Top-level packages and modules that lie in the roots."""
+def packages_in(roots: Sequence[str]) -> set[str]:
+    """Names of the top-level packages and modules in the roots."""
     return {
         path.stem
         for root in roots
@@ -175,8 +151,21 @@ def held(roots: Sequence[str]) -> set[str]:
     }
 
 
+def _module_file(folder: str, name: str) -> Path | None:
+    """The file of a module or package in a folder."""
+    place = Path(folder, *name.split("."))
+    places = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((path for path in places if path.is_file()), None)
+
+
+def _file(module: object) -> str | None:
+    """A module's file; read from `__dict__`, because attribute access would load a lazy module."""
+    file = getattr(module, "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else None
+
+
 def _places(module: object) -> list[str]:
-    """The module's file; of a namespace package its first folder: its modules have files."""
+    """A module's file; the first folder of a namespace package."""
     file = getattr(module, "__file__", None)
     return [file] if file else [str(folder) for folder in getattr(module, "__path__", ())][:1]
 

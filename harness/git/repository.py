@@ -1,4 +1,4 @@
-"""A git repository: its commits, its changed files, and what it says of the code under test."""
+"""A git repository: commits, changed files, working trees, and the state of the code under test."""
 
 import hashlib
 import os
@@ -12,216 +12,190 @@ from harness.errors import HarnessError
 from harness.records import Git
 
 WORKING_TREE = "."
-"""Stands for a head that is not committed yet."""
+"""Names a candidate that is not committed yet."""
+WRITTEN = ("reports", "ci/baselines")
+"""Folders that runs, baselines and calibrations are written to; they contain no code."""
+
+_CODE = ("--", ".", *(f":(exclude){folder}" for folder in WRITTEN))
+# Git sets these for its hooks; with them, another repository or index would answer.
+_LOCAL = {
+    f"GIT_{name}"
+    for name in (
+        *("ALTERNATE_OBJECT_DIRECTORIES", "OBJECT_DIRECTORY", "COMMON_DIR", "DIR", "PREFIX"),
+        *("CONFIG", "CONFIG_PARAMETERS", "CONFIG_COUNT", "GRAFT_FILE", "SHALLOW_FILE"),
+        *("WORK_TREE", "IMPLICIT_WORK_TREE", "INDEX_FILE"),
+        *("NO_REPLACE_OBJECTS", "REPLACE_REF_BASE"),
+    )
+}
 
 
-# What git sets for its hooks; under them it would speak of another repository or index.
-_LOCAL = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_CONFIG",
-    "GIT_CONFIG_PARAMETERS",
-    "GIT_CONFIG_COUNT",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_IMPLICIT_WORK_TREE",
-    "GIT_GRAFT_FILE",
-    "GIT_INDEX_FILE",
-    "GIT_NO_REPLACE_OBJECTS",
-    "GIT_REPLACE_REF_BASE",
-    "GIT_PREFIX",
-    "GIT_SHALLOW_FILE",
-    "GIT_COMMON_DIR",
-)
+def run_git(
+    folder: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: str = ""
+) -> str:
+    """The output of a git command in a folder.
+
+    Raises:
+        HarnessError: git fails, with the last line of its message, or is not installed.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            env={**kept, "LC_ALL": "C", **(variables or {})},
+            input=os.fsencode(stdin),
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise HarnessError("git was not found on PATH", "Install git.") from None
+    if done.returncode != 0:
+        message = done.stderr.decode(errors="replace").strip().splitlines()
+        raise HarnessError(f"git {arguments[0]}: {message[-1] if message else 'no message'}")
+    return os.fsdecode(done.stdout)
+
+
+def try_git(folder: Path, *arguments: str, stdin: str = "") -> str | None:
+    """The output of a git command in a folder; None if git fails or is not installed."""
+    try:
+        return run_git(folder, *arguments, stdin=stdin)
+    except HarnessError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A git repository, by the root of its working tree."""
+    """A git repository, identified by the root of its working tree."""
 
     root: Path
 
     @classmethod
     def around(cls, folder: Path) -> "Repository":
-        """The repository that a folder lies in.
+        """The repository that contains a folder.
 
         Raises:
-            HarnessError: There is none, or no git.
+            HarnessError: No repository contains it, or git is not installed.
         """
         try:
-            top = _git(folder, "rev-parse", "--show-toplevel")
+            root = run_git(folder, "rev-parse", "--show-toplevel")
         except HarnessError as error:
-            raise HarnessError(
-                f"{folder} is in no git repository: {error}",
-                "It is commits that are compared; run it in a clone.",
-            ) from None
-        return cls(Path(top))
+            problem = f"{folder} is not in a git repository: {error}"
+            raise HarnessError(problem, "Run this inside a clone.") from None
+        return cls(Path(root.removesuffix("\n")))
 
-    def ask(self, *arguments: str) -> str:
-        """What git answers here, less its last newline.
+    def ask(self, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+        """The output of a git command, without its last newline.
 
         Raises:
-            HarnessError: With what git said.
+            HarnessError: git fails, with its message.
         """
-        return _git(self.root, *arguments)
+        return run_git(self.root, *arguments, variables=variables).removesuffix("\n")
 
     def commit(self, ref: str) -> str:
-        """The commit that a ref names.
+        """The full hash of the commit that a ref names.
 
         Raises:
-            HarnessError: It names none here.
+            HarnessError: The ref does not name a commit.
         """
-        try:
-            if ref.startswith("-"):
-                raise HarnessError(ref)  # git would take it for an option
-            return _git(self.root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-        except HarnessError:
+        arguments = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+        # git would read a leading dash as an option.
+        found = None if ref.startswith("-") else try_git(self.root, *arguments)
+        if found is None:
             raise HarnessError(
-                f"{ref!r} names no commit of {self.root}",
-                "In a shallow clone fetch it first: git fetch origin main --depth=1000.",
-            ) from None
+                f"{ref!r} is not a commit of {self.root}",
+                "In a shallow clone, fetch it first: git fetch origin main --depth=1000.",
+            )
+        return found.strip()
 
     def merge_base(self, base: str, head: str) -> str:
-        """The last commit that both have in common: what came to the base since is no change.
+        """The last commit that both have in common.
 
         Raises:
-            HarnessError: They have none.
+            HarnessError: There is none.
         """
-        try:
-            return _git(self.root, "merge-base", base, head)
-        except HarnessError:
+        found = try_git(self.root, "merge-base", base, head)
+        if found is None:
             raise HarnessError(
-                f"{base[:10]} and {head[:10]} have no commit in common here",
-                "A shallow clone may lack it: git fetch --unshallow.",
-            ) from None
+                f"{base[:10]} and {head[:10]} have no common commit in {self.root}",
+                "In a shallow clone, fetch the history: git fetch --unshallow.",
+            )
+        return found.strip()
 
     def changed(self, base: str, head: str) -> tuple[str, ...]:
-        """Paths from the root that differ; of a moved file both the old and the new."""
-        names = _git(
-            self.root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, head
-        )
+        """Paths from the root that differ; a moved file gives its old and its new path."""
+        names = self.ask("diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, head)
         return tuple(name for name in names.split("\0") if name)
 
     def text(self, commit: str, path: str) -> str | None:
-        """A file as it stands in a commit; None where it is not in there."""
-        try:
-            return _git(self.root, "show", f"{commit}:{path}", strip=False)
-        except HarnessError:
-            return None
+        """The content of a file in a commit; None if the commit does not contain it."""
+        return try_git(self.root, "show", f"{commit}:{path}")
 
     def worktrees(self) -> tuple[Path, ...]:
         """All working trees of the repository, this one first."""
         listed = self.ask("worktree", "list", "--porcelain").split("\n\n")
-        places = [entry.splitlines() for entry in listed]
-        trees = (
-            Path(place[0].removeprefix("worktree ")) for place in places if "bare" not in place
-        )
+        entries = [entry.splitlines() for entry in listed]
+        trees = (Path(e[0].removeprefix("worktree ")) for e in entries if "bare" not in e)
         return tuple(dict.fromkeys([self.root, *trees]))
 
     def dirty(self) -> bool:
-        """Whether the working tree holds what is not committed, but for what the harness writes."""
-        code = (f":(exclude){folder}" for folder in WRITTEN)
-        return bool(_git(self.root, "status", "--porcelain", "--", ".", *code))
+        """Whether the working tree has uncommitted changes outside WRITTEN."""
+        return bool(self.ask("status", "--porcelain", *_CODE))
 
     def snapshot(self) -> str:
-        """A commit of the working tree as it is, untracked files included; on no branch.
+        """A commit, on no branch, of the working tree with its untracked files.
 
-        It is made with an index of its own; the objects it leaves are git's to collect.
+        It uses an index of its own; git collects the objects that it leaves.
         """
         with tempfile.TemporaryDirectory() as folder:
-            mine = {
-                "GIT_INDEX_FILE": str(Path(folder, "index")),
-                **{f"GIT_{who}_NAME": "harness gate" for who in ("AUTHOR", "COMMITTER")},
-                **{f"GIT_{who}_EMAIL": "harness@localhost" for who in ("AUTHOR", "COMMITTER")},
-            }
-            _git(self.root, "read-tree", "HEAD", variables=mine)
-            _git(self.root, "add", "--all", variables=mine)
-            tree = _git(self.root, "write-tree", variables=mine)
-            said = "The working tree, as a gate saw it"
-            return _git(self.root, "commit-tree", tree, "-p", "HEAD", "-m", said, variables=mine)
-
-
-def _git(
-    folder: Path,
-    *arguments: str,
-    variables: Mapping[str, str] | None = None,
-    strip: bool = True,
-) -> str:
-    """What git answers, less its last newline.
-
-    Raises:
-        HarnessError: With what git said.
-    """
-    try:
-        answer = subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env=_environment(variables or {}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise HarnessError(
-            "git is not installed", "Commits are read with it; install it."
-        ) from None
-    if answer.returncode != 0:
-        said = answer.stderr.decode(errors="replace").strip().splitlines()
-        raise HarnessError(f"git {arguments[0]}: {said[-1] if said else 'it said nothing'}")
-    text = os.fsdecode(answer.stdout)
-    return text.removesuffix("\n") if strip else text
-
-
-def _environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
-    return {**kept, "LC_ALL": "C", **(variables or {})}
+            variables = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+            for who in ("AUTHOR", "COMMITTER"):
+                variables[f"GIT_{who}_NAME"] = "harness gate"
+                variables[f"GIT_{who}_EMAIL"] = "harness@localhost"
+            self.ask("read-tree", "HEAD", variables=variables)
+            self.ask("add", "--all", variables=variables)
+            tree = self.ask("write-tree", variables=variables)
+            message = "Working tree measured by a gate"
+            return self.ask("commit-tree", tree, "-p", "HEAD", "-m", message, variables=variables)
 
 
 def top(roots: Sequence[str | Path]) -> Path:
-    """The root of the working tree that the first root lies in; the present folder without any."""
+    """The working tree that contains the first root; the current folder without roots."""
     if not roots:
         return Path()
     first = Path(roots[0]).resolve()
     return next((f for f in (first, *first.parents) if (f / ".git").exists()), first)
 
 
-WRITTEN = ("reports", "ci/baselines")
-"""Folders of a repository that runs, baselines and calibrations go to; no code is in them."""
-
-
 def read_git(folder: Path) -> Git | None:
-    """Where the repository around a folder stands; None without a repository, a commit or git.
+    """Commit, branch and uncommitted changes of the repository around a folder.
 
-    What the harness itself writes, under WRITTEN, does not make the tree dirty. A folder that
-    the repository ignores, such as a virtual environment within it, is not of it.
+    None without git, a repository or a commit, and for a folder that its repository ignores, such
+    as a virtual environment. Files under WRITTEN do not count as changes.
     """
-    top = _answer(folder, "rev-parse", "--show-toplevel")
-    if top is None or _answer(folder, "check-ignore", "--quiet", ".") is not None:
+    root = try_git(folder, "rev-parse", "--show-toplevel")
+    if root is None or try_git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
-    root = Path(os.fsdecode(top).removesuffix("\n"))
-    commit = _answer(root, "rev-parse", "--verify", "HEAD")
+    tree = Path(root.removesuffix("\n"))
+    commit = try_git(tree, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
-    branch = _answer(root, "symbolic-ref", "--short", "HEAD")
+    branch = try_git(tree, "symbolic-ref", "--short", "HEAD")
     return Git(
-        commit=commit.decode().strip(),
-        branch=os.fsdecode(branch).strip() if branch else "(detached)",
-        dirty_sha256=_dirty_sha256(root),
+        commit=commit.strip(),
+        branch=branch.strip() if branch else "(detached)",
+        dirty_sha256=_dirty_sha256(tree),
     )
 
 
 def _dirty_sha256(root: Path) -> str:
-    """Hash of all that differs from the commit; empty when nothing does."""
-    paths = ("--", ".", *(f":(exclude){folder}" for folder in WRITTEN))
-    diff = (
-        _answer(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *paths) or b""
-    )
-    listed = _answer(root, "ls-files", "--others", "--exclude-standard", "-z", *paths) or b""
-    untracked = [name for name in listed.split(b"\0") if name]
+    """Hash of everything that differs from the commit; empty if nothing does."""
+    diff = try_git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *_CODE) or ""
+    listed = try_git(root, "ls-files", "--others", "--exclude-standard", "-z", *_CODE) or ""
+    untracked = sorted(os.fsencode(name) for name in listed.split("\0") if name)
     if not diff and not untracked:
         return ""
-    digest = hashlib.sha256(diff)
-    for name in sorted(untracked):
+    digest = hashlib.sha256(os.fsencode(diff))
+    for name in untracked:
         path = root / os.fsdecode(name)
         if path.is_symlink():
             content = os.fsencode(path.readlink())
@@ -232,12 +206,3 @@ def _dirty_sha256(root: Path) -> str:
             content = b""
         digest.update(name + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest()
-
-
-def _answer(folder: Path, *arguments: str) -> bytes | None:
-    """What git answers; None where it refuses or is not installed."""
-    try:
-        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
-    except FileNotFoundError:
-        return None
-    return answer.stdout if answer.returncode == 0 else None

@@ -1,8 +1,7 @@
-"""Commits of a repository checked out side by side, without touching the user's files.
+"""Commits of a repository checked out side by side, in temporary worktrees.
 
-Each commit is checked out into a temporary worktree, detached, and removed at the end. Worktrees
-of a process that was killed are removed by the next one that makes some in the same repository.
-Index, branches and working tree stay as they are.
+The index, the branches and the working tree of the user do not change. A process removes its
+worktrees when it ends; the next one in the same repository removes those of a killed process.
 """
 
 import fcntl
@@ -18,24 +17,24 @@ from harness.errors import HarnessError
 from harness.git.repository import Repository
 
 SIDES = ("base", "head")
-"""Names of the two folders: of one length, so that no path is longer on one side."""
+"""Folder names of baseline and candidate; of equal length, so that their paths are too."""
 PREFIX = "harness-gate-"
-"""Begins the name of every folder that holds temporary worktrees."""
+"""First part of the name of every folder with temporary worktrees."""
 HELD = ".held"
-"""File in such a folder that its process keeps locked while it lives."""
+"""File in such a folder that its process keeps locked while it runs."""
 ELSEWHERE_S = 86_400.0
-"""A folder that is missing here may be on another machine: its worktrees are kept this long."""
+"""Worktrees of a missing folder are kept this long: it may be on another machine."""
 
 
 @contextmanager
 def checked_out(repository: Repository, *commits: str) -> Iterator[tuple[Path, ...]]:
-    """One folder per commit, for as long as the context lasts.
+    """One folder per commit, until the context ends.
 
     Args:
-        commits: At most as many as there are SIDES: the base, then the head.
+        commits: One, or baseline and candidate.
 
     Raises:
-        HarnessError: git cannot check one of them out.
+        HarnessError: git cannot check out one of them.
     """
     with workplace(repository) as folder:
         trees = [folder / side for side in SIDES[-len(commits) :]]
@@ -46,10 +45,10 @@ def checked_out(repository: Repository, *commits: str) -> Iterator[tuple[Path, .
 
 @contextmanager
 def workplace(repository: Repository) -> Iterator[Path]:
-    """A temporary folder for worktrees, removed at the end with all that is in it."""
+    """A temporary folder for worktrees, removed with its content when the context ends."""
     sweep(repository)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with (folder / HELD).open("w") as held:  # first: once a worktree is listed, a sweep may look
+    with (folder / HELD).open("w") as held:  # before git lists a worktree that a sweep could find
         fcntl.flock(held, fcntl.LOCK_EX)
         try:
             yield folder
@@ -59,19 +58,12 @@ def workplace(repository: Repository) -> Iterator[Path]:
 
 
 def sweep(repository: Repository) -> None:
-    """Remove the temporary worktrees of processes that are dead."""
+    """Remove the temporary worktrees of processes that have ended."""
     trees = _temporary(repository)
     dead = {folder for folder in {tree.parent for tree in trees} if _is_dead(folder)}
-    common = repository.root / repository.ask("rev-parse", "--git-common-dir")
-    _clear(
-        repository,
-        [
-            tree
-            for tree in trees
-            if tree.parent in dead
-            or (not tree.parent.exists() and _is_old(common / "worktrees", tree))
-        ],
-    )
+    entries = repository.root / repository.ask("rev-parse", "--git-common-dir") / "worktrees"
+    gone = [t for t in trees if not t.parent.exists() and _is_old(entries, t)]
+    _clear(repository, [*(t for t in trees if t.parent in dead), *gone])
     for folder in dead:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -82,14 +74,14 @@ def _temporary(repository: Repository) -> list[Path]:
 
 def _clear(repository: Repository, trees: Iterable[Path]) -> None:
     for tree in trees:
-        # The files first: git refuses to remove a folder that a killed worker still writes into.
+        # Files first: git does not remove a folder that a killed worker still writes into.
         shutil.rmtree(tree, ignore_errors=True)
-        with suppress(HarnessError):  # another process's sweep was faster
+        with suppress(HarnessError):  # another process removed it first
             remove(repository, tree)
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether a folder is here and its process is gone; without the file it is unknown."""
+    """Whether a folder exists and its process has ended; False without the lock file."""
     try:
         fd = os.open(folder / HELD, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -104,7 +96,7 @@ def _is_dead(folder: Path) -> bool:
 
 
 def _is_old(entries: Path, tree: Path) -> bool:
-    """Whether git made a worktree's entry long ago."""
+    """Whether git's entry of a worktree is older than ELSEWHERE_S."""
     for entry in entries.glob("*/gitdir"):
         try:
             if Path(entry.read_text().strip()).parent == tree:
@@ -115,12 +107,11 @@ def _is_old(entries: Path, tree: Path) -> bool:
 
 
 def check_out(repository: Repository, tree: Path, commit: str) -> None:
-    """Make a worktree of a commit, on no branch.
+    """Make a worktree of a commit, on no branch; the user's checkout hooks do not run.
 
     Raises:
-        HarnessError: git cannot.
+        HarnessError: git fails.
     """
-    # A hook of the user's would run at checkout.
     repository.ask(
         *("-c", "core.hooksPath=/dev/null"),
         *("worktree", "add", "--quiet", "--detach", str(tree), commit),
@@ -128,9 +119,9 @@ def check_out(repository: Repository, tree: Path, commit: str) -> None:
 
 
 def remove(repository: Repository, tree: Path) -> None:
-    """Remove a worktree of ours with all that was built in it.
+    """Remove a temporary worktree with everything built in it.
 
     Raises:
-        HarnessError: git cannot.
+        HarnessError: git fails.
     """
     repository.ask("worktree", "remove", "--force", "--force", str(tree))

@@ -1,3 +1,4 @@
-"""Which machine this is and whether it is fit to measure on: environment, doctor, drift between
-two environments, NVML and CPU probes, the GPU lock.
+"""Which machine this is and whether it is fit to measure on. In: the facts of a worker. Out: the
+environment record, its differences from another, the doctor's checks, probe readings, and a lock
+that keeps other harnesses off the GPU.
 """

@@ -7,20 +7,20 @@ from types import MappingProxyType
 import psutil
 
 REFRESH_S = 0.5
-"""New children are looked for this often: finding them reads every process of the machine."""
+"""Interval between searches for new children; a search reads every process of the machine."""
 
 
 class CpuProbe:
-    """Reads the process tree under a worker.
+    """Reads the process tree of a worker.
 
-    `cpu_utilisation` is in cores since the reading before, resolved by the kernel to 1/100 s.
-    The time of a child that has gone is in its parent's account, so it is not lost.
-    `rss_bytes` is the sum over the tree: memory the processes share counts in each.
+    `cpu_utilisation` is in cores since the last reading; the kernel resolves 1/100 s. The time of a
+    child that ended is in the account of its parent. `rss_bytes` is the sum over the tree; shared
+    memory counts once per process.
     """
 
     def __init__(self) -> None:
         self._worker: psutil.Process | None = None
-        self._family: dict[int, psutil.Process] = {}
+        self._tree: dict[int, psutil.Process] = {}
         self._cpu_s = 0.0
         self._read_at_s = 0.0
         self._refresh_due_s = 0.0
@@ -30,7 +30,7 @@ class CpuProbe:
         return MappingProxyType({})
 
     def attach(self, pid: int) -> None:
-        self._family = {}
+        self._tree = {}
         self._refresh_due_s = 0.0
         try:
             self._worker = psutil.Process(pid)
@@ -46,7 +46,7 @@ class CpuProbe:
             return {"cpu_utilisation": None, "rss_bytes": None}
         cpu_s, rss_bytes = self._totals(now_s)
         elapsed_s = now_s - self._read_at_s
-        # A child whose parent ignores SIGCHLD takes its time with it: never count backwards.
+        # The time of a child is lost if its parent ignores SIGCHLD; the difference may be negative.
         used_s = max(0.0, cpu_s - self._cpu_s)
         self._cpu_s, self._read_at_s = cpu_s, now_s
         return {
@@ -56,36 +56,36 @@ class CpuProbe:
 
     def close(self) -> None:
         self._worker = None
-        self._family = {}
+        self._tree = {}
 
     def _totals(self, now_s: float) -> tuple[float, int]:
-        """CPU time in seconds and resident bytes of the tree, its departed children included."""
+        """CPU time in seconds, including children that ended, and resident bytes of the tree."""
         assert self._worker is not None
         if now_s >= self._refresh_due_s:
             self._refresh_due_s = now_s + REFRESH_S
             self._find_children()
         cpu_s, rss_bytes = 0.0, 0
-        for pid, process in list(self._family.items()):
+        for pid, process in list(self._tree.items()):
             try:
                 with process.oneshot():
                     times = process.cpu_times()
                     rss_bytes += process.memory_info().rss
             except psutil.NoSuchProcess:
-                del self._family[pid]
+                del self._tree[pid]
                 continue
             cpu_s += times.user + times.system + times.children_user + times.children_system
         return cpu_s, rss_bytes
 
     def _find_children(self) -> None:
-        """Add new processes; one found before stays ours even if it is orphaned since."""
+        """Add new processes; a known one stays in the tree when its parent ends."""
         assert self._worker is not None
         try:
             found = (self._worker, *self._worker.children(recursive=True))
         except psutil.NoSuchProcess:
             return
-        self._family = {pid: p for pid, p in self._family.items() if p.is_running()}
+        self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
         for process in found:
-            self._family.setdefault(process.pid, process)
+            self._tree.setdefault(process.pid, process)
 
 
 def _alive(process: psutil.Process) -> bool:

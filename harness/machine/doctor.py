@@ -1,4 +1,4 @@
-"""Whether numbers taken here would mean anything: the checks behind `harness doctor`."""
+"""Whether this machine is fit to measure on: the checks of `harness doctor`."""
 
 import os
 import re
@@ -10,18 +10,15 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.machine.nvml import IDLE, SETTINGS, NvmlProbe, throttle_words
-from harness.records import Environment
-
-EXIT_INVALID = 3
-"""Exit status for an environment that is invalid, or that nobody could judge."""
+from harness.records import Decision, Environment
 
 TF32_SINCE = (8, 0)
 FLASH_ATTENTION_SINCE = (8, 0)
 IDLE_UTILISATION = 0.05
 IDLE_MEMORY_BYTES = 256 * 2**20  # a CUDA context alone takes more
-SETTLE_S = 3.0  # NVML's utilisation looks back up to a second; processes are counted once a second
+SETTLE_S = 3.0  # NVML's utilisation covers up to a second; processes are counted once a second
 BUSY_LOAD = 0.3
-"""Load per core from which other work is felt."""
+"""Load per core above which other work disturbs a measurement."""
 DISK_FAIL_BYTES = 100 * 10**6
 DISK_WARN_BYTES = 10**9
 
@@ -30,50 +27,50 @@ DISTORTING = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation goes to the driver",
     "TRITON_INTERPRET": "Triton kernels are interpreted on the CPU",
 }
-"""Environment variables that turn a timing into something else, and how."""
+"""Environment variables that distort timings, and how."""
 
 
 class Grade(StrEnum):
     OK = "ok"
-    WARN = "warn"  # the numbers hold, with this said beside them
-    UNKNOWN = "unknown"  # could not be found out, which is never ok
-    FAIL = "fail"  # the numbers would not hold
+    WARN = "warn"  # numbers are valid with this remark
+    UNKNOWN = "unknown"  # could not be checked
+    FAIL = "fail"  # numbers would be invalid
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     grade: Grade
     fact: str
     """What was found."""
     remedy: str = ""
-    """What to do about it; empty when there is nothing to do."""
+    """What to do about it; empty if nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """The state of the machine at one moment, with no worker of ours alive."""
+    """The state of the machine while no worker of ours runs."""
 
     gpu: Mapping[str, float | None] = field(default_factory=dict)
     """One reading of NvmlProbe."""
     gpu_unavailable: Mapping[str, str] = field(default_factory=dict)
     load: float = 0.0
-    """Processes that ran or waited in the last minute, on average (load average)."""
+    """Load average of the last minute: processes that run or wait."""
     disk_free_bytes: int = 0
-    """Where runs are stored."""
+    """Of the folder of the runs."""
     pinned: Mapping[str, str] = field(default_factory=dict)
-    """Distribution -> version in constraints.txt; empty when there is none."""
+    """Distribution -> version in constraints.txt; empty without that file."""
 
 
 def inspect(environment: Environment, *, store: Path, constraints: Path) -> Vitals:
-    """Look at the machine now.
+    """Read the state of the machine.
 
     Args:
-        environment: Says which GPU to read.
-        store: Where runs are stored; need not exist yet.
-        constraints: The pinned versions; need not exist.
+        environment: Names the GPU to read.
+        store: The folder of the runs; need not exist.
+        constraints: The file of pinned versions; need not exist.
     """
     reading, unavailable = _read_gpu(environment)
     folder = store.absolute()
@@ -88,7 +85,7 @@ def inspect(environment: Environment, *, store: Path, constraints: Path) -> Vita
 
 
 def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Mapping[str, str]]:
-    """One reading, after the GPU has settled: the worker that told the facts has just ended."""
+    """One reading, once the GPU is idle: the worker that reported the facts has just ended."""
     gpu = environment.gpu
     probe = NvmlProbe(gpu.uuid if gpu else None, why=environment.gpu_unavailable)
     deadline_s = time.monotonic() + SETTLE_S
@@ -110,34 +107,38 @@ def read_pins(text: str) -> dict[str, str]:
 
 
 def checks(environment: Environment, vitals: Vitals) -> tuple[Check, ...]:
-    """Judge an environment. Pure: all that was looked at is in the arguments."""
+    """Judge an environment. Pure."""
     return tuple(_all_checks(environment, vitals))
 
 
 def worst(found: Sequence[Check]) -> Grade:
-    """The grade of the whole: that of its worst check; UNKNOWN if nothing was checked."""
+    """The worst grade of the checks; UNKNOWN without checks."""
     order = list(Grade)
     return max((c.grade for c in found), key=order.index, default=Grade.UNKNOWN)
 
 
 def verdict(found: Sequence[Check]) -> str:
-    """The whole in one phrase: is this machine fit to measure on?"""
+    """One phrase: is this machine fit to measure on?"""
     if not found:
         return "unknown: nothing was checked"
     grade = worst(found)
     count = sum(c.grade is grade for c in found)
-    checks = f"{count} check{'s'[: count > 1]}"
     return {
         Grade.OK: "fit to measure on",
-        Grade.WARN: f"fit to measure on, with {count} warning{'s'[: count > 1]}",
-        Grade.UNKNOWN: f"unknown: {checks} found no answer",
-        Grade.FAIL: f"not fit to measure on: {checks} failed",
+        Grade.WARN: f"fit to measure on, with {_count(count, 'warning')}",
+        Grade.UNKNOWN: f"unknown: {_count(count, 'check')} could not be made",
+        Grade.FAIL: f"not fit to measure on: {_count(count, 'check')} failed",
     }[grade]
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number > 1)}"
+
+
 def exit_status(found: Sequence[Check]) -> int:
-    """0 where every check is ok or a warning, else 3. An absent answer is never a pass."""
-    return 0 if worst(found) in (Grade.OK, Grade.WARN) else EXIT_INVALID
+    """0 if every check is ok or a warning, else 3."""
+    fit = worst(found) in (Grade.OK, Grade.WARN)
+    return 0 if fit else Decision.INCONCLUSIVE.exit_status
 
 
 def _all_checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
@@ -159,30 +160,22 @@ def _all_checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
 
 def _device(environment: Environment) -> Check:
     if environment.gpu:
-        return Check(name="device", grade=Grade.OK, fact=environment.gpu.name)
-    return Check(
-        name="device",
-        grade=Grade.WARN,
-        fact=f"no GPU: {environment.gpu_unavailable}",
-        remedy="Numbers will describe this CPU; that is well if they should.",
-    )
+        return Check("device", Grade.OK, environment.gpu.name)
+    remedy = "Results will describe the CPU. Ignore this if intended."
+    return Check("device", Grade.WARN, f"no GPU: {environment.gpu_unavailable}", remedy)
 
 
 def _tf32(environment: Environment) -> Check:
-    name = "TF32"
     if not _has(environment, TF32_SINCE):
-        return Check(name=name, grade=Grade.OK, fact="this GPU has none")
+        return Check("TF32", Grade.OK, "this GPU does not have it")
     match environment.torch_settings.get("allow_tf32_matmul"):
         case True:
-            return Check(name=name, grade=Grade.OK, fact="on for float32 matrix products")
+            return Check("TF32", Grade.OK, "on for float32 matrix products")
         case False:
-            return Check(
-                name=name,
-                grade=Grade.WARN,
-                fact="off: float32 matrix products run at a fraction of the GPU's speed",
-                remedy="Set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, unless exact float32 is meant.",
-            )
-    return _unknown(name, "no worker said")
+            fact = "off: float32 matrix products run far below full speed"
+            remedy = "Set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, unless exact float32 is intended."
+            return Check("TF32", Grade.WARN, fact, remedy)
+    return _unknown("TF32")
 
 
 def _flash_attention(environment: Environment) -> Check:
@@ -190,172 +183,126 @@ def _flash_attention(environment: Environment) -> Check:
     package = environment.versions.get("flash-attn")
     in_torch = environment.torch_settings.get("flash_attention_in_torch")
     if not _has(environment, FLASH_ATTENTION_SINCE):
-        return Check(name=name, grade=Grade.WARN, fact="this GPU is older than it supports")
+        return Check(name, Grade.WARN, "it does not support this GPU")
     found = [f"flash-attn {package}"] if package else []
     found += ["torch's own"] if in_torch else []
     if found:
-        return Check(name=name, grade=Grade.OK, fact=" and ".join(found))
+        return Check(name, Grade.OK, " and ".join(found))
     if in_torch is None:
-        return _unknown(name, "no worker said")
-    return Check(
-        name=name,
-        grade=Grade.WARN,
-        fact="absent: neither the package nor torch's own",
-        remedy="pip install flash-attn --no-build-isolation, or a torch built with it.",
-    )
+        return _unknown(name)
+    fact = "absent: neither the package nor torch's own"
+    remedy = "pip install flash-attn --no-build-isolation, or install a torch built with it."
+    return Check(name, Grade.WARN, fact, remedy)
 
 
 def _allocator(environment: Environment) -> Check:
-    name = "allocator"
     match environment.torch_settings.get("expandable_segments"):
         case True:
-            return Check(name=name, grade=Grade.OK, fact="expandable segments")
+            return Check("allocator", Grade.OK, "expandable segments")
         case False:
-            return Check(
-                name=name,
-                grade=Grade.WARN,
-                fact="fixed segments: long sequences can run out of memory by fragmentation",
-                remedy="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-            )
-    return _unknown(name, "no worker said")
+            fact = "fixed segments: fragmentation can exhaust the memory at long sequences"
+            remedy = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+            return Check("allocator", Grade.WARN, fact, remedy)
+    return _unknown("allocator")
 
 
 def _gpu_idle(vitals: Vitals) -> Check:
-    """Memory in use betrays a process even where NVML does not list processes."""
-    name = "GPU idle"
+    """Where NVML does not list processes, memory in use shows that there are some."""
     foreign = vitals.gpu.get("gpu_foreign_processes")
     utilisation = vitals.gpu.get("gpu_utilisation")
     memory = vitals.gpu.get("gpu_memory_bytes")
-    remedy = "Wait for the GPU, or choose another with CUDA_VISIBLE_DEVICES."
+    busy = ""
     if foreign:
-        fact = f"{foreign:.0f} other processes compute on it"
-        return Check(name=name, grade=Grade.FAIL, fact=fact, remedy=remedy)
-    if utilisation is not None and utilisation > IDLE_UTILISATION:
-        fact = f"busy for {utilisation:.0%} of the time with no worker of ours"
-        return Check(name=name, grade=Grade.FAIL, fact=fact, remedy=remedy)
-    if memory is not None and memory > IDLE_MEMORY_BYTES:
-        fact = f"{memory / 1e9:.1f} GB in use with no worker of ours"
-        return Check(name=name, grade=Grade.FAIL, fact=fact, remedy=remedy)
+        busy = f"processes of others on it: {foreign:.0f}"
+    elif utilisation is not None and utilisation > IDLE_UTILISATION:
+        busy = f"busy for {utilisation:.0%} of the time with no worker of ours"
+    elif memory is not None and memory > IDLE_MEMORY_BYTES:
+        busy = f"{memory / 1e9:.1f} GB in use with no worker of ours"
+    if busy:
+        remedy = "Wait for the GPU, or choose another with CUDA_VISIBLE_DEVICES."
+        return Check("GPU idle", Grade.FAIL, busy, remedy)
     if utilisation is None or (foreign is None and memory is None):
-        return _unread(name, vitals, "gpu_utilisation", "gpu_foreign_processes")
+        return _unread("GPU idle", vitals, "gpu_utilisation", "gpu_foreign_processes")
     fact = "no other process" if foreign is not None else "no memory in use"
-    return Check(name=name, grade=Grade.OK, fact=f"{fact}, {utilisation:.0%} busy")
+    return Check("GPU idle", Grade.OK, f"{fact}, {utilisation:.0%} busy")
 
 
 def _clocks(vitals: Vitals) -> Check:
-    name = "clocks"
     mask = vitals.gpu.get("gpu_throttle_reasons")
     if mask is None:
-        return _unread(name, vitals, "gpu_throttle_reasons")
-    faults = int(mask) & ~(IDLE | SETTINGS)
+        return _unread("clocks", vitals, "gpu_throttle_reasons")
+    faults, by_hand = int(mask) & ~(IDLE | SETTINGS), int(mask) & SETTINGS
     if faults:
-        return Check(
-            name=name,
-            grade=Grade.FAIL,
-            fact=f"held down at rest by {', '.join(throttle_words(faults))}",
-            remedy="Cool the GPU, or look at its power supply and limits (nvidia-smi -q).",
-        )
-    if set_by_hand := int(mask) & SETTINGS:
-        return Check(
-            name=name,
-            grade=Grade.WARN,
-            fact=f"limited by hand: {', '.join(throttle_words(set_by_hand))}",
-            remedy="Compare only with numbers taken at the same clocks.",
-        )
-    return Check(name=name, grade=Grade.OK, fact="not held down")
+        fact = f"throttled at rest by {', '.join(throttle_words(faults))}"
+        remedy = "Cool the GPU, or check its power supply and limits (nvidia-smi -q)."
+        return Check("clocks", Grade.FAIL, fact, remedy)
+    if by_hand:
+        fact = f"limited by a setting: {', '.join(throttle_words(by_hand))}"
+        remedy = "Compare only with numbers taken at the same clocks."
+        return Check("clocks", Grade.WARN, fact, remedy)
+    return Check("clocks", Grade.OK, "not throttled")
 
 
 def _debug_modes(environment: Environment) -> Check:
-    name = "debug modes"
     settings = environment.torch_settings
     modes = ("anomaly_mode", "debug_build", "deterministic")
     if any(mode not in settings for mode in modes):
-        return _unknown(name, "no worker said")
+        return _unknown("debug modes")
     on = [mode.replace("_", " ") for mode in modes if settings[mode]]
     if not on:
-        return Check(name=name, grade=Grade.OK, fact="off")
-    wrong = settings["anomaly_mode"] or settings["debug_build"]
-    return Check(
-        name=name,
-        grade=Grade.FAIL if wrong else Grade.WARN,
-        fact=f"on: {', '.join(on)}",
-        remedy="Switch them off for timing.",
-    )
+        return Check("debug modes", Grade.OK, "off")
+    grade = Grade.WARN if on == ["deterministic"] else Grade.FAIL
+    return Check("debug modes", grade, f"on: {', '.join(on)}", "Turn them off for timing.")
 
 
 def _variables(environment: Environment) -> Check:
-    name = "variables"
     found = [v for v in DISTORTING if environment.variables.get(v, "0") not in ("", "0")]
     if not found:
-        return Check(name=name, grade=Grade.OK, fact="none that distorts a timing")
-    return Check(
-        name=name,
-        grade=Grade.FAIL,
-        fact="; ".join(f"{v} is set: {DISTORTING[v]}" for v in found),
-        remedy=f"unset {' '.join(found)}",
-    )
+        return Check("variables", Grade.OK, "none distorts timings")
+    fact = "; ".join(f"{v} is set: {DISTORTING[v]}" for v in found)
+    return Check("variables", Grade.FAIL, fact, f"unset {' '.join(found)}")
 
 
 def _versions(environment: Environment, pinned: Mapping[str, str]) -> Check:
-    """A build such as 2.11.0+cu130 is the version 2.11.0."""
-    name = "versions"
+    """A local build such as 2.11.0+cu130 is version 2.11.0."""
     installed = {n: v.partition("+")[0] for n, v in environment.versions.items() if v}
     compared = {n: v for n, v in installed.items() if n in pinned}
     other = [f"{n} {v} (pinned: {pinned[n]})" for n, v in compared.items() if v != pinned[n]]
     if other:
-        return Check(
-            name=name,
-            grade=Grade.WARN,
-            fact=", ".join(other),
-            remedy="pip install -c constraints.txt, to compare with numbers of the pinned ones.",
-        )
+        remedy = "To compare with numbers of the pinned versions: pip install -c constraints.txt."
+        return Check("versions", Grade.WARN, ", ".join(other), remedy)
     if not compared:
-        return _unknown(name, "constraints.txt pins none of those that matter")
-    return Check(name=name, grade=Grade.OK, fact=f"as pinned: {', '.join(compared)}")
+        return _unknown("versions", "constraints.txt does not pin any relevant package")
+    return Check("versions", Grade.OK, f"as pinned: {', '.join(compared)}")
 
 
 def _load(environment: Environment, vitals: Vitals) -> Check:
     fact = f"load {vitals.load:.1f} on {environment.cpu_count} cores"
     if vitals.load <= BUSY_LOAD * environment.cpu_count:
-        return Check(name="CPU load", grade=Grade.OK, fact=fact)
-    return Check(
-        name="CPU load",
-        grade=Grade.WARN,
-        fact=f"{fact}: other work is running, or ran within the last minute",
-        remedy="Wait for it; host-bound steps suffer most.",
-    )
+        return Check("CPU load", Grade.OK, fact)
+    fact += ": other work runs, or ran in the last minute"
+    return Check("CPU load", Grade.WARN, fact, "Wait for it; it slows host-bound steps most.")
 
 
 def _disk(vitals: Vitals) -> Check:
     free = vitals.disk_free_bytes
-    grade = (
-        Grade.FAIL if free < DISK_FAIL_BYTES else Grade.WARN if free < DISK_WARN_BYTES else Grade.OK
-    )
-    return Check(
-        name="disk",
-        grade=grade,
-        fact=f"{free / 1e9:.1f} GB free where runs are stored",
-        remedy="" if grade is Grade.OK else "Make room, or name another folder with --store.",
-    )
+    fact = f"{free / 1e9:.1f} GB free for runs"
+    if free >= DISK_WARN_BYTES:
+        return Check("disk", Grade.OK, fact)
+    grade = Grade.FAIL if free < DISK_FAIL_BYTES else Grade.WARN
+    return Check("disk", grade, fact, "Make room, or name another folder with --store.")
 
 
 def _git(environment: Environment) -> Check:
     git = environment.git
     if git is None:
-        return Check(
-            name="git",
-            grade=Grade.WARN,
-            fact="not a repository: numbers cannot be traced to a commit",
-            remedy="Run from a clone of the project.",
-        )
+        fact = "not in a git repository: numbers cannot be traced to a commit"
+        return Check("git", Grade.WARN, fact, "Run from a clone of the project.")
+    where = f"{git.branch} {git.commit[:10]}"
     if git.dirty_sha256:
-        return Check(
-            name="git",
-            grade=Grade.WARN,
-            fact=f"{git.branch} {git.commit[:10]} with uncommitted changes",
-            remedy="Commit them, so that the numbers can be repeated.",
-        )
-    return Check(name="git", grade=Grade.OK, fact=f"{git.branch} {git.commit[:10]}, clean")
+        remedy = "Commit the changes, so that the numbers can be reproduced."
+        return Check("git", Grade.WARN, f"{where} with uncommitted changes", remedy)
+    return Check("git", Grade.OK, f"{where}, clean")
 
 
 def _has(environment: Environment, since: tuple[int, int]) -> bool:
@@ -364,11 +311,11 @@ def _has(environment: Environment, since: tuple[int, int]) -> bool:
     return (major, minor) >= since
 
 
-def _unknown(name: str, why: str) -> Check:
-    return Check(name=name, grade=Grade.UNKNOWN, fact=f"unknown: {why}")
+def _unknown(name: str, why: str = "the worker did not report it") -> Check:
+    return Check(name, Grade.UNKNOWN, f"unknown: {why}")
 
 
 def _unread(name: str, vitals: Vitals, *channels: str) -> Check:
-    """The reason the first of these channels has for not being there."""
+    """Unknown for the reason of the first of these channels that has one."""
     reasons = (vitals.gpu_unavailable.get(channel) for channel in channels)
     return _unknown(name, next((r for r in reasons if r), "NVML did not answer"))

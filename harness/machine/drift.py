@@ -1,8 +1,8 @@
-"""What differs between two places, or two configurations, and could move a number.
+"""Differences between two environments or two expansions of a suite that could move a number.
 
-In order of suspicion: the card before its driver, the driver before the versions, and the machine
-around it last. Each difference says in one phrase how it could move the number; whether it does is
-for a measurement to say. Pure: records in, records out.
+Most suspect first: the GPU before its driver, the driver before versions, the rest of the machine
+last. Each difference says how it could move a number; only a measurement shows whether it does.
+Pure: records in, records out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,98 +15,89 @@ from harness.records import Case, Environment, Program, Run, Suite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that is not as it was."""
+    """One thing that differs."""
 
     name: str
-    then: str
-    now: str
+    baseline: str
+    candidate: str
     how: str
     """How it could move a number."""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.then} then, {self.now} now"
+        return f"{self.name}: {self.baseline} before, {self.candidate} now"
 
 
 _VERSIONS = {
-    "torch": "other kernels, other dispatch cost, other defaults",
+    "torch": "other kernels, dispatch cost and defaults",
     "triton": "the same kernel compiles to other instructions",
     "cuda": "the libraries choose other kernels",
     "cudnn": "attention and convolutions run other kernels",
     "flash-attn": "another attention kernel, or none",
-    "numpy": "data on the host is prepared at another speed",
-    "python": "the host's share of a step, and its standard library, are others",
-    "harness": "another protocol may measure the same code otherwise",
+    "numpy": "data preparation on the host changes speed",
+    "python": "host time per step and the standard library change",
+    "harness": "the measuring protocol may differ",
 }
-"""In order of suspicion; a version that is not named here comes after them."""
+"""Most suspect first; other versions come after these."""
 _SETTINGS = {
-    "device": "another device altogether",
+    "device": "another kind of device",
     "debug_build": "assertions in every operator",
     "launch_blocking": "every launch waits for the kernel",
     "anomaly_mode": "every backward step is checked",
-    "allow_tf32_matmul": "float32 products run at up to eight times the speed",
-    "allow_tf32_cudnn": "float32 convolutions run at up to eight times the speed",
-    "float32_matmul_precision": "float32 products run at another speed",
-    "deterministic": "deterministic kernels are slower ones",
-    "flash_attention_in_torch": "attention takes another kernel",
-    "allocator": "allocations cost and fragment otherwise",
-    "allocator_config": "allocations cost and fragment otherwise",
-    "expandable_segments": "allocations cost and fragment otherwise",
+    "allow_tf32_matmul": "float32 matrix products run up to eight times as fast",
+    "allow_tf32_cudnn": "float32 convolutions run up to eight times as fast",
+    "float32_matmul_precision": "float32 matrix products change speed",
+    "deterministic": "deterministic kernels are slower",
+    "flash_attention_in_torch": "attention uses another kernel",
+    "allocator": "cost and fragmentation of allocations change",
+    "allocator_config": "cost and fragmentation of allocations change",
+    "expandable_segments": "cost and fragmentation of allocations change",
     "num_threads": "work on the CPU is spread over more or fewer threads",
     "cpu_capability": "CPU kernels use other vector instructions",
 }
 _PREFIXES = {
     "NSA_": "the code under test takes another route",
-    "TRITON_": "kernels are compiled or cached otherwise",
-    "CUDA_": "other devices are seen, or launches behave otherwise",
-    "TORCH_": "torch takes other kernels or other compiler passes",
-    "PYTORCH_": "the allocator or the dispatcher behaves otherwise",
+    "TRITON_": "kernels are compiled or cached differently",
+    "CUDA_": "other devices are visible, or launches behave differently",
+    "TORCH_": "torch uses other kernels or compiler passes",
+    "PYTORCH_": "the allocator or the dispatcher behaves differently",
     "NCCL_": "communication takes another path",
     "OMP_": "work on the CPU is spread over more or fewer threads",
 }
-_SUITE = "another question was asked, or the same in another way"
-
-
-_HOW = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
+_SUITE = "the suite changed"
+_KIND = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""
 
 
-def differences(then: Environment, now: Environment) -> tuple[Difference, ...]:
-    """All that differs between two environments and could move a number, most suspect first; the
-    code too where nobody can tell, since neither time it lay in a repository."""
-    return tuple(_environment(then, now))
-
-
 def require_alike(before: Run, here: Environment) -> None:
-    """Refuse to go on with a run where its numbers would be of two things.
+    """Refuse to resume a run on another device, driver or code.
 
     Raises:
-        StoreError: The device, its driver or the code is another than the one it was begun with.
+        StoreError: One of them differs.
     """
-    then, new = before.environment, f"start a new one with `harness run {before.suite.path}`"
-    if then.device_name != here.device_name:
+    baseline, new = before.environment, f"start a new one: harness run {before.suite.path}"
+    run = f"run {before.run_id} started"
+    if baseline.device_name != here.device_name:
         raise StoreError(
-            f"run {before.run_id} is of {then.device_name}, and this machine would go on with "
-            f"{here.device_name}",
-            f"Resume it there, or {new}.",
+            f"{run} on {baseline.device_name}, but this machine has {here.device_name}",
+            f"Resume it on the same device, or {new}.",
         )
-    if _driver(then) != _driver(here):
+    if _driver(baseline) != _driver(here):
         raise StoreError(
-            f"run {before.run_id} was begun with driver {_driver(then)}, and here is "
-            f"{_driver(here)}",
-            f"One run has one driver: {new}.",
+            f"{run} with driver {_driver(baseline)}, but this machine has {_driver(here)}",
+            f"A run must use one driver: {new}.",
         )
-    if then.git is None or here.git is None:
-        return  # nobody knows: a note says so
-    if then.git.commit != here.git.commit:
-        commit = then.git.commit[:10]
+    if baseline.git is None or here.git is None:
+        return  # unknown: a note of the run names it
+    if baseline.git.commit != here.git.commit:
+        commit = baseline.git.commit[:10]
         raise StoreError(
-            f"run {before.run_id} was begun at commit {commit}, and here is {here.git.commit[:10]}",
-            f"One run has one code: check {commit} out and resume, or {new}.",
+            f"{run} at commit {commit}, but the code is at {here.git.commit[:10]}",
+            f"A run must use one commit: check out {commit} to resume, or {new}.",
         )
-    if then.git.dirty_sha256 != here.git.dirty_sha256:
+    if baseline.git.dirty_sha256 != here.git.dirty_sha256:
         raise StoreError(
-            f"run {before.run_id} was begun with other uncommitted changes than there are here",
-            f"One run has one code: put back what differs and resume, or {new}.",
+            f"{run} with other uncommitted changes than the code has now",
+            f"A run must use one code: restore the changes to resume, or {new}.",
         )
 
 
@@ -114,93 +105,99 @@ def _driver(environment: Environment) -> str:
     return environment.gpu.driver if environment.gpu else "none"
 
 
-def configuration(then: Suite, now: Suite) -> tuple[Difference, ...]:
-    """What differs between the cases of two expansions of a suite, as `changed`; alike in one."""
-    return tuple(_configuration(then, now))
+# --- two environments --------------------------------------------------------------------
 
 
-def changed(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
-    """What differs between two cases: factory or program, axes, variables and settings."""
-    return _changed(_flat(then), _flat(now))
+def differences(baseline: Environment, candidate: Environment) -> tuple[Difference, ...]:
+    """The differences of two environments that could move a number, most suspect first.
+
+    If neither is in a git repository, the commit is among them: it is unknown.
+    """
+    return tuple(_environment(baseline, candidate))
 
 
-def measured(then: Case, now: Case) -> Mapping[str, tuple[Any, Any]]:
-    """What of that makes it another case under one id, and not the same measured more often."""
-    found = changed(then, now)
-    return {name: a for name, a in found.items() if not name.startswith("measure.") or name in _HOW}
-
-
-def _environment(then: Environment, now: Environment) -> Iterator[Difference]:
-    yield from _one(
-        "GPU",
-        then.gpu.name if then.gpu else None,
-        now.gpu.name if now.gpu else None,
-        "another chip has other limits in everything",
-    )
-    gpus = [asdict(e.gpu) if e.gpu else {} for e in (then, now)]
+def _environment(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
+    sides = (baseline, candidate)
+    gpus = [asdict(e.gpu) if e.gpu else {} for e in sides]
+    yield from _one("GPU", *(g.get("name") for g in gpus), "the chip has other limits")
     for name, field, how in (
         ("GPU UUID", "uuid", "cards of one model differ by some per cent, up to a tenth"),
         ("GPU memory", "memory_bytes", "ECC, a slice of the card, or another variant of it"),
-        ("driver", "driver", "launches, clocks and the compiler of PTX are the driver's"),
-        ("CUDA of the driver", "cuda_driver", "launches and the compiler of PTX are its"),
-        ("power limit (W)", "power_limit_w", "the clock falls where the card reaches its limit"),
+        ("driver", "driver", "it does launches, clocks and the compilation of PTX"),
+        ("CUDA of the driver", "cuda_driver", "it does launches and the compilation of PTX"),
+        ("power limit (W)", "power_limit_w", "the clock falls when the card reaches its limit"),
         ("highest SM clock (Hz)", "max_sm_clock_hz", "the clock bounds every kernel"),
     ):
-        if then.gpu and now.gpu:
-            yield from _one(name, gpus[0][field], gpus[1][field], how)
-    yield from _mapped(then.versions, now.versions, _VERSIONS, "other code runs below ours")
-    yield from _mapped(
-        then.torch_settings, now.torch_settings, _SETTINGS, "torch behaves otherwise"
-    )
-    for name in sorted({*then.variables, *now.variables}):
+        if all(gpus):
+            yield from _one(name, *(g[field] for g in gpus), how)
+    yield from _mapped(*(e.versions for e in sides), _VERSIONS, "other code runs below the model")
+    yield from _mapped(*(e.torch_settings for e in sides), _SETTINGS, "torch behaves differently")
+    for name in sorted({*baseline.variables, *candidate.variables}):
         how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
-        yield from _one(name, then.variables.get(name), now.variables.get(name), how)
-    if not (then.git or now.git):
-        how = "the code may be another: it lies in no git repository"
-        yield Difference(name="commit", then="not known", now="not known", how=how)
-    yield from _one(
-        "commit",
-        then.git.commit[:10] if then.git else None,
-        now.git.commit[:10] if now.git else None,
-        "the code under test is another",
+        yield from _one(name, *(e.variables.get(name) for e in sides), how)
+    gits = [asdict(e.git) if e.git else {} for e in sides]
+    if not any(gits):
+        how = "the code may differ: it is not in a git repository"
+        yield Difference(name="commit", baseline="not known", candidate="not known", how=how)
+    for name, field, how in (
+        ("commit", "commit", "the code under test differs"),
+        ("uncommitted changes", "dirty_sha256", "the code under test differs from its commit"),
+    ):
+        yield from _one(name, *(g.get(field, "")[:10] or None for g in gits), how)
+    yield from _mapped(
+        *({f"data {name}": value for name, value in e.data.items()} for e in sides),
+        {},
+        "the data differs: lengths, loading time and loss change",
     )
-    yield from _one(
-        "uncommitted changes",
-        (then.git.dirty_sha256[:10] or None) if then.git else None,
-        (now.git.dirty_sha256[:10] or None) if now.git else None,
-        "the code under test is not what its commit says",
-    )
-    for name in sorted({*then.data, *now.data}):
-        yield from _one(
-            f"data {name}",
-            then.data.get(name),
-            now.data.get(name),
-            "other data: other lengths, other loading time, another loss",
-        )
     for name, field, how in (
         ("CPU", "cpu", "launches and data loading follow the speed of one core"),
-        ("CPU count", "cpu_count", "fewer cores are shared with loaders and compilers"),
-        ("host memory", "memory_bytes", "less room for caches of files"),
-        ("operating system", "os", "scheduling and system calls cost otherwise"),
+        ("CPU count", "cpu_count", "loaders and compilers share the cores"),
+        ("host memory", "memory_bytes", "the file cache has another size"),
+        ("operating system", "os", "the cost of scheduling and system calls changes"),
         ("host", "hostname", "other cooling, other neighbours, another PCIe slot"),
     ):
-        yield from _one(name, getattr(then, field), getattr(now, field), how)
+        yield from _one(name, *(getattr(e, field) for e in sides), how)
 
 
-def _configuration(then: Suite, now: Suite) -> Iterator[Difference]:
-    before = {c.case_id: c for c in then.cases}
-    after = {c.case_id: c for c in now.cases}
+# --- two expansions of a suite -----------------------------------------------------------
+
+
+def configuration(baseline: Suite, candidate: Suite) -> tuple[Difference, ...]:
+    """What differs between the cases of two expansions of a suite; equal changes are one."""
+    return tuple(_configuration(baseline, candidate))
+
+
+def changed(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
+    """What differs between two cases: factory or program, axes, variables and settings."""
+    flat = [_flat(case) for case in (baseline, candidate)]
+    pairs = {name: (flat[0].get(name), flat[1].get(name)) for name in {**flat[0], **flat[1]}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def measured(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
+    """The part of `changed` that changes what is measured, not only how often."""
+    found = changed(baseline, candidate)
+    return {
+        name: pair
+        for name, pair in found.items()
+        if not name.startswith("measure.") or name in _KIND
+    }
+
+
+def _configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
+    before = {c.case_id: c for c in baseline.cases}
+    after = {c.case_id: c for c in candidate.cases}
     if gone := [i for i in before if i not in after]:
-        yield Difference(name="cases", then=_few(gone), now="none", how=_SUITE)
+        yield Difference(name="cases", baseline=_few(gone), candidate="none", how=_SUITE)
     if new := [i for i in after if i not in before]:
-        yield Difference(name="cases", then="none", now=_few(new), how=_SUITE)
-    alike: dict[tuple[str, Any, Any], list[str]] = {}
+        yield Difference(name="cases", baseline="none", candidate=_few(new), how=_SUITE)
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for case_id in before.keys() & after.keys():
-        for name, (a, b) in _changed(_flat(before[case_id]), _flat(after[case_id])).items():
+        for name, (a, b) in changed(before[case_id], after[case_id]).items():
             alike.setdefault((name, _word(a), _word(b)), []).append(case_id)
-    for (name, a, b), case_ids in sorted(alike.items()):
+    for (name, one, other), case_ids in sorted(alike.items()):
         where = _few(sorted(case_ids)) if len(case_ids) < len(before) else "all cases"
-        yield Difference(name=f"{name} of {where}", then=a, now=b, how=_SUITE)
+        yield Difference(name=f"{name} of {where}", baseline=one, candidate=other, how=_SUITE)
 
 
 def _flat(case: Case) -> dict[str, Any]:
@@ -214,7 +211,7 @@ def _flat(case: Case) -> dict[str, Any]:
 
 
 def _program(program: Program) -> dict[str, Any]:
-    """What is run, and how it is read: a step of another pattern is another step."""
+    """The command, and how its output is read."""
     how = {name: value for name, value in asdict(program).items() if name != "argv"}
     return {
         "command": " ".join(program.argv),
@@ -222,23 +219,24 @@ def _program(program: Program) -> dict[str, Any]:
     }
 
 
-def _changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    pairs = {name: (then.get(name), now.get(name)) for name in {**then, **now}}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+# --- both --------------------------------------------------------------------------------
 
 
 def _mapped(
-    then: Mapping[str, Any], now: Mapping[str, Any], known: Mapping[str, str], otherwise: str
+    baseline: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    known: Mapping[str, str],
+    otherwise: str,
 ) -> Iterator[Difference]:
-    """Those of two mappings, in the order of `known`, then by name."""
-    names = [*known, *sorted(({*then, *now}) - known.keys())]
-    for name in names:
-        yield from _one(name, then.get(name), now.get(name), known.get(name, otherwise))
+    """The differences of two mappings, in the order of `known`, then by name."""
+    for name in (*known, *sorted({*baseline, *candidate} - known.keys())):
+        how = known.get(name, otherwise)
+        yield from _one(name, baseline.get(name), candidate.get(name), how)
 
 
-def _one(name: str, then: Any, now: Any, how: str) -> Iterator[Difference]:
-    if then != now:
-        yield Difference(name=name, then=_word(then), now=_word(now), how=how)
+def _one(name: str, baseline: Any, candidate: Any, how: str) -> Iterator[Difference]:
+    if baseline != candidate:
+        yield Difference(name=name, baseline=_word(baseline), candidate=_word(candidate), how=how)
 
 
 def _few(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Where, on what and with what a run is made."""
+"""The machine and the software of a run, as parent and worker see them."""
 
 import hashlib
 import os
@@ -15,14 +15,12 @@ import psutil
 
 from harness import __version__
 from harness.errors import ProbeError
-from harness.git.repository import _answer, read_git
+from harness.git.repository import read_git, try_git
 from harness.machine import nvml
 from harness.records import VARIABLE_PREFIXES, Case, Environment, Gpu
 
 NOT_REPORTED = "not available"
-"""Stands in a Gpu for what only NVML could say."""
-
-
+"""Value of the fields of a Gpu that only NVML reports."""
 DATA_END_BYTES = 2**16
 
 
@@ -36,11 +34,10 @@ def capture(
     """Describe this machine, as the parent and a worker see it.
 
     Args:
-        facts: What harness.measure.facts.describe() said in a worker.
-        command: The command line that made the run.
-        repository: A folder of the repository under test; None where there is none. See
-            `home_of`.
-        cases: What will be measured, for the data it names.
+        facts: The answer of harness.measure.facts.describe() in a worker.
+        command: The command line of the run.
+        repository: A folder of the repository under test, see `home_of`; None without one.
+        cases: The cases of the run, for the data that they name.
     """
     gpu, problem = _gpu(facts)
     return Environment(
@@ -70,16 +67,69 @@ def capture(
     )
 
 
+def _os() -> str:
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        name = platform.system()
+    return f"{name}, kernel {platform.release()}"
+
+
+def _cpu_model() -> str:
+    """The model in /proc/cpuinfo (x86); elsewhere the architecture."""
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
+    """The GPU that the workers use, or why they use none."""
+    uuid, seen = facts["gpu_uuid"], facts.get("gpu")
+    if uuid is not None:
+        try:
+            return nvml.find(uuid), ""
+        except ProbeError:
+            if seen is None:
+                raise
+        return _gpu_without_nvml(uuid, seen), ""
+    problem = facts.get("cuda_unavailable") or "torch has no GPU"
+    try:
+        names = ", ".join(gpu.name for gpu in nvml.gpus())
+    except ProbeError as error:
+        return None, f"{problem}; {error}"
+    return None, f"{problem}, but NVML lists {names}"
+
+
+def _gpu_without_nvml(uuid: str, seen: Mapping[str, Any]) -> Gpu:
+    """The GPU as torch describes it: a run on it must not be recorded as a run on the CPU."""
+    return Gpu(
+        name=seen["name"],
+        uuid=uuid,
+        index=0,
+        memory_bytes=seen["memory_bytes"],
+        driver=NOT_REPORTED,
+        cuda_driver=NOT_REPORTED,
+        compute_capability=seen["compute_capability"],
+    )
+
+
+# --- data, pins and the repository -------------------------------------------------------
+
+
 def data_files(cases: Iterable[Case]) -> dict[str, str]:
-    """What lies at each path that an axis or a variable of a case names: `data: PATH` or
-    `data: KIND:PATH`. By size and the hash of both ends, for a corpus is too long to read."""
+    """Path -> size and hash, for every existing path in an axis or a variable of a case.
+
+    A value is `PATH` or `KIND:PATH`. Only both ends of a file are hashed: a corpus is long.
+    """
     values = {str(v) for c in cases for v in (*c.axes.values(), *c.env.values())}
-    paths = {v: Path(v.rpartition(":")[2]) for v in values if "/" in v}
-    return {str(path): _contents(path) for path in sorted(paths.values()) if path.exists()}
+    paths = {Path(v.rpartition(":")[2]) for v in values if "/" in v}
+    return {str(path): _contents(path) for path in sorted(paths) if path.exists()}
 
 
 def _contents(path: Path) -> str:
-    """A word that differs where the contents do."""
+    """Size and hash of a file, or of all files in a folder."""
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     digest, total_bytes = hashlib.sha256(), 0
     for file in files:
@@ -97,29 +147,30 @@ def _contents(path: Path) -> str:
 
 
 def pins_of(folder: Path) -> Path:
-    """The constraints.txt that goes with the code in a folder, which need not exist: beside it, or
-    at the root of its repository."""
-    top = _answer(folder, "rev-parse", "--show-toplevel")
-    root = Path(os.fsdecode(top).removesuffix("\n")) if top else folder
+    """The constraints.txt of the code in a folder: beside it, or at the root of its repository.
+
+    The file need not exist.
+    """
+    top = try_git(folder, "rev-parse", "--show-toplevel")
+    root = Path(top.removesuffix("\n")) if top else folder
     near = folder / "constraints.txt"
     return near if near.is_file() else root / "constraints.txt"
 
 
 def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
-    """The folder of a factory's module, which is not imported; the current one if unknown.
+    """The folder of a factory's module, without importing it; the current folder if unknown.
 
-    A run from any folder is of the code it measures, not of the repository it happens to be
-    started in.
+    The repository of a run is the one with this folder, wherever the run is started.
 
     Args:
         factory: `package.module:function`.
-        roots: Where workers look for it first.
+        roots: Folders that workers search first.
     """
     name = factory.partition(":")[0].partition(".")[0]
     here = Path.cwd()
     if not name:  # a program, which runs here
         return here
-    # As a worker looks for it: see runner.launcher.
+    # The same order as in a worker, see runner.launcher.
     spec = (
         PathFinder.find_spec(name, [str(root) for root in roots])
         or find_spec(name)
@@ -129,51 +180,3 @@ def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
     if places:
         return Path(places[0])
     return Path(spec.origin).parent if spec and spec.has_location and spec.origin else here
-
-
-def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
-    """The GPU the workers use, or why they use none."""
-    uuid, seen = facts["gpu_uuid"], facts.get("gpu")
-    if uuid is not None:
-        try:
-            return nvml.find(uuid), ""
-        except ProbeError:
-            if seen is None:
-                raise
-        return _gpu_without_nvml(uuid, seen), ""
-    problem = facts.get("cuda_unavailable") or "torch has no GPU"
-    try:
-        names = ", ".join(gpu.name for gpu in nvml.gpus())
-    except ProbeError as error:
-        return None, f"{problem}; {error}"
-    return None, f"{problem}, though NVML shows {names}"
-
-
-def _gpu_without_nvml(uuid: str, seen: Mapping[str, Any]) -> Gpu:
-    """Numbers of a GPU must not go under `cpu` because NVML is missing."""
-    return Gpu(
-        name=seen["name"],
-        uuid=uuid,
-        index=0,
-        memory_bytes=seen["memory_bytes"],
-        driver=NOT_REPORTED,
-        cuda_driver=NOT_REPORTED,
-        compute_capability=seen["compute_capability"],
-    )
-
-
-def _os() -> str:
-    try:
-        name = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except OSError:
-        name = platform.system()
-    return f"{name}, kernel {platform.release()}"
-
-
-def _cpu_model() -> str:
-    """From /proc/cpuinfo, which names x86 processors; elsewhere the architecture must do."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.machine()

@@ -1,58 +1,59 @@
-"""Is the GPU ours alone, free and at its own speed? Asked before every process is started.
+"""Whether only we use the GPU, and whether it runs at its own speed; read before every process.
 
-What a worker leaves behind is killed with it; that its memory is back is verified here. A case
-whose GPU somebody else uses, or that starts throttled, would measure them: it is not started, and
-its outcome says who it was.
+A worker is killed with everything it started; here the harness verifies that its memory is free
+again. If another process uses the GPU, or it is throttled, the next case is not started: its
+outcome is `invalid_environment` and names the process.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from types import TracebackType
-from typing import Self
+from typing import Protocol
 
 import psutil
 import pynvml
 
 from harness.errors import ProbeError
 from harness.machine import nvml
-from harness.machine.probes import GpuMeter, GpuUse
 from harness.records import Case, Environment, Evidence, Measurement, Outcome, gpu_matches
+
+FREE_S = 10.0
+"""Longest wait for a free GPU: the driver frees the memory of a dead process with a delay."""
+AGAIN_S = 0.5
+"""Longest wait if the wait before failed."""
+SLACK_BYTES = 256 * 2**20
+"""Memory that may be in use beyond the first reading; a CUDA context alone takes more."""
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """Who uses a GPU while no worker of ours runs. None: could not be read."""
+
+    used_bytes: float | None = None
+    processes: Mapping[int, str] | None = None
+    """Process id -> name, user and memory, for every process that computes on the GPU."""
+    throttled_by: Sequence[str] = ()
+    """Reasons for a lower clock, except those that a person has set."""
+
+
+class GpuMeter(Protocol):
+    """Reads the use of one GPU."""
+
+    def use(self) -> GpuUse:
+        """The use now."""
 
 
 class NvmlMeter:
-    """Reads one GPU, by UUID. A context: leaving it lets go of NVML."""
+    """Reads the use of one GPU from NVML."""
 
-    def __init__(self, uuid: str) -> None:
-        """Open NVML.
-
-        Raises:
-            ProbeError: It does not work here, or knows no such GPU.
-        """
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise ProbeError(f"NVML: {error}") from error
-        try:
-            self._device = nvml.handle(uuid)
-        except ProbeError:
-            pynvml.nvmlShutdown()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pynvml.nvmlShutdown()
+    def __init__(self, device: object) -> None:
+        """`device` is an NVML handle; NVML must stay initialised."""
+        self._device = device
 
     def use(self) -> GpuUse:
-        """What is seen now; what cannot be read is left open."""
         return GpuUse(
             used_bytes=self._used_bytes(),
             processes=self._processes(),
@@ -82,49 +83,49 @@ class NvmlMeter:
         return nvml.throttle_words(mask & ~(nvml.IDLE | nvml.SETTINGS))
 
 
+@contextmanager
+def nvml_meter(uuid: str) -> Iterator[NvmlMeter]:
+    """A meter of the GPU with this UUID.
+
+    Raises:
+        ProbeError: NVML does not work here, or does not know the GPU.
+    """
+    with nvml.session():
+        yield NvmlMeter(nvml.handle(uuid))
+
+
 def _describe(pid: int, used_bytes: int | None) -> str:
-    """A process in words. It may be another user's, or gone by now."""
     try:
         with (process := psutil.Process(pid)).oneshot():
             what = f"{process.name()} of {process.username()}"
-    except psutil.Error:
-        what = "of which nothing can be read"
-    holds = "" if used_bytes is None else f", {used_bytes / 1e9:.2f} GB"
-    return f"process {pid} ({what}){holds}"
+    except psutil.Error:  # it belongs to another user, or has ended
+        what = "name and user cannot be read"
+    memory = "" if used_bytes is None else f", {used_bytes / 1e9:.2f} GB"
+    return f"process {pid} ({what}){memory}"
 
 
-FREE_S = 10.0
-"""Longest wait for a GPU to be free: a driver takes back a dead process's memory in its time."""
-AGAIN_S = 0.5
-"""Longest wait where the one before was in vain already."""
-SLACK_BYTES = 256 * 2**20
-"""Memory that may be in use beyond what was at first; a CUDA context alone takes more."""
-POLL_S = 0.02
-
-
-class Vacancy:
-    """Watches over one GPU during a run."""
+class IdleCheck:
+    """Waits before each process of a run until nobody else uses the GPU."""
 
     def __init__(self, meter: GpuMeter, *, wait_s: float = 0.0) -> None:
-        """Read what is in use before any worker is started.
+        """Read the use before any worker starts.
 
         Args:
             meter: Reads the GPU.
-            wait_s: Longest wait for the GPU to be free before the first process; FREE_S at least.
+            wait_s: Longest wait before the first process; at least FREE_S.
         """
         self._meter = meter
-        self._first_s = max(wait_s, FREE_S)
-        self._limit_s = self._first_s
+        self._limit_s = max(wait_s, FREE_S)
         before = meter.use()
-        # Without a list of processes, memory in use is all there is to know others by.
+        # Without a list of processes, only the memory in use shows that others are there.
         known = before.processes is not None and not before.processes
-        self._level_bytes = before.used_bytes if known else None
+        self._level_bytes = (before.used_bytes if known else None) or 0.0
 
     def problem(self) -> tuple[str, tuple[str, ...]]:
-        """Wait for the GPU to be free.
+        """Wait until the GPU is free.
 
         Returns:
-            Why it is not fit to measure on, and who holds it; both empty where it is.
+            Why it is not fit to measure on, and the processes that use it; both empty if it is.
         """
         deadline = time.monotonic() + self._limit_s
         while True:
@@ -134,17 +135,16 @@ class Vacancy:
                 return "", ()
             if time.monotonic() >= deadline:
                 waited, self._limit_s = self._limit_s, AGAIN_S
-                return f"{why}, {waited:g} s after the GPU should have been free", holders
+                return f"{why}, after {waited:g} s of waiting", holders
             time.sleep(POLL_S)
 
     def _judge(self, use: GpuUse) -> tuple[str, tuple[str, ...]]:
         holders = tuple(use.processes.values()) if use.processes else ()
         if holders:
             return f"the GPU is shared: {'; '.join(holders)}", holders
-        level = self._level_bytes or 0.0
-        if use.used_bytes is not None and use.used_bytes > level + SLACK_BYTES:
-            more = (use.used_bytes - level) / 1e9
-            who = "an unknown process, for NVML lists none here"
+        if use.used_bytes is not None and use.used_bytes > self._level_bytes + SLACK_BYTES:
+            more = (use.used_bytes - self._level_bytes) / 1e9
+            who = "an unknown process (NVML lists none here)"
             return f"{more:.1f} GB of the GPU are in use with no worker of ours: {who}", (who,)
         if use.throttled_by:
             return f"the GPU is throttled at the start: {', '.join(use.throttled_by)}", ()
@@ -153,36 +153,36 @@ class Vacancy:
 
 def watch_over(
     held: ExitStack, here: Environment, *, wait_s: float, say: Callable[[str], None]
-) -> Vacancy | None:
-    """What watches over the run's GPU until `held` is left.
+) -> IdleCheck | None:
+    """The check of the run's GPU, until `held` is closed.
 
-    None without a GPU, and where NVML cannot be asked, which is said.
+    None without a GPU, and with a note to `say` if NVML cannot read it.
     """
     if here.gpu is None:
         return None
     try:
-        meter = held.enter_context(NvmlMeter(here.gpu.uuid))
+        meter = held.enter_context(nvml_meter(here.gpu.uuid))
     except ProbeError as error:
-        say(f"whether others use the GPU cannot be known: {error}")
+        say(f"cannot check whether others use the GPU: {error}")
         return None
-    return Vacancy(meter, wait_s=wait_s)
+    return IdleCheck(meter, wait_s=wait_s)
 
 
 def mismatch(requires: Mapping[str, str], environment: Environment) -> str:
-    """In what the machine is another than a suite requires; empty where it is the one."""
+    """How the machine differs from what a suite requires; empty if it does not."""
     gpu = environment.gpu
     if not requires:
         return ""
     if gpu is None:
         wanted = ", ".join(f"{name} {pattern}" for name, pattern in requires.items())
-        return f"the suite requires {wanted}, and no GPU is here: {environment.gpu_unavailable}"
+        return f"the suite requires {wanted}, but no GPU is here: {environment.gpu_unavailable}"
     found = {
         "gpu": (gpu.name, gpu_matches(requires.get("gpu", "*"), gpu.name)),
         "driver": (gpu.driver, fnmatchcase(gpu.driver, requires.get("driver", "*"))),
     }
     return "; ".join(
-        f"wrong {name}: {is_here} is here, and the suite requires {requires[name]}"
-        for name, (is_here, fits) in found.items()
+        f"wrong {name}: this machine has {value}, the suite requires {requires[name]}"
+        for name, (value, fits) in found.items()
         if not fits
     )
 

@@ -1,9 +1,8 @@
 """One harness per GPU: two at once would measure each other.
 
-The lock is a file per GPU, by UUID, in a place that every user of the machine shares, and is held
-by flock: the kernel lets go of it however its holder ends. What stands in the file only says who
-that is. Runs on the CPU lock nothing: they share the machine with everything else anyway, and
-`harness doctor` looks at its load.
+The lock is an flock on one file per GPU (UUID) that all users of the machine share; the kernel
+releases it however its holder ends. The content of the file only names the holder. Runs on the CPU
+take no lock; `harness doctor` checks the load of the machine.
 """
 
 import fcntl
@@ -12,11 +11,10 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from harness.errors import ProbeError
@@ -24,18 +22,18 @@ from harness.machine import nvml
 from harness.records import Gpu
 
 FOLDER = Path("/tmp")
-"""The same for all users and sessions, whatever TMPDIR says, and emptied at boot."""
+"""The same for all users and sessions, independent of TMPDIR, and emptied at boot."""
 POLL_S = 0.2
 NOTE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has the GPU, by its own account."""
+    """The process that holds a GPU, as it wrote itself."""
 
     pid: int
     run_id: str = ""
-    """Empty until its run has begun."""
+    """Empty until its run starts."""
     since: str = ""
     """ISO 8601, UTC."""
 
@@ -45,7 +43,7 @@ class Holder:
 
 
 class GpuLock:
-    """Holds a GPU against every other harness. A context: leaving it lets go."""
+    """Keeps every other harness off a GPU, until the context ends."""
 
     def __init__(
         self,
@@ -59,12 +57,12 @@ class GpuLock:
 
         Args:
             uuid: The GPU's.
-            wait_s: How long to wait for whoever has it.
+            wait_s: Longest wait for another holder.
             folder: Where the lock files are; FOLDER if None.
-            waiting: Told once, before the wait, who has it.
+            waiting: Receives one message before a wait.
 
         Raises:
-            ProbeError: Another harness has the GPU; or no lock file can be made.
+            ProbeError: Another harness holds the GPU, or the lock file cannot be made.
         """
         self.uuid = uuid
         self.path = (folder or FOLDER) / f"harness-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
@@ -72,19 +70,19 @@ class GpuLock:
         try:
             self._take(wait_s, waiting)
             self.describe("")
-        except BaseException:  # Ctrl-C included: the lock would be held on
+        except BaseException:  # also Ctrl-C: the lock would stay taken
             self.release()
             raise
 
     def describe(self, run_id: str) -> None:
-        """Write into the file who holds the GPU, and for which run."""
+        """Write holder and run into the file."""
         since = datetime.now(UTC).isoformat(timespec="seconds")
         note = json.dumps(asdict(Holder(pid=os.getpid(), run_id=run_id, since=since))).encode()
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, note, 0)
 
     def release(self) -> None:
-        """Let go of the GPU. The file stays: removing it would race with who opens it now."""
+        """Release the GPU. The file stays: another harness may be opening it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -92,16 +90,11 @@ class GpuLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def _take(self, wait_s: float, waiting: Callable[[str], None]) -> None:
-        deadline, told = time.monotonic() + wait_s, False
+        deadline, announced = time.monotonic() + wait_s, False
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,12 +103,12 @@ class GpuLock:
                     waited = f" after {wait_s:g} s of waiting" if wait_s else ""
                     raise ProbeError(
                         f"GPU {self.uuid} is held by another harness{waited}: {self._holder()}",
-                        "Wait for it with --wait-for-gpu SECONDS, or choose another GPU with "
+                        "Wait with --wait-for-gpu SECONDS, or choose another GPU with "
                         "CUDA_VISIBLE_DEVICES.",
                     ) from None
-                if not told:
+                if not announced:
                     waiting(f"GPU {self.uuid} is held by {self._holder()}; waiting")
-                    told = True
+                    announced = True
                 time.sleep(POLL_S)
             else:
                 return
@@ -123,17 +116,17 @@ class GpuLock:
     def _holder(self) -> str:
         try:
             return str(Holder(**json.loads(os.pread(self._fd, NOTE_BYTES, 0))))
-        except (ValueError, TypeError):  # it has only just taken the lock
-            return "a process that has not said who it is"
+        except (ValueError, TypeError):  # it took the lock a moment ago
+            return "a process that has not written its name yet"
 
 
 def lock_first(
     held: ExitStack, device: str = "any", *, wait_s: float, say: Callable[[str], None]
 ) -> GpuLock | None:
-    """Lock the GPU that the workers will see, before any of them touches it.
+    """Lock the first GPU that NVML lists, before a worker touches it.
 
-    None where NVML cannot name it; then a worker must, see `lock_only`. None too where `device`,
-    a suite's, is `cpu`.
+    None if `device`, of the suite, is `cpu`, or if NVML does not work: then `lock_only` locks the
+    GPU that a worker reports.
     """
     if device == "cpu":
         return None
@@ -152,7 +145,7 @@ def lock_only(
     wait_s: float,
     say: Callable[[str], None],
 ) -> GpuLock | None:
-    """Hold the lock of the GPU that the workers use, and no other; on the CPU, none."""
+    """Lock the GPU that the workers use, and release any other; none on the CPU."""
     if lock is not None and (gpu is None or lock.uuid != gpu.uuid):
         lock.release()
         lock = None
@@ -162,21 +155,19 @@ def lock_only(
 
 
 def _open(path: Path) -> int:
-    """The lock file, made if need be; every user may lock it."""
+    """The lock file, made if absent; every user may lock it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        try:
-            return os.open(path, flags)  # with O_CREAT, a sticky folder refuses another's file
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError):
+            return os.open(path, flags)  # O_CREAT fails on another user's file in a sticky folder
         try:
             fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:  # another harness was faster
+        except FileExistsError:  # another harness made it first
             return os.open(path, flags)
-        os.fchmod(fd, 0o666)  # past the umask
+        os.fchmod(fd, 0o666)  # the umask does not apply here
     except OSError as error:
         raise ProbeError(
             f"the GPU cannot be locked: {path}: {error.strerror}",
-            "Make that file readable and writable for every user, or remove it.",
+            "Make the file readable and writable for every user, or remove it.",
         ) from error
     return fd

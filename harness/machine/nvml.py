@@ -1,13 +1,13 @@
-"""NVML: what the GPU says of itself. Read from the parent, by UUID, without a CUDA context.
+"""NVML: the GPUs of this machine and readings of one, without a CUDA context.
 
-Source: NVIDIA Management Library API reference, "Device Queries"; CUDA programming guide,
-"CUDA environment variables".
+Sources: NVIDIA Management Library API reference, "Device Queries"; CUDA programming guide, "CUDA
+environment variables".
 """
 
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,7 +28,7 @@ CHANNELS = (
 )
 
 FOREIGN_EVERY_S = 1.0
-"""Other processes are looked for this often; between, the last count stands."""
+"""Interval between counts of foreign processes; readings in between repeat the last count."""
 
 PID_NAMESPACE = Path("/proc/self/ns/pid")
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, <linux/proc_ns.h>
@@ -52,11 +52,11 @@ THROTTLE_REASONS: Mapping[int, str] = MappingProxyType(
 
 IDLE = 0x001
 SETTINGS = 0x002 | 0x100
-"""Bits a person set: they limit the clock, steadily, and are no fault of the moment."""
+"""Bits that a person sets: a steady limit of the clock, not a fault."""
 
 
 def throttle_words(mask: int) -> tuple[str, ...]:
-    """The throttle reasons of a bit mask in words; a bit without a name keeps its number."""
+    """The throttle reasons of a bit mask in words; a number for an unknown bit."""
     return tuple(
         THROTTLE_REASONS.get(bit, f"reason {bit:#x}")
         for bit in (1 << i for i in range(mask.bit_length()))
@@ -65,12 +65,12 @@ def throttle_words(mask: int) -> tuple[str, ...]:
 
 
 def gpus(variables: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """The GPUs a worker with these environment variables would see, in its order; at least one.
+    """The GPUs that a worker with these environment variables sees, in its order; at least one.
 
     Raises:
-        ProbeError: There is none, and why.
+        ProbeError: Why it sees none.
     """
-    with _session():
+    with session():
         found = [
             _describe(pynvml.nvmlDeviceGetHandleByIndex(index))
             for index in range(pynvml.nvmlDeviceGetCount())
@@ -84,19 +84,22 @@ def find(uuid: str) -> Gpu:
     """The GPU with this UUID.
 
     Raises:
-        ProbeError: NVML does not work here, or knows no such GPU.
+        ProbeError: NVML does not work here, or does not know the GPU.
     """
-    with _session():
+    with session():
         return _describe(handle(uuid))
 
 
 def visible(found: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Those of `found`, all GPUs in NVML's order, that CUDA_VISIBLE_DEVICES leaves; at least one.
+    """The GPUs that CUDA_VISIBLE_DEVICES selects; at least one.
 
-    As CUDA does, takes indices and beginnings of UUIDs, and stops at the first it cannot place.
+    Like CUDA, it accepts indices and prefixes of UUIDs, and stops at the first unknown entry.
+
+    Args:
+        found: All GPUs in the order of NVML.
 
     Raises:
-        ProbeError: None is left, or which ones cannot be known.
+        ProbeError: No GPU is selected, or it is unknown which.
     """
     setting = variables.get("CUDA_VISIBLE_DEVICES")
     if setting is None:
@@ -105,7 +108,7 @@ def visible(found: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ..
     for entry in (e.strip() for e in setting.split(",")):
         if entry.startswith("MIG-"):
             raise ProbeError(
-                f"CUDA_VISIBLE_DEVICES names the MIG slice {entry}, and NVML's counters are of "
+                f"CUDA_VISIBLE_DEVICES selects the MIG slice {entry}, but NVML's counters are for "
                 "whole GPUs"
             )
         if entry.startswith("GPU-"):
@@ -123,18 +126,18 @@ def visible(found: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ..
 
 
 def _require_known_order(found: Sequence[Gpu], variables: Mapping[str, str]) -> None:
-    """CUDA numbers unlike GPUs by speed unless told otherwise; NVML by their place on the bus."""
+    """CUDA numbers GPUs of several models by speed, unless a variable is set; NVML by bus."""
     by_bus = variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if not by_bus and len({gpu.name for gpu in found}) > 1:
         raise ProbeError(
-            "the GPUs differ, so an index in CUDA_VISIBLE_DEVICES may mean another one to NVML; "
-            "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPU by its UUID"
+            "the GPUs differ, so CUDA and NVML may number them differently; set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs in CUDA_VISIBLE_DEVICES"
         )
 
 
 @contextmanager
-def _session() -> Iterator[None]:
-    """NVML, initialised; its errors become ProbeErrors."""
+def session() -> Iterator[None]:
+    """NVML initialised; its errors become ProbeErrors."""
     try:
         pynvml.nvmlInit()
         try:
@@ -149,12 +152,12 @@ def handle(uuid: str) -> object:
     """NVML's handle of the GPU with this UUID; NVML must be initialised.
 
     Raises:
-        ProbeError: It knows no such GPU.
+        ProbeError: NVML does not know it.
     """
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
-        raise ProbeError(f"NVML knows no GPU {uuid}: {error}") from error
+        raise ProbeError(f"NVML does not know GPU {uuid}: {error}") from error
 
 
 def _describe(device: object) -> Gpu:
@@ -186,10 +189,10 @@ def _optional(read: Callable[[], float]) -> float | None:
 
 
 class NvmlProbe:
-    """Reads one GPU while a worker uses it. A reading takes some ten microseconds.
+    """Reads one GPU while a worker uses it; a reading takes tens of microseconds.
 
-    `gpu_memory_bytes` leaves out the driver's own reserve. `gpu_power_w` is the mean of the last
-    second since Ampere, except on the A100, which gives the instant.
+    `gpu_memory_bytes` excludes the reserve of the driver. `gpu_power_w` is the mean over one second
+    from Ampere on, but the present value on the A100.
     """
 
     def __init__(self, uuid: str | None, *, why: str = "no GPU is used") -> None:
@@ -199,20 +202,16 @@ class NvmlProbe:
         self._worker: psutil.Process | None = None
         self._foreign: float | None = None
         self._foreign_due_s = 0.0
-        self._initialised = False
+        self._opened = ExitStack()
         if uuid is None:
             self._give_up(why)
             return
         try:
             pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            self._give_up(f"NVML: {error}")
-            return
-        self._initialised = True
-        try:
+            self._opened.callback(pynvml.nvmlShutdown)
             device = handle(uuid)
-        except ProbeError as error:
-            self._give_up(str(error))
+        except (pynvml.NVMLError, ProbeError) as error:
+            self._give_up(str(error) if isinstance(error, ProbeError) else f"NVML: {error}")
             return
         for channel, read in self._all_readers(device).items():
             try:
@@ -243,10 +242,8 @@ class NvmlProbe:
         return reading
 
     def close(self) -> None:
-        self._readers = {}
-        if self._initialised:
-            pynvml.nvmlShutdown()
-            self._initialised = False
+        self._readers = {}  # NVML would fail from now on
+        self._opened.close()
 
     def _give_up(self, why: str) -> None:
         self._unavailable = dict.fromkeys(CHANNELS, why)
@@ -267,11 +264,11 @@ class NvmlProbe:
         }
 
     def _foreign_processes(self, device: object) -> float | None:
-        """How many processes compute on the GPU that are neither ours nor the worker's."""
+        """Number of processes on the GPU, except this one and those of the worker."""
         now_s = time.monotonic()
         if now_s >= self._foreign_due_s:
             self._foreign_due_s = now_s + FOREIGN_EVERY_S
-            self._foreign = None  # stays so if the next line fails
+            self._foreign = None  # if the next line fails
             self._foreign = len(_process_ids(device) - self._own_ids())
         return self._foreign
 
@@ -286,7 +283,7 @@ class NvmlProbe:
 
 
 def throttle_reasons(device: object) -> int:
-    """Why a GPU is slowed down now, as bits; see THROTTLE_REASONS."""
+    """Bits of THROTTLE_REASONS that apply now."""
     try:
         return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except pynvml.NVMLError_FunctionNotFound:  # a driver before R535
@@ -297,19 +294,18 @@ def _process_ids(device: object) -> set[int]:
     """Processes that compute on the GPU.
 
     Raises:
-        ProbeError: In a container NVML lists the host's process ids, or none at all, so that
-            ours cannot be told from others.
+        ProbeError: In a container, where NVML lists process ids of the host, or none.
     """
     if not sees_host_ids():
         raise ProbeError(
-            "NVML counts processes by the host's ids, and this container has ids of its own"
+            "NVML lists process ids of the host, but this container has ids of its own"
         )
     return {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
 
 
 def sees_host_ids() -> bool:
-    """Whether NVML's process ids are those that we see."""
+    """Whether NVML's process ids are also ours."""
     try:
         return str(PID_NAMESPACE.readlink()) == HOST_PID_NAMESPACE
-    except OSError:  # no /proc, or not a whole one
+    except OSError:  # /proc is absent or incomplete
         return False

@@ -1,7 +1,6 @@
-"""NVML and CPU, sampled from the parent while the child works."""
+"""The probes that the parent reads while a worker runs: NVML and CPU."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 from harness.machine.cpu import CpuProbe
@@ -10,45 +9,27 @@ from harness.records import Gpu
 
 
 class Probe(Protocol):
-    """One instrument. Reading must be cheap: it happens ten times a second and more."""
+    """Reads some channels of records.Telemetry, ten times a second or more: a reading is cheap."""
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        """Channels (see records.Telemetry) this probe should read but cannot, and why."""
+        """Channels that this probe should read but cannot, and why."""
 
     def attach(self, pid: int) -> None:
-        """Begin to watch a worker: `pid` and its descendants are ours, others are foreign."""
+        """Watch a worker from now on: `pid` and its descendants are ours, others are foreign."""
 
     def read(self) -> Mapping[str, float | None]:
-        """One reading of every available channel; None where a single reading failed."""
+        """One reading of every available channel; None where it failed."""
 
     def close(self) -> None:
-        """Let go of the instrument."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuUse:
-    """Who uses a GPU at one moment, with no worker of ours alive. None: could not be read."""
-
-    used_bytes: float | None = None
-    processes: Mapping[int, str] | None = None
-    """Process id -> what it is and holds, in words, for all that compute on it."""
-    throttled_by: Sequence[str] = ()
-    """Reasons for which it is slowed down that no person has set."""
-
-
-class GpuMeter(Protocol):
-    """Reads a GPU's use; harness.machine.occupancy.NvmlMeter is one."""
-
-    def use(self) -> GpuUse:
-        """What is seen now."""
+        """Release what the probe uses."""
 
 
 def open_probes(gpu: Gpu | None, *, why: str = "no GPU is used") -> tuple[Probe, ...]:
-    """One probe per instrument; close each when the run ends.
+    """All probes; close each when the run ends.
 
     Args:
-        gpu: The GPU the workers use.
-        why: Why there is none, for the channels that are then unavailable.
+        gpu: The GPU that the workers use.
+        why: Why there is none; the channels of the GPU are then unavailable for this reason.
     """
     return NvmlProbe(gpu.uuid if gpu else None, why=why), CpuProbe()

@@ -257,8 +257,8 @@ class _Session:
         detail = f"{how}{self.at_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
         outcome = Outcome.CRASH
         places = [str(self.folder.resolve()), *self.order.roots]
-        if instead := origin.hides(said, places):
-            return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.HIDDEN_REMEDY}")
+        if instead := origin.why_shadowed(said, places):
+            return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
         if _OUT_OF_MEMORY.search(said):
             outcome = Outcome.OUT_OF_MEMORY
         elif _DISK_FULL.search(said):

@@ -140,12 +140,12 @@ def _strangers(
     tested = _tested(roots) if roots else set()
     found = [item for item in places.items() if item[0].partition(".")[0] in tested]
     others = [item for item in places.items() if item not in found]
-    return (*origin.strangers(found, roots), *origin.foreign(others, roots, elsewhere))
+    return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, elsewhere))
 
 
 def _tested(roots: Sequence[str]) -> set[str]:
     """The packages that must come from the roots."""
-    return origin.held(roots) - OTHERS
+    return origin.packages_in(roots) - OTHERS
 
 
 def _mismatch(measured: Measurement, detail: str) -> Measurement:

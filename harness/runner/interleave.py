@@ -18,7 +18,7 @@ from harness.analysis.comparison import Pair
 from harness.git import repository
 from harness.git.origin import OURS
 from harness.machine import gpu_idle
-from harness.machine.gpu_idle import Vacancy
+from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Suite
 from harness.runner.launcher import Launcher
@@ -86,7 +86,7 @@ class Bench:
         sides: Sequence[Side],
         probes: Sequence[Probe],
         observer: Observer,
-        gpu: Vacancy | None = None,
+        gpu: IdleCheck | None = None,
     ) -> None:
         """The head is the last of the sides; `gpu` is asked before every process."""
         self._gpu = gpu

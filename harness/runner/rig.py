@@ -9,7 +9,7 @@ from typing import Self
 
 from harness.errors import SuiteError
 from harness.machine import environment, gpu_lock
-from harness.machine.gpu_idle import Vacancy, watch_over
+from harness.machine.gpu_idle import IdleCheck, watch_over
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
 from harness.records import Case, Environment, Gpu, Suite
@@ -48,7 +48,7 @@ class Rig:
         """None on the CPU."""
         self.probes: tuple[Probe, ...] = ()
         """Once `observe` was called."""
-        self.gpu: Vacancy | None = None
+        self.gpu: IdleCheck | None = None
         """Likewise; None without a GPU."""
 
     def __enter__(self) -> Self:

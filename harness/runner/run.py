@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Protocol
 
 from harness.machine import gpu_idle
-from harness.machine.gpu_idle import Vacancy
+from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
 from harness.records import Case, Measurement, Outcome, Suite
 from harness.runner.launcher import Launcher
@@ -74,7 +74,7 @@ def run_suite(
     probes: Sequence[Probe],
     observer: RunObserver,
     done: Container[tuple[str, int]] = (),
-    gpu: Vacancy | None = None,
+    gpu: IdleCheck | None = None,
     unfit: str = "",
 ) -> None:
     """Measure every case in its processes, and store each measurement as its process ends.

@@ -1,3 +1,4 @@
-"""Runs on disk: append-only JSON lines are the truth, an SQLite index can be rebuilt from them;
-runs go out as JSON lines, CSV and Parquet and come in as JSON lines.
+"""Runs on disk. In: measurements, one at a time, or runs as JSON lines. Out: runs, lists and
+histories of runs, and exports (JSON lines, CSV, Parquet). The append-only JSON lines are the truth;
+the SQLite index can be rebuilt from them.
 """

@@ -1,8 +1,8 @@
-"""The lines of run.jsonl: each is one record as JSON, with its kind."""
+"""The lines of run.jsonl: one record each, as JSON with its kind."""
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """An interrupted run went on."""
+    """An interrupted run was resumed."""
 
     at: str
     notes: tuple[str, ...] = ()
@@ -34,14 +34,14 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last line: nothing is left to measure."""
+    """The last line: everything is measured."""
 
     at: str
     measurements: int
     elapsed_s: float | None = None
-    """Since the run began, by the monotonic clock; None for a run that was resumed."""
+    """From the start of the run, by the monotonic clock; None for a resumed run."""
     wall_s: float | None = None
-    """Since the command began, which includes what precedes the run; None as for elapsed_s."""
+    """From the start of the command; None for a resumed run."""
 
 
 Line = Started | Proof | Measurement | Resumed | Ended
@@ -52,10 +52,17 @@ KINDS: dict[str, type[Line]] = {
     "resumed": Resumed,
     "end": Ended,
 }
+OLD_KEYS: Mapping[tuple[str, ...], tuple[str, int]] = {}
+"""Path of a renamed key -> its new name, and the schema version that renamed it.
+
+A path begins with the kind of the line as it is now; `*` stands for every item of a list and every
+value of a mapping: `("run", "suite", "cases", "*", "settings", "old")`. A path of one element
+renames the kind itself. Outer keys come first: paths below them use the new name.
+"""
 
 
 def encode(line: Line) -> bytes:
-    """The line as UTF-8 JSON, its newline included.
+    """The line as UTF-8 JSON, with its newline.
 
     Raises:
         StoreError: A number is NaN or infinite, which JSON cannot express.
@@ -68,43 +75,63 @@ def encode(line: Line) -> bytes:
         where = f"{line.case_id}: " if isinstance(line, Measurement) else ""
         names = ", ".join(_non_finite(fields))
         raise StoreError(
-            f"{where}{names} is NaN or infinite and cannot be recorded",
+            f"{where}{names} is NaN or infinite, which cannot be recorded",
             "Leave the value out, or use None where the record allows it.",
         ) from None
     return text.encode("utf-8", "replace") + b"\n"  # a lone surrogate becomes "?"
 
 
 def decode(line: bytes, place: str) -> Line:
-    """The record of one line.
+    """The record of one line; keys that OLD_KEYS lists are read by their new name.
 
     Args:
         line: The JSON, with or without its newline.
         place: `path:number`, for the error.
 
     Raises:
-        StoreError: The line is damaged, or of a later schema.
+        StoreError: The line is damaged, or has a later schema.
     """
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as error:  # UnicodeDecodeError is one too
+    except ValueError as error:  # also UnicodeDecodeError
         raise damaged(place, str(error)) from None
     if not isinstance(fields, dict):
         raise damaged(place, "not a JSON object")
-    schema = fields.get("schema", SCHEMA_VERSION)  # only the first line says
+    schema = fields.get("schema", SCHEMA_VERSION)  # only the first line has it
     if schema not in range(1, SCHEMA_VERSION + 1):
         raise StoreError(
             f"{place}: the run has schema {schema}; this harness reads up to {SCHEMA_VERSION}",
             "Read it with the harness that wrote it, or a later one.",
         )
     kind = fields.pop("kind", None)
+    for (old_kind, *path), (new, _) in OLD_KEYS.items():
+        if not path:
+            kind = new if kind == old_kind else kind
+        elif kind == old_kind:
+            _rename(fields, path, new, place)
     if kind not in KINDS:
-        raise damaged(place, f"kind {kind!r} is not one of {', '.join(KINDS)}")
+        raise damaged(place, f"unknown kind {kind!r}; known are {', '.join(KINDS)}")
     try:
         return _adapter(kind).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or kind
         raise damaged(place, f"{field}: {first['msg']}") from None
+
+
+def _rename(value: Any, path: list[str], new: str, place: str) -> None:
+    """Rename the key at a path in nested dictionaries and lists, where it exists."""
+    step, *rest = path
+    if step == "*" and isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _rename(item, rest, new, place)
+    elif isinstance(value, dict) and step in value:
+        if rest:
+            _rename(value[step], rest, new, place)
+        elif new in value:
+            raise damaged(place, f"{step!r} and its new name {new!r} are both there")
+        else:
+            value[new] = value.pop(step)
 
 
 def damaged(place: str, problem: str) -> StoreError:
@@ -118,7 +145,7 @@ def _adapter(kind: str) -> TypeAdapter[Line]:
 
 
 def _non_finite(value: Any, path: str = "") -> Iterator[str]:
-    """Paths of the NaN and infinite numbers in nested dictionaries and lists."""
+    """Paths of NaN and infinite numbers in nested dictionaries and lists."""
     if isinstance(value, float) and not math.isfinite(value):
         yield path
     elif isinstance(value, dict):
@@ -130,4 +157,4 @@ def _non_finite(value: Any, path: str = "") -> Iterator[str]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,16 +1,15 @@
-"""Runs on disk: append-only JSON lines, one folder a run.
+"""Reads runs: append-only JSON lines, one folder per run.
 
     reports/runs/20261121-073012-smoke-h200-3f2a/
-        run.jsonl       {"kind": "run", ...} with the suite in full and the environment,
-                        {"kind": "proof", ...} once the instrument has proved itself,
+        run.jsonl       {"kind": "run", ...} with the whole suite and the environment,
+                        {"kind": "proof", ...} after the self-test,
                         {"kind": "measurement", ...} as each worker process ends,
-                        {"kind": "resumed", ...} where an interrupted run went on,
-                        {"kind": "end", ...} once nothing is left to measure
+                        {"kind": "resumed", ...} when an interrupted run is resumed,
+                        {"kind": "end", ...} when everything is measured
         suite.yaml      the suite file as it was read
         logs/           output of the worker processes
 
-Every line is flushed and synced before `append` returns, and counts once its newline is on the
-disk: a crash at any byte loses at most the case in flight.
+A line counts once its newline is on the disk: a crash loses at most the case that was running.
 """
 
 import difflib
@@ -28,34 +27,37 @@ SUITE_FILE = "suite.yaml"
 LOG_FOLDER = "logs"
 
 
-# --- reading -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunHeader:
-    """What a list of runs shows of each."""
+    """A run without its measurements."""
 
     run_id: str
     folder: str
     suite: str = ""
     title: str = ""
     device: str = ""
+    device_id: str = ""
+    """UUID of the GPU; empty without one."""
+    host: str = ""
     commit: str = ""
     """Empty outside a repository."""
+    branch: str = ""
+    dirty: bool = False
+    """Whether the code had uncommitted changes."""
     cases: int = 0
     measurements: int | None = None
-    """None while the run is unfinished."""
+    """None if the run is unfinished."""
     started_at: str = ""
     ended_at: str = ""
-    """Empty while the run is unfinished."""
+    """Empty if the run is unfinished."""
     problem: str = ""
     """Why the run cannot be read; most other fields are then empty."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """How many cases had each outcome; empty unless the index filled it in."""
+    """Number of cases with each outcome; only the index fills it in."""
 
     @property
     def state(self) -> str:
-        """In one word: complete, unfinished or unreadable."""
+        """complete, unfinished or unreadable."""
         if self.problem:
             return "unreadable"
         return "complete" if self.ended_at else "unfinished"
@@ -66,7 +68,7 @@ def load(root: Path, run_id: str | Path) -> Run:
 
     Args:
         root: The folder of the runs.
-        run_id: An id, a prefix that fits one run only, `latest`, or the path of a run's folder.
+        run_id: An id, a unique prefix of one, `latest`, or the path of a run's folder.
 
     Raises:
         StoreError: The run is absent or damaged, or has a later schema.
@@ -75,15 +77,18 @@ def load(root: Path, run_id: str | Path) -> Run:
 
 
 def header_of(run: Run) -> RunHeader:
-    """The header of a run."""
-    git = run.environment.git
+    here, git = run.environment, run.environment.git
     return RunHeader(
         run_id=run.run_id,
         folder=run.folder,
         suite=run.suite.name,
         title=run.suite.title,
-        device=run.environment.device_name,
+        device=here.device_name,
+        device_id=here.gpu.uuid if here.gpu else "",
+        host=here.hostname,
         commit=git.commit if git else "",
+        branch=git.branch if git else "",
+        dirty=here.uncommitted,
         cases=len(run.suite.cases),
         measurements=len(run.measurements) if run.ended_at else None,
         started_at=run.started_at,
@@ -92,28 +97,44 @@ def header_of(run: Run) -> RunHeader:
 
 
 def read(folder: Path) -> tuple[Run, int]:
-    """The run, and how many bytes of its file are whole lines."""
+    """The run in a folder, and how many bytes of its file are whole lines."""
     path = folder / RUN_FILE
     try:
         data = path.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    return parse(data, folder, path)
+
+
+def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, int]:
+    """The run that lines describe, and how many bytes are whole lines.
+
+    Args:
+        data: The content of a run.jsonl.
+        folder: Where the run is stored.
+        path: The file with the lines, for errors.
+        first: Number of the first line in that file.
+    """
     whole, newline, cut_short = data.rpartition(b"\n")
     if not newline:
-        raise _never_began(path)
+        raise StoreError(
+            f"{path} has no complete line: the run stopped before its first measurement",
+            f"Delete {path.parent}.",
+        )
     started, *later = (
-        lines.decode(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n"), 1)
+        lines.decode(line, f"{path}:{number}")
+        for number, line in enumerate(whole.split(b"\n"), first)
     )
     if not isinstance(started, lines.Started):
-        raise lines.damaged(f"{path}:1", "the first line must be the run's")
+        raise lines.damaged(f"{path}:{first}", "the first line is not of kind 'run'")
 
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
     proofs: list[Proof] = []
     ended_at, elapsed_s, wall_s = "", None, None
-    for number, line in enumerate(later, 2):
+    for number, line in enumerate(later, first + 1):
         if ended_at:
-            raise lines.damaged(f"{path}:{number}", "nothing may follow the end of the run")
+            raise lines.damaged(f"{path}:{number}", "a line follows the end of the run")
         match line:
             case Measurement(case_id=case_id, process=process):
                 if (case_id, process) in measurements:
@@ -130,7 +151,7 @@ def read(folder: Path) -> tuple[Run, int]:
             case lines.Ended():
                 ended_at, elapsed_s, wall_s = line.at, line.elapsed_s, line.wall_s
             case lines.Started():
-                raise lines.damaged(f"{path}:{number}", "a second run begins in the same file")
+                raise lines.damaged(f"{path}:{number}", "a second run starts in the same file")
     run = Run(
         run_id=started.run_id,
         folder=str(folder),
@@ -148,33 +169,22 @@ def read(folder: Path) -> tuple[Run, int]:
 
 
 def cut_notes(cut_bytes: int) -> tuple[str, ...]:
+    """The note on an incomplete last line; empty without one."""
     if not cut_bytes:
         return ()
-    return (f"A last line cut short ({cut_bytes} bytes) was dropped: the case then in flight.",)
-
-
-def _never_began(path: Path) -> StoreError:
-    return StoreError(
-        f"{path} has no complete line: the run was stopped before it measured anything",
-        f"Delete {path.parent}.",
-    )
-
-
-def _folders(root: Path) -> list[Path]:
-    """Folders of runs, oldest first."""
-    return sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))
+    return (f"An incomplete last line ({cut_bytes} bytes) was dropped: the case that was running.",)
 
 
 def find(root: Path, run_id: str | Path) -> Path:
-    """The folder of the run that an id, a unique prefix, `latest` or a path names."""
+    """The folder of a run; `run_id` as for `load`."""
     path = Path(run_id)
     if path.name == RUN_FILE:
         path = path.parent
     if (path / RUN_FILE).is_file():
         return path
-    folders = _folders(root)
+    folders = sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))  # oldest first
     if not folders:
-        raise StoreError(f"{root} has no runs", "Make one with `harness run SUITE`.")
+        raise StoreError(f"{root} has no runs", "Make one: harness run SUITE")
     if run_id == "latest":
         return folders[-1]
     name = str(run_id)
@@ -184,9 +194,6 @@ def find(root: Path, run_id: str | Path) -> Path:
     names = [f.name for f in folders]
     near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
     raise (AmbiguousRun if fits else StoreError)(
-        f"{name!r} fits {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
+        f"{name!r} matches {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
         f"Name one of its runs: {', '.join(near)}.",
     )
-
-
-# --- writing -----------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Runs as tables in files, CSV and Parquet: one row a sample.
+"""Runs as tables: CSV and Parquet with one row per sample.
 
-A process without samples has one row, and so has a case of which no process ran: what is absent
-stays visible. A table has what a comparison needs. Telemetry, counters, the profile, the suite's
-rules and the self-test are in JSON lines only.
+A process without samples and a case without processes have one row each. Telemetry, counters, the
+profile, rules and the self-test are in JSON lines only.
 """
 
 import csv
@@ -15,6 +14,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.records import Measurement, Run
+from harness.store import reader
 
 NOT_RUN = "not run"
 Value = str | int | float | bool | None
@@ -58,11 +58,16 @@ COLUMNS: Mapping[str, type] = {
     "sample_at_s": float,
     "discarded": str,
 }
-"""Name and type, in the order of the file. harness/README.md says what each means."""
+"""Name and type, in the order of the file; documented in harness/README.md."""
+_OF_HEADER = ("run_id", "suite", "started_at", "host", "device", "device_id", "commit", "branch")
+_OF_PROCESS = (
+    *("process", "detail", "steady", "tokens", "flops", "bytes"),
+    *("peak_memory_bytes", "lower_bound_s", "wall_s"),
+)
 
 
 def to_csv(runs: Iterable[Run]) -> str:
-    """Runs as CSV: a header, then rows. Numbers keep every digit."""
+    """Runs as CSV with a header; numbers keep every digit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -79,7 +84,7 @@ def _cell(value: Value) -> str:
 
 
 def to_parquet(runs: Iterable[Run], file: Path) -> None:
-    """Write runs as Parquet, with the types of COLUMNS and null for what is absent.
+    """Write runs as Parquet, with the types of COLUMNS and null for absent values.
 
     Raises:
         HarnessError: pyarrow is not installed, or the file cannot be written.
@@ -107,19 +112,13 @@ def _arrow(file: Path) -> tuple[Any, Any]:
 
 
 def _rows(run: Run) -> Iterator[Row]:
-    """A run's rows, in the order of its cases."""
+    """The rows of a run, in the order of its cases."""
     here, git = run.environment, run.environment.git
+    header = reader.header_of(run)
     whole: dict[str, Value] = {
-        "run_id": run.run_id,
-        "suite": run.suite.name,
-        "started_at": run.started_at,
-        "host": here.hostname,
-        "device": here.device_name,
-        "device_id": here.gpu.uuid if here.gpu else "",
+        **{name: getattr(header, name) for name in _OF_HEADER},
         "driver": here.gpu.driver if here.gpu else "",
         "torch": here.versions.get("torch") or "",
-        "commit": git.commit if git else "",
-        "branch": git.branch if git else "",
         "uncommitted": git.dirty_sha256 if git else "",
     }
     for case in run.suite.cases:
@@ -141,17 +140,9 @@ def _rows(run: Run) -> Iterator[Row]:
 def _process_rows(of_case: Row, m: Measurement) -> Iterator[Row]:
     process: dict[str, Value] = {
         **of_case,
-        "process": m.process,
+        **{name: getattr(m, name) for name in _OF_PROCESS},
         "outcome": str(m.outcome),
-        "detail": m.detail,
         "clock": str(m.clock) if m.clock else None,
-        "steady": m.steady,
-        "tokens": m.tokens,
-        "flops": m.flops,
-        "bytes": m.bytes,
-        "peak_memory_bytes": m.peak_memory_bytes,
-        "lower_bound_s": m.lower_bound_s,
-        "wall_s": m.wall_s,
     }
     if not m.samples_s:
         yield process

@@ -1,4 +1,4 @@
-"""Writes, resumes and joins runs: a folder a run, a line as each process ends, synced at once."""
+"""Writes runs: one folder per run, one line as each process ends, synced at once."""
 
 import fcntl
 import hashlib
@@ -18,25 +18,24 @@ from harness.store import lines
 from harness.store.reader import LOG_FOLDER, RUN_FILE, SUITE_FILE, cut_notes, find, read
 
 ID_ATTEMPTS = 20
-
-
 LOG_NAME_LENGTH = 80
 """Of a case id in a file name; a hash makes the name unique."""
 
 
 class RunWriter:
-    """Appends to one run, and is its only writer while open.
+    """Appends to one run; the only writer while open.
 
-    Close it, or use it in a `with`, to release the run; `finish` also marks it complete.
+    A context: leaving it releases the run. `finish` also marks the run complete.
     """
 
     def __init__(
         self, run_id: str, folder: Path, fd: int, recorded: int, began_at: float | None = None
     ) -> None:
-        """Take over `fd`, open on run.jsonl and locked, with `recorded` measurements in it.
+        """Take over a locked descriptor of run.jsonl.
 
         Args:
-            began_at: time.monotonic when the run began; None if it began in another process.
+            recorded: Number of measurements in the file.
+            began_at: time.monotonic at the start; None if another process started the run.
         """
         self.run_id = run_id
         self.folder = folder
@@ -48,13 +47,13 @@ class RunWriter:
         """Record one measurement; it is on the disk when this returns.
 
         Raises:
-            StoreError: It could not be written, or contains a NaN. The lines before it stay.
+            StoreError: It cannot be written, or contains a NaN. Earlier lines stay.
         """
         self._write(measurement)
         self._recorded += 1
 
     def append_proof(self, proof: Proof) -> None:
-        """Record the self-test, before anything is measured.
+        """Record the self-test; before the first measurement.
 
         Raises:
             StoreError: As `append`.
@@ -65,7 +64,7 @@ class RunWriter:
         """Mark the run complete and close it.
 
         Args:
-            wall_s: Since the command began; None unless one command made the whole run.
+            wall_s: From the start of the command; None unless one command made the whole run.
         """
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
         self._write(
@@ -86,9 +85,7 @@ class RunWriter:
         self.close()
 
     def log_path(self, case_id: str, process: int) -> Path:
-        """Path for the output of one worker process; any case id gives a plain file name.
-
-        The file exists on return, empty or with what an earlier attempt logged.
+        """The file for the output of one worker process; made if absent.
 
         Raises:
             StoreError: It cannot be made.
@@ -97,7 +94,7 @@ class RunWriter:
         digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
         try:
-            path.parent.mkdir(exist_ok=True)  # logs may be removed to make room
+            path.parent.mkdir(exist_ok=True)  # somebody may have removed the logs
             path.touch()
         except OSError as error:
             raise self._cannot_write(path, error) from error
@@ -113,7 +110,7 @@ class RunWriter:
     def _cannot_write(self, path: Path, error: OSError) -> StoreError:
         return StoreError(
             f"cannot write {path}: {error.strerror}",
-            "Earlier measurements are safe. Make room, then continue: "
+            "Earlier measurements are safe. Make room, then resume: "
             f"harness run --resume {self.folder}",
         )
 
@@ -121,13 +118,13 @@ class RunWriter:
 def create(
     root: Path, suite: Suite, environment: Environment, *, started_at: datetime | None = None
 ) -> RunWriter:
-    """Start a run in a new folder under `root`, with the suite and the environment recorded.
+    """Start a run in a new folder, and record suite and environment.
 
     Args:
         started_at: When an imported run was measured; None for a run that starts now.
 
     Raises:
-        StoreError: The folder cannot be made or written, or exists already.
+        StoreError: The folder cannot be made or written.
     """
     now = started_at or datetime.now(UTC)
     began_at = time.monotonic() if started_at is None else None
@@ -162,7 +159,7 @@ def create(
 
 
 def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str, Path]:
-    """A new folder for a run, and the run's id, which is its name."""
+    """A new run id, and the new folder with this name."""
     try:
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -173,7 +170,7 @@ def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str
         run_id = _run_id(now, suite, device)
         try:
             (root / run_id).mkdir()
-        except FileExistsError:  # another run of the same second drew the same number
+        except FileExistsError:  # two runs drew the same number in one second
             continue
         except OSError as error:
             raise _cannot_begin(root / run_id, error) from error
@@ -182,19 +179,43 @@ def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
-    """Continue an interrupted run, with the suite as it was stored in the run.
+    """Continue an interrupted run, with the suite that the run stores.
 
-    A last line that a crash cut short is removed from the file first.
+    An incomplete last line is removed from the file first.
 
     Args:
         root: The folder of the runs.
         run_id: As for `load`.
-        notes: What a reader must know of the continuation, such as another GPU; stored in the run.
+        notes: What a reader must know, such as another GPU; stored in the run.
 
     Raises:
-        StoreError: The run is absent, damaged, finished, or being written right now.
+        StoreError: The run is absent, damaged or finished, or another process writes it.
     """
-    folder = find(root, run_id)
+    writer, cut_bytes = _reopen(find(root, run_id))
+    try:
+        writer._write(lines.Resumed(at=_now(), notes=(*cut_notes(cut_bytes), *notes)))
+        run, _ = read(writer.folder)
+    except BaseException:  # also Ctrl-C: the descriptor holds the lock
+        writer.close()
+        raise
+    return writer, run
+
+
+def join(folder: Path) -> RunWriter:
+    """Write to an unfinished run after another process.
+
+    For processes that take turns, as pytest's workers do. The run was not interrupted, so no note
+    is stored, unlike with `resume`.
+
+    Raises:
+        StoreError: The run is finished or damaged, or another process writes it.
+    """
+    writer, _ = _reopen(folder)
+    return writer
+
+
+def _reopen(folder: Path) -> tuple[RunWriter, int]:
+    """A writer of an unfinished run, and how many bytes of an incomplete line were removed."""
     try:
         fd = _open_locked(folder)
     except BlockingIOError as error:
@@ -205,68 +226,38 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
     except OSError as error:
         raise StoreError(
             f"cannot write {folder / RUN_FILE}: {error.strerror}",
-            "Copy the run to a folder that can be written and resume it there.",
+            "Copy the run to a writable folder and resume it there.",
         ) from error
     try:
         run, whole_bytes = read(folder)
         if run.ended_at:
             raise StoreError(
-                f"run {run.run_id} finished at {run.ended_at}; it cannot be resumed",
-                f"Start a new one with `harness run {run.suite.path}`.",
+                f"run {run.run_id} finished at {run.ended_at} and cannot be continued",
+                f"Start a new one: harness run {run.suite.path}",
             )
-        cut = os.fstat(fd).st_size - whole_bytes
+        cut_bytes = os.fstat(fd).st_size - whole_bytes
         os.ftruncate(fd, whole_bytes)
-        writer = RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
-        writer._write(lines.Resumed(at=_now(), notes=(*cut_notes(cut), *notes)))
-        run, _ = read(folder)
-    except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
+    except BaseException:  # also Ctrl-C: the descriptor holds the lock
         os.close(fd)
         raise
-    return writer, run
-
-
-def join(folder: Path) -> RunWriter:
-    """Write to an unfinished run in place of the process that wrote to it before.
-
-    For processes that take turns at one run, as pytest's workers do. Nothing was interrupted, so
-    unlike `resume` it leaves no note.
-
-    Raises:
-        StoreError: The run is finished, damaged, or being written right now.
-    """
-    try:
-        fd = _open_locked(folder)
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {folder / RUN_FILE}: {error.strerror}",
-            "Only one process may write a run at a time.",
-        ) from error
-    try:
-        run, whole_bytes = read(folder)
-        if run.ended_at:
-            raise StoreError(f"run {run.run_id} finished at {run.ended_at}", "Start a new one.")
-        os.ftruncate(fd, whole_bytes)
-    except BaseException:  # Ctrl-C included: the descriptor holds the run's lock
-        os.close(fd)
-        raise
-    return RunWriter(run.run_id, folder, fd, recorded=len(run.measurements))
+    return RunWriter(run.run_id, folder, fd, recorded=len(run.measurements)), cut_bytes
 
 
 def append_synced(fd: int, data: bytes) -> None:
-    """Write and sync all of `data`, or leave the file as it was."""
+    """Write and sync all of `data`, or leave the file unchanged."""
     before = os.fstat(fd).st_size
     try:
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
-    except BaseException:  # Ctrl-C included: no half line may precede the next
+    except BaseException:  # also Ctrl-C: no half line may precede the next
         os.ftruncate(fd, before)
         raise
 
 
 def _open_locked(folder: Path, flags: int = 0) -> int:
-    """A descriptor on run.jsonl for appending, locked against other writers until closed."""
+    """A descriptor of run.jsonl for appending, locked until it is closed."""
     fd = os.open(folder / RUN_FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,7 +268,7 @@ def _open_locked(folder: Path, flags: int = 0) -> int:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names of new files in a folder survive a power cut."""
+    """Sync a folder, so that new files in it survive a power cut."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -293,7 +284,7 @@ def _cannot_begin(folder: Path, error: OSError) -> StoreError:
 
 
 def _run_id(now: datetime, suite: str, device: str) -> str:
-    """An id that sorts by time, names suite and device, and is unique within a second."""
+    """An id that sorts by time and names suite and device."""
     device = re.sub("nvidia", "", device, flags=re.IGNORECASE)
     what, where = (re.sub(r"[^a-z0-9]+", "-", s.lower()).strip("-") for s in (suite, device))
     return f"{now:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"

@@ -1,4 +1,4 @@
-"""Runs of two cases in a store, and what its index says of them."""
+"""Runs of two cases in a store, and answers of its index."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.records import Git, Outcome
 from harness.store import index, reader
-from harness.store.index import Choice
+from harness.store.index import RunFilter
 from harness.store.writer import create
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
@@ -41,17 +41,19 @@ def record(
 
 
 def silent(text: str) -> None:
-    raise AssertionError(f"nothing was to be said: {text}")
+    raise AssertionError(f"unexpected note: {text}")
 
 
 def headers(
-    root: Path, choice: Choice | None = None, say: Callable[[str], None] = silent
+    root: Path, runs: RunFilter | None = None, say: Callable[[str], None] = silent
 ) -> tuple[reader.RunHeader, ...]:
-    return index.ask(root, lambda known: known.runs(choice), say)
+    return index.ask(root, lambda known: known.runs(runs), say)
 
 
-def ids(root: Path, choice: Choice | None = None, say: Callable[[str], None] = silent) -> list[str]:
-    return [h.run_id for h in headers(root, choice, say)]
+def ids(
+    root: Path, runs: RunFilter | None = None, say: Callable[[str], None] = silent
+) -> list[str]:
+    return [h.run_id for h in headers(root, runs, say)]
 
 
 def dated(root: Path, run_id: str, at: str) -> None:

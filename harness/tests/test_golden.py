@@ -268,7 +268,7 @@ def drifted(then: Run, now: Run) -> list[Values]:
     """What differs around two runs of one suite, and between their cases."""
     before = {c.case_id: c for c in then.suite.cases}
     return [
-        sorted([d.then, d.now] for d in differences(then.environment, now.environment)),
+        sorted([d.baseline, d.candidate] for d in differences(then.environment, now.environment)),
         {c.case_id: _changes(before[c.case_id], c) for c in now.suite.cases if c.case_id in before},
     ]
 

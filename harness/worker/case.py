@@ -112,8 +112,8 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
         more = f" and {len(others)} more" if others else ""
         problem = f"not from the tree under test: {first}{more}; {origin.REMEDY}"
         raise attestation.PathMismatch(problem)
-    if instead := origin.hidden(order.roots or [str(Path.cwd())]):
-        raise attestation.PathMismatch("; ".join((*instead, origin.HIDDEN_REMEDY)))
+    if instead := origin.shadowed(order.roots or [str(Path.cwd())]):
+        raise attestation.PathMismatch("; ".join((*instead, origin.SHADOW_REMEDY)))
     return code
 
 

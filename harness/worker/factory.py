@@ -47,8 +47,8 @@ def load_factory(name: str) -> Factory:
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
-        if instead := origin.hidden([str(Path.cwd())]):
-            problem = "; ".join((*instead, origin.HIDDEN_REMEDY))
+        if instead := origin.shadowed([str(Path.cwd())]):
+            problem = "; ".join((*instead, origin.SHADOW_REMEDY))
             raise attestation.PathMismatch(problem) from error
         said = f"{module_name} has no {function!r}"
         raise NoFactory(name, said, _instead(function, module)) from error
@@ -77,8 +77,8 @@ def _instead(function: str, module: ModuleType) -> str:
 
 def hides(error: ImportError) -> str:
     """What was imported in place of the module that is missing, and what to do; else empty."""
-    instead = origin.hides(str(error), [str(Path.cwd()), *sys.path])
-    return f"{instead}; {origin.HIDDEN_REMEDY}" if instead else ""
+    instead = origin.why_shadowed(str(error), [str(Path.cwd()), *sys.path])
+    return f"{instead}; {origin.SHADOW_REMEDY}" if instead else ""
 
 
 def check(order: CheckOrder) -> Checked:

@@ -33,7 +33,7 @@ from harness.records import (
     Suite,
 )
 from harness.store import index, lines, reader
-from harness.store.index import Choice, Index
+from harness.store.index import Index, RunFilter
 
 SUITES = ("attention", "decode", "smoke", "train")
 GPUS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200")
@@ -43,18 +43,18 @@ SAMPLES, PROCESSES = 20, 2
 
 QUESTIONS = {
     "list all runs": lambda known: known.runs(),
-    "list the latest 20": lambda known: known.runs(Choice(limit=20)),
-    "latest of a suite": lambda known: known.runs(Choice(suite="train", limit=1)),
-    "by GPU": lambda known: known.runs(Choice(gpu="H200")),
-    "by commit": lambda known: known.runs(Choice(commit=commit_of(500))),
-    "by date": lambda known: known.runs(Choice(since="2024-03-01", until="2024-03-31")),
-    "by outcome": lambda known: known.runs(Choice(outcome="crash")),
+    "list the latest 20": lambda known: known.runs(RunFilter(limit=20)),
+    "latest of a suite": lambda known: known.runs(RunFilter(suite="train", limit=1)),
+    "by GPU": lambda known: known.runs(RunFilter(gpu="H200")),
+    "by commit": lambda known: known.runs(RunFilter(commit=commit_of(500))),
+    "by date": lambda known: known.runs(RunFilter(since="2024-03-01", until="2024-03-31")),
+    "by outcome": lambda known: known.runs(RunFilter(outcome="crash")),
     "history of a case": lambda known: known.history(case_id(7), metric="step_s"),
     "history on one GPU": lambda known: known.history(
-        case_id(7), Choice(gpu="H200"), metric="step_s"
+        case_id(7), RunFilter(gpu="H200"), metric="step_s"
     ),
     "history, latest 20": lambda known: known.history(
-        case_id(7), Choice(limit=20), metric="step_s"
+        case_id(7), RunFilter(limit=20), metric="step_s"
     ),
     "ids of all cases": Index.case_ids,
 }

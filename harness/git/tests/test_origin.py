@@ -1,14 +1,21 @@
-"""A package that hides the user's own of the same name is found out, by factories and programs."""
+"""Where code under test was loaded from: the right tree, another, or a shadowing package."""
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from harness.records import INTERPRETER, Case, Outcome, Program
+from harness.git import origin
+from harness.git.repository import Repository
+from harness.git.worktrees import checked_out
+from harness.records import INTERPRETER, Case, Clock, Measurement, Outcome, Program
+from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
-from harness.tests.gate_repositories import write
+from harness.tests.gate_repositories import commit, git, repository, write
 from harness.tests.workers import QUICK, make_suite, run
 
+ROOT = Path(__file__).resolve().parents[3]
 MAKE = """\
 import torch
 from harness.workload import Workload
@@ -34,9 +41,133 @@ def case(factory: str, program: Program | None = None) -> Case:
     )
 
 
+SLEEP = dataclasses.replace(
+    case("toysuites.workloads:sleeps"), case_id="sleep", provider="a", axes={"step_s": 0.001}
+)
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Path:
+    return repository(tmp_path / "toys")
+
+
+# --- the right tree ----------------------------------------------------------------------
+
+
+def measured(roots: list[Path], folder: Path, elsewhere: Sequence[Path] = ()) -> Measurement:
+    with Launcher(roots, elsewhere=elsewhere) as launcher:
+        (measurement,) = run(launcher, folder, SLEEP)
+    return measurement
+
+
+def test_workers_import_from_their_tree_first(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(repository(tmp_path / "other")))
+
+    measurement = measured([toys], tmp_path)
+
+    assert measurement.outcome is Outcome.OK, measurement.detail
+    assert measurement.code == {
+        "toy": str(toys / "toy/__init__.py"),
+        "toysuites": str(toys / "toysuites/__init__.py"),
+    }
+
+
+def test_a_package_that_the_tree_lacks_is_a_path_mismatch(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = repository(tmp_path / "other")
+    monkeypatch.syspath_prepend(str(other))
+    for file in (toys / "toysuites").iterdir():
+        file.unlink()
+    (toys / "toysuites").rmdir()
+
+    measurement = measured([toys], tmp_path)
+
+    assert measurement.outcome is Outcome.PATH_MISMATCH
+    assert str(other / "toysuites") in measurement.detail
+
+
+def test_an_editable_install_of_the_users_tree_is_a_path_mismatch(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads = (toys / "toysuites/workloads.py").read_text()
+    commit(toys, {"toysuites/workloads.py": f"import kern.ops\n{workloads}"})
+    commit(toys, {"src/kern/__init__.py": "", "src/kern/ops.py": ""})
+    repo = Repository.around(toys)
+    monkeypatch.syspath_prepend(str(toys / "src"))
+
+    with checked_out(repo, repo.commit("main")) as (tree,):
+        alone = measured([tree], tmp_path, repo.worktrees())
+        named = measured([tree, tree / "src"], tmp_path, repo.worktrees())
+    own = measured([toys], tmp_path, repo.worktrees())
+
+    assert alone.outcome is Outcome.PATH_MISMATCH
+    assert f"{toys}/src/kern/__init__.py" in alone.detail
+    assert alone.detail.endswith(origin.REMEDY)
+    assert (named.outcome, own.outcome) == (Outcome.OK, Outcome.OK)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_files_of_a_linked_worktree_count_unless_git_ignores_them(
+    ignored: bool, toys: Path, tmp_path: Path
+) -> None:
+    if ignored:
+        commit(toys, {".gitignore": "/src/\n"})
+    linked = tmp_path / "linked"
+    git(toys, "worktree", "add", "--quiet", "--detach", str(linked))
+    write(linked, {"src/kern.py": ""})
+    places = [("kern", str(linked / "src/kern.py"))]
+    elsewhere = [str(tree) for tree in Repository(toys).worktrees()]
+
+    found = origin.from_other_trees(places, [str(tmp_path / "tree")], elsewhere)
+
+    assert len(found) == (0 if ignored else 1)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_installed_package_in_the_users_tree_does_not_count(
+    installed: bool, toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A virtual environment that git does not ignore, for example."""
+    folder = toys / "venv/site-packages"
+    write(toys, {"venv/site-packages/kern.py": ""})
+    if installed:
+        monkeypatch.setattr("sysconfig.get_path", lambda _: str(folder))
+
+    found = origin.from_other_trees(
+        [("kern", str(folder / "kern.py"))], [str(tmp_path / "tree")], [str(toys)]
+    )
+
+    assert len(found) == (0 if installed else 1)
+
+
+def test_the_harness_may_come_from_another_tree(tmp_path: Path) -> None:
+    here = [
+        ("harness.store.reader", str(ROOT / "harness/store/reader.py")),
+        ("nsa", str(ROOT / "nsa/ops.py")),
+    ]
+
+    (found,) = origin.from_other_trees(here, [str(tmp_path)], [str(ROOT)])
+
+    assert str(ROOT / "nsa/ops.py") in found
+
+
+def test_a_worker_that_does_not_report_its_code_is_a_path_mismatch(tmp_path: Path) -> None:
+    silent = Measurement(
+        case_id="sleep", process=0, outcome=Outcome.OK, clock=Clock.HOST, samples_s=(1.0,)
+    )
+
+    assert verified(silent, SLEEP, [tmp_path]).outcome is Outcome.PATH_MISMATCH
+
+
+# --- a package that shadows the user's own -----------------------------------------------
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages; the present folder has a namespace package of one's name."""
+    """An installed package; the current folder has a namespace package of the same name."""
     write(tmp_path / "site", {"kern/__init__.py": "", "kern/ops.py": MAKE})
     own = {
         "kern/model.py": MAKE,
@@ -53,25 +184,25 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "site/kern"
 
 
-def test_a_hidden_package_is_a_path_mismatch_with_both_files(
+def test_a_shadowed_package_is_a_path_mismatch_with_both_files(
     installed: Path, tmp_path: Path
 ) -> None:
     factories = ("kern.model:make", "bench:make", "late:make", "kern.ops:make", "kern.ops:mine")
     cases = [case(name) for name in (*factories, "plain:make")]
     with Launcher() as launcher:
         launcher.check(make_suite(*cases))
-        *hidden, plain = run(launcher, tmp_path, *cases)
+        *shadowed, plain = run(launcher, tmp_path, *cases)
 
     assert plain.outcome is Outcome.OK, plain.detail
-    assert [m.outcome for m in hidden] == [Outcome.PATH_MISMATCH] * 5
+    assert [m.outcome for m in shadowed] == [Outcome.PATH_MISMATCH] * 5
     own = Path.cwd() / "kern"
     wanted = [own / "model.py", own / "model.py", own / "sub", own / "ops.py", own / "ops.py"]
-    for measurement, file in zip(hidden, wanted, strict=True):
+    for measurement, file in zip(shadowed, wanted, strict=True):
         assert str(file) in measurement.detail
         assert str(installed) in measurement.detail
 
 
-def test_a_program_that_imports_a_hidden_package_is_a_path_mismatch(
+def test_a_program_that_imports_a_shadowed_package_is_a_path_mismatch(
     installed: Path, tmp_path: Path
 ) -> None:
     program = Program(argv=(INTERPRETER, "-c", "import kern.model"))
@@ -80,6 +211,5 @@ def test_a_program_that_imports_a_hidden_package_is_a_path_mismatch(
         (measurement,) = run(launcher, tmp_path, case("", program))
 
     assert measurement.outcome is Outcome.PATH_MISMATCH
-    assert measurement.detail.startswith(
-        f"kern.model is in {Path.cwd()}/kern/model.py, but kern was imported from {installed}"
-    )
+    assert f"{Path.cwd()}/kern/model.py" in measurement.detail
+    assert str(installed) in measurement.detail

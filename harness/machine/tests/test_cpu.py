@@ -1,4 +1,4 @@
-"""The instruments of the CPU, with real processes; and all instruments together."""
+"""The CPU probe with real processes; and all probes together."""
 
 import os
 import select
@@ -10,68 +10,20 @@ import pytest
 
 from harness.machine import cpu, nvml
 from harness.machine.cpu import CpuProbe
-from harness.machine.probes import Probe, open_probes
+from harness.machine.probes import open_probes
 from harness.tests.processes import running, wait_for
 
-# --- the CPU probe -----------------------------------------------------------------------
-
 BURN = """
-import sys, time
+import os, signal, sys, time
 def burn(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
 """
-
-
-def watch(probe: CpuProbe, process: "subprocess.Popen[str]", until: str) -> float:
-    """Core seconds the probe saw until the process printed a line; tells it to begin."""
-    assert process.stdin is not None
-    used_s, before = 0.0, time.monotonic()
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    done = False
-    while not done:
-        done = _readable(process)
-        time.sleep(0.02)
-        cores = probe.read()["cpu_utilisation"]
-        now = time.monotonic()
-        assert cores is not None
-        assert cores >= 0
-        used_s += cores * (now - before)
-        before = now
-    wait_for(process, until)
-    return used_s
-
-
-def _readable(process: "subprocess.Popen[str]") -> bool:
-    assert process.stdout is not None
-    return bool(select.select([process.stdout], [], [], 0)[0])
-
-
-def test_cpu_time_is_counted_whole() -> None:
-    """Summed over readings, so that a busy test machine changes nothing."""
-    script = (
-        BURN + "print('up', flush=True); input(); burn(0.4); print('done', flush=True); input()"
-    )
-    with running(script) as process:
-        wait_for(process, "up")
-        probe = CpuProbe()
-        probe.attach(process.pid)
-
-        used_s = watch(probe, process, "done")
-
-    assert used_s == pytest.approx(0.4, abs=0.06)
-
-
-def test_children_that_come_and_go_are_counted() -> None:
-    """More often than the family is searched for: most are never seen alive."""
-    script = (
-        BURN
-        + """
-import os
+ALONE = "print('up', flush=True); input(); burn(0.3); print('done', flush=True); input()"
+CHILDREN = """
 print('up', flush=True); input()
-for _ in range(4):
+for _ in range(3):
     child = os.fork()
     if not child:
         burn(0.1)
@@ -79,24 +31,7 @@ for _ in range(4):
     os.waitpid(child, 0)
 print('done', flush=True); input()
 """
-    )
-    with running(script) as process:
-        wait_for(process, "up")
-        probe = CpuProbe()
-        probe.attach(process.pid)
-
-        used_s = watch(probe, process, "done")
-
-    assert used_s == pytest.approx(0.4, abs=0.08)
-
-
-def test_cpu_time_never_runs_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parent that ignores SIGCHLD never learns its child's time: the tree's total falls."""
-    monkeypatch.setattr(cpu, "REFRESH_S", 0.0)
-    script = (
-        BURN
-        + """
-import os, signal
+LOST_CHILD = """
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 print('up', flush=True); input()
 if not os.fork():
@@ -107,15 +42,49 @@ try:
 except ChildProcessError:
     print('done', flush=True); input()
 """
-    )
-    with running(script) as process:
+IDLE = "print('up', flush=True); input()"
+
+
+def watched(script: str) -> float:
+    """Core seconds that the probe saw until the script printed `done`."""
+    with running(BURN + script) as process:
         wait_for(process, "up")
         probe = CpuProbe()
         probe.attach(process.pid)
+        assert process.stdin is not None
+        used_s, before = 0.0, time.monotonic()
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        done = False
+        while not done:
+            done = _readable(process)
+            time.sleep(0.02)
+            cores = probe.read()["cpu_utilisation"]
+            now = time.monotonic()
+            assert cores is not None
+            assert cores >= 0
+            used_s += cores * (now - before)
+            before = now
+        wait_for(process, "done")
+    return used_s
 
-        used_s = watch(probe, process, "done")  # asserts that no reading is negative
 
-    assert used_s > 0.2
+def _readable(process: "subprocess.Popen[str]") -> bool:
+    assert process.stdout is not None
+    return bool(select.select([process.stdout], [], [], 0)[0])
+
+
+@pytest.mark.parametrize("script", [ALONE, CHILDREN], ids=["alone", "children"])
+def test_all_cpu_time_counts_also_of_children_that_ended(script: str) -> None:
+    """Summed over readings, so that a busy machine does not change the result."""
+    assert watched(script) == pytest.approx(0.3, abs=0.07)
+
+
+def test_cpu_time_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the parent ignores SIGCHLD, the time of its child is lost and the total falls."""
+    monkeypatch.setattr(cpu, "REFRESH_S", 0.0)
+
+    assert watched(LOST_CHILD) > 0.2  # `watched` asserts that no reading is negative
 
 
 def test_memory_of_children_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +113,7 @@ def test_a_dead_worker_reads_as_none() -> None:
     nothing = {"cpu_utilisation": None, "rss_bytes": None}
     probe = CpuProbe()
     assert probe.read() == nothing, "not attached yet"
-    with running("print('up', flush=True); input()") as process:
+    with running(IDLE) as process:
         wait_for(process, "up")
         probe.attach(process.pid)
         assert probe.read()["rss_bytes"]
@@ -154,18 +123,17 @@ def test_a_dead_worker_reads_as_none() -> None:
         while probe.read() != nothing and time.monotonic() < deadline:
             time.sleep(0.01)
 
-        assert probe.read() == nothing, "a zombie, not waited for"
+        assert probe.read() == nothing, "a zombie"
     assert probe.read() == nothing
     probe.attach(process.pid)
     assert probe.read() == nothing, "attached too late"
 
 
-def test_attach_begins_anew() -> None:
-    idle = "print('up', flush=True); input()"
+def test_attach_starts_from_zero() -> None:
     busy = BURN + "burn(0.3); print('up', flush=True); input()"
-    with running(busy) as first, running(idle) as second, running(busy) as third:
+    with running(busy) as first, running(IDLE) as second:
         probe = CpuProbe()
-        for process in (first, second, third):
+        for process in (first, second):
             wait_for(process, "up")
             probe.attach(process.pid)
             time.sleep(0.05)
@@ -177,15 +145,17 @@ def test_attach_begins_anew() -> None:
             assert reading["rss_bytes"] == pytest.approx(own, rel=0.1)
 
 
-def test_a_reading_is_cheap_enough_for_twenty_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reading_is_cheap_and_searches_the_machine_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     searches = []
     search = psutil.Process.children
 
-    def counted(process: psutil.Process, *, recursive: bool) -> list[psutil.Process]:
+    def recorded(process: psutil.Process, *, recursive: bool) -> list[psutil.Process]:
         searches.append(process)
         return search(process, recursive=recursive)
 
-    monkeypatch.setattr(psutil.Process, "children", counted)
+    monkeypatch.setattr(psutil.Process, "children", recorded)
     probe = CpuProbe()
     probe.attach(os.getpid())
     before_s = time.process_time()
@@ -193,15 +163,12 @@ def test_a_reading_is_cheap_enough_for_twenty_a_second(monkeypatch: pytest.Monke
     for _ in range(100):
         probe.read()
 
-    assert (time.process_time() - before_s) / 100 < 0.0025  # 5 % of a core
-    assert len(searches) <= 2, "the whole machine is searched only now and then"
-
-
-# --- together with that of NVML ----------------------------------------------------------
+    assert (time.process_time() - before_s) / 100 < 0.0025  # 5 % of a core at 20 a second
+    assert len(searches) <= 2
 
 
 def test_the_probes_cover_every_channel_of_the_telemetry() -> None:
-    opened: tuple[Probe, ...] = open_probes(None, why="because")
+    opened = open_probes(None, why="because")
 
     channels = {name for probe in opened for name in (*probe.unavailable, *probe.read())}
 

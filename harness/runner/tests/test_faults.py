@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from harness.machine import gpu_idle
-from harness.machine.gpu_idle import Vacancy
-from harness.machine.probes import GpuUse
+from harness.machine.gpu_idle import GpuUse, IdleCheck
 from harness.records import Measurement, NonFiniteOrigin, Outcome
 from harness.runner import watchdog
 from harness.runner.launcher import Launcher
@@ -249,7 +248,7 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(
         probes=(),
         observer=Script(),
         launcher=warm,
-        gpu=Vacancy(meter),
+        gpu=IdleCheck(meter),
     )
 
     assert [m.outcome for m in writer.measurements] == [
@@ -285,7 +284,7 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(
     ],
 )
 def test_a_shared_gpu_is_an_invalid_environment(before: GpuUse, now: GpuUse, said: str) -> None:
-    why, _ = Vacancy(Meter(before, now)).problem()
+    why, _ = IdleCheck(Meter(before, now)).problem()
 
     assert said in why
     assert bool(said) == bool(why)
@@ -294,7 +293,7 @@ def test_a_shared_gpu_is_an_invalid_environment(before: GpuUse, now: GpuUse, sai
 def test_memory_that_comes_back_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_idle, "POLL_S", 0.001)
 
-    assert Vacancy(Meter(FREE, HELD, HELD, FREE)).problem() == ("", ())
+    assert IdleCheck(Meter(FREE, HELD, HELD, FREE)).problem() == ("", ())
 
 
 @pytest.mark.parametrize(
@@ -302,8 +301,8 @@ def test_memory_that_comes_back_late_is_waited_for(monkeypatch: pytest.MonkeyPat
     [
         ({}, ""),
         ({"gpu": "H200", "driver": "570.*"}, ""),
-        ({"driver": "580.*"}, "wrong driver: 570.86 is here, and the suite requires 580.*"),
-        ({"gpu": "A100"}, "wrong gpu: NVIDIA H200 is here"),
+        ({"driver": "580.*"}, "wrong driver: this machine has 570.86, the suite requires 580.*"),
+        ({"gpu": "A100"}, "wrong gpu: this machine has NVIDIA H200"),
     ],
 )
 def test_the_wrong_machine_is_an_invalid_environment(
@@ -338,21 +337,21 @@ def test_real_device_memory_is_exhausted_with_its_peak_and_given_back(
     warm: Launcher, tmp_path: Path
 ) -> None:
     from harness.machine import nvml
-    from harness.machine.gpu_idle import NvmlMeter
+    from harness.machine.gpu_idle import nvml_meter
 
     writer = Memory(tmp_path)
     cases = [
         replace(make_good(fake), case_id=f"{fake}-{i}")
         for i, fake in enumerate(("fills_the_gpu", "faults_on_the_gpu", "multiplies_on_gpu"))
     ]
-    with NvmlMeter(nvml.gpus()[0].uuid) as meter:
+    with nvml_meter(nvml.gpus()[0].uuid) as meter:
         run_suite(
             make_suite(*cases),
             writer=writer,
             probes=(),
             observer=Quiet(),
             launcher=warm,
-            gpu=Vacancy(meter),
+            gpu=IdleCheck(meter),
         )
 
     full, faulted, good = writer.measurements

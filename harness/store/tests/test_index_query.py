@@ -20,7 +20,7 @@ from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.records import Outcome
 from harness.store import index, reader
-from harness.store.index import Choice
+from harness.store.index import RunFilter
 from harness.store.writer import create
 from harness.tests.fake_runs import H200, case, environment, run, timed
 from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent
@@ -56,25 +56,25 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         assert p.device_id == H200.uuid
     one = index.ask(tmp_path, lambda known: known.history(CASE, metric="step_s"), silent)
     assert [p.metrics for p in one] == [{"step_s": p.metrics["step_s"]} for p in points]
-    last = index.ask(tmp_path, lambda known: known.history(CASE, Choice(limit=1)), silent)
+    last = index.ask(tmp_path, lambda known: known.history(CASE, RunFilter(limit=1)), silent)
     assert last == points[-1:]
 
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
-        pytest.param(Choice(suite="smoke"), {1}, id="suite"),
-        pytest.param(Choice(gpu="A100"), {2}, id="gpu"),
-        pytest.param(Choice(gpu="cpu"), {3}, id="no gpu"),
-        pytest.param(Choice(commit="bbbb"), {1}, id="commit"),
-        pytest.param(Choice(outcome="crash"), {2}, id="outcome"),
-        pytest.param(Choice(since="2026-03-02"), {2, 3}, id="since"),
-        pytest.param(Choice(until="2026-03-02"), {0, 1, 2}, id="until includes its day"),
-        pytest.param(Choice(until="2026-03-02T11:59"), {0, 1}, id="until a moment"),
-        pytest.param(Choice(suite="retest", gpu="H200"), {0}, id="both"),
+        pytest.param(RunFilter(suite="smoke"), {1}, id="suite"),
+        pytest.param(RunFilter(gpu="A100"), {2}, id="gpu"),
+        pytest.param(RunFilter(gpu="cpu"), {3}, id="no gpu"),
+        pytest.param(RunFilter(commit="bbbb"), {1}, id="commit"),
+        pytest.param(RunFilter(outcome="crash"), {2}, id="outcome"),
+        pytest.param(RunFilter(since="2026-03-02"), {2, 3}, id="since"),
+        pytest.param(RunFilter(until="2026-03-02"), {0, 1, 2}, id="until includes its day"),
+        pytest.param(RunFilter(until="2026-03-02T11:59"), {0, 1}, id="until a moment"),
+        pytest.param(RunFilter(suite="retest", gpu="H200"), {0}, id="both"),
     ],
 )
-def test_runs_are_chosen(tmp_path: Path, choice: Choice, expected: set[int]) -> None:
+def test_runs_are_chosen(tmp_path: Path, choice: RunFilter, expected: set[int]) -> None:
     made = [
         record(tmp_path),
         record(tmp_path, commit="b" * 40, suite="smoke"),
@@ -97,7 +97,7 @@ def test_a_history_by_outcome(tmp_path: Path) -> None:
     other = CASES[1].case_id
 
     def history(outcome: str) -> list[str]:
-        choice = Choice(outcome=outcome)
+        choice = RunFilter(outcome=outcome)
         found = index.ask(tmp_path, lambda known: known.history(other, choice), silent)
         return [p.run_id for p in found]
 
@@ -108,7 +108,7 @@ def test_a_history_by_outcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"outcome": "crashed"}, {"since": "yesterday"}])
 def test_a_choice_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(HarnessError):
-        Choice(**wrong)
+        RunFilter(**wrong)
 
 
 # --- the commands ------------------------------------------------------------------------
