@@ -196,6 +196,8 @@ class Launcher:
             if cold
             else self._warmed()
         )
+        if case.program is None:
+            forkserver.prepare()
         order = MeasureOrder(
             case=case,
             process=process,
@@ -238,7 +240,8 @@ class Launcher:
         """
         work = self.check(suite)
         modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
-        self._preload(dict.fromkeys(modules))
+        if names := dict.fromkeys(modules):
+            self._preload(names)
         return work
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
@@ -328,6 +331,7 @@ class _ForkserverHandle:
         self, env: Mapping[str, str], roots: Sequence[str] = (), cwd: Path | None = None
     ) -> None:
         """Start one under `env` and wait until torch is imported there."""
+        self._prepared = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         path = [*sys.path, str(Path.cwd())]
@@ -370,8 +374,19 @@ class _ForkserverHandle:
             raise HarnessError("the process that starts workers has died", "is memory exhausted?")
         return int(reply["pid"])
 
+    def prepare(self) -> None:
+        """Have it import what measuring a workload needs, if it has not yet.
+
+        Raises:
+            HarnessError: It cannot.
+        """
+        if not self._prepared and (problem := self.preload(())):
+            self.close()
+            raise HarnessError(f"no worker can be started: {problem}")
+
     def preload(self, modules: Sequence[str]) -> str:
-        """Have it import these; why it must not be used any more, or nothing."""
+        """Have it import these and what measuring needs; why it must be replaced, or nothing."""
+        self._prepared = True
         try:
             self.control.send(json.dumps({"preload": modules}).encode())
         except ConnectionError:

@@ -1,21 +1,21 @@
 """The warm parent of all workers: it has imported torch, never touched CUDA, and forks.
 
-A fresh interpreter needs seconds until torch is there; a fork of this one, milliseconds. What
-is forked is as fresh: no CUDA context, no thread pool, no tensor. One worker lives at a time.
+A fresh interpreter imports torch in seconds; a fork of this one starts in milliseconds, without a
+CUDA context, thread pool or tensor. One worker lives at a time.
 
-It is also the undertaker. As "child subreaper" it inherits whatever a worker leaves behind, in
-another process group or session too, so that ending a worker ends all of its descendants. If
-the harness dies, its end of the socket closes, and the forkserver takes everything down with it.
+As "child subreaper" it inherits the processes that a worker leaves behind, in other process groups
+and sessions too, so that it can end them all. If the harness dies, the socket closes, and the
+forkserver ends every process below it.
 
 Protocol, over a SOCK_SEQPACKET socket, JSON objects:
     <- {"ready": true}                         once, when torch is imported
-    -> {"preload": [modules]}                  import what the workers will
-    <- {"preloaded": why not}                  empty if all went well; else it is of no more use
+    -> {"preload": [modules]}                  import them, and what every measured workload needs
+    <- {"preloaded": problem}                  empty, or why this forkserver must be replaced
     -> {"env": {...}}, a newline and an Order; and two file descriptors: answers, log
     <- {"pid": p}
     <- {"exited": code}                        as subprocess.Popen.returncode
-    -> {"end": grace_s}                        kill what is left, reap it
-    <- {"ended": n}                            n processes would not die
+    -> {"end": grace_s}                        end and reap all descendants
+    <- {"ended": n}                            n processes could not be killed
 """
 
 import ctypes
@@ -31,6 +31,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,13 +39,13 @@ import psutil
 
 from harness import messages
 from harness.worker import answer
-from harness.workload import PRELOAD as PRELOAD_NAME
+from harness.workload import PRELOAD
 
-PRELOAD = ("torch._dynamo",)
-"""Imported beside torch: the first step of any optimiser would import it, for over a second."""
+DYNAMO = "torch._dynamo"
+"""Counting operators and the first step of an optimizer import it, in over a second."""
 MAX_ORDER_BYTES = 2**18
 KILL_WAIT_S = 5.0
-"""How long a process may take to die of SIGKILL; past it, it hangs in the kernel."""
+"""A process that lives longer after SIGKILL hangs in the kernel."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
@@ -54,15 +55,12 @@ _PR_SET_PTRACER_ANY = 2**64 - 1
 
 def main(control_fd: int) -> None:
     """Serve orders until the other end of the socket closes."""
-    for name in PRELOAD:
-        importlib.import_module(name)
     _require_untouched_gpu()
-    gc.collect()
-    gc.freeze()  # a worker's collector then neither walks nor copies what it shares with us
+    _freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
         _Forkserver(control).serve()
-    os._exit(0)  # taking torch down in order takes a second, and nothing needs it
+    os._exit(0)  # an orderly exit would take torch a second
 
 
 class _Forkserver:
@@ -73,20 +71,20 @@ class _Forkserver:
         self._deaths.setblocking(False)
         self._deaths_in.setblocking(False)
         signal.set_wakeup_fd(self._deaths_in.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing wakes
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only a handler wakes select
 
     def serve(self) -> None:
-        self._say(ready=True)
+        self._reply(ready=True)
         while True:
             ready, _, _ = select.select([self._control, self._deaths], [], [])
             if self._deaths in ready:
                 self._deaths.recv(2**16)
                 self._report_exit()
-            if self._control in ready and not self._obey():
+            if self._control in ready and not self._handle_request():
                 return
 
-    def _obey(self) -> bool:
-        """Do the next thing asked; False when nobody is left to ask."""
+    def _handle_request(self) -> bool:
+        """Serve one request; False once the socket is closed."""
         data, fds, _, _ = socket.recv_fds(
             self._control, MAX_ORDER_BYTES, 2, socket.MSG_CMSG_CLOEXEC
         )
@@ -96,10 +94,10 @@ class _Forkserver:
         head, _, body = data.partition(b"\n")
         request = json.loads(head)
         if "preload" in request:
-            self._say(preloaded=_preload(request["preload"]))
+            self._reply(preloaded=_preload(request["preload"]))
         elif "end" in request:
             self._running = None
-            self._say(ended=_end_descendants(request["end"]))
+            self._reply(ended=_end_descendants(request["end"]))
         else:
             answers, log = fds
             self._fork(messages.decode_order(body), request["env"], answers, log)
@@ -117,32 +115,32 @@ class _Forkserver:
         os.close(answers)
         os.close(log)
         self._running = pid
-        self._say(pid=pid)
+        self._reply(pid=pid)
 
     def _report_exit(self) -> None:
-        """Say how the worker ended. It stays a zombie until "end": its id cannot be reused."""
+        """Report how the worker ended. It stays a zombie until "end", so its id is not reused."""
         if self._running is None:
             return
         ended = os.waitid(os.P_PID, self._running, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is not None:
             self._running = None
-            by_itself = ended.si_code == os.CLD_EXITED
-            self._say(exited=ended.si_status if by_itself else -ended.si_status)
+            signalled = ended.si_code != os.CLD_EXITED
+            self._reply(exited=-ended.si_status if signalled else ended.si_status)
 
-    def _say(self, **reply: Any) -> None:
+    def _reply(self, **reply: Any) -> None:
         self._control.send(json.dumps(reply).encode())
 
 
 def _become_worker(
     order: messages.Order, env: dict[str, str], answers: int, log: int, *, parent: int
 ) -> NoReturn:
-    """Turn this fork into a worker of its own session, and never return into the forkserver."""
+    """Run the order in a session of its own, then exit this fork."""
     status = 1
     try:
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            raise SystemExit  # orphaned before the line above could take effect
+            raise SystemExit  # the parent died before the line above
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log, 1)
@@ -159,14 +157,13 @@ def _become_worker(
         status = asked.code if isinstance(asked.code, int) else 1
     finally:
         try:
-            sys.stdout.flush()
-        finally:  # the log's disk may be full
+            sys.stdout.flush()  # raises if the disk is full
+        finally:
             os._exit(status)
 
 
 def _enter(roots: tuple[str, ...]) -> None:
-    """Look into these folders first, and stand in the first of them; a forkserver that was started
-    for them does already."""
+    """Import from these folders first, and work in the first, unless that is so already."""
     new = [root for root in roots if root not in sys.path]
     if new:
         sys.path[:0] = new
@@ -174,60 +171,63 @@ def _enter(roots: tuple[str, ...]) -> None:
 
 
 def _end_descendants(grace_s: float) -> int:
-    """End every descendant, kindly at first; returns how many would not die."""
+    """End every descendant, with SIGTERM first; returns how many could not be killed."""
     me = psutil.Process()
-    family = me.children(recursive=True)
+    descendants = me.children(recursive=True)
     if grace_s > 0:
-        _signal(family, signal.SIGTERM)
-        psutil.wait_procs(family, timeout=grace_s)
+        _signal(descendants, signal.SIGTERM)
+        psutil.wait_procs(descendants, timeout=grace_s)
     deadline = time.monotonic() + KILL_WAIT_S
-    while (family := me.children(recursive=True)) and time.monotonic() < deadline:
-        _signal(family, signal.SIGKILL)
-        psutil.wait_procs(family, timeout=KILL_WAIT_S)  # reaps our children
-    return len(family)
+    while (descendants := me.children(recursive=True)) and time.monotonic() < deadline:
+        _signal(descendants, signal.SIGKILL)
+        psutil.wait_procs(descendants, timeout=KILL_WAIT_S)  # reaps our children
+    return len(descendants)
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue  # it was faster
 
 
 def _preload(modules: list[str]) -> str:
-    """Import the factories' modules and what these name in PRELOAD; why forks of this process
-    would not be as good as fresh, or nothing."""
+    """Import DYNAMO, the factories' modules and what these name in PRELOAD.
+
+    Returns:
+        Why a fork of this process would differ from a fresh one; empty if it would not.
+    """
     try:
-        for name in modules:
-            for more in getattr(importlib.import_module(name), PRELOAD_NAME, ()):
+        for name in (DYNAMO, *modules):
+            for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
         _require_untouched_gpu()
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything; told, not hidden
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything; reported
         return f"{type(error).__name__}: {error}"
     if threading.active_count() > 1:
-        return f"one of {', '.join(modules)} has started a thread, which no fork would have"
-    gc.collect()
-    gc.freeze()
+        return f"one of {', '.join(modules)} has started a thread, which a fork would not have"
+    _freeze()
     return ""
 
 
+def _freeze() -> None:
+    """Have a worker's collector neither walk nor copy what it shares with the forkserver."""
+    gc.collect()
+    gc.freeze()
+
+
 def _require_untouched_gpu() -> None:
-    """A CUDA driver that was initialised before a fork is broken after it."""
+    """Raise if an import initialised the CUDA driver, which a fork would break."""
     files = (fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
     if any(file.name.startswith("nvidia-uvm") for file in files):
         raise RuntimeError("CUDA was initialised by an import")
 
 
 def _let_be_traced() -> None:
-    """Let a sibling such as py-spy read the stacks of a worker that hangs.
-
-    Yama forbids it unless asked; a kernel without Yama knows no such request, nor the ban.
-    """
+    """Let another process, such as py-spy, read the stacks of a worker that hangs."""
     try:
         _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno != errno.EINVAL:  # a kernel without Yama knows no such request
             raise
 
 
