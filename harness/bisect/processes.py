@@ -9,13 +9,11 @@ from pathlib import Path
 
 from harness.bisect.journal import CommitsRequest, DifferencesRequest, Journal, Measured, Note
 from harness.errors import HarnessError
-from harness.machine import drift, environment, gpu_idle, gpu_lock
-from harness.machine.gpu_idle import IdleCheck, watch_over
-from harness.machine.probes import Probe, open_probes
+from harness.machine import drift, gpu_idle
 from harness.records import Case, Measurement, Outcome
-from harness.runner import rig
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig, require_gpu
 from harness.runner.run import Silent, run_one
 
 Say = Callable[[str], None]
@@ -43,8 +41,7 @@ class Processes:
 
     journal: Journal
     launcher: Launcher
-    probes: Sequence[Probe]
-    gpu: IdleCheck | None
+    rig: Rig
     started: float
     """Monotonic time."""
     ends: float | None
@@ -75,11 +72,11 @@ class Processes:
             raise Stopped("the time budget is spent")
         if not first:  # accuracy is checked once for each code and case
             case = replace(case, settings=replace(case.settings, accuracy=False))
-        problem, _ = self.gpu.problem() if self.gpu else ("", ())
+        problem, _ = self.rig.gpu.problem() if self.rig.gpu else ("", ())
         if problem:
             raise Stopped(f"the machine is not fit: {problem}")
         launcher, process = self.launcher.at(roots), len(self.measured)
-        measured = run_one(case, process, launcher, self.journal, self.probes, Silent())
+        measured = run_one(case, process, launcher, self.journal, self.rig.probes, Silent())
         measured = verified(measured, case, roots)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
@@ -101,19 +98,16 @@ def opened(
     started = time.monotonic()
     journal = stack.enter_context(start) if isinstance(start, Journal) else None
     request = start.request if isinstance(start, Journal) else start
-    lock = gpu_lock.lock_first(stack, wait_s=resources.wait_s, say=resources.say)
-    launcher = stack.enter_context(Launcher(elsewhere=other_trees))
-    here = environment.capture(
-        launcher.describe(), command=request.command, repository=None, cases=[request.case]
-    )
-    lock = gpu_lock.lock_only(stack, lock, here.gpu, wait_s=resources.wait_s, say=resources.say)
+    rig = stack.enter_context(Rig(wait_s=resources.wait_s, say=resources.say))
+    launcher = rig.start(elsewhere=other_trees)
+    here = rig.describe(launcher, command=request.command, repository=None, cases=[request.case])
     before = request.environment if journal else None
     if before is not None and here.device_name != before.device_name:
         raise HarnessError(
             f"this search started on {before.device_name}, but this machine has {here.device_name}",
             "Resume it on that device, or start a new search.",
         )
-    rig.require_gpu(request.suite, here)
+    require_gpu(request.suite, here)
     if unfit := gpu_idle.mismatch(request.suite.requires, here):
         raise HarnessError(f"this machine does not meet the suite's requirements: {unfit}")
     if journal is None:
@@ -123,16 +117,12 @@ def opened(
         journal.write(Note(at=now(), text=f"resumed at {now()}"))
         for difference in drift.differences(before, here) if before else ():
             journal.write(Note(at=now(), text=f"resumed with {difference}"))
-    if lock is not None:
-        lock.describe(journal.folder.name)
-    probes = open_probes(here.gpu, why=here.gpu_unavailable)
-    for probe in probes:
-        stack.callback(probe.close)
+    rig.measures(journal.folder.name)
+    rig.observe(here)
     return Processes(
         journal=journal,
         launcher=launcher,
-        probes=probes,
-        gpu=watch_over(stack, here, wait_s=resources.wait_s, say=resources.say),
+        rig=rig,
         started=started,
         ends=None if resources.budget_s is None else started + resources.budget_s,
         say=resources.say,

@@ -19,12 +19,11 @@ from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError
 from harness.machine import drift
-from harness.machine.gpu_idle import mismatch, watch_over
-from harness.machine.probes import open_probes
+from harness.machine.gpu_idle import mismatch
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
 from harness.report import text
-from harness.runner import rig
 from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig, take
 from harness.runner.run import run_suite, settled
 from harness.runner.self_test import prove, unproved
 from harness.store import reader
@@ -94,8 +93,7 @@ def run(
 
         render.check_writable(reports)
     with ExitStack() as held:
-        taken = rig.take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
-        launcher, here = taken.launcher, taken.here
+        rig, launcher, here = take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
         if before is not None:
             drift.require_alike(before, here)
         work = launcher.preflight(chosen)
@@ -113,47 +111,45 @@ def run(
                 notes=[str(d) for d in drift.differences(before.environment, here)],
             )
             done = settled(chosen, recorded.measurements)
-        if taken.lock is not None:
-            taken.lock.describe(writer.run_id)
+        rig.measures(writer.run_id)
         with writer:
-            if _carry_out(chosen, here, writer, done, launcher, wait_for_gpu, self_test=self_test):
+            if _carry_out(chosen, rig, launcher, here, writer, done, self_test=self_test):
                 writer.finish(wall_s=time.monotonic() - began if before is None else None)
     _conclude(reader.load(store_root, writer.run_id), reports if report else None, as_json)
 
 
 def _carry_out(
     suite: Suite,
+    rig: Rig,
+    launcher: Launcher,
     here: Environment,
     writer: store_writer.RunWriter,
-    done: Collection[tuple[str, int]],
-    launcher: Launcher,
-    wait_for_gpu: float,
+    done: Collection[tuple[str, int]] = (),
     *,
     self_test: bool,
 ) -> bool:
     """Self-test the probes and measure what is not done; False where the self-test failed."""
     say(f"{writer.run_id}: {suite.question}")
-    probes = open_probes(here.gpu, why=here.gpu_unavailable)
     try:
-        with ExitStack() as held:
-            gpu = watch_over(held, here, wait_s=wait_for_gpu, say=say)
-            tested = (
-                prove(launcher, probes, here.gpu)
-                if self_test
-                else unproved(here.gpu, "--no-self-test")
-            )
-            writer.append_proof(tested)
-            if tested.refuted:
-                err.print(console.failed_self_test(tested, writer.folder))
-                return False
+        rig.observe(here)
+        tested = (
+            prove(launcher, rig.probes, here.gpu)
+            if self_test
+            else unproved(here.gpu, "--no-self-test")
+        )
+        writer.append_proof(tested)
+        if tested.refuted:
+            err.print(console.failed_self_test(tested, writer.folder))
+            return False
+        with ProgressBar(err, suite, done) as progress:
             run_suite(
                 suite,
                 writer=writer,
-                probes=probes,
-                observer=held.enter_context(ProgressBar(err, suite, done)),
+                probes=rig.probes,
+                observer=progress,
                 done=done,
                 launcher=launcher,
-                gpu=gpu,
+                gpu=rig.gpu,
                 unfit=mismatch(suite.requires, here),
             )
     except KeyboardInterrupt:
@@ -162,9 +158,6 @@ def _carry_out(
             f"  Continue with: harness run --resume {writer.folder}"
         )
         raise typer.Exit(EXIT_UNDECIDED) from None
-    finally:
-        for probe in probes:
-            probe.close()
     return True
 
 
@@ -191,10 +184,10 @@ def overhead(
     chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
     chosen = sampling.arranged(chosen, processes=processes)
     with ExitStack() as held:
-        taken = rig.take(held, chosen, command=command(), wait_s=0.0, say=say)
-        taken.launcher.preflight(chosen)
-        with store_writer.create(store_root, chosen, taken.here) as writer:
-            if _carry_out(chosen, taken.here, writer, (), taken.launcher, 0.0, self_test=True):
+        rig, launcher, here = take(held, chosen, command=command(), wait_s=0.0, say=say)
+        launcher.preflight(chosen)
+        with store_writer.create(store_root, chosen, here) as writer:
+            if _carry_out(chosen, rig, launcher, here, writer, self_test=True):
                 writer.finish()
     recorded = reader.load(store_root, writer.run_id)
     found = sampling.overhead(recorded)

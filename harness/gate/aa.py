@@ -12,8 +12,8 @@ from harness.gate.plan import Say
 from harness.machine import doctor, environment
 from harness.machine.gpu_idle import mismatch
 from harness.records import Environment, Outcome, Pair, Suite
-from harness.runner import rig
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
+from harness.runner.rig import take
 from harness.suite.load import shipped_roots
 
 
@@ -43,15 +43,14 @@ def calibrate(request: Request, observer: Observer, say: Say) -> calibration.Sto
     suite = request.suite
     with ExitStack() as held:
         wait_s = request.wait_for_gpu_s
-        taken = rig.take(held, suite, command=request.command, wait_s=wait_s, say=say)
-        first, here = taken.launcher, taken.here
-        second = taken.rig.start_for(suite)
+        rig, first, here = take(held, suite, command=request.command, wait_s=wait_s, say=say)
+        second = rig.start_for(suite)
         second.describe()
         _require_fit(suite, here, request)
         first.preflight(suite)
         sides = [Side("baseline", (), first, here), Side("candidate", (), second, here)]
-        taken.rig.observe(here)
-        bench = held.enter_context(Bench(sides, taken.rig.probes, observer, taken.rig.gpu))
+        rig.observe(here)
+        bench = held.enter_context(Bench(sides, rig.probes, observer, rig.gpu))
         counted = tuple(
             replace(c, settings=replace(c.settings, processes=request.pairs)) for c in suite.cases
         )

@@ -18,7 +18,7 @@ from harness.gate.policy_suites import absent, chosen_of, require, require_own, 
 from harness.gate.records import GateSide, LeftOut, Mode
 from harness.git.repository import WORKING_TREE, Repository, read_git
 from harness.git.worktrees import checked_out
-from harness.machine import doctor, environment, gpu_lock
+from harness.machine import doctor, environment
 from harness.machine.gpu_idle import mismatch
 from harness.records import (
     METRICS,
@@ -29,9 +29,8 @@ from harness.records import (
     Suite,
     gpu_matches,
 )
-from harness.runner import rig
 from harness.runner.interleave import Side, Task
-from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig, require_gpu
 from harness.store import reader as store
 from harness.suite.positions import Document
 
@@ -85,6 +84,8 @@ class Plan:
     gone: tuple[Gone, ...]
     sides: tuple[Side, ...] = ()
     """The baseline first, where there is one; empty where nothing is left to measure."""
+    rig: Rig | None = None
+    """The machine that is held; None where nothing is left to measure."""
     base_counters: str | None = None
     """The baseline's file of counters on record."""
     left_out: tuple[LeftOut, ...] = ()
@@ -211,8 +212,8 @@ def _on_machine(
     say: Say,
 ) -> Plan:
     """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
-    sides = _sides(request, trees.folders, repository, plan, held, say)
-    plan = replace(plan, sides=sides)
+    rig, sides = _sides(request, trees.folders, repository, plan, held, say)
+    plan = replace(plan, rig=rig, sides=sides)
     plan = replace(plan, tasks=tuple(_asked(t, plan, request.mode) for t in plan.tasks))
     if request.mode is Mode.BASELINE:
         plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, trees.head, plan)))
@@ -401,34 +402,24 @@ def _sides(
     plan: Plan,
     held: ExitStack,
     say: Say,
-) -> tuple[Side, ...]:
-    """A side per tree, each with its warm launcher and its environment."""
-    wait_s = request.wait_for_gpu_s
-    device = _device(plan)
+) -> tuple[Rig, tuple[Side, ...]]:
+    """The rig, and a side per tree, each with its warm launcher and its environment."""
+    counted = request.mode is Mode.COUNTERS
+    device, wait_s = _device(plan), request.wait_for_gpu_s
+    rig = held.enter_context(Rig(device, wait_s=wait_s, say=say, alone=not counted))
     elsewhere = repository.worktrees() if repository else ()
-    lock, around = None, counters.AROUND
-    if request.mode is not Mode.COUNTERS:
-        around = {}
-        lock = gpu_lock.lock_first(held, device, wait_s=wait_s, say=say)
+    around = counters.AROUND if counted else {}
     sides = []
     for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
-        launcher = held.enter_context(
-            Launcher(roots, elsewhere=elsewhere, device=device, around=around)
-        )
-        here = environment.capture(
-            launcher.describe(),
-            command=request.command,
-            repository=tree,
-            cases=[t.case for t in plan.tasks],
-        )
-        if request.mode is not Mode.COUNTERS:
-            lock = gpu_lock.lock_only(held, lock, here.gpu, wait_s=wait_s, say=say)
+        launcher = rig.start(roots, elsewhere=elsewhere, around=around)
+        cases = [t.case for t in plan.tasks]
+        here = rig.describe(launcher, command=request.command, repository=tree, cases=cases)
         sides.append(Side(name, roots, launcher, here))
     if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
         git = read_git(repository.root)
         sides[-1].environment = replace(here, git=git)
-    return tuple(sides)
+    return rig, tuple(sides)
 
 
 def _device(plan: Plan) -> str:
@@ -464,7 +455,7 @@ def _unfit(plan: Plan, request: Request) -> Iterator[Finding]:
     here = plan.here
     for suite in plan.suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs none."
-        rig.require_gpu(suite, here, remedy)
+        require_gpu(suite, here, remedy)
         if other := mismatch(suite.requires, here):
             yield unfit(other)
     if request.mode is Mode.COUNTERS:

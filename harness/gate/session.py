@@ -13,10 +13,9 @@ from harness.gate.calibration import DAY_CV, NoiseClass
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
 from harness.gate.unpaired import Process, compare_stored
-from harness.machine.gpu_idle import watch_over
-from harness.machine.probes import open_probes
 from harness.records import Case, CaseSummary, Finding, Run
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
+from harness.runner.rig import Rig
 from harness.store import reader
 
 Key = tuple[str, str]
@@ -33,7 +32,7 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
     """
     with ExitStack() as held:
         plan = prepared(request, held, say)
-        return _judged(request, plan, held, observer, say)
+        return _judged(request, plan, held, observer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,10 @@ class _Answers:
     """Of the whole."""
 
 
-def _judged(
-    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
-) -> GateVerdict:
+def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateVerdict:
     answers = _Answers()
-    if plan.tasks and plan.sound:
-        answers = _measured(request, plan, held, observer, say)
+    if plan.rig and plan.sound:
+        answers = _measured(request, plan, plan.rig, held, observer)
     elif plan.tasks:
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
@@ -104,13 +101,10 @@ def _judged(
 
 
 def _measured(
-    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
+    request: Request, plan: Plan, rig: Rig, held: ExitStack, observer: Observer
 ) -> _Answers:
-    probes = open_probes(plan.here.gpu, why=plan.here.gpu_unavailable)
-    for probe in probes:
-        held.callback(probe.close)
-    gpu = watch_over(held, plan.here, wait_s=request.wait_for_gpu_s, say=say)
-    bench = held.enter_context(Bench(plan.sides, probes, observer, gpu))
+    rig.observe(plan.here)
+    bench = held.enter_context(Bench(plan.sides, rig.probes, observer, rig.gpu))
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     for path, suite in plan.suites.items():
         cases = tuple(_counting(t.case, counts[t.key]) for t in plan.tasks if t.suite == path)

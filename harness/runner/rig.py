@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -126,17 +125,6 @@ class Rig:
             self.lock.describe(run_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What `take` gives, for as long as it is held."""
-
-    rig: Rig
-    launcher: Launcher
-    here: Environment
-    lock: GpuLock | None
-    """None on the CPU."""
-
-
 def take(
     held: ExitStack,
     suite: Suite,
@@ -144,8 +132,8 @@ def take(
     command: Sequence[str],
     wait_s: float,
     say: Callable[[str], None],
-) -> Machine:
-    """A rig for one suite, with one launcher, and what the machine is.
+) -> tuple[Rig, Launcher, Environment]:
+    """A rig for one suite, with one launcher, and the environment of its workers.
 
     Args:
         held: Gives all of it back.
@@ -168,7 +156,7 @@ def take(
         cases=suite.cases,
     )
     require_gpu(suite, here)
-    return Machine(rig, launcher, here, rig.lock)
+    return rig, launcher, here
 
 
 def require_gpu(

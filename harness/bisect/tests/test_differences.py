@@ -165,7 +165,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(processes, "Launcher", lambda **_: made)
+    monkeypatch.setattr("harness.runner.rig.Launcher", lambda *_, **__: made)
     monkeypatch.setattr(processes, "verified", lambda measured, case, roots: measured)
     monkeypatch.setattr(
         processes, "run_one", lambda case, process, at, *rest: at.run(case, process)

@@ -52,7 +52,7 @@ class Machine:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def launcher(self, *, elsewhere: Sequence[Path]) -> "Machine":
+    def launcher(self, roots: object, *, elsewhere: Sequence[Path], **_: object) -> "Machine":
         assert [*elsewhere] == [self.repository], "the user's own tree is no place for the code"
         return self
 
@@ -112,7 +112,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...
 def machine(past: tuple[Path, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(*past)
     here = environment(gpu=None)
-    monkeypatch.setattr(processes, "Launcher", made.launcher)
+    monkeypatch.setattr("harness.runner.rig.Launcher", made.launcher)
     monkeypatch.setattr("harness.machine.environment.capture", lambda *a, **k: here)
     monkeypatch.setattr(
         processes, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
