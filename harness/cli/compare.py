@@ -15,13 +15,13 @@ from harness.gate import compare as comparing
 from harness.gate import files, policy
 from harness.gate.compare import Compared
 from harness.gate.plan import Request
-from harness.gate.policy import Choice, Policy
+from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.records import Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
 from harness.store import index, reader
-from harness.store.index import Choice as Runs
+from harness.store.index import Choice
 from harness.suite import load as suites
 
 
@@ -150,7 +150,7 @@ def _runs_of(name: str, root: Path) -> str:
     if name == WORKING_TREE:
         return "Record a run of the working tree first: harness run SUITE"
     commit = Repository.around(Path.cwd()).commit(name)
-    found = index.ask(root, lambda known: known.runs(Runs(commit=commit, limit=3)), say)
+    found = index.ask(root, lambda known: known.runs(Choice(commit=commit, limit=3)), say)
     if not found:
         return "This commit has no run. Check it out and record one, or name two commits."
     return f"Name one of its runs: {', '.join(h.run_id for h in found)}."
@@ -190,7 +190,7 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
     kept = replace(
         found, path=str(file), rules=(), kernels=(), exemptions=(), new_cases_block=False
     )
-    choices = tuple(Choice(suite=_from_root(name)) for name in named)
+    choices = tuple(ChosenSuite(suite=_from_root(name)) for name in named)
     kept = replace(kept, choices=choices or kept.choices, counted=choices or kept.counted)
     if not filters:
         return kept

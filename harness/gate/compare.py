@@ -214,7 +214,7 @@ def _judged(
     counted = _counted(a, b, case.case_id)
     (summed,) = summary.summarise(_of_one(b, case))
     judged = decide.judge_case(
-        decide.Evidence(
+        decide.CaseEvidence(
             suite=b.suite.path,
             case=case,
             head=summed,

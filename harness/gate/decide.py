@@ -48,7 +48,7 @@ _OF_CHANGE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class CaseEvidence:
     """All that is known of one case."""
 
     suite: str
@@ -70,7 +70,7 @@ class Evidence:
 
 
 def judge_case(
-    evidence: Evidence,
+    evidence: CaseEvidence,
     *,
     mode: Mode,
     policy: Policy,
@@ -146,7 +146,7 @@ def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
 # --- the checks --------------------------------------------------------------------------
 
 
-def _ran(evidence: Evidence, head: CaseSummary) -> list[Finding]:
+def _ran(evidence: CaseEvidence, head: CaseSummary) -> list[Finding]:
     """Whether it ran and is right, and whether what ran is what was asked for."""
     found = _said(verdict.ran(evidence.case, head), "ran")
     ended, base = head.outcome, {m.outcome for m in evidence.base}
@@ -189,7 +189,7 @@ def _absolute(
     ]
 
 
-def _compared(evidence: Evidence, mode: Mode, policy: Policy) -> tuple[State, list[Finding]]:
+def _compared(evidence: CaseEvidence, mode: Mode, policy: Policy) -> tuple[State, list[Finding]]:
     if mode is Mode.ABSOLUTE:
         return State.UNCOMPARED, []
     check = AGAINST[mode]

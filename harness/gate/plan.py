@@ -13,7 +13,7 @@ from pathlib import Path
 from harness.analysis.comparison import Thresholds
 from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.gate import baselines, calibration, counters, files, policy
-from harness.gate.policy import Choice, Policy
+from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
 from harness.gate.records import GateSide, LeftOut, Mode
 from harness.git.repository import WORKING_TREE, Repository, read_git
@@ -160,7 +160,7 @@ def _chosen(request: Request, loaded: Policy, document: Document | None, trees: 
     )
 
 
-def _choices(loaded: Policy, mode: Mode) -> Sequence[Choice]:
+def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.counted if mode is Mode.COUNTERS else loaded.choices
 
 
@@ -338,7 +338,7 @@ def _gone(
                 yield Gone(suite=choice.suite, case_id=case.case_id, reason=why)
 
 
-def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[Choice]:
+def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     """What the base's own policy chose; what the head's does where the base had none to read."""
     before = loaded
     if trees.base_policy is not None:
@@ -354,7 +354,7 @@ def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
     out of a suite may well have one."""
     for path in plan.suites:
         stored = baselines.load(request.baselines, files.device_id(plan.here), path)
-        whole = suite_of(tree, Choice(suite=path))
+        whole = suite_of(tree, ChosenSuite(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
             why = "the baseline has this case, and the suite has not"

@@ -236,7 +236,7 @@ def json_schema() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChosenSuite:
     """A suite, the filters on its cases, and the files that concern them."""
 
     suite: str
@@ -292,8 +292,8 @@ class Policy:
     inconclusive_blocks: bool = False
     new_cases_block: bool = False
     roots: tuple[str, ...] = (".",)
-    choices: tuple[Choice, ...] = ()
-    counted: tuple[Choice, ...] = ()
+    choices: tuple[ChosenSuite, ...] = ()
+    counted: tuple[ChosenSuite, ...] = ()
     rules: tuple[Rule, ...] = ()
     """Floors and ceilings, as rules of which `abort` is the same as `go`."""
     kernels: tuple[Kernels, ...] = ()
@@ -305,7 +305,7 @@ class Policy:
     baseline_days: int = DEFAULT_MAX_AGE_DAYS
     exemptions: tuple[Exemption, ...] = ()
 
-    def concerned(self, choices: Sequence[Choice], changed: Sequence[str]) -> Sequence[str]:
+    def concerned(self, choices: Sequence[ChosenSuite], changed: Sequence[str]) -> Sequence[str]:
         """The suites that a change concerns; one of this policy concerns all of them."""
         return [
             c.suite for c in choices if self.path in changed or any(map(c.concerned_by, changed))
@@ -382,9 +382,9 @@ def parse(text: str, path: Path) -> tuple[Policy, Document]:
     return policy, document
 
 
-def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[Choice, ...]:
+def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[ChosenSuite, ...]:
     return tuple(
-        Choice(
+        ChosenSuite(
             suite=c.suite,
             filters=tuple(c.cases),
             paths=tuple(c.paths or model.paths or ["**"]),

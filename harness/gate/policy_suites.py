@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import SuiteError
-from harness.gate.policy import Choice
+from harness.gate.policy import ChosenSuite
 from harness.git import origin
 from harness.records import Case, Suite
 from harness.suite import load as suites
 from harness.suite.positions import Document, Loc, Problem, nearest, show
 
 
-def require(tree: Path, choice: Choice, document: Document | None) -> Suite:
+def require(tree: Path, choice: ChosenSuite, document: Document | None) -> Suite:
     """The suite in the head, with the cases that the policy chooses: there must be some."""
     suite = suite_of(tree, choice)
     if suite is None:
@@ -63,7 +63,7 @@ def _holds(root: Path, package: str) -> bool:
 
 
 def _refused(
-    choice: Choice, document: Document | None, loc: Loc, text: str, remedy: str
+    choice: ChosenSuite, document: Document | None, loc: Loc, text: str, remedy: str
 ) -> SuiteError:
     """The error of a choice, at its place in the policy; of one from a command line, its own."""
     if document is None or not choice.loc:
@@ -71,7 +71,7 @@ def _refused(
     return document.error([Problem((*choice.loc, *loc), text, remedy)])
 
 
-def suite_of(tree: Path, choice: Choice) -> Suite | None:
+def suite_of(tree: Path, choice: ChosenSuite) -> Suite | None:
     """A suite as a tree has it, whole; None where it has none."""
     file = tree / choice.suite
     if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
@@ -83,7 +83,7 @@ def suite_of(tree: Path, choice: Choice) -> Suite | None:
     return suites.loads(text, choice.suite)
 
 
-def chosen_of(suite: Suite, choice: Choice) -> Suite:
+def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:
     """The suite with those of its cases that the policy chooses, if there are any."""
     kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
     return replace(suite, cases=kept)

@@ -43,7 +43,7 @@ class Stage(StrEnum):
     BLOCK = "block"  # a NO-GO blocks the change
 
 
-class Subject(StrEnum):
+class VerdictSubject(StrEnum):
     """What a verdict is on."""
 
     GATE = "gate"  # a change or a tree, by a policy
@@ -165,7 +165,7 @@ class GateVerdict:
     """How long all processes of the gate lived: what it cost."""
     remedies: tuple[str, ...] = ()
     """Commands that would settle what is open, or accept what changed."""
-    subject: Subject = Subject.GATE
+    subject: VerdictSubject = VerdictSubject.GATE
 
     @property
     def exit_status(self) -> int:

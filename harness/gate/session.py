@@ -285,7 +285,7 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     measured = {path: _summaries(run) for path, run in runs.items() if run.measurements}
     return [
         decide.judge_case(
-            decide.Evidence(
+            decide.CaseEvidence(
                 suite=task.suite,
                 case=task.case,
                 head=measured.get(task.suite, {}).get(task.case.case_id),

@@ -8,7 +8,7 @@ import math
 from itertools import groupby
 from xml.etree import ElementTree
 
-from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, Subject
+from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, VerdictSubject
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
 from harness.report.text import case_sentence, case_text
@@ -84,7 +84,7 @@ def _suite(root: ElementTree.Element, name: str, verdict: GateVerdict) -> Elemen
 
 def _properties(element: ElementTree.Element, verdict: GateVerdict) -> None:
     properties = ElementTree.SubElement(element, "properties")
-    if verdict.subject is Subject.RUN:
+    if verdict.subject is VerdictSubject.RUN:
         said = [
             ("device", verdict.device),
             ("candidate", _side(verdict.candidate)),

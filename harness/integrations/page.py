@@ -7,7 +7,7 @@ never cut in the middle. No HTML, no link and no mention comes from the verdict'
 from collections.abc import Callable, Iterator, Sequence
 
 from harness import units
-from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, Subject
+from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, VerdictSubject
 from harness.records import Decision
 from harness.report.markdown import cell, code
 from harness.report.text import case_counts, case_reason, change_text, undecided_text, worst_first
@@ -71,7 +71,7 @@ def page(verdict: GateVerdict, *, most: int, size: Callable[[str], int]) -> str:
 def _top(verdict: GateVerdict) -> Iterator[str]:
     yield f"## {_SIGNS[verdict.decision]} {verdict.subject.capitalize()}: {verdict.decision}"
     yield f"{cell(verdict.reason, 1000).rstrip('.')}. {_effect(verdict)}."
-    mode = f"{verdict.mode} " if verdict.subject is Subject.GATE else ""
+    mode = f"{verdict.mode} " if verdict.subject is VerdictSubject.GATE else ""
     facts = [
         f"{case_counts(verdict)} of {len(verdict.cases)} cases",
         f"{mode}on {cell(verdict.device) or 'an unknown device'}",
@@ -95,7 +95,7 @@ def _top(verdict: GateVerdict) -> Iterator[str]:
 
 def _effect(verdict: GateVerdict) -> str:
     """What follows from the verdict, and by what."""
-    if verdict.subject is Subject.RUN:
+    if verdict.subject is VerdictSubject.RUN:
         return f"A run, judged by the rules of {code(verdict.policy) or 'its suite'}"
     blocked = "is blocked" if verdict.blocks else "is not blocked"
     setting = undecided_text(verdict)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from harness import units
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, Subject
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, VerdictSubject
 from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
 from harness.report import text
 
@@ -18,7 +18,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         stage=Stage.BLOCK,
         blocks=False,
         policy=run.suite.path,
-        subject=Subject.RUN,
+        subject=VerdictSubject.RUN,
         candidate=GateSide(
             ref=git.branch if git else "",
             commit=git.commit if git else "",

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.comparison import Change, Comparison
 from harness.analysis.summary import summarise
 from harness.gate import counters, decide
-from harness.gate.decide import Evidence
+from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Exemption, Policy, load
 from harness.gate.records import GateCase, Mode, Stage, State
 from harness.records import (
@@ -46,7 +46,7 @@ def judged(
     measured = fake_runs.timed(CASE, 0.1) if measured is None else measured
     run = fake_runs.run([CASE], lambda _: measured, env=fake_runs.environment(gpu=gpu))
     return decide.judge_case(
-        Evidence(
+        CaseEvidence(
             **{
                 "suite": "suites/gate.yaml",
                 "case": CASE,
