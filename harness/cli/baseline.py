@@ -47,16 +47,17 @@ def calibrate(
 
     Exit status: 0 calibrated; 3 two runs of the same code differ.
     """
-    request = aa.Request(
-        suite=suites.load(suite, filters=only or ()),
-        pairs=pairs,
-        store=store_root,
-        baselines=baseline_folder,
-        command=command(),
-        wait_for_gpu_s=wait_for_gpu,
-    )
     with GateProgress() as progress:
-        stored = aa.calibrate(request, progress, say)
+        stored = aa.calibrate(
+            suites.load(suite, filters=only or ()),
+            progress,
+            say,
+            wanted=pairs,
+            store=store_root,
+            baselines=baseline_folder,
+            command=command(),
+            wait_for_gpu_s=wait_for_gpu,
+        )
     if as_json:
         document(asdict(stored))
     else:

@@ -12,11 +12,10 @@ from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
 from harness.gate import compare as comparing
-from harness.gate import files, policy
-from harness.gate.compare import Compared
+from harness.gate import files, policy, records
 from harness.gate.plan import Request
-from harness.gate.policy import Choice, Policy
-from harness.gate.records import Mode
+from harness.gate.policy import ChosenSuite, Policy
+from harness.gate.records import GateVerdict, Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
@@ -105,7 +104,7 @@ def compare(
                 _runs_of(name, store_root),
             )
     if as_json:
-        document(comparing.document(answer))
+        document(records.document(answer))
     else:
         out.print(console_compare.compared(answer))
     raise typer.Exit(answer.exit_status)
@@ -156,7 +155,7 @@ def _runs_of(name: str, root: Path) -> str:
     return f"Name one of its runs: {', '.join(h.run_id for h in found)}."
 
 
-def _measured(request: Request) -> Compared:
+def _measured(request: Request) -> GateVerdict:
     """Two commits, or a commit and the working tree, measured now.
 
     Raises:
@@ -190,7 +189,7 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
     kept = replace(
         found, path=str(file), rules=(), kernels=(), exemptions=(), new_cases_block=False
     )
-    choices = tuple(Choice(suite=_from_root(name)) for name in named)
+    choices = tuple(ChosenSuite(suite=_from_root(name)) for name in named)
     kept = replace(kept, choices=choices or kept.choices, counted=choices or kept.counted)
     if not filters:
         return kept

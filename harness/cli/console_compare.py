@@ -10,8 +10,8 @@ from harness import units
 from harness.analysis.comparison import Change
 from harness.cli.console import DECISION_STYLE, table
 from harness.cli.console_store import fitting, plain_table
-from harness.gate.compare import ONE_SIDE, Compared, is_across
-from harness.gate.records import WORST_FIRST, GateCase, GateSide, State
+from harness.gate.compare import ONE_SIDE, is_across, only_in
+from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, State
 from harness.git.repository import WORKING_TREE
 from harness.machine.drift import Difference
 from harness.records import Decision
@@ -20,10 +20,10 @@ from harness.report import text
 _ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
 
-def compared(answer: Compared) -> RenderableType:
+def compared(answer: GateVerdict) -> RenderableType:
     """The two sides, how they differ, every case, and the answer last."""
     both = [case for case in answer.cases if case.state not in ONE_SIDE]
-    lines: list[RenderableType] = [_sides(answer.baseline, answer.candidate), Text()]
+    lines: list[RenderableType] = [_sides(answer), Text()]
     if answer.differences:
         lines += [_differences(answer.differences), Text()]
     elif both:
@@ -31,7 +31,7 @@ def compared(answer: Compared) -> RenderableType:
     if both:
         lines += [_cases(both), Text()]
     for state, title in _ONLY.items():
-        if only := answer.only_in(state):
+        if only := only_in(answer, state):
             lines.append(Text(f"{title}, so not compared ({len(only)}):"))
             lines += [Text(f"  {case.case_id}", overflow="fold") for case in only]
             lines.append(Text())
@@ -46,9 +46,11 @@ def compared(answer: Compared) -> RenderableType:
     return Group(*lines)
 
 
-def _sides(a: GateSide, b: GateSide) -> Table:
+def _sides(answer: GateVerdict) -> Table:
     rows = table()
-    for name, side in (("baseline", a), ("candidate", b)):
+    for name, side in (("baseline", answer.baseline), ("candidate", answer.candidate)):
+        if side is None:
+            continue
         commit = f"commit {side.commit[:10]}{side.beyond}" if side.commit else "no commit"
         ref = "the working tree" if side.ref == WORKING_TREE else side.ref
         rows.add_row(Text(name, style="bold"), Text(ref), Text(commit))

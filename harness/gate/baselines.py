@@ -1,24 +1,21 @@
-"""Stored baselines: the times of a run on one GPU, with where and of what they were taken."""
+"""Stored baselines: the step times of one run on one GPU, with its environment and cases."""
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.errors import StoreError
 from harness.gate import files
-from harness.gate.unpaired import Process
+from harness.gate.unpaired import FEWEST, Process
 from harness.machine import drift
 from harness.records import Case, Environment, Measurement, Outcome, Run
 from harness.runner.interleave import clock, usable
 
 EXPECTED = ("commit", "uncommitted changes", "host")
-"""What may differ: the code is what is compared, and a runner in a container has a new name each
-time. A CPU goes by its host's name anyway."""
-FEWEST = 2
-"""Processes of a case without which nothing can be compared."""
+"""Differences that are allowed: the code under test, and the name of a container. A CPU is
+identified by its host name in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +28,7 @@ class StoredProcess:
 
     def __post_init__(self) -> None:
         if not self.samples_s or not all(math.isfinite(s) and s > 0 for s in self.samples_s):
-            raise ValueError("a sample is not a positive, finite time, or there is none")
+            raise ValueError("samples_s needs positive, finite times")
 
     @property
     def process(self) -> Process:
@@ -41,7 +38,7 @@ class StoredProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What one run measured on one device, and where it stood."""
+    """What one run measured on one device."""
 
     suite: str
     suite_sha256: str
@@ -50,14 +47,14 @@ class Baseline:
     commit: str
     run_id: str
     measured_at: str
-    """ISO 8601, UTC: when the run began."""
+    """Start of the run, ISO 8601, UTC."""
     set_at: str
     environment: Environment
     cases: Mapping[str, tuple[StoredProcess, ...]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Case -> the outcome that the suite allows it."""
+    """Case -> its outcome, which the suite allows."""
     asked: Mapping[str, Case] = field(default_factory=dict)
-    """What each case was then."""
+    """Case id -> the case that was measured."""
 
     def __post_init__(self) -> None:
         files.moment(self.measured_at)
@@ -67,25 +64,25 @@ class Baseline:
 
 
 def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
-    """Today's processes of a case, as a stored baseline compares them; unsteady ones left out."""
+    """The steady processes of a case."""
     return tuple(
         _stored(m).process for m in measured if m.outcome is Outcome.OK and usable(m, case)
     )
 
 
 def changed(baseline: Baseline, case: Case) -> str:
-    """Why a case of the same id is not the one that was measured; empty where it is."""
+    """Why a case is not the one of the same id in the baseline, or an empty string."""
     make = _make(baseline.suite)
-    then = baseline.asked.get(case.case_id)
-    if then is None:
-        return f"the baseline does not say what the case was; {make}"
-    for name, (a, b) in drift.measured(then, case).items():
-        return f"the case is another than the baseline's: {name} was {a}, and is {b}; {make}"
+    stored = baseline.asked.get(case.case_id)
+    if stored is None:
+        return f"the baseline does not define this case; {make}"
+    for name, (a, b) in drift.measured(stored, case).items():
+        return f"the case has changed: {name} is {a} in the baseline, {b} in the candidate; {make}"
     return ""
 
 
 def case_ids(folder: Path, suite: str) -> frozenset[str]:
-    """All cases of a suite that any device has a baseline of.
+    """All cases of a suite in the baselines of any device.
 
     Raises:
         StoreError: A file is damaged.
@@ -96,38 +93,31 @@ def case_ids(folder: Path, suite: str) -> frozenset[str]:
 
 
 def of_run(run: Run) -> Baseline:
-    """The baseline that a run makes.
+    """Make a baseline of a run.
 
     Raises:
-        StoreError: The run is not good enough to hold anything against.
+        StoreError: The run is unfinished, failed, unsteady, or its code is not committed.
     """
     git = run.environment.git
     problem = ""
     if not run.ended_at:
         problem = "it is unfinished"
     elif git is None:
-        problem = "its code was in no git repository, so nobody could find it again"
+        problem = "its code was not in a git repository"
     elif git.dirty_sha256:
-        problem = "its code had uncommitted changes, so nobody could find it again"
+        problem = "its code had uncommitted changes"
     left_out: dict[str, str] = {}
     for case in run.suite.cases:
         measured = run.of(case.case_id)
         bad = next((m for m in measured if m.outcome is not Outcome.OK), None)
         if bad is not None and bad.outcome in case.allow:
             left_out[case.case_id] = str(bad.outcome)
-        elif bad is not None:
-            problem = problem or f"{case.case_id} ended {bad.outcome}"
-        elif len(measured) < FEWEST:
-            problem = problem or f"{case.case_id} has {len(measured)} processes; two are the least"
-        elif unsteady := [m.process for m in measured if not usable(m, case)]:
-            problem = (
-                problem
-                or f"{case.case_id} is not steady, or was disturbed, in process {unsteady[0]}"
-            )
+        elif not problem:
+            problem = _problem(case, measured)
     if problem or git is None:
         raise StoreError(
-            f"run {run.run_id} makes no baseline: {problem}",
-            f"Make one that does: {'commit, then ' if git and git.dirty_sha256 else ''}"
+            f"run {run.run_id} cannot be a baseline: {problem}",
+            f"{'Commit, then measure' if git and git.dirty_sha256 else 'Measure'} again: "
             f"harness run {run.suite.path}",
         )
     return Baseline(
@@ -137,7 +127,7 @@ def of_run(run: Run) -> Baseline:
         commit=git.commit,
         run_id=run.run_id,
         measured_at=run.started_at,
-        set_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        set_at=files.now(),
         environment=run.environment,
         cases={
             c.case_id: tuple(_stored(m) for m in run.of(c.case_id))
@@ -149,8 +139,19 @@ def of_run(run: Run) -> Baseline:
     )
 
 
+def _problem(case: Case, measured: Sequence[Measurement]) -> str:
+    """Why a case cannot be part of a baseline, or an empty string."""
+    if bad := [m.outcome for m in measured if m.outcome is not Outcome.OK]:
+        return f"{case.case_id} ended {bad[0]}"
+    if len(measured) < FEWEST:
+        return f"{case.case_id} has {len(measured)} processes; {FEWEST} are needed"
+    if unsteady := [m.process for m in measured if not usable(m, case)]:
+        return f"{case.case_id} was not steady, or was disturbed, in process {unsteady[0]}"
+    return ""
+
+
 def load(folder: Path, device: str, suite: str) -> Baseline | None:
-    """The baseline of a device and a suite; None where there is none.
+    """The baseline of a device and a suite, or None.
 
     Raises:
         StoreError: The file is damaged.
@@ -159,18 +160,18 @@ def load(folder: Path, device: str, suite: str) -> Baseline | None:
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
-    """Why a baseline says nothing about numbers taken here and now; empty where it does."""
+    """Why a baseline cannot be compared with measurements made here, or an empty string."""
     device = files.device_id(here)
     make = _make(suite)
     if baseline is None:
         return f"no baseline of {suite} on {here.device_name} ({device}); {make}"
     if baseline.device != device:
-        return f"the baseline is of another device ({baseline.device}); {make}"
+        return f"the baseline was measured on another device ({baseline.device}); {make}"
     if problem := files.out_of_date(baseline.measured_at, max_age_days):
         return f"the baseline {problem}; {make}"
     found = drift.differences(baseline.environment, here)
     other = [str(d) for d in found if d.name not in EXPECTED]
-    return f"the baseline is of another environment ({other[0]}); {make}" if other else ""
+    return f"the baseline has another environment ({other[0]}); {make}" if other else ""
 
 
 def _make(suite: str) -> str:
@@ -178,7 +179,7 @@ def _make(suite: str) -> str:
 
 
 def _renew(suite: str) -> str:
-    return f"Renew it: harness run {suite}, then harness baseline set latest."
+    return f"Replace it: harness run {suite}, then harness baseline set latest."
 
 
 def _stored(m: Measurement) -> StoredProcess:
@@ -186,24 +187,24 @@ def _stored(m: Measurement) -> StoredProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A case in a baseline and in a run; None where it is absent."""
+class CaseTimes:
+    """Step times of a case in a baseline and in a run; None where the case is absent."""
 
     case_id: str
     baseline_s: float | None
     run_s: float | None
 
 
-def compared(baseline: Baseline, run: Run) -> tuple[Row, ...]:
+def compared(baseline: Baseline, run: Run) -> tuple[CaseTimes, ...]:
     """Step times side by side: medians over processes of their medians."""
-    today = {c.case_id: processes(run.of(c.case_id), c) for c in run.suite.cases}
+    measured = {c.case_id: processes(run.of(c.case_id), c) for c in run.suite.cases}
     return tuple(
-        Row(
+        CaseTimes(
             case_id=case_id,
             baseline_s=_median(baseline.processes(case_id)),
-            run_s=_median(today.get(case_id, ())),
+            run_s=_median(measured.get(case_id, ())),
         )
-        for case_id in dict.fromkeys((*baseline.cases, *today))
+        for case_id in dict.fromkeys((*baseline.cases, *measured))
     )
 
 

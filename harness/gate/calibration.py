@@ -1,14 +1,13 @@
-"""How noisy a node is, from A/A pairs: measured, judged, and kept on disk until it is too old.
+"""Noise of a node, from A/A pairs, and the file that stores it.
 
-An A/A pair is two fresh processes of the same code, run exactly as the gate runs the baseline and
-the candidate. Their scatter sets the noise class of the node and of each case, and with it how many
-pairs a comparison takes; their centre must be zero, else the order of running makes a difference.
+An A/A pair is two fresh processes of the same commit, run exactly as the gate runs baseline and
+candidate. Their variation sets the noise class of the node and of each case, and so the number of
+pairs of a comparison. Their ratio must be one: otherwise the order of the processes matters.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ MAX_DAYS_KEPT = 30
 
 
 class NoiseClass(StrEnum):
-    """How far the medians of fresh processes of the same code scatter."""
+    """Variation between the medians of fresh processes of the same code."""
 
     QUIET = "quiet"  # about 0.3 %
     TYPICAL = "typical"  # about 0.8 %
@@ -34,42 +33,43 @@ class NoiseClass(StrEnum):
 
 
 UPPER_CV: Mapping[NoiseClass, float] = {NoiseClass.QUIET: 0.005, NoiseClass.TYPICAL: 0.014}
-"""Largest scatter of a class: the geometric means between 0.3 %, 0.8 % and 2.5 %."""
+"""Largest variation of a class: the geometric means of 0.3 %, 0.8 % and 2.5 %."""
 
 THRESHOLDS: Mapping[NoiseClass, Thresholds] = {
     NoiseClass.QUIET: Thresholds(),
     NoiseClass.TYPICAL: Thresholds(),
     NoiseClass.NOISY: Thresholds(screen_pairs=12, confirm_pairs=32, tolerance=0.05),
 }
-"""Thresholds by class. In the noise of the last, twenty pairs find a 5 % slowdown among 60 cases
-seven times in ten and seldom bound all clean cases by 3 %: it takes more pairs, and asks less."""
+"""Thresholds by class. On a noisy node, twenty pairs find a 5 % slowdown among 60 cases only seven
+times in ten and seldom bound all clean cases by 3 %; so it needs more pairs and a wider tolerance.
+"""
 
 DAY_CV: Mapping[NoiseClass, float] = {
     NoiseClass.QUIET: 0.005,
     NoiseClass.TYPICAL: 0.014,
     NoiseClass.NOISY: 0.04,
 }
-"""How far one GPU's level of a case scatters from day to day, until `between_days` has measured it.
-An assumption: as much as the processes of the class at most do within a day."""
+"""Variation of a case between days on one GPU, until `between_days` can measure it. Assumed: the
+largest variation between processes of the class."""
 
 MIN_DAYS = 3
-"""Calibrations of different days before their scatter is believed over the assumption."""
+"""Days of calibration from which their measured variation replaces the assumption."""
 MIN_PAIRS = 10
-"""A/A pairs of a case under which its scatter is too uncertain to choose a class by."""
+"""A/A pairs of a case that are needed to choose its class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseNoise:
-    """What A/A pairs say of one case."""
+    """Noise of one case."""
 
     case_id: str
     noise: NoiseClass
     process_cv: float
     """Standard deviation of log process medians."""
     level_s: float
-    """Geometric mean of all processes' medians: what is compared between days."""
+    """Geometric mean of the medians of all processes."""
     ratio: float
-    """Candidate over baseline, which are the same code: one, but for chance."""
+    """Candidate over baseline; one apart from chance."""
     p_value: float
     """Two-sided, that the ratio is one; adjusted by Holm over the cases."""
     pairs: int
@@ -77,41 +77,37 @@ class CaseNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How a node measures the same code twice."""
+    """Noise of a node."""
 
     noise: NoiseClass
-    """Of the node: the class of its median case."""
+    """Class of the median case."""
     process_cv: float
     """Of the median case."""
     cases: tuple[CaseNoise, ...]
     biased: tuple[str, ...]
-    """Cases whose A/A pairs differ by more than the practical floor, and not by chance. A node with
-    any is not fit to compare on."""
+    """Cases whose A/A pairs differ significantly and by more than `Thresholds.practical`. A node
+    with such a case cannot be used for comparisons."""
 
     def thresholds(self, case_id: str) -> Thresholds:
-        """Thresholds by the noise of a case; by the node's for one that was not calibrated."""
+        """Thresholds by the noise of a case, or of the node if the case was not calibrated."""
         noise = next((c.noise for c in self.cases if c.case_id == case_id), self.noise)
         return THRESHOLDS[noise]
 
     def levels(self) -> Mapping[str, float]:
-        """The level of every case, for `between_days`."""
         return {c.case_id: c.level_s for c in self.cases}
 
 
 def calibrate(pairs: Mapping[str, Sequence[Pair]]) -> Calibration:
-    """Judge a node by A/A pairs of each case.
+    """Judge a node by the A/A pairs of each case.
 
     Raises:
         ValueError: No case, or one with fewer than MIN_PAIRS pairs.
     """
     if not pairs:
-        raise ValueError("no case to calibrate by")
+        raise ValueError("no case to calibrate with")
     for case_id, of_case in pairs.items():
         if len(of_case) < MIN_PAIRS:
-            raise ValueError(
-                f"{case_id}: {len(of_case)} A/A pairs say too little of its noise; "
-                f"take at least {MIN_PAIRS}"
-            )
+            raise ValueError(f"{case_id}: {len(of_case)} A/A pairs; {MIN_PAIRS} are needed")
     logs = {case_id: time_logs(of_case) for case_id, of_case in pairs.items()}
     p_values = holm({c: _two_sided(x) for c, x in logs.items()})
     cases = tuple(
@@ -134,22 +130,22 @@ def calibrate(pairs: Mapping[str, Sequence[Pair]]) -> Calibration:
 
 
 def classify(process_cv: float) -> NoiseClass:
-    """The class of a scatter."""
+    """The noise class of a variation between processes."""
     return next((c for c, most in UPPER_CV.items() if process_cv <= most), NoiseClass.NOISY)
 
 
 def process_cv(logs: Floats) -> Floats:
-    """Scatter of one process from log ratios of A/A pairs, [..., pairs]: a pair holds two. Around
-    zero, not around their mean: both sides are the same code."""
+    """Variation between processes from log ratios of A/A pairs, [..., pairs], two processes each.
+    Around zero instead of their mean, because both sides are the same code."""
     return np.asarray(np.sqrt((logs**2).mean(axis=-1) / 2))
 
 
 def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> float:
-    """How far the level of a case scatters from day to day on one GPU.
+    """Variation of the level of a case between days on one GPU.
 
     Args:
         levels: `Calibration.levels` of the same commit on different days.
-        noise: The node's class; it decides while the days are fewer than MIN_DAYS.
+        noise: The node's class, used for fewer than MIN_DAYS days.
 
     Returns:
         The standard deviation of log levels, root mean square over the cases common to all days.
@@ -184,7 +180,7 @@ def _two_sided(logs: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """The level of every case on one day."""
+    """The levels of the cases on one day."""
 
     at: str
     commit: str
@@ -194,11 +190,11 @@ class Day:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A calibration of one device with one suite."""
+    """A calibration of one device by one suite."""
 
     suite: str
     device: str
-    """GPU UUID; see files.device_id."""
+    """See files.device_id."""
     device_name: str
     at: str
     """ISO 8601, UTC."""
@@ -208,16 +204,14 @@ class Stored:
     days: tuple[Day, ...] = ()
     """Of earlier calibrations and this one, oldest first."""
     uncommitted: bool = False
-    """The code had uncommitted changes."""
 
     def __post_init__(self) -> None:
         files.moment(self.at)
 
     @property
     def day_cv(self) -> float:
-        """How far a level scatters between days, from those on which this commit was measured: the
-        last calibration of each, for two an hour apart do not tell what a night does. What is not
-        committed is of no commit."""
+        """Variation between days, from the last calibration of this commit on each day;
+        calibrations of uncommitted code do not count."""
         alike = {
             day.at[:10]: day.levels
             for day in self.days
@@ -231,6 +225,11 @@ class Stored:
         return f"{self.answer.noise} node, calibrated {self.at[:10]}"
 
 
+def day_cv(stored: Stored | None) -> float:
+    """Variation between days; that of a typical node without a calibration."""
+    return stored.day_cv if stored else DAY_CV[NoiseClass.TYPICAL]
+
+
 def store(
     folder: Path,
     environment: Environment,
@@ -238,15 +237,16 @@ def store(
     run_id: str,
     pairs: Mapping[str, Sequence[Pair]],
 ) -> Stored:
-    """Judge a node by A/A pairs and keep the answer, with the levels of earlier days.
+    """Judge a node by A/A pairs and store the answer with the levels of earlier days.
 
     Raises:
-        StoreError: It cannot be written, or what is there is damaged.
+        StoreError: The file cannot be written, or the one there is damaged.
         ValueError: Too few pairs.
     """
     device = files.device_id(environment)
-    before = files.read(files.path_of(folder, device, suite, KIND), Stored, _remedy(suite))
-    at = datetime.now(UTC).isoformat(timespec="seconds")
+    path = files.path_of(folder, device, suite, KIND)
+    before = files.read(path, Stored, _remedy(suite))
+    at = files.now()
     commit = environment.git.commit if environment.git else ""
     answer = calibrate(pairs)
     today = Day(at=at, commit=commit, levels=answer.levels(), uncommitted=environment.uncommitted)
@@ -261,46 +261,41 @@ def store(
         uncommitted=environment.uncommitted,
         days=(*(before.days if before else ()), today)[-MAX_DAYS_KEPT:],
     )
-    files.write(files.path_of(folder, device, suite, KIND), stored)
+    files.write(path, stored)
     return stored
 
 
 def load(
     folder: Path, environment: Environment, suite: str, *, max_age_days: int, required: bool
 ) -> Stored | None:
-    """The calibration of this device, if it is good.
-
-    Returns:
-        None where the device was never calibrated and the policy does not ask for it.
+    """The calibration of this device, or None if there is none and none is required.
 
     Raises:
-        HarnessError: It is of another device, too old, or finds A/A pairs that differ; or it is
-            required and there is none.
+        HarnessError: It is required but absent, of another device, too old, or not usable because
+            A/A pairs differ.
     """
     device = files.device_id(environment)
     path = files.path_of(folder, device, suite, KIND)
     found = files.read(path, Stored, _remedy(suite))
+    here = f"{environment.device_name} ({device})"
     if found is None:
         if not required:
             return None
         raise HarnessError(
-            f"{environment.device_name} ({device}) was never calibrated with {suite}, and the "
-            "policy requires it",
+            f"the policy requires a calibration of {here} with {suite}, but there is none",
             _remedy(suite),
         )
     if found.device != device:
         raise HarnessError(
-            f"{path} is a calibration of {found.device_name} ({found.device}), and this is "
-            f"{environment.device_name} ({device})",
+            f"{path} is for {found.device_name} ({found.device}), but this is {here}",
             _remedy(suite),
         )
     if problem := files.out_of_date(found.at, max_age_days):
         raise HarnessError(f"{path} {problem}", _remedy(suite))
     if found.answer.biased:
         raise HarnessError(
-            f"{found.answer.biased[0]}: two runs of the same code differ, by {path}; this machine "
-            "is too noisy",
-            f"Look for what disturbs it with `harness doctor`. {_remedy(suite)}",
+            f"{path}: A/A pairs of {found.answer.biased[0]} differ; this machine is too noisy",
+            f"Look for the cause with `harness doctor`. {_remedy(suite)}",
         )
     return found
 
@@ -308,7 +303,7 @@ def load(
 def thresholds(
     stored: Stored | None, case_id: str, default: Thresholds, given: Mapping[str, Any]
 ) -> Thresholds:
-    """A case's thresholds: by its calibrated noise, with what the policy itself sets on top.
+    """A case's thresholds: those of its noise class, overridden by those that the policy sets.
 
     Raises:
         HarnessError: The two contradict each other.
@@ -320,7 +315,7 @@ def thresholds(
     except ValueError as error:
         raise HarnessError(
             f"the policy's thresholds do not fit a {stored.answer.noise} node: {error}",
-            "Leave out what the policy sets under `compare`, or set all of it.",
+            "Set all thresholds under `compare` in the policy, or none.",
         ) from None
 
 

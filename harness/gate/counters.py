@@ -1,14 +1,12 @@
-"""The gate without a clock: counters per step, compared exactly.
+"""The gate by counters per step, compared exactly; it needs no GPU.
 
-A counter has no noise, so one process of each side is enough, and any difference is one of the
-code. What a change means to change it states, by renewing ci/baselines/counters.json with it. The
-counts of a CPU depend on torch, which decides what an operator is made of, and on nothing else
-about the machine; a file of another torch says nothing.
+Counters have no noise: one process of each side is enough, and any difference comes from the code.
+A change that intends a difference renews ci/baselines/counters.json. On a CPU the counts depend on
+the version of torch and on nothing else about the machine.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.analysis.counters import exact_counters
@@ -21,28 +19,27 @@ CHECK = "counters per step"
 RENEW = "harness baseline counters"
 PROCESSES = 1
 AROUND: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
-"""Nothing is timed, and threads that wait for each other only make a busy machine wait."""
+"""Nothing is timed, and waiting threads would only load the machine."""
 SAMPLES = 3
-"""Steps before the counted ones: the first is cold, and its length would be taken for theirs."""
+"""Steps before the counted ones: the first is cold, and its length says nothing about theirs."""
 
 Counts = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterBaseline:
-    """The counters per step of every case, and what they were counted with."""
+    """The counters per step of every case."""
 
     device: str
     """`cpu`, or a GPU's name."""
     torch: str
     """Version without its build: 2.13.0."""
     commit: str
-    """Of the tree they were counted in."""
     set_at: str
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
     uncommitted: bool = False
-    """The tree had uncommitted changes, as it has where they are accepted with their change."""
+    """Whether the tree had uncommitted changes, as it has when counts are accepted in a change."""
 
     def __post_init__(self) -> None:
         files.moment(self.set_at)
@@ -52,7 +49,7 @@ class CounterBaseline:
 
 
 def without_times(case: Case) -> Case:
-    """The case with its times cut as short as they can be; one process, and right as ever."""
+    """The case with the shortest timing; accuracy is checked as before."""
     short = replace(
         case.settings,
         processes=PROCESSES,
@@ -69,16 +66,16 @@ def path_of(folder: Path) -> Path:
 
 
 def load(folder: Path) -> CounterBaseline | None:
-    """The counters on record; None where there are none.
+    """The recorded counters, or None.
 
     Raises:
         StoreError: The file is damaged.
     """
-    return files.read(path_of(folder), CounterBaseline, f"Renew it: {RENEW}")
+    return files.read(path_of(folder), CounterBaseline, f"Replace it: {RENEW}")
 
 
 def parse(text: str) -> CounterBaseline | None:
-    """The same from a text that another commit holds; None where that is damaged."""
+    """The file's text as another commit has it; None if it is damaged."""
     try:
         return files.parse(text, CounterBaseline)
     except ValueError:
@@ -90,17 +87,17 @@ def store(
     environment: Environment,
     counted: Mapping[str, Mapping[str, Counts]],
 ) -> CounterBaseline:
-    """Keep what was counted.
+    """Record counts.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     made = CounterBaseline(
         device=environment.device_name,
         torch=torch_of(environment),
         commit=environment.git.commit if environment.git else "",
         uncommitted=environment.uncommitted,
-        set_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        set_at=files.now(),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )
     files.write(path_of(folder), made)
@@ -108,37 +105,37 @@ def store(
 
 
 def torch_of(environment: Environment) -> str:
-    """The version whose operators were counted; a build such as +cu130 has the same."""
+    """The version of torch without its build, such as +cu130, which does not change counts."""
     return (environment.versions.get("torch") or "").partition("+")[0]
 
 
 def unfit(baseline: CounterBaseline | None, folder: Path, here: Environment) -> str:
-    """Why the counters on record say nothing of those counted here; empty where they do."""
+    """Why the recorded counters cannot be compared with counts made here, or an empty string."""
     path = path_of(folder)
     if baseline is None:
-        return f"no counters on record in {path}; {RENEW} makes them"
+        return f"{path} not found; record counters: {RENEW}"
     if baseline.device != here.device_name:
-        return f"{path} was counted on {baseline.device}, and this is {here.device_name}"
+        return f"{path} was counted on {baseline.device}, but this is {here.device_name}"
     if baseline.torch != torch_of(here):
-        return f"{path} was counted with torch {baseline.torch}, and this is {torch_of(here)}"
+        return f"{path} was counted with torch {baseline.torch}, but this is {torch_of(here)}"
     return ""
 
 
 def counts_of(measured: Sequence[Measurement]) -> tuple[Counts | None, str]:
-    """What a side counted, or why that is no answer. One counter that is not exact spoils all."""
+    """The exact counts of one side, or None and the reason. All counters must be exact."""
     if all(m.outcome is not Outcome.OK for m in measured):
-        return None, "it did not run"
+        return None, "did not run"
     exact = exact_counters(measured)
     if exact.disagreeing:
-        return None, f"two steps of it differ in {', '.join(exact.disagreeing)}"
+        return None, f"two steps differ in {', '.join(exact.disagreeing)}"
     if not exact.counts:
         return None, f"no exact counters: {next(iter(exact.absent.values()))}"
     return exact.counts, ""
 
 
 def judge(
-    before: Counts | None,
-    after: Counts | None,
+    baseline: Counts | None,
+    candidate: Counts | None,
     *,
     whose: str,
     why: str = "",
@@ -147,37 +144,37 @@ def judge(
     """Compare two sides exactly.
 
     Args:
-        before: Of the baseline, or on record.
-        after: Of the candidate.
-        whose: What `before` is of, in words.
+        baseline: Counts of the baseline, or the recorded ones.
+        candidate: Counts of the candidate.
+        whose: Names the source of `baseline` in words.
         why: Why one of them is None.
-        accepted: What the same change puts on record for the case, where it does.
+        accepted: Counts of the case that the change itself records, if it does.
     """
-    if before is None or after is None:
-        return (), _finding(Decision.INCONCLUSIVE, why or f"nothing is known of {whose}")
+    if baseline is None or candidate is None:
+        return (), _finding(Decision.INCONCLUSIVE, why or f"{whose} has no counters")
     changes = tuple(
-        CounterChange(name=n, before=before.get(n), after=after.get(n))
+        CounterChange(name=n, before=baseline.get(n), after=candidate.get(n))
         for n in COUNTERS
-        if before.get(n) != after.get(n)
+        if baseline.get(n) != candidate.get(n)
     )
     if not changes:
-        return (), _finding(Decision.GO, f"all {len(after)} as in {whose}")
-    text = ", ".join(f"{c.name} {_word(c.before)} → {_word(c.after)}" for c in changes)
-    if accepted == after:
-        return changes, _finding(Decision.GO, f"{text}; ", "on record with the same change")
-    if unknown := [c.name for c in changes if c.before is None or c.after is None]:
-        reason = f"{', '.join(unknown)} known of one side only: {text}"
-        if len(unknown) == len(changes):
-            return changes, _finding(Decision.INCONCLUSIVE, reason)
+        return (), _finding(Decision.GO, f"all {len(candidate)} equal {whose}")
+    text = ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in changes)
+    if accepted == candidate:
+        return changes, _finding(Decision.GO, f"{text}; ", "recorded by this change")
+    unknown = [c.name for c in changes if c.before is None or c.after is None]
+    if len(unknown) == len(changes):
+        reason = f"only one side has {', '.join(unknown)}: {text}"
+        return changes, _finding(Decision.INCONCLUSIVE, reason)
     fewer = all((c.after or 0) < (c.before or 0) for c in changes)
-    hint = "fewer: a gain, or work that is not done" if fewer else "no noise: the code differs"
-    return changes, _finding(Decision.NO_GO, f"{text} ", f"since {whose} ({hint})")
+    hint = "fewer: faster, or work is missing" if fewer else "counters have no noise"
+    return changes, _finding(Decision.NO_GO, f"{text}; ", f"differs from {whose} ({hint})")
 
 
 def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:
-    """`detail` is what a page says beside the counters that differ."""
+    """`detail` is what a page prints beside the counters that differ."""
     return Finding(check=CHECK, decision=decision, reason=reason + detail, detail=detail)
 
 
-def _word(value: int | None) -> str:
+def _count(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"

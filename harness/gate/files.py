@@ -1,8 +1,8 @@
-"""Records that a gate keeps as JSON files: written whole, read strictly, one a GPU and suite.
+"""The JSON files of a gate: written atomically, validated when read.
 
-ci/baselines/GPU-5d1e.../gate.json              times of a run, to hold others against
-ci/baselines/GPU-5d1e.../gate.calibration.json  what the node makes of the same code twice
-ci/baselines/counters.json                      counters per step, of any CPU
+ci/baselines/GPU-5d1e.../gate.json              baseline: step times of one run
+ci/baselines/GPU-5d1e.../gate.calibration.json  noise of the node, from A/A pairs
+ci/baselines/counters.json                      counters per step, for any CPU
 """
 
 import hashlib
@@ -25,13 +25,13 @@ FOLDER = Path("ci/baselines")
 SCHEMA_VERSION = 1
 DAY_S = 86_400.0
 SUITES = "suites"
-"""Where suites usually lie: left out of the names of their records."""
+"""Usual folder of suites; file names leave it out."""
 
 Record = TypeVar("Record")
 
 
 def device_id(environment: Environment) -> str:
-    """What the numbers of one device go by: a GPU's UUID; a CPU's model, host and core count."""
+    """The UUID of a GPU; for a CPU a hash of its model, host and core count."""
     if environment.gpu is not None:
         return environment.gpu.uuid
     words = f"{environment.hostname}|{environment.cpu}|{environment.cpu_count}"
@@ -39,56 +39,55 @@ def device_id(environment: Environment) -> str:
 
 
 def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
-    """Where the record of a device and a suite lies; no name leads out of the folder.
-
-    suites/gate.yaml is `gate`, big/gate.yaml `big__gate` and gate.yaml `__gate`: two suites share
-    no file.
-    """
+    """The file for a device and a suite, always inside `folder` and different for each suite:
+    suites/gate.yaml gives `gate`, big/gate.yaml `big__gate`, gate.yaml `__gate`."""
     path = Path(suite)
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     if path.is_relative_to(SUITES):
         parts = path.relative_to(SUITES).with_suffix("").parts
     else:
-        folders = path.parent.parts or ("",)
-        parts = (*folders, path.stem)
-    name = "__".join(parts)
-    safe = [re.sub(r"[^A-Za-z0-9_-]", "_", n) for n in (device, name)]
+        parts = (*(path.parent.parts or ("",)), path.stem)
+    safe = [re.sub(r"[^A-Za-z0-9_-]", "_", n) for n in (device, "__".join(parts))]
     return folder / safe[0] / f"{safe[1]}{kind}.json"
 
 
 def moment(at: str) -> datetime:
-    """A moment, ISO 8601; without an offset it is of UTC.
+    """Parse ISO 8601; a time without an offset is UTC.
 
     Raises:
-        ValueError: It is none.
+        ValueError: Not ISO 8601.
     """
     found = datetime.fromisoformat(at)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
+def now() -> str:
+    """The current time, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def age_days(at: str) -> float:
-    """Days since a moment."""
     return (datetime.now(UTC) - moment(at)).total_seconds() / DAY_S
 
 
 def out_of_date(at: str, max_age_days: int) -> str:
-    """What is wrong with the age of a record; empty where nothing is."""
+    """What is wrong with the age of a record, or an empty string."""
     age = age_days(at)
     if age < -1:
-        return f"is dated {at}, which is yet to come"
-    return f"is {age:.0f} days old, and the policy allows {max_age_days}" * (age > max_age_days)
+        return f"is dated {at}, in the future"
+    return f"is {age:.0f} days old; the policy allows {max_age_days}" * (age > max_age_days)
 
 
 def write(path: Path, record: Any) -> None:
-    """Write a record whole, or leave what was there.
+    """Write a record atomically.
 
     Raises:
-        StoreError: It cannot be written.
+        StoreError: The file cannot be written.
     """
     fields = {"schema": SCHEMA_VERSION, **asdict(record)}
     text = json.dumps(fields, indent=1, ensure_ascii=False, allow_nan=False)
-    # A line a list of numbers: a diff shows what changed, and no page of samples.
+    # One line for each list of numbers keeps diffs short.
     text = re.sub(r"\[\s+([-\d.e+,\s]+?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -101,10 +100,10 @@ def write(path: Path, record: Any) -> None:
 
 
 def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
-    """The record in a file; None where there is no file.
+    """The record in a file, or None if the file does not exist.
 
     Raises:
-        StoreError: The file is not such a record; with the remedy.
+        StoreError: The file is damaged; with the remedy.
     """
     try:
         data = path.read_bytes()
@@ -116,7 +115,7 @@ def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
         return parse(data, kind)
     except ValueError as error:
         problem = str(error)
-    raise StoreError(f"{path} is no {kind.__name__}: {problem}", remedy)
+    raise StoreError(f"{path} is not a valid {kind.__name__}: {problem}", remedy)
 
 
 def parse(
@@ -125,14 +124,14 @@ def parse(
     current: int = SCHEMA_VERSION,
     older: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({}),
 ) -> Record:
-    """The record that was written as JSON.
+    """Parse and validate a record.
 
     Args:
-        current: The schema that this reads.
-        older: Older schema -> what makes today's fields of its fields.
+        current: The current schema.
+        older: Older schema -> function that converts its fields to the current ones.
 
     Raises:
-        ValueError: It is none.
+        ValueError: Not such a record.
     """
     try:
         fields = json.loads(data)
@@ -142,7 +141,7 @@ def parse(
         if isinstance(schema, int) and schema in older:
             fields = older[schema](fields)
         elif schema != current:
-            raise ValueError(f"schema {schema!r}, and this reads {current}")
+            raise ValueError(f"schema is {schema!r} instead of {current}")
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]

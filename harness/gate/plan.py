@@ -1,19 +1,18 @@
-"""What a gate will measure, decided before any case runs, and why the rest is left out.
+"""What a gate will measure, decided before any case runs, and why other cases are left out.
 
-Whatever keeps the whole from being judged honestly is a finding of the whole, and then nothing is
-measured.
+A machine that is not fit is a finding of the whole gate, and then nothing is measured.
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.analysis.comparison import Thresholds
 from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.gate import baselines, calibration, counters, files, policy
-from harness.gate.policy import Choice, Policy
+from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
 from harness.gate.records import GateSide, LeftOut, Mode
 from harness.git.repository import WORKING_TREE, Repository, read_git
@@ -39,41 +38,32 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command line asks of a gate."""
+    """A gate as the command line requests it."""
 
     mode: Mode
     policy: Path = policy.DEFAULT
     given: Policy | None = None
-    """In place of that file: what a comparison without a policy of its own goes by."""
+    """Replaces that file in a comparison."""
     base: str = ""
-    """The ref to compare with, in relative mode."""
+    """The ref to compare with; empty for none."""
     exact: bool = False
-    """Compare with the base itself, and not with where the head left it."""
+    """Compare with `base` itself instead of the merge base."""
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     every_case: bool = False
-    """Measure also the suites that no changed file concerns."""
+    """Also measure suites that no changed file concerns."""
     store: Path = store.DEFAULT_ROOT
     baselines: Path = files.FOLDER
     command: tuple[str, ...] = ()
     wait_for_gpu_s: float = 0.0
     proof: bool = True
-    """Have the instrument prove itself before it times anything."""
+    """Self-test timers and probes first."""
     today: datetime.date = field(default_factory=datetime.date.today)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone:
-    """A case that there was, in the base or on record, and that is not measured."""
-
-    suite: str
-    case_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a gate will measure, and what it found on the way there."""
+    """What a gate will measure, and its findings so far."""
 
     policy: Policy
     candidate: GateSide
@@ -81,13 +71,13 @@ class Plan:
     suites: Mapping[str, Suite]
     """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
     tasks: tuple[Task, ...]
-    gone: tuple[Gone, ...]
-    sides: tuple[Side, ...] = ()
-    """The baseline first, where there is one; empty where nothing is left to measure."""
+    gone: tuple[LeftOut, ...]
+    """Cases of the baseline, or on record, that are not measured."""
     rig: Rig | None = None
-    """The machine that is held; None where nothing is left to measure."""
+    sides: tuple[Side, ...] = ()
+    """The baseline first, if there is one; empty if there is nothing to measure."""
     base_counters: str | None = None
-    """The baseline's file of counters on record."""
+    """The baseline's file of recorded counters."""
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
@@ -95,7 +85,7 @@ class Plan:
 
     @property
     def here(self) -> Environment:
-        """Where the head is measured."""
+        """Where the candidate is measured."""
         return self.sides[-1].environment
 
     def thresholds(self, task: Task) -> Thresholds:
@@ -105,20 +95,20 @@ class Plan:
 
     @property
     def sound(self) -> bool:
-        """Whether anything may be measured."""
+        """Whether the machine is fit to measure."""
         return all(f.decision is Decision.GO for f in self.findings if f.check == "preflight")
 
 
 def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
-    """Everything up to the first process of a case.
+    """Everything before the first process of a case.
 
     Args:
-        held: Keeps trees, launchers and the GPU's lock until it is left.
+        held: Holds worktrees, launchers and the GPU lock.
 
     Raises:
         HarnessError: The request cannot be carried out.
     """
-    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    began = files.now()
     repository = _repository(request)
     root = repository.root if repository else Path.cwd()
     loaded, document = request.given, None
@@ -139,7 +129,6 @@ def _chosen(request: Request, loaded: Policy, document: Document | None, trees: 
     asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
-    # Before minutes are spent: a damaged file is an error.
     kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
     suites = {c.suite: require(trees.head, c, document) for c in asked}
     for suite in suites.values():
@@ -161,7 +150,7 @@ def _chosen(request: Request, loaded: Policy, document: Document | None, trees: 
     )
 
 
-def _choices(loaded: Policy, mode: Mode) -> Sequence[Choice]:
+def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.counted if mode is Mode.COUNTERS else loaded.choices
 
 
@@ -170,10 +159,10 @@ def _check(
     request: Request,
     trees: "_Trees",
     suites: Sequence[Suite],
-    gone: Sequence[Gone],
+    gone: Sequence[LeftOut],
     loaded: Policy,
 ) -> None:
-    """Check what the policy's file says of cases and files against those there are."""
+    """Check that the cases and files in the policy's file exist."""
     asked = _choices(loaded, request.mode)
     choices = [c for c in (*loaded.choices, *loaded.counted) if c not in asked]
     others = [require(trees.head, choice, document) for choice in choices]
@@ -182,14 +171,13 @@ def _check(
         ids += [i for c in asked for i in baselines.case_ids(request.baselines, c.suite)]
     known = [case for suite in (*suites, *others) for case in suite.cases]
     found = trees.head.rglob("*") if trees.baseline else ()
-    there = [file.relative_to(trees.head).as_posix() for file in found]
-    policy.check(document, known, ids, there)
+    policy.check(document, known, ids, [f.relative_to(trees.head).as_posix() for f in found])
 
 
 def _concerned(plan: Plan, mode: Mode, changed: Sequence[str]) -> Plan:
-    """The plan with the suites that a changed file concerns."""
+    """The plan with only the suites that a changed file concerns."""
     kept = plan.policy.concerned(_choices(plan.policy, mode), changed)
-    reason = f"no changed file fits the paths of its suite in {plan.policy.path}"
+    reason = f"no changed file matches the paths of its suite in {plan.policy.path}"
     if not changed:
         reason = "nothing differs from the baseline"
     return replace(
@@ -212,12 +200,20 @@ def _on_machine(
     say: Say,
 ) -> Plan:
     """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
-    rig, sides = _sides(request, trees.folders, repository, plan, held, say)
+    counting = request.mode is Mode.COUNTERS
+    rig = Rig(_device(plan), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
+    held.enter_context(rig)
+    sides = _sides(request, trees.folders, repository, plan, rig)
     plan = replace(plan, rig=rig, sides=sides)
     plan = replace(plan, tasks=tuple(_asked(t, plan, request.mode) for t in plan.tasks))
     if request.mode is Mode.BASELINE:
         plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, trees.head, plan)))
-    findings = (*plan.findings, *_foreign_rules(plan, request.mode), *_unfit(plan, request))
+    for suite in plan.suites.values():
+        remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
+        require_gpu(suite, plan.here, remedy)
+    home = None if counting else sides[-1].roots[0]
+    unfit_for = unfitness(plan.suites.values(), plan.here, store=request.store, home=home)
+    findings = (*plan.findings, *_foreign_rules(plan, request.mode), *map(unfit, unfit_for))
     plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
     if plan.sound:
         _preflight(plan)
@@ -229,12 +225,12 @@ def _on_machine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trees:
-    """Where the sides lie, and what differs between them."""
+    """The worktrees of the sides, and what differs between them."""
 
     candidate: GateSide
     baseline: GateSide | None = None
     folders: tuple[Path, ...]
-    """The baseline's first, where there is one."""
+    """The baseline's first, if there is one."""
     changed: tuple[str, ...] = ()
     base_counters: str | None = None
     base_policy: str | None = None
@@ -246,7 +242,7 @@ class _Trees:
 
 
 def _repository(request: Request) -> Repository | None:
-    """The repository of the current folder; None where there is none and none is needed."""
+    """The repository of the current folder, or None if there is none and none is needed."""
     try:
         return Repository.around(Path.cwd())
     except HarnessError:
@@ -275,7 +271,7 @@ def _trees(
     head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
     findings: list[Finding] = []
     if not mine and dirty:
-        reason = "uncommitted changes are not judged; with . as the candidate they are"
+        reason = "uncommitted changes are not included; give . as the candidate to include them"
         findings.append(_noted("working tree", reason))
     if not request.base:
         folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
@@ -287,7 +283,7 @@ def _trees(
     folders = held.enter_context(checked_out(repository, base, judged))
     before, after = (repository.text(side, loaded.path) for side in (base, judged))
     if request.given is None and before is not None and before != after:
-        reason = f"this change alters {loaded.path}, by which it is judged"
+        reason = f"this change modifies its own policy, {loaded.path}"
         findings.append(_noted("policy", reason))
     kept = counters.path_of(request.baselines)
     return _Trees(
@@ -311,20 +307,20 @@ def _gone(
     loaded: Policy,
     chosen: Mapping[str, Suite],
     kept: counters.CounterBaseline | None,
-) -> Iterator[Gone]:
-    """What the base judged, or the file of counters holds, and this gate does not."""
+) -> Iterator[LeftOut]:
+    """Cases of the baseline, or of the file of counters, that are not measured now."""
     measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
     if trees.baseline is None:
         for path, cases in kept.cases.items() if kept else ():
-            why = f"it has counters on record, and is not counted; {counters.RENEW} forgets it"
+            why = f"recorded counters exist but the case was not run; {counters.RENEW} removes them"
             for case_id in sorted(cases.keys() - measured.get(path, set())):
-                yield Gone(suite=path, case_id=case_id, reason=why)
+                yield LeftOut(suite=path, case_id=case_id, reason=why)
         return
     for choice in _choices_before(trees, loaded, mode):
         try:
             before = suite_of(trees.folders[0], choice)
         except SuiteError:
-            continue  # a suite that could not be read in the baseline had no case to lose
+            continue  # an unreadable suite has no cases to lose
         if before is None:
             continue
         whole = suite_of(trees.head, choice)
@@ -333,48 +329,42 @@ def _gone(
             if case.case_id not in measured.get(choice.suite, set()):
                 why = "the baseline has this case, but the candidate does not"
                 if case.case_id in still:
-                    why = (
-                        f"{loaded.path} chooses this case in the baseline, but not in the candidate"
-                    )
-                yield Gone(suite=choice.suite, case_id=case.case_id, reason=why)
+                    why = f"{loaded.path} selects this case in the baseline only"
+                yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
 
 
-def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[Choice]:
-    """What the base's own policy chose; what the head's does where the base had none to read."""
-    before = loaded
+def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
+    """The suites that the baseline's own policy chose; the candidate's if it has no valid one."""
     if trees.base_policy is not None:
-        try:
-            before, _ = policy.parse(trees.base_policy, Path(loaded.path))
-        except SuiteError:
-            before = loaded  # nothing could be judged by it
-    return _choices(before, mode)
+        with suppress(SuiteError):
+            loaded, _ = policy.parse(trees.base_policy, Path(loaded.path))
+    return _choices(loaded, mode)
 
 
-def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[Gone]:
-    """What this device has a baseline of, and its suite no longer holds. What the policy leaves
-    out of a suite may well have one."""
+def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[LeftOut]:
+    """Cases in the baseline of this device that are not in their suite, chosen or not."""
     for path in plan.suites:
         stored = baselines.load(request.baselines, files.device_id(plan.here), path)
-        whole = suite_of(tree, Choice(suite=path))
+        whole = suite_of(tree, ChosenSuite(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
-            why = "the baseline has this case, and the suite has not"
-            yield Gone(suite=path, case_id=case_id, reason=why)
+            why = "the baseline has this case, but the suite does not"
+            yield LeftOut(suite=path, case_id=case_id, reason=why)
 
 
 def _foreign_rules(plan: Plan, mode: Mode) -> Iterator[Finding]:
-    """A note if the policy states floors and ceilings, but not for this device."""
+    """A note if the policy sets absolute limits, but not for this device."""
     device, rules = plan.here.device_name, plan.policy.rules
     if mode is Mode.COUNTERS or not rules or any(gpu_matches(r.gpu, device) for r in rules):
         return
     stated = ", ".join(sorted({r.gpu for r in rules}))
-    reason = f"{plan.policy.path} states floors and ceilings for {stated}, but not for {device}"
+    reason = f"{plan.policy.path} sets absolute limits for {stated}, but not for {device}"
     yield _noted("absolute", reason)
 
 
 def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
-    """The task as it is measured here: with the kernels that the policy requires, and counted in
-    every process where a rule needs that."""
+    """The task with the kernels that the policy requires, counted in every process if a rule needs
+    that."""
     case, device = task.case, plan.here.device_name
     for asked in plan.policy.kernels:
         if asked.match.accepts(case) and gpu_matches(asked.gpu, device):
@@ -396,41 +386,34 @@ def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
 
 
 def _sides(
-    request: Request,
-    trees: Sequence[Path],
-    repository: Repository | None,
-    plan: Plan,
-    held: ExitStack,
-    say: Say,
-) -> tuple[Rig, tuple[Side, ...]]:
-    """The rig, and a side per tree, each with its warm launcher and its environment."""
-    counted = request.mode is Mode.COUNTERS
-    device, wait_s = _device(plan), request.wait_for_gpu_s
-    rig = held.enter_context(Rig(device, wait_s=wait_s, say=say, alone=not counted))
-    elsewhere = repository.worktrees() if repository else ()
-    around = counters.AROUND if counted else {}
+    request: Request, trees: Sequence[Path], repository: Repository | None, plan: Plan, rig: Rig
+) -> tuple[Side, ...]:
+    """A side for each tree, with its warm launcher and its environment."""
     sides = []
     for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
-        launcher = rig.start(roots, elsewhere=elsewhere, around=around)
+        launcher = rig.start(
+            roots,
+            elsewhere=repository.worktrees() if repository else (),
+            around=counters.AROUND if request.mode is Mode.COUNTERS else {},
+        )
         cases = [t.case for t in plan.tasks]
         here = rig.describe(launcher, command=request.command, repository=tree, cases=cases)
         sides.append(Side(name, roots, launcher, here))
     if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
-        git = read_git(repository.root)
-        sides[-1].environment = replace(here, git=git)
-    return rig, tuple(sides)
+        sides[-1].environment = replace(here, git=read_git(repository.root))
+    return tuple(sides)
 
 
 def _device(plan: Plan) -> str:
-    """What the suites run on, all of them."""
+    """The device of all suites."""
     devices = {suite.device: path for path, suite in plan.suites.items()}
     if "cpu" in devices and len(devices) > 1:
         other = next(path for device, path in devices.items() if device != "cpu")
         raise SuiteError(
             plan.policy.path,
-            f"{devices['cpu']} runs on the CPU, and {other} on the GPU where there is one",
-            "One gate judges one device: split them into two policies.",
+            f"{devices['cpu']} runs on the CPU, but {other} runs on a GPU",
+            "A gate judges one device: split the suites into two policies.",
         )
     return next(iter(devices), "any")
 
@@ -450,65 +433,62 @@ def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stor
     }
 
 
-def _unfit(plan: Plan, request: Request) -> Iterator[Finding]:
-    """Why the machine is not fit; empty where it is."""
-    here = plan.here
-    for suite in plan.suites.values():
-        remedy = "Run the gate on a GPU node; `harness gate --counters` needs none."
-        require_gpu(suite, here, remedy)
+def unfitness(
+    suites: Iterable[Suite], here: Environment, *, store: Path, home: Path | None
+) -> Iterator[str]:
+    """Why the machine is not fit to measure these suites.
+
+    Args:
+        home: Folder whose pinned versions must be installed; None if nothing is timed.
+    """
+    for suite in suites:
         if other := mismatch(suite.requires, here):
-            yield unfit(other)
-    if request.mode is Mode.COUNTERS:
-        return
-    pins = environment.pins_of(plan.sides[-1].roots[0])
-    vitals = doctor.inspect(here, store=request.store, constraints=pins)
-    for check in doctor.checks(here, vitals):
-        if check.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN):
-            yield unfit(f"{check.name}: {check.fact}")
-
-
-def _preflight(plan: Plan) -> None:
-    """Ask every workload whether it can run."""
-    candidate, *others = plan.sides[::-1]
-    _ask(candidate, plan, refuse=True)
-    for baseline in others:
-        _ask(baseline, plan, refuse=False)
+            yield other
+    if home is not None:
+        vitals = doctor.inspect(here, store=store, constraints=environment.pins_of(home))
+        for check in doctor.checks(here, vitals):
+            if check.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN):
+                yield f"{check.name}: {check.fact}"
 
 
 def unfit(reason: str) -> Finding:
-    """The finding that keeps everything from being measured."""
+    """The finding because of which nothing is measured."""
     return Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason=reason)
 
 
-def _ask(side: Side, plan: Plan, *, refuse: bool) -> None:
-    """Have a side's workloads check their cases.
+def _preflight(plan: Plan) -> None:
+    """Let the workloads of each side check their cases.
 
-    What the candidate refuses is an error of the suite. What the baseline refuses is new. A tree
-    whose workloads cannot even be asked will crash, case by case.
+    A case that the candidate refuses is an error of the suite; one that the baseline refuses is
+    new. If a tree's workloads cannot be loaded, its cases crash later.
     """
-    for path, suite in plan.suites.items():
-        cases = tuple(t.case for t in plan.tasks if t.suite == path)
-        for case in cases if not refuse else ():
-            if package := absent(case, side.roots):
-                side.cannot[path, case.case_id] = f"there is no package {package!r}"
-        cases = tuple(case for case in cases if (path, case.case_id) not in side.cannot)
-        if not cases:
-            continue
-        try:
-            side.launcher.preflight(replace(suite, cases=cases))
-        except SuiteError:
-            if refuse:
-                raise
-            _ask_each(side, replace(suite, cases=cases), path)
-        except HarnessError:
-            continue
+    for side in plan.sides[::-1]:
+        for path, suite in plan.suites.items():
+            cases = [t.case for t in plan.tasks if t.suite == path]
+            if side is plan.sides[-1]:
+                _check_cases(side, path, replace(suite, cases=tuple(cases)), refuse=True)
+                continue
+            missing = {case.case_id: absent(case, side.roots) for case in cases}
+            side.cannot |= {
+                (path, i): f"there is no package {p!r}" for i, p in missing.items() if p
+            }
+            there = tuple(case for case in cases if not missing[case.case_id])
+            _check_cases(side, path, replace(suite, cases=there), refuse=False)
 
 
-def _ask_each(side: Side, suite: Suite, path: str) -> None:
-    for case in suite.cases:
-        try:
-            side.launcher.preflight(replace(suite, cases=(case,)))
-        except CaseRefused as error:
-            side.cannot[path, case.case_id] = error.reason
-        except SuiteError as error:
-            side.cannot[path, case.case_id] = str(error)
+def _check_cases(side: Side, path: str, suite: Suite, *, refuse: bool) -> None:
+    if not suite.cases:
+        return
+    try:
+        side.launcher.preflight(suite)
+    except SuiteError as error:
+        if refuse:
+            raise
+        if len(suite.cases) > 1:
+            for case in suite.cases:
+                _check_cases(side, path, replace(suite, cases=(case,)), refuse=False)
+        else:
+            reason = error.reason if isinstance(error, CaseRefused) else str(error)
+            side.cannot[path, suite.cases[0].case_id] = reason
+    except HarnessError:
+        return

@@ -1,8 +1,8 @@
-"""The policy of a gate: which cases, which numbers, what blocks, and what is excused until when.
+"""The policy of a gate: its cases, limits, stage and exemptions.
 
-ci/gate.yaml is read as suites are: YAML 1.2 with positions, checked for form by the models
-below, which yield its JSON Schema too. What it says of cases is checked against the suites it
-names. Whatever is wrong is told with file, line and column.
+ci/gate.yaml is read like a suite: YAML 1.2 with positions, validated by the models below, which
+also give its JSON Schema. Case patterns are checked against the suites. Every error has its file,
+line and column.
 """
 
 import datetime
@@ -28,7 +28,7 @@ from harness.suite.sweep import check_match, match
 DEFAULT = Path("ci/gate.yaml")
 DEFAULT_MAX_AGE_DAYS = 30
 LEAST = """\
-The least a policy says:
+A policy needs at least:
     schema: 1
     stage: warn
     suites: [{suite: suites/gate.yaml}]"""
@@ -40,7 +40,8 @@ The least a policy says:
 def _inside(path: str) -> str:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts:
-        raise wrong(f"must lie in the repository, not {path!r}", remedy="Write it from its root.")
+        remedy = "Write it relative to the root of the repository."
+        raise wrong(f"must be in the repository, not {path!r}", remedy=remedy)
     return path
 
 
@@ -55,7 +56,8 @@ def _date(text: str) -> str:
 def _globs(patterns: list[str]) -> list[str]:
     for pattern in patterns:
         if special := re.search(r"[][?+{}\\]", pattern):
-            raise wrong(f"{pattern!r} has {special[0]!r}", remedy="Use *, ** and a leading !.")
+            remedy = "Use *, ** and a leading !."
+            raise wrong(f"{pattern!r} contains {special[0]!r}", remedy=remedy)
     if all(pattern.startswith("!") for pattern in patterns):
         raise wrong("only excludes files", remedy='Begin with "**", which includes every file.')
     return patterns
@@ -76,18 +78,18 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class SuiteChoice(Form):
-    """A suite, and which of its cases the gate judges."""
+    """A suite, and the cases of it that the gate judges."""
 
     suite: Inside
-    """Path of the suite file, from the root of the repository."""
+    """Path of the suite file from the root of the repository."""
     cases: Texts
     """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
     paths: Globs | None = None
-    """Files whose change concerns these cases; the policy's `paths` if absent."""
+    """Changed files that trigger these cases; the policy's `paths` if absent."""
 
 
 class KernelsModel(Form):
-    """What must and must not run on the device; patterns of kernel names."""
+    """Kernels that must and must not run; patterns of names."""
 
     must: Texts
     must_not: Texts
@@ -100,17 +102,17 @@ class KernelsModel(Form):
 
 
 class AbsoluteModel(Form):
-    """A floor, a ceiling, or the kernels that must run, for some cases on some GPUs."""
+    """An absolute limit, or required kernels, for some cases on some GPUs."""
 
     match: Annotated[Matching, Field(default_factory=dict)]
-    """The cases meant, by axis, `workload` or `provider`; all if absent."""
+    """The cases, by axis, `workload` or `provider`; all if absent."""
     gpu: Text = "*"
-    """GPU it was stated for, a pattern: `A100` means `*A100*`; `cpu` for no GPU."""
+    """A pattern: `A100` means `*A100*`; `cpu` means no GPU."""
     metric: Annotated[str, AfterValidator(metric_name)] | None = None
     low: float | None = None
-    """Floor, in SI units: NO-GO where the whole interval lies below."""
+    """Lower limit in SI units: NO-GO if the whole interval is below."""
     high: float | None = None
-    """Ceiling: NO-GO where the whole interval lies above."""
+    """Upper limit in SI units: NO-GO if the whole interval is above."""
     kernels: KernelsModel | None = None
     source: Text
     """Where the number comes from."""
@@ -121,101 +123,100 @@ class AbsoluteModel(Form):
             raise wrong("needs either a metric or kernels")
         if self.metric is None:
             if self.low is not None or self.high is not None:
-                raise wrong("low and high go with a metric")
+                raise wrong("low and high need a metric")
             return self
         if self.metric == "scaling_exponent":
-            raise wrong("a gate judges cases, and an exponent is of several", key="metric")
+            raise wrong("scaling_exponent is of several cases; a gate judges one", key="metric")
         good = METRICS[self.metric].higher_is_better
         wanted, other = (self.low, self.high) if good else (self.high, self.low)
         if wanted is None or other is not None:
             title, side = METRICS[self.metric].title, "low" if good else "high"
-            raise wrong(f"{title} needs {side} and nothing else", remedy="One side can be bad.")
+            raise wrong(f"{title} needs {side} only", remedy="The other direction is better.")
         return self
 
 
 class CompareModel(Form):
-    """Numbers of the comparison, where they are not the harness's own."""
+    """Thresholds of the comparison that differ from the defaults."""
 
     screen_pairs: Annotated[int, Field(ge=2)] | None = None
-    """Pairs of processes with which every case is screened."""
+    """Pairs of processes that screen every case."""
     screen_ratio: Annotated[float, Field(gt=1)] | None = None
-    """Ratio of times up to which the screen lets a case pass."""
+    """Largest ratio of times that passes the screen."""
     confirm_pairs: Annotated[int, Field(ge=1)] | None = None
-    """New pairs for the cases that the screen did not settle."""
+    """New pairs for the cases that the screen left open."""
     alpha: Fraction | None = None
-    """Chance that a clean change has any case called slower."""
+    """Probability of calling any case of a clean change slower."""
     practical: Fraction | None = None
-    """Slowdown below which a difference is of no account."""
+    """Slowdowns below this are ignored."""
     tolerance: Fraction | None = None
-    """Slowdown that a case must be shown to stay under."""
+    """A case passes if its slowdown is proven to be below this."""
     stored_tolerance: Fraction | None = None
     """The same against a stored baseline."""
 
 
 class CalibrationModel(Form):
-    """What is asked of the node's own calibration (`harness calibrate`)."""
+    """Requirements for the calibration of the node (`harness calibrate`)."""
 
     required: bool = False
-    """Refuse to judge times on a GPU that was never calibrated."""
+    """Refuse to judge times on a GPU without a calibration."""
     max_age_days: Annotated[int, Field(ge=1)] = DEFAULT_MAX_AGE_DAYS
-    """Older than this it is refused."""
+    """Refuse an older calibration."""
 
 
 class BaselineModel(Form):
-    """What is asked of a stored baseline (`harness baseline set`)."""
+    """Requirements for a stored baseline (`harness baseline set`)."""
 
     max_age_days: Annotated[int, Field(ge=1)] = DEFAULT_MAX_AGE_DAYS
-    """Older than this it is no baseline."""
+    """Refuse an older baseline."""
 
 
 class ExemptionModel(Form):
-    """Cases that are excused, why, and until when."""
+    """Cases that are excused until a date."""
 
     cases: Patterns
     """Patterns or parts of case ids."""
     expect: Literal["noisy", "failure", "missing"]
-    """`noisy`: comparisons of times turn nothing; counters, floors and ceilings count as ever.
-    `failure`: nothing it does turns anything, and a pass is reported. `missing`: it may be gone
-    from the head."""
+    """`noisy`: comparisons of times are ignored; counters and limits still count. `failure`: any
+    result is ignored, and a pass is reported. `missing`: the candidate may lack the case."""
     reason: Text
     expires: Date
-    """Last day on which it holds. From the next day on it fails the gate."""
+    """Last day of the exemption. From the next day on it fails the gate."""
 
 
 class PolicyModel(Form):
-    """What a gate judges, and what of it blocks."""
+    """What a gate judges, and what blocks a change."""
 
     version: Literal[1] = Field(alias="schema")
     """Version of this format."""
     stage: Literal["shadow", "warn", "block"]
-    """`shadow` records, `warn` shows, `block` keeps a NO-GO from being merged."""
+    """`shadow` records, `warn` shows, `block` prevents the merge of a NO-GO."""
     inconclusive: Literal["neutral", "block"] = "neutral"
-    """Whether an undecided gate blocks, in stage block. It is never shown as a pass."""
+    """Whether an undecided gate blocks in stage block. It is never shown as a pass."""
     new_cases: Literal["allow", "block"] = "allow"
-    """Whether a case that the base cannot run may come in on absolute rules alone."""
+    """Whether a case that the baseline cannot run passes on absolute limits alone."""
     roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
     """Folders of the repository from which its packages are imported."""
     suites: Annotated[list[SuiteChoice], Field(min_length=1)]
-    """What is timed."""
+    """Suites that are timed."""
     counters: Annotated[list[SuiteChoice], Field(default_factory=list)]
-    """What is counted, by `harness gate --counters`: small cases that run anywhere."""
+    """Suites that `harness gate --counters` counts: small cases that run anywhere."""
     absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
     compare: CompareModel = CompareModel()
     calibration: CalibrationModel = CalibrationModel()
     baseline: BaselineModel = BaselineModel()
     exemptions: Annotated[list[ExemptionModel], Field(default_factory=list)]
     paths: Globs | None = None
-    """Files whose change concerns the suites that state no `paths` themselves; every file if
-    absent. As in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and
-    the last pattern that fits decides. A suite's own file and the policy always concern it."""
+    """Changed files that trigger the suites without `paths` of their own; every file if absent. As
+    in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
+    pattern that matches decides. A suite's own file and the policy always trigger it."""
 
     @model_validator(mode="before")
     @classmethod
     def _paths_instead(cls, data: Any) -> Any:
         for key in ("reaches", "select"):
             if isinstance(data, dict) and key in data:
-                remedy = 'List the files that concern a suite: paths: ["src/**", "!**/*.md"].'
-                raise wrong("is not a key of a policy; `paths` replaces it", key=key, remedy=remedy)
+                remedy = 'List the files that trigger a suite: paths: ["src/**", "!**/*.md"].'
+                raise wrong("is not a key of a policy; use `paths`", key=key, remedy=remedy)
         return data
 
     @model_validator(mode="after")
@@ -236,24 +237,24 @@ def json_schema() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A suite, the filters on its cases, and the files that concern them."""
+class ChosenSuite:
+    """A suite, the filters on its cases, and the files that trigger them."""
 
     suite: str
     filters: tuple[str, ...] = ()
     paths: tuple[str, ...] = ("**",)
     loc: Loc = field(default=(), compare=False)
-    """Where the policy's file names it; empty where a command line does."""
+    """Place in the policy's file; empty if it comes from the command line."""
 
     def concerned_by(self, path: str) -> bool:
-        """Whether a changed file concerns these cases; the last of the patterns that fits says."""
+        """Whether a changed file triggers these cases; the last pattern that matches decides."""
         fitting = [glob for glob in self.paths if _fits_glob(path, glob.removeprefix("!"))]
         return path == self.suite or bool(fitting and not fitting[-1].startswith("!"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """Patterns of kernels, with the cases and the GPU they are stated for."""
+    """Patterns of kernels for some cases on some GPUs."""
 
     match: Match
     gpu: str
@@ -263,17 +264,15 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exemption:
-    """Excused cases."""
-
     cases: tuple[str, ...]
     expect: str
     reason: str
     expires: datetime.date
     place: str
-    """`ci/gate.yaml:12`, for whoever must renew or drop it."""
+    """Such as `ci/gate.yaml:12`."""
 
     def covers(self, case_id: str) -> bool:
-        return fits_any(case_id, self.cases)
+        return any(fits(case_id, pattern) for pattern in self.cases)
 
     def expired(self, today: datetime.date) -> bool:
         return today > self.expires
@@ -292,31 +291,28 @@ class Policy:
     inconclusive_blocks: bool = False
     new_cases_block: bool = False
     roots: tuple[str, ...] = (".",)
-    choices: tuple[Choice, ...] = ()
-    counted: tuple[Choice, ...] = ()
+    choices: tuple[ChosenSuite, ...] = ()
+    counted: tuple[ChosenSuite, ...] = ()
     rules: tuple[Rule, ...] = ()
-    """Floors and ceilings, as rules of which `abort` is the same as `go`."""
+    """Absolute limits; `go` is also `abort`."""
     kernels: tuple[Kernels, ...] = ()
     thresholds: Thresholds = field(default_factory=Thresholds)
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The thresholds that the file itself sets; a calibration changes the others only."""
+    """The thresholds that the file itself sets; a calibration changes only the others."""
     calibration_required: bool = False
     calibration_days: int = DEFAULT_MAX_AGE_DAYS
     baseline_days: int = DEFAULT_MAX_AGE_DAYS
     exemptions: tuple[Exemption, ...] = ()
 
-    def concerned(self, choices: Sequence[Choice], changed: Sequence[str]) -> Sequence[str]:
-        """The suites that a change concerns; one of this policy concerns all of them."""
+    def concerned(self, choices: Sequence[ChosenSuite], changed: Sequence[str]) -> Sequence[str]:
+        """The suites that changed files trigger; a change of this policy triggers all."""
         return [
             c.suite for c in choices if self.path in changed or any(map(c.concerned_by, changed))
         ]
 
 
 def load(path: Path) -> tuple[Policy, Document]:
-    """Read a policy.
-
-    Returns:
-        It, and its document, by which `check` tells places.
+    """Read a policy, and its document for `check`.
 
     Raises:
         SuiteError: With place, problem and remedy.
@@ -324,15 +320,15 @@ def load(path: Path) -> tuple[Policy, Document]:
     try:
         text = path.read_bytes().decode()
     except UnicodeDecodeError:
-        raise SuiteError(path, "this is not a text file", "See ci/gate.yaml.") from None
+        raise SuiteError(path, "not a text file", "See ci/gate.yaml.") from None
     except OSError as error:
         remedy = "Name one with --policy, or copy ci/gate.yaml."
-        raise SuiteError(path, f"no policy can be read: {error.strerror}", remedy) from None
+        raise SuiteError(path, f"cannot read the policy: {error.strerror}", remedy) from None
     return parse(text, path)
 
 
 def parse(text: str, path: Path) -> tuple[Policy, Document]:
-    """The same of a text that another commit may hold at this path."""
+    """The same for the text of the file, perhaps from another commit."""
     document = read(text, path, least=LEAST)
     model = checked(PolicyModel, document)
     given = model.compare.model_dump(exclude_unset=True)
@@ -382,9 +378,9 @@ def parse(text: str, path: Path) -> tuple[Policy, Document]:
     return policy, document
 
 
-def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[Choice, ...]:
+def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[ChosenSuite, ...]:
     return tuple(
-        Choice(
+        ChosenSuite(
             suite=c.suite,
             filters=tuple(c.cases),
             paths=tuple(c.paths or model.paths or ["**"]),
@@ -400,7 +396,7 @@ def _rule(model: AbsoluteModel, place: str) -> Rule:
     assert bound is not None
     title, gpu = METRICS[model.metric].title, "" if model.gpu == "*" else f" on {model.gpu}"
     limit = units.quantity(model.metric, bound)
-    side = "floor of" if METRICS[model.metric].higher_is_better else "ceiling on"
+    side = "lower limit of" if METRICS[model.metric].higher_is_better else "upper limit of"
     return Rule(
         name=f"{side} {title}{gpu}: {limit} ({model.source}, {place})",
         metric=model.metric,
@@ -413,47 +409,44 @@ def _rule(model: AbsoluteModel, place: str) -> Rule:
 def check(
     document: Document, cases: Sequence[Case], gone: Sequence[str], files: Sequence[str] = ()
 ) -> None:
-    """Check what a policy says of cases and files against those there are.
+    """Check that the cases and files in a policy exist.
 
     Args:
         document: As `load` returned it.
-        cases: All cases of its suites that it chooses.
+        cases: All cases that it chooses.
         gone: Ids of cases that only the baseline has.
-        files: Paths of the candidate's files; empty where no change is judged.
+        files: Paths of the candidate's files; empty if no change is judged.
 
     Raises:
-        SuiteError: It names cases or files that do not exist, so that the line has no effect.
+        SuiteError: A line has no effect: no case or file matches it.
     """
-    problems = [*_strangers(document.data, cases, gone)]
+    problems = [*_unknown_cases(document.data, cases, gone)]
     if problems := problems + [*_stale_globs(document.data, files)] * bool(files):
         raise document.error(problems)
 
 
-def _strangers(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterator[Problem]:
+def _unknown_cases(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterator[Problem]:
     ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
     for i, rule in enumerate(data.get("absolute", ())):
         yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
     for i, entry in enumerate(data.get("exemptions", ())):
         if entry["expect"] == "missing":
-            continue  # the baseline too loses the case once the change is merged
+            continue  # after the merge the baseline lacks the case too
         for j, pattern in enumerate(entry["cases"]):
             if not any(fits(case_id, pattern) for case_id in (*ids, *gone)):
                 loc: Loc = ("exemptions", i, "cases", j)
                 remedy = nearest(pattern, ids)
-                yield Problem(loc, f"no case of the gate fits {pattern!r}", remedy)
+                yield Problem(loc, f"no case of the gate matches {pattern!r}", remedy)
 
 
 def _stale_globs(data: Any, files: Sequence[str]) -> Iterator[Problem]:
-    """Patterns that fit no file: with a misspelt one the gate would measure nothing."""
+    """Patterns that match no file: with a misspelt one the gate would measure nothing."""
     places: list[tuple[Loc, Any]] = [((), data)]
     for key in ("suites", "counters"):
         places += [((key, i), choice) for i, choice in enumerate(data.get(key, ()))]
     for loc, entry in places:
         for j, glob in enumerate(entry.get("paths", ())):
             if not glob.startswith("!") and not any(_fits_glob(file, glob) for file in files):
+                text = f"no file of the candidate matches {glob!r}"
                 remedy = "Patterns start at the root of the repository."
-                yield Problem((*loc, "paths", j), f"no file of the candidate fits {glob!r}", remedy)
-
-
-def fits_any(case_id: str, patterns: Sequence[str]) -> bool:
-    return any(fits(case_id, pattern) for pattern in patterns)
+                yield Problem((*loc, "paths", j), text, remedy)

@@ -1,30 +1,34 @@
-"""The suites that a policy chooses, as a tree has them; there must be some, and of its own code."""
+"""The suites that a policy chooses, read from a worktree."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import SuiteError
-from harness.gate.policy import Choice
+from harness.gate.policy import ChosenSuite
 from harness.git import origin
 from harness.records import Case, Suite
 from harness.suite import load as suites
 from harness.suite.positions import Document, Loc, Problem, nearest, show
 
 
-def require(tree: Path, choice: Choice, document: Document | None) -> Suite:
-    """The suite in the head, with the cases that the policy chooses: there must be some."""
+def require(tree: Path, choice: ChosenSuite, document: Document | None) -> Suite:
+    """The suite in the candidate, with the cases that the policy chooses.
+
+    Raises:
+        SuiteError: There is no such suite or case.
+    """
     suite = suite_of(tree, choice)
     if suite is None:
         beside = (tree / choice.suite).parent.glob("*.yaml")
         names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
-        remedy = f"Name one that there is, or write it. {nearest(choice.suite, names)}".rstrip()
-        text = f"there is no such suite in the candidate: {choice.suite}"
+        remedy = f"Check the spelling, or add the file. {nearest(choice.suite, names)}".rstrip()
+        text = f"the candidate has no suite {choice.suite}"
         raise _refused(choice, document, ("suite",), text, remedy)
     kept = chosen_of(suite, choice)
     if not kept.cases:
         wanted = next((i for i, f in enumerate(choice.filters) if not f.startswith("!")), 0)
-        text = f"no case fits {', '.join(map(show, choice.filters))} in {choice.suite}"
+        text = f"no case of {choice.suite} matches {', '.join(map(show, choice.filters))}"
         ids = [case.case_id for case in suite.cases]
         remedy = nearest(choice.filters[wanted], ids)
         raise _refused(choice, document, ("cases", wanted), text, remedy)
@@ -32,23 +36,27 @@ def require(tree: Path, choice: Choice, document: Document | None) -> Suite:
 
 
 def require_own(suite: Suite, roots: Sequence[Path]) -> None:
-    """Refuse cases whose code is not in the tree: whatever ran would be somebody else's."""
+    """Refuse cases whose code is not in the worktree.
+
+    Raises:
+        SuiteError: The package of a factory is not under `roots`.
+    """
     for case in suite.cases:
         if not (package := absent(case, roots)):
             continue
         line, column = suites.factory_place(suite, case)
         raise SuiteError(
             suite.path,
-            f"factory {case.factory!r}: there is no package {package!r} in the repository",
-            "Only code that lies there, under one of the policy's `roots`, is measured: name a\n"
-            "  factory of your own. The suites that ship measure nsa, in its own repository.",
+            f"factory {case.factory!r}: the repository has no package {package!r}",
+            "A gate measures code under the policy's `roots` only: name a factory of your own.\n"
+            "  The shipped suites measure nsa in its own repository.",
             line=line,
             column=column,
         )
 
 
 def absent(case: Case, roots: Sequence[Path]) -> str:
-    """The package of a case's factory, where a tree does not have it; else empty."""
+    """The package of a case's factory if it is not under `roots`; otherwise an empty string."""
     package = case.factory.partition(":")[0].partition(".")[0]
     if package in ("", origin.OURS) or any(_holds(root, package) for root in roots):
         return ""
@@ -56,34 +64,33 @@ def absent(case: Case, roots: Sequence[Path]) -> str:
 
 
 def _holds(root: Path, package: str) -> bool:
-    """Whether a folder has the package, or the module. One without code, such as a folder of
-    suites, is none, and Python goes on looking."""
+    """Whether a folder has the package or module, with code."""
     found = (*(root / package).rglob("*"), *root.glob(f"{package}.*"))
     return any(file.suffix in (".py", ".so") for file in found)
 
 
 def _refused(
-    choice: Choice, document: Document | None, loc: Loc, text: str, remedy: str
+    choice: ChosenSuite, document: Document | None, loc: Loc, text: str, remedy: str
 ) -> SuiteError:
-    """The error of a choice, at its place in the policy; of one from a command line, its own."""
+    """The error of a choice, at its place in the policy if it has one."""
     if document is None or not choice.loc:
         return SuiteError(choice.suite, text, remedy)
     return document.error([Problem((*choice.loc, *loc), text, remedy)])
 
 
-def suite_of(tree: Path, choice: Choice) -> Suite | None:
-    """A suite as a tree has it, whole; None where it has none."""
+def suite_of(tree: Path, choice: ChosenSuite) -> Suite | None:
+    """A whole suite of a worktree; None if the worktree has no such file."""
     file = tree / choice.suite
     if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
         return None
     try:
         text = file.read_bytes().decode()
     except UnicodeDecodeError:
-        raise SuiteError(choice.suite, "this is not a text file") from None
+        raise SuiteError(choice.suite, "not a text file") from None
     return suites.loads(text, choice.suite)
 
 
-def chosen_of(suite: Suite, choice: Choice) -> Suite:
-    """The suite with those of its cases that the policy chooses, if there are any."""
+def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:
+    """The suite with only the cases that the policy chooses."""
     kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
     return replace(suite, cases=kept)

@@ -19,6 +19,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.gate import files
+from harness.machine.drift import Difference
 from harness.records import Change, Comparison, Decision, Finding
 
 SCHEMA_VERSION = 2
@@ -43,11 +44,12 @@ class Stage(StrEnum):
     BLOCK = "block"  # a NO-GO blocks the change
 
 
-class Subject(StrEnum):
+class VerdictSubject(StrEnum):
     """What a verdict is on."""
 
     GATE = "gate"  # a change or a tree, by a policy
-    RUN = "run"  # a stored run, by its suite: mode, stage and blocks say nothing
+    RUN = "run"  # a stored run, by its suite; mode, stage and blocks mean nothing
+    COMPARISON = "comparison"  # two runs or commits, without a policy; blocks nothing
 
 
 class State(StrEnum):
@@ -165,7 +167,9 @@ class GateVerdict:
     """How long all processes of the gate lived: what it cost."""
     remedies: tuple[str, ...] = ()
     """Commands that would settle what is open, or accept what changed."""
-    subject: Subject = Subject.GATE
+    subject: VerdictSubject = VerdictSubject.GATE
+    differences: tuple[Difference, ...] = ()
+    """Of the environments, then of the suites, in a comparison; the most suspect first."""
 
     @property
     def exit_status(self) -> int:

@@ -1,6 +1,5 @@
-"""Carries a gate out: measures what is planned, then judges what was measured."""
+"""Runs a gate: measures what is planned, then judges what was measured."""
 
-import datetime
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -8,14 +7,12 @@ from dataclasses import dataclass, field, replace
 from harness.analysis import summary
 from harness.analysis.comparison import Comparison, Pair, confirm, screen
 from harness.errors import HarnessError
-from harness.gate import baselines, counters, decide, files
-from harness.gate.calibration import DAY_CV, NoiseClass
+from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
-from harness.gate.unpaired import Process, compare_stored
+from harness.gate.unpaired import FEWEST, Process, compare_stored, too_few
 from harness.records import Case, CaseSummary, Finding, Run
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
-from harness.runner.rig import Rig
 from harness.store import reader
 
 Key = tuple[str, str]
@@ -23,21 +20,20 @@ Key = tuple[str, str]
 
 
 def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
-    """Judge a change, a tree, or a baseline's successor, as the request says.
+    """Judge a change or a tree.
 
     Raises:
         HarnessError: The request cannot be carried out.
-        KeyboardInterrupt: Ctrl-C, or SIGTERM. Trees and workers are gone; what was measured until
-            then is stored.
+        KeyboardInterrupt: Ctrl-C, or SIGTERM. Worktrees and workers are removed; all finished
+            measurements are stored.
     """
     with ExitStack() as held:
-        plan = prepared(request, held, say)
-        return _judged(request, plan, held, observer)
+        return _judged(request, prepared(request, held, say), held, observer)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What was found out by comparing, by suite and case id."""
+    """Results of the comparison, by suite and case id."""
 
     comparisons: Mapping[Key, Comparison] = field(default_factory=dict)
     remarks: Mapping[Key, str] = field(default_factory=dict)
@@ -49,8 +45,8 @@ class _Answers:
 
 def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateVerdict:
     answers = _Answers()
-    if plan.rig and plan.sound:
-        answers = _measured(request, plan, plan.rig, held, observer)
+    if plan.tasks and plan.sound:
+        answers = _measured(request, plan, held, observer)
     elif plan.tasks:
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
@@ -83,7 +79,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         findings=findings,
         calibration="; ".join(dict.fromkeys(c.sentence for c in stored)),
         started_at=plan.began,
-        ended_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        ended_at=files.now(),
         gpu_s=sum(c.gpu_s for c in cases),
         remedies=tuple(
             decide.remedies(
@@ -100,11 +96,10 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
 # --- measuring ---------------------------------------------------------------------------
 
 
-def _measured(
-    request: Request, plan: Plan, rig: Rig, held: ExitStack, observer: Observer
-) -> _Answers:
-    rig.observe(plan.here)
-    bench = held.enter_context(Bench(plan.sides, rig.probes, observer, rig.gpu))
+def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:
+    assert plan.rig is not None
+    plan.rig.observe(plan.here)
+    bench = held.enter_context(Bench(plan.sides, plan.rig.probes, observer, plan.rig.gpu))
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     for path, suite in plan.suites.items():
         cases = tuple(_counting(t.case, counts[t.key]) for t in plan.tasks if t.suite == path)
@@ -112,8 +107,8 @@ def _measured(
             for side in plan.sides:
                 bench.record(request.store, side, replace(suite, cases=cases), path)
     timed = request.mode is not Mode.COUNTERS
-    if refuted := bench.prove(ask=timed and request.proof):
-        failed = unfit(f"the self-test failed: {'; '.join(refuted)}")
+    if wrong := bench.prove(ask=timed and request.proof):
+        failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
     stage = "screen" if timed else "counters"
@@ -132,13 +127,13 @@ def _measured(
 
 
 def _processes(mode: Mode, task: Task, plan: Plan) -> int:
-    """Fresh processes of a case, on each side, before anything is decided."""
+    """Fresh processes of a case on each side, before the first decision."""
     if mode is Mode.COUNTERS:
         return counters.PROCESSES
     if mode is Mode.RELATIVE:
         return plan.thresholds(task).screen_pairs
-    asked = max(task.case.settings.processes, baselines.FEWEST)
-    # Two processes bound nothing where processes scatter.
+    asked = max(task.case.settings.processes, FEWEST)
+    # On a noisy node two processes are not enough to bound a ratio.
     return max(asked, plan.thresholds(task).screen_pairs) if mode is Mode.BASELINE else asked
 
 
@@ -147,7 +142,7 @@ def _counting(case: Case, processes: int) -> Case:
 
 
 def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answers:
-    """Screen all, confirm those that the screen does not settle, and compare them together."""
+    """Screen all cases, confirm those that the screen leaves open, and compare them together."""
     base, head = plan.sides
     names = {_name(t): t for t in plan.tasks}
     own = {name: plan.thresholds(t) for name, t in names.items()}
@@ -172,8 +167,7 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
             del screened[name], confirmed[name]
             continue
         found, unsteady = confirmed[name]
-        # What is said of pairs is said of those that the answer rests on, the new ones.
-        weak.pop(task.key, None)
+        weak.pop(task.key, None)  # remarks are about the pairs that decide: the new ones
         if not found:
             weak[task.key] = f"none of {unsteady} new pairs was steady and undisturbed"
             del confirmed[name]
@@ -187,7 +181,7 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
 
 
 def _left_out(unsteady: int, kept: int) -> str:
-    return f"{unsteady} of {unsteady + kept} pairs not steady, or disturbed"
+    return f"{unsteady} of {unsteady + kept} pairs were not steady, or disturbed"
 
 
 def _against_stored(request: Request, plan: Plan) -> _Answers:
@@ -201,35 +195,28 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
             continue
-        then: dict[str, Sequence[Process]] = {}
-        now: dict[str, Sequence[Process]] = {}
+        baseline: dict[str, Sequence[Process]] = {}
+        candidate: dict[str, Sequence[Process]] = {}
         for case_id, task in tasks.items():
-            sides = (
-                stored.processes(case_id),
-                baselines.processes(plan.sides[-1].of(task), task.case),
-            )
-            if fewest := [len(s) for s in sides if len(s) < baselines.FEWEST]:
-                side = "stored for it" if len(sides[0]) < baselines.FEWEST else "today"
-                why[task.key] = f"{fewest[0]} steady processes {side}; two are the least"
-            elif other := baselines.changed(stored, task.case):
-                why[task.key] = other
+            before = stored.processes(case_id)
+            after = baselines.processes(plan.sides[-1].of(task), task.case)
+            if problem := too_few(before, after) or baselines.changed(stored, task.case):
+                why[task.key] = problem
             elif not plan.sides[-1].broken(task):
-                then[case_id], now[case_id] = sides
-        if now:
-            calibrated = plan.calibrations.get(suite)
-            day_cv = calibrated.day_cv if calibrated else DAY_CV[NoiseClass.TYPICAL]
-            own = {case_id: plan.thresholds(t) for case_id, t in tasks.items()}
-            found = compare_stored(then, now, day_cv=day_cv, thresholds=own)
-            answers |= {(suite, c.case_id): c for c in found}
+                baseline[case_id], candidate[case_id] = before, after
+        day_cv = calibration.day_cv(plan.calibrations.get(suite))
+        own = {case_id: plan.thresholds(t) for case_id, t in tasks.items()}
+        found = compare_stored(baseline, candidate, day_cv=day_cv, thresholds=own)
+        answers |= {(suite, c.case_id): c for c in found}
     return _Answers(answers, why)
 
 
 def _counted(
     request: Request, plan: Plan
 ) -> Mapping[Key, tuple[tuple[CounterChange, ...], Finding]]:
-    """Compare counters with the base's, where it was counted too; else with those on record.
+    """Compare counters with those of the baseline commit, or without one with the recorded ones.
 
-    Against a base, what the change itself puts on record for its counters is accepted.
+    With a baseline commit, counts that the change itself records are accepted.
     """
     head = plan.sides[-1]
     kept = counters.load(request.baselines)
@@ -242,29 +229,28 @@ def _counted(
         on_record = kept.counts(*key) if kept and not useless else None
         if plan.baseline is None:
             path = counters.path_of(request.baselines)
-            missing = useless or f"{path} has no counters of it; {counters.RENEW} makes them"
+            missing = useless or f"{path} has no counters of this case; record: {counters.RENEW}"
             answers[key] = counters.judge(
-                on_record, after, whose="those on record", why=why or missing
+                on_record, after, whose="the recorded counters", why=why or missing
             )
             continue
         base = plan.sides[0]
         if key in base.cannot:
-            continue  # it is new, and judged as such
-        then, why_then = counters.counts_of(base.of(task))
-        told = before.counts(*key) if before else None
-        accepted = on_record if on_record != told else None
+            continue  # judged as a new case
+        counts, why_not = counters.counts_of(base.of(task))
+        recorded_before = before.counts(*key) if before else None
         answers[key] = counters.judge(
-            then,
+            counts,
             after,
             whose="the baseline",
-            why=why or f"of the baseline: {why_then}",
-            accepted=accepted,
+            why=why or f"the baseline: {why_not}",
+            accepted=on_record if on_record != recorded_before else None,
         )
     return answers
 
 
 def _name(task: Task) -> str:
-    """The case in a comparison, where two suites may have one of the same id."""
+    """A name for the case in a comparison: two suites may have one of the same id."""
     return f"{task.suite}#{task.case.case_id}"
 
 
@@ -272,19 +258,19 @@ def _name(task: Task) -> str:
 
 
 def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
-    """Every task's answer, from what was stored of it."""
+    """The answer for every task, from its stored measurements."""
     head = plan.sides[-1]
     base = plan.sides[0] if plan.baseline else None
     runs = {path: reader.load(request.store, w.folder) for path, w in head.writers.items()}
     measured = {path: _summaries(run) for path, run in runs.items() if run.measurements}
     return [
         decide.judge_case(
-            decide.Evidence(
+            decide.CaseEvidence(
                 suite=task.suite,
                 case=task.case,
-                head=measured.get(task.suite, {}).get(task.case.case_id),
-                measured=head.of(task),
-                base=base.of(task) if base else (),
+                summary=measured.get(task.suite, {}).get(task.case.case_id),
+                candidate=head.of(task),
+                baseline=base.of(task) if base else (),
                 refused=base.cannot.get(task.key, "") if base else "",
                 comparison=answers.comparisons.get(task.key),
                 no_comparison=answers.remarks.get(task.key, ""),
@@ -313,14 +299,14 @@ def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
     )
 
 
-# --- counters on record ------------------------------------------------------------------
+# --- recorded counters -------------------------------------------------------------------
 
 
 def count(request: Request, observer: Observer, say: Say) -> counters.CounterBaseline:
-    """Count the policy's cases in the working tree, and put that on record.
+    """Count the policy's cases in the working tree, and record the counts.
 
     Raises:
-        HarnessError: A case did not end ok, or its counters are not exact.
+        HarnessError: A case failed, or its counters are not exact.
     """
     with ExitStack() as held:
         plan = prepared(replace(request, mode=Mode.COUNTERS, base=""), held, say)
@@ -336,11 +322,11 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
         for task in plan.tasks:
             found, why = counters.counts_of(plan.sides[-1].of(task))
             if found is None:
-                ended = next((m for m in plan.sides[-1].of(task)), None)
-                detail = f"{ended.outcome}: {ended.detail}" if ended and ended.detail else why
+                ended = next((m for m in plan.sides[-1].of(task) if m.detail), None)
+                detail = f"{ended.outcome}: {ended.detail}" if ended else why
                 raise HarnessError(
                     f"{task.case.case_id} has no counters: {detail}",
-                    "Nothing was put on record. Repair the case, or drop it from the suite.",
+                    "Nothing was recorded. Repair the case, or remove it from the suite.",
                 )
             counted.setdefault(task.suite, {})[task.case.case_id] = found
         return counters.store(request.baselines, plan.here, counted)

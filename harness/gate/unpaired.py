@@ -1,7 +1,7 @@
-"""Comparison with a stored baseline: processes of another day on the same GPU, so not in pairs.
+"""Comparison with stored processes: measured on the same GPU on another day, so not in pairs.
 
-Dearer in certainty than it is cheap in minutes: the level of a day is shared by all its processes,
-and no number of them averages it away. The interval carries it, and the tolerance is wider.
+All processes of a day share the level of that day, and more processes do not average it away. So
+the interval includes the variation between days, and the tolerance is wider.
 """
 
 import math
@@ -14,6 +14,9 @@ from scipy.special import stdtr, stdtrit
 from harness.analysis.comparison import Statistics, judge, pairs_needed
 from harness.records import ByCase, Change, Comparison, Thresholds, thresholds_of
 
+FEWEST = 2
+"""Processes that each side of a case needs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -22,16 +25,21 @@ class Process:
     step_s: float
     """Median step time after the steady state."""
     hz: float | None = None
-    """Mean SM clock while the samples were taken; None where it was not read."""
+    """Mean SM clock while sampling; None if it was not read."""
     wall_s: float | None = None
-    """How long it held the GPU."""
+    """How long it used the GPU."""
 
     def __post_init__(self) -> None:
         for name, value in (("step_s", self.step_s), ("hz", self.hz), ("wall_s", self.wall_s)):
-            if value is None:
-                continue
-            if not math.isfinite(value) or value <= 0:
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}={value} is not a positive, finite number")
+
+
+def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
+    """Why a side has too few processes to compare, or an empty string."""
+    sides = (("baseline", baseline), ("candidate", candidate))
+    short = " and ".join(f"{len(p)} in the {name}" for name, p in sides if len(p) < FEWEST)
+    return f"too few steady, undisturbed processes: {short}; {FEWEST} are needed" if short else ""
 
 
 def compare_stored(
@@ -43,27 +51,27 @@ def compare_stored(
 ) -> tuple[Comparison, ...]:
     """Judge every case of the candidate against the processes stored for it.
 
-    The standard error is that of Welch's test with the scatter of two days added; the rules are
-    those of the interleaved comparison with `stored_tolerance` for the tolerance. An undecided case
-    names the interleaved pairs that would decide it, since more processes of today would not.
+    The standard error is that of Welch's test plus the variation of two days. The rules are those
+    of the interleaved comparison, with `stored_tolerance` as the tolerance. An undecided case names
+    the interleaved pairs that would decide it, because more processes of the same day would not.
 
     Args:
-        baseline: Stored processes by case id; at least two each.
-        candidate: Today's processes; at least two each.
-        day_cv: Scatter of a case's level between days, from `calibrate.between_days`.
-        thresholds: As for `compare.confirm`.
+        baseline: Stored processes by case id, at least two each.
+        candidate: New processes, at least two each.
+        day_cv: Variation of a case's level between days, from `calibration.between_days`.
+        thresholds: As for `comparison.confirm`.
 
     Raises:
-        ValueError: A case that the baseline lacks, with fewer than two processes on a side, or a
-            day_cv that is not a positive number.
+        ValueError: The baseline lacks a case, a side has fewer than two processes, or day_cv is not
+            a positive number.
     """
     if not math.isfinite(day_cv) or day_cv <= 0:
         raise ValueError(f"day_cv={day_cv} is not a positive, finite number")
-    if missing := [case_id for case_id in candidate if case_id not in baseline]:
-        raise ValueError(f"{missing[0]}: not in the stored baseline")
     for case_id, processes in candidate.items():
-        if min(len(processes), len(baseline[case_id])) < 2:
-            raise ValueError(f"{case_id}: one process never decides; take two on both sides")
+        if case_id not in baseline:
+            raise ValueError(f"{case_id}: not in the stored baseline")
+        if min(len(processes), len(baseline[case_id])) < FEWEST:
+            raise ValueError(f"{case_id}: both sides need at least {FEWEST} processes")
     own = {c: thresholds_of(thresholds, c) for c in candidate}
     wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in own.items()}
     answers = judge(
@@ -83,7 +91,7 @@ def _statistics(
     sides = [np.log([p.step_s for p in side]) for side in (baseline, candidate)]
     parts = [float(x.var(ddof=1)) / len(x) for x in sides]
     of_processes, of_days = sum(parts), 2 * day_cv**2
-    # Satterthwaite: the days' variance is taken as known, and adds no uncertainty of its own.
+    # Satterthwaite, with the variance of days taken as known.
     unsure = sum(v**2 / (len(x) - 1) for v, x in zip(parts, sides, strict=True))
     freedom = (of_processes + of_days) ** 2 / unsure if unsure else math.inf
     se = math.sqrt(of_processes + of_days)
@@ -102,7 +110,7 @@ def _statistics(
 
 
 def _cycles(baseline: Sequence[Process], candidate: Sequence[Process]) -> float | None:
-    """Log ratio of cycles; None where any clock was not read."""
+    """Log ratio of cycles; None if any clock was not read."""
     means = []
     for side in (baseline, candidate):
         cycles = [p.step_s * p.hz for p in side if p.hz is not None]
@@ -119,7 +127,7 @@ def _instead(
     cases: int,
     thresholds: Thresholds,
 ) -> Comparison:
-    """Replace what more of the same would cost by what an interleaved comparison would."""
+    """State the cost of an interleaved comparison instead of more unpaired processes."""
     if answer.change is not Change.UNDECIDED:
         return answer
     if answer.clock_explained:

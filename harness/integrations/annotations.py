@@ -1,14 +1,13 @@
 """A verdict as GitHub's workflow commands, within the limits of one step.
 
-GitHub keeps ten annotations of each kind a step and drops the others without a word: the tenth
-says here how many more there were.
+GitHub keeps ten annotations of each kind and silently drops the others: the tenth states how many.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.gate.records import GateCase, GateVerdict, Stage
+from harness.gate.records import GateVerdict, Stage
 from harness.records import Change, Decision
 from harness.report.markdown import clipped, plain
 from harness.report.text import case_text, worst_first
@@ -18,7 +17,7 @@ MAX_MESSAGE = 2000
 MAX_PROPERTY = 200
 
 
-class Kind(StrEnum):
+class AnnotationKind(StrEnum):
     ERROR = "error"
     WARNING = "warning"
     NOTICE = "notice"
@@ -26,7 +25,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    kind: Kind
+    kind: AnnotationKind
     title: str
     message: str
     file: str = ""
@@ -34,24 +33,21 @@ class Annotation:
 
 
 def annotations(verdict: GateVerdict) -> str:
-    """The commands, one a line, worst first; for standard output of a step."""
+    """The commands, one per line, worst first, for the standard output of a step."""
     found = list(_found(verdict))
     lines = []
-    for kind in Kind:
-        mine = [a for a in found if a.kind is kind]
-        if len(mine) > PER_KIND:
-            more = len(mine) - (PER_KIND - 1)
-            said = f"{more} more like these; all of them are in the step summary"
-            mine = [
-                *mine[: PER_KIND - 1],
-                Annotation(kind=kind, title=str(verdict.subject), message=said),
-            ]
-        lines += [command(a) for a in mine]
+    for kind in AnnotationKind:
+        alike = [a for a in found if a.kind is kind]
+        if (more := len(alike) - (PER_KIND - 1)) > 1:
+            message = f"{more} more of this kind; the step summary lists all"
+            last = Annotation(kind=kind, title=str(verdict.subject), message=message)
+            alike = [*alike[: PER_KIND - 1], last]
+        lines += [command(a) for a in alike]
     return "".join(f"{line}\n" for line in lines)
 
 
 def command(a: Annotation) -> str:
-    """One workflow command. Nothing in it can end it, or begin another."""
+    """One workflow command; its text cannot end it or begin another."""
     properties = {"title": a.title, "file": a.file}
     shown = ",".join(f"{name}={_property(text)}" for name, text in properties.items() if text)
     return f"::{a.kind} {shown}::{_data(clipped(plain(a.message), MAX_MESSAGE))}"
@@ -70,7 +66,7 @@ def _found(verdict: GateVerdict) -> Iterator[Annotation]:
             title = f"{finding.decision}: {finding.check}"
             yield Annotation(kind=kind, title=title, message=finding.reason)
     for case in worst_first(verdict):
-        if case.decision is not Decision.GO or _worth_a_word(case):
+        if case.decision is not Decision.GO or case.unexpected_pass or case.change is Change.FASTER:
             yield Annotation(
                 kind=_kind(case.decision, verdict),
                 title=f"{case.decision}: {case.case_id}",
@@ -79,17 +75,13 @@ def _found(verdict: GateVerdict) -> Iterator[Annotation]:
             )
 
 
-def _worth_a_word(case: GateCase) -> bool:
-    return case.change is Change.FASTER or case.unexpected_pass
-
-
-def _kind(decision: Decision, verdict: GateVerdict) -> Kind:
-    """What is undecided is a notice, unless it blocks; the shadow stage only notes."""
+def _kind(decision: Decision, verdict: GateVerdict) -> AnnotationKind:
+    """An undecided case is a notice unless it blocks; the shadow stage has notices only."""
     if decision is Decision.GO or verdict.stage is Stage.SHADOW:
-        return Kind.NOTICE
+        return AnnotationKind.NOTICE
     if decision is Decision.NO_GO:
-        return Kind.ERROR if verdict.stage is Stage.BLOCK else Kind.WARNING
-    return Kind.WARNING if verdict.blocks else Kind.NOTICE
+        return AnnotationKind.ERROR if verdict.stage is Stage.BLOCK else AnnotationKind.WARNING
+    return AnnotationKind.WARNING if verdict.blocks else AnnotationKind.NOTICE
 
 
 def _data(text: str) -> str:

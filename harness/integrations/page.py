@@ -1,27 +1,28 @@
-"""A verdict as one page of Markdown that fits where it goes, whatever the number of cases.
+"""A verdict as one page of Markdown within a size limit, whatever the number of cases.
 
-What does not fit is left out case by case, from the least important, and counted: a table is
-never cut in the middle. No HTML, no link and no mention comes from the verdict's own text.
+The least important cases are omitted first, and counted. Text from the verdict cannot add HTML,
+links or mentions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from harness import units
-from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, Subject
+from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage, VerdictSubject
 from harness.records import Decision
 from harness.report.markdown import cell, code
 from harness.report.text import case_counts, case_reason, change_text, undecided_text, worst_first
 
 SUMMARY_BYTES = 2**20 - 1
-"""GitHub shows no step summary of 1 MiB or more."""
+"""GitHub rejects a step summary of 1 MiB or more."""
 COMMENT_CHARACTERS = 60_000
-"""GitHub refuses comments of more than 65,536; the rest is for whoever posts it."""
+"""GitHub rejects comments of more than 65,536; ci/post_comment.py needs the rest."""
 MAX_LISTED = 20
-"""Of findings, remedies and cases left out."""
+"""Findings, remedies and left-out cases, each."""
 
 _TYPED = ("harness ", "{")
-"""How what is to be typed begins, on a command line or in a policy."""
-_HEAD = "| | case | change | why |\n|:--|:--|:--|:--|\n"
+"""How a command line, or a line of a policy, begins."""
 _SIGNS = {
     Decision.GO: "✅",
     Decision.NO_GO: "❌",
@@ -41,61 +42,55 @@ def step_summary(verdict: GateVerdict) -> str:
 
 
 def comment(verdict: GateVerdict) -> str:
-    """The body of a pull request's comment; who posts it adds the mark it is found by again."""
+    """The body of a comment on a pull request."""
     return page(verdict, most=COMMENT_CHARACTERS, size=len)
 
 
 def page(verdict: GateVerdict, *, most: int, size: Callable[[str], int]) -> str:
-    """The verdict, what it rests on, and as many of its cases as fit, the worst first.
+    """The verdict, its evidence, and as many of its cases as fit, the worst first.
 
     Args:
-        most: The page's largest size.
+        most: Largest size of the page.
         size: Measures it.
     """
-    top = "\n\n".join(_top(verdict))
-    bottom = "\n\n".join(_bottom(verdict))
     cases = worst_first(verdict)
-    # Room for the count of what is left out is kept, whether or not it is needed.
-    room = most - size(f"{top}\n\n{_HEAD}\n\n{_omitted(cases)}\n\n{bottom}\n")
-    rows: list[str] = []
-    for case in cases:
-        row = _row(case)
-        if (room := room - size(row)) < 0:
-            break
-        rows.append(row)
-    table = _HEAD + "".join(rows) if rows else ""
-    rest = _omitted(cases[len(rows) :])
-    return "\n\n".join(filter(None, (top, table.rstrip("\n"), rest, bottom))) + "\n"
+    rows = [_row(case) for case in cases]
+
+    def with_rows(count: int) -> str:
+        return _rendered(verdict, rows[:count], cases[count:])
+
+    whole = with_rows(len(rows))
+    if size(whole) <= most:
+        return whole
+    # The page without omitted cases lacks a line, so it is not part of the search.
+    fitting = bisect_right(range(len(rows)), most, key=lambda count: size(with_rows(count)))
+    return with_rows(max(0, fitting - 1))
 
 
-def _top(verdict: GateVerdict) -> Iterator[str]:
-    yield f"## {_SIGNS[verdict.decision]} {verdict.subject.capitalize()}: {verdict.decision}"
-    yield f"{cell(verdict.reason, 1000).rstrip('.')}. {_effect(verdict)}."
-    mode = f"{verdict.mode} " if verdict.subject is Subject.GATE else ""
-    facts = [
-        f"{case_counts(verdict)} of {len(verdict.cases)} cases",
-        f"{mode}on {cell(verdict.device) or 'an unknown device'}",
-        f"candidate {_side(verdict.candidate)}",
-    ]
-    if verdict.baseline is not None:
-        facts.append(f"baseline {_side(verdict.baseline)}")
-    if verdict.calibration:
-        facts.append(f"calibration {cell(verdict.calibration)}")
-    if verdict.gpu_s:
-        facts.append(f"{units.duration(verdict.gpu_s)} of processes")
-    yield " · ".join(facts)
-    if verdict.findings:
-        yield _listed(
-            [
-                f"**{f.decision if f.counts else 'not applied'}** {cell(f.check)}: {cell(f.reason)}"
-                for f in verdict.findings
-            ]
-        )
+def _rendered(verdict: GateVerdict, rows: Sequence[str], omitted: Sequence[GateCase]) -> str:
+    from harness.report.render import rendered  # imports matplotlib, which is slow
+
+    counts = Counter(case.decision for case in omitted)
+    values = {
+        "verdict": verdict,
+        "rows": rows,
+        "omitted": [(d, counts[d]) for d in WORST_FIRST if counts[d]],
+        "effect": _effect(verdict),
+        "counts": case_counts(verdict),
+        "signs": _SIGNS,
+        "most": MAX_LISTED,
+        "more": _more,
+        "step": _step,
+        "text": cell,
+        "code": code,
+        "duration": units.duration,
+    }
+    return rendered("verdict.md.j2", values)
 
 
 def _effect(verdict: GateVerdict) -> str:
-    """What follows from the verdict, and by what."""
-    if verdict.subject is Subject.RUN:
+    """What follows from the verdict, and which setting decides that."""
+    if verdict.subject is VerdictSubject.RUN:
         return f"A run, judged by the rules of {code(verdict.policy) or 'its suite'}"
     blocked = "is blocked" if verdict.blocks else "is not blocked"
     setting = undecided_text(verdict)
@@ -103,46 +98,22 @@ def _effect(verdict: GateVerdict) -> str:
     return f"The change {blocked} ({why})"
 
 
-def _side(side: GateSide) -> str:
-    return code(side.commit[:12] or side.ref) + side.beyond
-
-
-def _bottom(verdict: GateVerdict) -> Iterator[str]:
-    if verdict.left_out:
-        cases = f"{len(verdict.left_out)} case{'s' * (len(verdict.left_out) != 1)}"
-        yield f"Not measured, because no changed file concerns the suite: {cases}."
-        yield _listed([f"{code(o.case_id)}: {cell(o.reason)}" for o in verdict.left_out])
-    if verdict.remedies:
-        yield "What would settle it:"
-        yield _listed([_remedy(text) for text in verdict.remedies])
-
-
-def _remedy(text: str) -> str:
-    """A sentence, with the command or the policy's line that it ends in as code."""
-    sentence, colon, typed = text.partition(": ")
-    if text.startswith(_TYPED):
-        return code(text, 500)
-    if colon and typed.startswith(_TYPED):
-        return f"{cell(sentence)}: {code(typed, 500)}"
-    return cell(text, 500)
-
-
 def _row(case: GateCase) -> str:
     sign = f"{_SIGNS[case.decision]} {case.decision}"
     why = cell(case_reason(case), 600)
-    return f"| {sign} | {code(case.case_id)} | {cell(change_text(case))} | {why} |\n"
+    return f"| {sign} | {code(case.case_id)} | {cell(change_text(case))} | {why} |"
 
 
-def _omitted(cases: Sequence[GateCase]) -> str:
-    """How many cases are left out, by decision; nothing where none is."""
-    if not cases:
-        return ""
-    of = {d: sum(c.decision is d for c in cases) for d in _SIGNS}
-    each = ", ".join(f"{n} {d}" for d, n in of.items() if n)
-    return f"{len(cases)} more cases do not fit here: {each}. They are in the verdict's file."
+def _more(listed: Sequence[object]) -> str:
+    more = len(listed) - MAX_LISTED
+    return f"- and {more} more\n" if more > 0 else ""
 
 
-def _listed(lines: Sequence[str]) -> str:
-    more = len(lines) - MAX_LISTED
-    shown = [*lines[:MAX_LISTED], *([f"and {more} more"] if more > 0 else [])]
-    return "\n".join(f"- {line}" for line in shown)
+def _step(remedy: str) -> str:
+    """A sentence, with the command or policy line at its end as code."""
+    sentence, colon, typed = remedy.partition(": ")
+    if remedy.startswith(_TYPED):
+        return code(remedy, 500)
+    if colon and typed.startswith(_TYPED):
+        return f"{cell(sentence)}: {code(typed, 500)}"
+    return cell(remedy, 500)

@@ -1,8 +1,7 @@
-"""pytest-benchmark's JSON: read as a run, and written from one.
+"""JSON of pytest-benchmark, imported as a run and exported from one.
 
-Each benchmark of a file becomes a case, and its rounds the samples of one process on the host's
-clock. Such a run can be shown and reported, but one process never decides a comparison. The file
-is checked; nothing in it is executed or used as a path.
+Each benchmark becomes a case, and its rounds the samples of one process on the host clock. Such a
+run can be shown and reported, but a comparison needs two processes.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ from harness.records import (
 )
 
 MAX_BYTES = 256 * 2**20
-"""Of a file to import: enough for ten million rounds."""
+"""Of an imported file: enough for ten million rounds."""
 MAX_BENCHMARKS = 10_000
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
@@ -43,13 +42,13 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The content of another tool's file, as records of the harness."""
+    """The content of another tool's file as records."""
 
     suite: Suite
     environment: Environment
     measurements: tuple[Measurement, ...]
     started_at: datetime | None = None
-    """When it was measured; None if the file does not say."""
+    """None if the file does not state it."""
 
 
 # --- in ----------------------------------------------------------------------------------
@@ -98,7 +97,7 @@ class _Document(_Model):
 
 
 def read_limited(path: Path, most: int = MAX_BYTES, remedy: str = "Split it.") -> bytes:
-    """A whole file from elsewhere.
+    """Read a whole file.
 
     Raises:
         HarnessError: It cannot be read, or has more than `most` bytes.
@@ -117,7 +116,7 @@ def read_benchmarks(path: Path) -> Imported:
     """Read a JSON file of pytest-benchmark.
 
     Raises:
-        HarnessError: It is not one, has no rounds, or has a round that is not a positive time.
+        HarnessError: It is not such a file, has no rounds, or a round is not a positive time.
     """
     data = read_limited(path)
     try:
@@ -133,12 +132,12 @@ def read_benchmarks(path: Path) -> Imported:
     except ValueError:
         raise _foreign(path, f"datetime is {document.datetime!r}") from None
     if not document.benchmarks:
-        raise HarnessError(f"{path}: no benchmarks in it", "Check whether its session failed.")
+        raise HarnessError(f"{path}: contains no benchmarks", "Check whether its session failed.")
     if len(document.benchmarks) > MAX_BENCHMARKS:
         raise HarnessError(f"{path}: more than {MAX_BENCHMARKS} benchmarks", "Split it.")
     names = [b.fullname for b in document.benchmarks]
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
-        raise HarnessError(f"{path}: two benchmarks are called {twice[0]}", "Keep one of them.")
+        raise HarnessError(f"{path}: two benchmarks are named {twice[0]}", "Keep one of them.")
     cases = tuple(_case(b) for b in document.benchmarks)
     text = f"# {len(cases)} benchmarks of pytest-benchmark {document.version}, imported\n"
     return Imported(
@@ -188,19 +187,20 @@ def _measurement(path: Path, benchmark: _Benchmark, document: _Document) -> Meas
     stats = benchmark.stats
     if not stats.data:
         raise HarnessError(
-            f"{path}: {benchmark.fullname}: the file has statistics but no rounds",
+            f"{path}: {benchmark.fullname} has statistics but no rounds",
             "Keep the rounds: `pytest --benchmark-json FILE`, or --benchmark-save-data.",
         )
     for number, sample in enumerate(stats.data):
         if not (math.isfinite(sample) and sample > 0):
             raise HarnessError(
-                f"{path}: {benchmark.fullname}: round {number} has no positive time ({sample} s)",
-                "The timer was too coarse, or the file was changed.",
+                f"{path}: {benchmark.fullname}: round {number} has a non-positive time "
+                f"({sample} s)",
+                "The timer was too coarse, or the file was modified.",
             )
     if len(stats.data) != stats.rounds:
         raise HarnessError(
-            f"{path}: {benchmark.fullname}: {len(stats.data)} of {stats.rounds} rounds found",
-            "The file was changed.",
+            f"{path}: {benchmark.fullname} has {len(stats.data)} of {stats.rounds} rounds",
+            "The file was modified.",
         )
     return Measurement(
         case_id=benchmark.fullname,
@@ -246,10 +246,10 @@ def _environment(document: _Document) -> Environment:
 
 
 def benchmarks(run: Run) -> dict[str, object]:
-    """A run as a document that `pytest-benchmark compare` reads.
+    """A run as a document for `pytest-benchmark compare`.
 
     Each case that ended ok is a benchmark with the samples of all its processes. The format has no
-    processes and no failures: they are in extra_info and under `harness`, which its tools ignore.
+    place for processes and failures: they are in extra_info and `harness`, which its tools ignore.
     """
     here, git = run.environment, run.environment.git
     measured = [
@@ -289,7 +289,7 @@ def benchmarks(run: Run) -> dict[str, object]:
 
 
 def left_out(run: Run) -> Mapping[str, str]:
-    """The cases that are left out, by id, with how they ended."""
+    """The cases that are left out, and how they ended."""
     ends = {
         case.case_id: [m.outcome for m in run.of(case.case_id) if m.outcome is not Outcome.OK]
         for case in run.suite.cases
@@ -328,7 +328,7 @@ def _benchmark(run: Run, case: Case, measured: Sequence[Measurement]) -> dict[st
 
 
 def statistics_of(data: Sequence[float]) -> dict[str, object]:
-    """The numbers that pytest-benchmark computes from its rounds, by its definitions."""
+    """The statistics of pytest-benchmark, by its definitions."""
     ordered = sorted(data)
     mean, spread = statistics.mean(data), statistics.stdev(data) if len(data) > 1 else 0.0
     q1, q3 = _quartiles(ordered)
@@ -356,7 +356,7 @@ def statistics_of(data: Sequence[float]) -> dict[str, object]:
 
 
 def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:
-    """Medians of the halves; with an odd number, weighted as in the third method of Wikipedia."""
+    """Medians of the halves; for an odd count, the third method in Wikipedia's "Quartile"."""
     count = len(ordered)
     if count == 1:
         return ordered[0], ordered[0]

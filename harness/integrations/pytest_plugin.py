@@ -1,10 +1,9 @@
 """pytest plugin: the cases of a suite file as tests, `pytest suites/gate.yaml`.
 
-A suite file named on the command line is collected, and so is one that fits a pattern of the ini
-option `harness_suites`; any other YAML file is left alone. Each case is a test of its name, so
--k, --collect-only, JUnit and pytest-xdist work as for any other. Collecting imports neither torch
-nor the workloads; the processes that measure are those of `harness run`, and the run is stored
-as its runs are. See harness.integrations.pytest_session for what happens when a case runs.
+Suite files are collected if the command line names them or they match the ini option
+`harness_suites`. Each case is a test of its name, so -k, --collect-only, JUnit and pytest-xdist
+work. Collecting imports neither torch nor the workloads. Cases are measured and stored as by
+`harness run`: see harness.integrations.pytest_session.
 """
 
 import re
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# Every pytest session of an environment with the harness loads this module: what it needs to
-# collect and to measure is imported where it is needed.
+# Every pytest session in an environment with the harness loads this module, so other modules are
+# imported only when they are needed.
 if TYPE_CHECKING:
     from harness.integrations.pytest_session import End, Session
     from harness.records import Case, Suite
@@ -44,12 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="Wait so long for a GPU that another harness uses (default: 0, refuse).",
+        help="Wait up to SECONDS for a busy GPU (default: 0).",
     )
     parser.addini(
         INI,
-        "Patterns, from the root folder, of suite files to collect without being named on the "
-        "command line; for example suites/*.yaml.",
+        "Patterns of suite files to collect, relative to the root folder; for example "
+        "suites/*.yaml.",
         type="args",
         default=[],
     )
@@ -66,26 +65,22 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "SuiteFile
 
 
 def _is_suite(path: Path) -> bool:
-    """Whether a file calls itself a suite, valid or not."""
+    """Whether a file has the keys of a suite, valid or not."""
     with path.open("rb") as file:
         return _LOOKS_LIKE_A_SUITE.search(file.read(_HEAD_BYTES)) is not None
 
 
-def _shown(path: Path) -> Path:
-    """As one would type it here."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 class SuiteFile(pytest.File):
-    """A suite; one that does not hold together is an error of collection, with its line."""
+    """A suite; an invalid one is an error of collection, with its line."""
 
     def collect(self) -> Iterable[pytest.Item]:
         from harness.errors import SuiteError
         from harness.suite import load as suites
 
+        here = Path.cwd()
+        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
         try:
-            suite = suites.load(_shown(self.path))
+            suite = suites.load(path)
         except SuiteError as error:
             raise self.CollectError(str(error)) from None
         lines = suites.workload_lines(suite)
@@ -96,14 +91,14 @@ class SuiteFile(pytest.File):
 
 
 class SuiteCase(pytest.Item):
-    """One case, measured by its processes and judged by the suite's rules that fit it alone."""
+    """One case, measured by its processes and judged by the rules of the suite for single cases."""
 
     def __init__(self, *, suite: "Suite", case: "Case", line: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.suite = suite
         self.case = case
         self._line = line
-        # -k takes no "=": `-k "seq_len:512 and nsa"` chooses by the value of an axis.
+        # -k does not accept "=": `-k "seq_len:512 and nsa"` selects by the value of an axis.
         self.extra_keyword_matches.update(f"{name}:{value}" for name, value in case.axes.items())
 
     def runtest(self) -> None:
@@ -134,7 +129,7 @@ class SuiteCase(pytest.Item):
 
 
 def _measuring(config: pytest.Config) -> "Session":
-    """The one of this process, begun by its first case."""
+    """The session of this process, created for its first case."""
     from harness.integrations.pytest_session import Session
 
     if _KEY not in config.stash:
@@ -148,7 +143,7 @@ def _measuring(config: pytest.Config) -> "Session":
 
 
 def _shared(config: pytest.Config) -> Path:
-    """A folder that only the processes of this pytest run know, where they agree on runs."""
+    """A folder that only the processes of this pytest run share."""
     if _SHARED not in config.stash:
         given = getattr(config, "workerinput", {}).get("harness_shared")
         config.stash[_SHARED] = Path(given or tempfile.mkdtemp(prefix="harness-pytest-"))
@@ -157,7 +152,7 @@ def _shared(config: pytest.Config) -> Path:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Of pytest-xdist: told before each worker starts."""
+    """pytest-xdist calls this before each worker starts."""
     node.workerinput["harness_shared"] = str(_shared(node.config))
 
 

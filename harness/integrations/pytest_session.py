@@ -1,9 +1,8 @@
-"""What pytest's tests of a suite share: the processes that measure, and the stored runs.
+"""The measuring processes and stored runs that pytest's tests of a suite share.
 
-All processes of one pytest run, pytest-xdist's workers included, know one folder. In it are a
-lock, which whoever measures holds, so that no two ever measure at once; and a note per suite of
-the run they all write to. The process that pytest was started as marks those runs complete in the
-end, and judges each by all rules of its suite.
+All processes of a pytest run, including pytest-xdist's workers, share a folder with a lock, so that
+only one measures at a time, and a note for each suite that names its run. The main process finishes
+those runs at the end and judges each by all rules of its suite.
 """
 
 import fcntl
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import scaling, summary
-from harness.analysis import verdict as gate
+from harness.analysis import verdict as rules
 from harness.machine import environment
 from harness.machine.gpu_idle import mismatch
 from harness.records import (
@@ -49,24 +48,24 @@ _LOCK = "measuring.lock"
 
 
 class CaseFailed(Exception):
-    """A case did not end as its suite asks; the message is all that a reader needs."""
+    """A case failed; pytest shows only the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a test says of its case."""
+    """Result of the test of a case."""
 
     failure: str = ""
-    """Why it fails; empty if it does not."""
+    """Why it fails, or empty."""
     expected: str = ""
-    """The suite's reason for an outcome that it allows."""
+    """The suite's reason for an outcome that it allows, or empty."""
     properties: tuple[tuple[str, object], ...] = ()
     """For JUnit: outcome, metrics, run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How the run of one suite ended."""
+    """Result of the run of one suite."""
 
     suite: str
     good: bool
@@ -75,14 +74,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a suite is measured: the same for all its cases."""
+    """Where all cases of a suite are measured."""
 
     environment: Environment
     folder: Path
 
 
 class Session:
-    """Measures cases one by one in this process, in turn with the others of its pytest run."""
+    """Measures cases in this process, one at a time across all processes of the pytest run."""
 
     def __init__(
         self, *, store: Path, shared: Path, wait_for_gpu_s: float, command: Sequence[str]
@@ -95,7 +94,7 @@ class Session:
         self._places: dict[str, _Place] = {}
 
     def close(self) -> None:
-        """End the processes that wait for work."""
+        """End the forkservers."""
         for launcher in self._launchers.values():
             launcher.close()
 
@@ -106,17 +105,17 @@ class Session:
         return self._launchers[kind]
 
     def measure(self, suite: Suite, case: Case, asked: Sequence[Case]) -> Judged:
-        """Run all processes of one case, store what they measured, and judge it.
+        """Run all processes of one case, store the measurements, and judge them.
 
         Args:
-            suite: The suite as its file has it.
-            case: The case of it to measure.
-            asked: All of its cases that this pytest run was asked for.
+            suite: The whole suite.
+            case: The case to measure.
+            asked: All of its cases that this pytest run selected.
 
         Raises:
-            HarnessError: It cannot be measured here, or not be stored.
+            HarnessError: The case cannot be measured here, or not be stored.
         """
-        alone, heard = replace(suite, cases=(case,)), _Heard()
+        alone, recorder = replace(suite, cases=(case,)), _Recorder()
         rig = Rig(suite.device, wait_s=self._wait_for_gpu_s, say=warnings.warn)
         with _turn(self._shared), rig:
             place = self._place(suite, replace(suite, cases=tuple(asked)), rig)
@@ -127,7 +126,7 @@ class Session:
                     alone,
                     writer=writer,
                     probes=rig.probes,
-                    observer=heard,
+                    observer=recorder,
                     launcher=self._launcher(suite),
                     gpu=rig.gpu,
                     unfit=mismatch(suite.requires, place.environment),
@@ -137,12 +136,12 @@ class Session:
             folder=str(place.folder),
             suite=alone,
             environment=place.environment,
-            measurements=tuple(heard.measurements),
+            measurements=tuple(recorder.measurements),
         )
         return judge(recorded)
 
     def _place(self, suite: Suite, asked: Suite, rig: Rig) -> _Place:
-        """Where the suite is measured, its GPU locked; its run is begun if no process has yet."""
+        """Lock the GPU of the suite, and create its run unless another process has."""
         if (known := self._places.get(suite.path)) is not None:
             rig.hold(known.environment.gpu)
             rig.measures(known.folder.name)
@@ -153,7 +152,7 @@ class Session:
             repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
             cases=asked.cases,
         )
-        machine.require_gpu(suite, here, "Leave its file out, or run pytest on a GPU node.")
+        machine.require_gpu(suite, here, "Leave out its file, or run pytest on a GPU node.")
         note = self._shared / f"{hashlib.sha256(suite.path.encode()).hexdigest()}.json"
         if note.exists():
             folder = Path(json.loads(note.read_text())["folder"])
@@ -169,7 +168,7 @@ class Session:
 
 @contextmanager
 def _turn(shared: Path) -> Iterator[None]:
-    """Wait until no other process of this pytest run measures, and keep them waiting."""
+    """Measure alone among the processes of this pytest run."""
     fd = os.open(shared / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -178,8 +177,8 @@ def _turn(shared: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class _Heard(Silent):
-    """Keeps what a run measures, for its judge."""
+class _Recorder(Silent):
+    """Keeps the measurements of a run."""
 
     def __init__(self) -> None:
         self.measurements: list[Measurement] = []
@@ -192,10 +191,9 @@ class _Heard(Silent):
 
 
 def judge(run: Run) -> Judged:
-    """Judge a run of one case by its outcome and by the rules that it alone decides.
+    """Judge a run of one case by its outcome and by the rules that apply to each case on this GPU.
 
-    Those are the rules for every case that they match, stated for this GPU. Rules for the best
-    case and for the scaling over an axis need the others too: see `conclude`.
+    Rules for the best case and for scaling over an axis need the other cases: see `conclude`.
     """
     (seen,) = summary.summarise(run)
     properties = (
@@ -207,7 +205,7 @@ def judge(run: Run) -> Judged:
         reason = f"{seen.outcome} is allowed: {seen.case.allow[seen.outcome]}"
         return Judged(expected=reason, properties=properties)
     device = run.environment.device_name
-    rules = tuple(
+    stated = tuple(
         rule
         for rule in run.suite.rules
         if rule.quantifier == "all"
@@ -215,14 +213,14 @@ def judge(run: Run) -> Judged:
         and rule.match.accepts(seen.case)
         and gpu_matches(rule.gpu, device)
     )
-    verdict = gate.judge(replace(run.suite, rules=rules), run.environment, [seen], ())
+    verdict = rules.judge(replace(run.suite, rules=stated), run.environment, [seen], ())
     if verdict.decision is Decision.GO:
         return Judged(properties=properties)
     return Judged(failure=failure_text(run, seen, verdict), properties=properties)
 
 
 def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
-    """Outcome, detail, rules, evidence and the end of the log of a case that failed."""
+    """Outcome, detail, rules, evidence and end of the log of a failed case."""
     ran = verdict.decision if seen.outcome is Outcome.OK else seen.outcome
     lines = [f"{seen.case.case_id}: {ran or 'did not run'}"]
     if seen.detail:
@@ -230,7 +228,7 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
     broken = [r for r in verdict.rules if r.applies and r.decision is not Decision.GO]
     if seen.outcome is Outcome.OK:
         lines += ["", *(f"{r.decision} by {r.rule}: {rule_sentence(r)}" for r in broken)]
-        lines += [f"  asked for: {requirement_text(r)}" for r in broken]
+        lines += [f"  required: {requirement_text(r)}" for r in broken]
     bad = next((m for m in run.measurements if m.outcome is not Outcome.OK), None)
     if bad is not None:
         lines += ["", f"process {bad.process}, evidence in {run.folder}:"]
@@ -242,20 +240,18 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
 
 
 def _evidence(run: Run, seen: CaseSummary, bad: Evidence) -> Iterator[str]:
-    """As the report's section "What went wrong" has it."""
-    from harness.report.failures import (
-        failures,
-    )  # brings matplotlib, which a pass need not wait for
+    """As in the failures of a report."""
+    from harness.report.failures import failures  # imports matplotlib, which is slow
 
     for failure in failures([seen], run):
         yield from failure.facts
         yield from (f"{f.name}: {f.path or f'none ({f.note})'}" for f in bad.files)
         if failure.command:
-            yield f"again: {failure.command}"
+            yield f"reproduce: {failure.command}"
 
 
 def log_tail(path: Path) -> list[str]:
-    """The last lines of a log, without what a terminal would act on."""
+    """The last lines of a log, without control characters."""
     if not path.is_file():
         return []
     with path.open("rb") as file:
@@ -271,7 +267,7 @@ def log_tail(path: Path) -> list[str]:
 
 
 def conclude(shared: Path) -> tuple[End, ...]:
-    """Mark every run of this pytest run complete that is, and judge it as a whole."""
+    """Finish and judge every complete run of this pytest run."""
     return tuple(
         _conclude(**json.loads(note.read_text())) for note in sorted(shared.glob("*.json"))
     )
@@ -284,15 +280,17 @@ def _conclude(folder: str, cases_of_suite: int) -> End:
     planned = {(c.case_id, p) for c in suite.cases for p in range(c.settings.processes)}
     left = planned - settled(suite, recorded.measurements)
     if left:
-        where = f"{len(left)} processes were not run; go on with: harness run --resume {folder}"
-        return End(suite=suite.path, good=False, lines=(where,))
+        text = f"{len(left)} processes were not run; to resume: harness run --resume {folder}"
+        return End(suite=suite.path, good=False, lines=(text,))
     with join(path) as writer:
         writer.finish()
     if len(suite.cases) < cases_of_suite:
-        said = f"{len(suite.cases)} of {cases_of_suite} cases were chosen: no verdict on the suite"
-        return End(suite=suite.path, good=True, lines=(said, f"run: {folder}"))
+        text = (
+            f"no verdict on the suite: {len(suite.cases)} of {cases_of_suite} cases were selected"
+        )
+        return End(suite=suite.path, good=True, lines=(text, f"run: {folder}"))
     cases = summary.summarise(recorded)
-    verdict = gate.judge(suite, recorded.environment, cases, scaling.fit(cases))
+    verdict = rules.judge(suite, recorded.environment, cases, scaling.fit(cases))
     return End(
         suite=suite.path,
         good=verdict.decision is Decision.GO,

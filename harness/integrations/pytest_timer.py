@@ -1,10 +1,10 @@
-"""A timer for pytest-benchmark that waits for the GPU, so that it times work and not launches.
+"""A timer for pytest-benchmark that waits for the GPU, so that it times work instead of launches.
 
     pytest --benchmark-timer=harness.integrations.pytest_timer.synchronised
 
-For some tests only: `@pytest.mark.benchmark(timer=pytest_timer.synchronised)`. CUDA runs behind
-the program that launches it, so every reading first waits for all streams. That wait costs some
-microseconds: time shorter kernels by the harness, which reads CUDA's own events.
+For single tests: `@pytest.mark.benchmark(timer=pytest_timer.synchronised)`. Every reading waits for
+all CUDA streams, which costs some microseconds: time shorter kernels with the harness, which uses
+CUDA events.
 """
 
 import sys
@@ -12,10 +12,9 @@ import time
 
 
 def synchronised() -> float:
-    """Seconds of time.perf_counter, read once the current GPU has nothing left to do.
+    """Seconds of time.perf_counter, after the current GPU has finished all work of this process.
 
-    A process that has not imported torch, or not used CUDA through it, is not made to: nothing of
-    it can be running there.
+    Neither imports torch nor initialises CUDA.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

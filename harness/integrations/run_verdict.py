@@ -1,15 +1,15 @@
-"""A run judged by its suite's rules, in the form of a gate's verdict, so that CI can show it."""
+"""The verdict on a run in the form of a gate's verdict, so that CI can show it."""
 
 from collections.abc import Sequence
 
 from harness import units
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, Subject
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, VerdictSubject
 from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
 from harness.report import text
 
 
 def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerdict:
-    """The verdict on a run. A case is judged by the rules whose decision rests on it."""
+    """The verdict on a run. Each case is judged by the rules that it decides."""
     git = run.environment.git
     return GateVerdict(
         decision=verdict.decision,
@@ -18,7 +18,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         stage=Stage.BLOCK,
         blocks=False,
         policy=run.suite.path,
-        subject=Subject.RUN,
+        subject=VerdictSubject.RUN,
         candidate=GateSide(
             ref=git.branch if git else "",
             commit=git.commit if git else "",
@@ -43,7 +43,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
 
 def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
     case_id, outcome = seen.case.case_id, seen.outcome
-    said = [
+    findings = [
         Finding(check=r.rule, decision=r.decision, reason=text.rule_sentence(r))
         for r in verdict.rules
         if r.applies and case_id in r.evidence and r.decision is not Decision.GO
@@ -53,7 +53,7 @@ def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
         decision = Decision.GO
     else:
         decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE
-    for finding in said:
+    for finding in findings:
         if decision is Decision.GO:
             decision, reason = finding.decision, f"{finding.check}: {finding.reason}"
         elif finding.decision is Decision.NO_GO:
@@ -67,7 +67,7 @@ def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
         decision=decision,
         reason=reason,
         state=State.UNCOMPARED if outcome is Outcome.OK else State.FAILED,
-        findings=tuple(said),
+        findings=tuple(findings),
         candidate_s=step.value if step else None,
         gpu_s=sum(m.wall_s for m in measured),
         log=f"{run.folder}/{bad.log}" if bad and bad.log else "",

@@ -31,11 +31,11 @@ from harness.analysis.scaling import fit
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.verdict import judge
 from harness.errors import StoreError
-from harness.gate.baselines import FEWEST, of_run, processes
+from harness.gate.baselines import of_run, processes
 from harness.gate.calibration import between_days, calibrate
-from harness.gate.compare import Compared, runs
-from harness.gate.records import GateCase
-from harness.gate.unpaired import compare_stored
+from harness.gate.compare import runs
+from harness.gate.records import GateCase, GateVerdict, Mode
+from harness.gate.unpaired import FEWEST, compare_stored
 from harness.machine.drift import changed, differences, measured
 from harness.records import (
     COUNTERS,
@@ -220,10 +220,11 @@ def of_two(a: Run, b: Run) -> dict[str, Values]:
     }
 
 
-def _compared(compared: Compared) -> dict[str, Values]:
+def _compared(compared: GateVerdict) -> dict[str, Values]:
+    method = "stored" if compared.mode is Mode.BASELINE else compared.mode
     return {
         "whole": [
-            *(compared.decision, compared.method, compared.exit_status, len(compared.differences)),
+            *(compared.decision, method, compared.exit_status, len(compared.differences)),
             *([[f.decision, f.counts] for f in compared.findings], len(compared.remedies)),
         ],
         "cases": {case.case_id: _case(case) for case in compared.cases},

@@ -71,7 +71,7 @@ def test_an_unsteady_process_does_not_cost_the_others(
 @pytest.mark.parametrize(
     ("machine", "said"),
     [
-        (Machine(6), "no steady state in 6 of 10 pairs, and 10 steady ones are the least"),
+        (Machine(6), "6 of 10 pairs are not steady; 10 steady pairs are needed"),
         (Machine(0, Outcome.NON_FINITE), "ended non_finite: planted"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_working_tree_is_compared_with_a_commit(answer: dict[str, Any]) -> N
     assert "dispatched_ops" in [c["name"] for c in more["counters"]]
     assert more["exemption"] == ""
     assert answer["findings"] == []
-    assert answer["method"] == "counters"
+    assert (answer["mode"], answer["subject"]) == ("counters", "comparison")
     assert answer["baseline"]["commit"] == git(answer["root"], "rev-parse", "main")
     assert "uncommitted changes" in [d["name"] for d in answer["differences"]]
 
@@ -125,12 +125,12 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
         pytest.param(["HEAD", "nowhere"], "neither a run", id="neither"),
         pytest.param(["HEAD", "latest"], "HEAD is a commit but .* is a run", id="mixed"),
         pytest.param(["main", "work", "--across"], "stored runs only", id="across"),
-        pytest.param(["main", "work", "--suite", "no.yaml"], "no such suite", id="suite"),
-        pytest.param(["main", "work", "-f", "nothing"], "no case fits", id="filter"),
+        pytest.param(["main", "work", "--suite", "no.yaml"], "has no suite", id="suite"),
+        pytest.param(["main", "work", "-f", "nothing"], "no case of .* matches", id="filter"),
         pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml not found", id="policy"),
         pytest.param(
             ["main", "work", "--suite", "any.yaml", "--policy", "no.yaml"],
-            "no.yaml: no policy can be read",
+            "no.yaml: cannot read the policy",
             id="policy beside a suite",
         ),
     ],

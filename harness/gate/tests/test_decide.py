@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.comparison import Change, Comparison
 from harness.analysis.summary import summarise
 from harness.gate import counters, decide
-from harness.gate.decide import Evidence
+from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Exemption, Policy, load
 from harness.gate.records import GateCase, Mode, Stage, State
 from harness.records import (
@@ -46,13 +46,13 @@ def judged(
     measured = fake_runs.timed(CASE, 0.1) if measured is None else measured
     run = fake_runs.run([CASE], lambda _: measured, env=fake_runs.environment(gpu=gpu))
     return decide.judge_case(
-        Evidence(
+        CaseEvidence(
             **{
                 "suite": "suites/gate.yaml",
                 "case": CASE,
-                "head": summarise(run)[0],
-                "measured": measured,
-                "base": fake_runs.timed(CASE, 0.1) if base is None else base,
+                "summary": summarise(run)[0],
+                "candidate": measured,
+                "baseline": fake_runs.timed(CASE, 0.1) if base is None else base,
                 "comparison": comparison,
                 **changes,
             }
@@ -123,17 +123,32 @@ def test_a_head_that_does_not_end_ok_never_passes(
 @pytest.mark.parametrize(
     ("changes", "decision", "state", "said"),
     [
-        ({"head": None, "no_comparison": "not measured"}, OPEN, State.UNCOMPARED, "not measured"),
-        ({"base": []}, OPEN, State.UNCOMPARED, "no process of the other side ran"),
-        ({"base": fake_runs.ended(CASE, Outcome.CRASH)}, OPEN, State.UNCOMPARED, "did not run"),
         (
-            {"base": fake_runs.ended(CASE, Outcome.PATH_MISMATCH)},
+            {"summary": None, "no_comparison": "not measured"},
+            OPEN,
+            State.UNCOMPARED,
+            "not measured",
+        ),
+        ({"baseline": []}, OPEN, State.UNCOMPARED, "no process of the baseline ran"),
+        (
+            {"baseline": fake_runs.ended(CASE, Outcome.CRASH)},
+            OPEN,
+            State.UNCOMPARED,
+            "the baseline failed",
+        ),
+        (
+            {"baseline": fake_runs.ended(CASE, Outcome.PATH_MISMATCH)},
             OPEN,
             State.UNCOMPARED,
             "path mismatch",
         ),
-        ({"base": fake_runs.ended(CASE, Outcome.INCORRECT)}, GO, State.NEW, "new: the baseline"),
-        ({"base": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
+        (
+            {"baseline": fake_runs.ended(CASE, Outcome.INCORRECT)},
+            GO,
+            State.NEW,
+            "new: the baseline",
+        ),
+        ({"baseline": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
         ({"no_comparison": "3 of 6 pairs not steady"}, OPEN, State.UNCOMPARED, "not steady"),
         ({"mode": Mode.BASELINE, "no_comparison": "no baseline"}, OPEN, State.UNCOMPARED, "no b"),
     ],
@@ -207,10 +222,10 @@ def test_a_broken_floor_is_told_with_its_limit_its_source_and_what_to_do(tmp_pat
     found = judged(policy=policy)
 
     assert found.decision is NO_GO
-    limit = f"floor of tokens/s on H200: 6,000 tokens/s (run 7, {file}:5)"
+    limit = f"lower limit of tokens/s on H200: 6,000 tokens/s (run 7, {file}:5)"
     assert found.reason.endswith(f"; {limit}")
     said = decide.remedies([found], policy, Mode.RELATIVE)
-    assert said == [f"if a floor or ceiling is meant to move, move it in {file}"]
+    assert said == [f"if a limit is meant to change, change it in {file}"]
 
 
 def test_a_floor_counts_beside_a_comparison_and_is_not_asked_for_there() -> None:
@@ -226,7 +241,7 @@ def test_operators_that_nobody_saw_leave_a_case_undecided_without_a_gpu_too() ->
     (head,) = summarise(fake_runs.run([stated], lambda _: unseen, env=here))
 
     for mode, policy in ((Mode.ABSOLUTE, floor(1)), (Mode.RELATIVE, POLICY)):
-        answer = judged(unseen, gpu=None, head=head, case=stated, mode=mode, policy=policy)
+        answer = judged(unseen, gpu=None, summary=head, case=stated, mode=mode, policy=policy)
 
         assert answer.decision is OPEN
         assert answer.reason == "not attested: switched off (measure.census)"
@@ -287,7 +302,7 @@ def test_an_expected_failure_is_excused_and_an_unexpected_pass_reported() -> Non
     assert (failing.decision, failing.unexpected_pass) == (GO, False)
     assert "excused" in failing.reason
     assert (passing.decision, passing.unexpected_pass) == (GO, True)
-    assert "drop ci/gate.yaml:9" in passing.findings[-1].reason
+    assert "ci/gate.yaml:9" in passing.findings[-1].reason
 
 
 @pytest.mark.parametrize("expect", ["noisy", "failure"])
@@ -380,7 +395,9 @@ def test_a_change_of_counters_on_record_is_not_asked_to_be_accepted(accepted: bo
 
     asked = decide.remedies([case], POLICY, Mode.COUNTERS)
 
-    assert asked == ([] if accepted else [f"if the change is meant, accept it: {counters.RENEW}"])
+    assert asked == (
+        [] if accepted else [f"if the difference is intended, accept it: {counters.RENEW}"]
+    )
 
 
 def test_what_is_only_compared_needs_no_leave() -> None:
@@ -427,6 +444,6 @@ def test_the_most_pairs_are_paid_for_by_every_open_case() -> None:
 
     cost = "would decide, about 28 minutes for 3 open cases"
     assert relative == f"40 pairs {cost}: confirm_pairs in ci/gate.yaml"
-    assert stored == "40 pairs here and now" + f" {cost}: harness gate --base REF"
+    assert stored == f"40 pairs measured now {cost}: harness gate --base REF"
     assert on_gpu == relative.replace("minutes", "GPU minutes")
     assert unknown == "40 pairs would decide: confirm_pairs in ci/gate.yaml"

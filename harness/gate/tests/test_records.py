@@ -81,7 +81,7 @@ def test_the_document_carries_the_exit_status() -> None:
     [
         ("", "Expecting value"),
         ("[1]", "not a JSON object"),
-        ('{"schema": 99}', "schema 99"),
+        ('{"schema": 99}', "schema is 99"),
         ('{"schema": 1, "decision": "PASS"}', "decision"),
         ('{"schema": 1, "cases": [1]}', "a case is not a JSON object"),
         ("[" * 100_000, "verdict.json"),

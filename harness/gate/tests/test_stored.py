@@ -82,8 +82,8 @@ def test_the_scatter_of_days_is_of_days_and_of_one_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"at": days_ago(31)}, "is 31 days old, and the policy allows 30"),
-        ({"device": "GPU-other"}, "is a calibration of NVIDIA H200 \\(GPU-other\\), and this is"),
+        ({"at": days_ago(31)}, "is 31 days old; the policy allows 30"),
+        ({"device": "GPU-other"}, "is for NVIDIA H200 \\(GPU-other\\), but this is"),
     ],
 )
 def test_a_stale_or_foreign_calibration_is_refused_with_the_remedy(
@@ -99,7 +99,7 @@ def test_a_stale_or_foreign_calibration_is_refused_with_the_remedy(
 def test_a_node_on_which_a_case_differs_from_itself_is_refused(tmp_path: Path) -> None:
     kept(tmp_path, [replace(p, candidate_s=0.12) for p in A_A])
 
-    with pytest.raises(HarnessError, match="two runs of the same code differ"):
+    with pytest.raises(HarnessError, match="too noisy"):
         loaded(tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_that_was_never_calibrated_is_refused_where_the_policy_requires_it
 ) -> None:
     kept(tmp_path)
 
-    with pytest.raises(HarnessError, match=r"GPU-other.* was never calibrated"):
+    with pytest.raises(HarnessError, match=r"requires a calibration of .*GPU-other"):
         loaded(tmp_path, OTHER)
     assert loaded(tmp_path, OTHER, required=False) is None
 
@@ -148,7 +148,7 @@ def test_discarded_samples_enter_no_baseline_and_too_few_make_none() -> None:
     assert [len(p.samples_s) for p in made.cases[CASE.case_id]] == [18, 18, 18]
 
     spoilt = [replace(m, discarded={"throttled": tuple(range(19))}) for m in measured]
-    with pytest.raises(StoreError, match="not steady, or was disturbed, in process 0"):
+    with pytest.raises(StoreError, match="was not steady, or was disturbed, in process 0"):
         baselines.of_run(recorded(spoilt))
 
 
@@ -160,10 +160,10 @@ DIRTY = Git(commit="c" * 40, branch="main", dirty_sha256="d" * 64)
     [
         (recorded(fake_runs.ended(CASE, Outcome.INCORRECT)), "ended incorrect"),
         (recorded([]), "has 0 processes"),
-        (recorded(fake_runs.timed(CASE, 0.1, processes=1)), "has 1 processes; two are the least"),
-        (recorded(fake_runs.timed(CASE, 0.1, steady=False)), "is not steady"),
+        (recorded(fake_runs.timed(CASE, 0.1, processes=1)), "has 1 processes; 2 are needed"),
+        (recorded(fake_runs.timed(CASE, 0.1, steady=False)), "was not steady"),
         (recorded(ended_at=""), "it is unfinished"),
-        (recorded(environment=replace(HERE, git=None)), "in no git repository"),
+        (recorded(environment=replace(HERE, git=None)), "not in a git repository"),
         (recorded(environment=replace(HERE, git=DIRTY)), "uncommitted changes"),
     ],
 )
@@ -177,12 +177,12 @@ def test_a_run_that_is_not_ok_makes_no_baseline(run: Run, said: str) -> None:
     ("changes", "here", "said"),
     [
         (None, HERE, "no baseline of suites/gate.yaml on NVIDIA H200"),
-        ({}, OTHER, "the baseline is of another device"),
-        ({"measured_at": days_ago(40)}, HERE, "is 40 days old, and the policy allows 30"),
+        ({}, OTHER, "the baseline was measured on another device"),
+        ({"measured_at": days_ago(40)}, HERE, "is 40 days old; the policy allows 30"),
         (
             {},
             replace(HERE, versions={**HERE.versions, "torch": "2.12.0"}),
-            "of another environment \\(.*torch.*2.12.0",
+            "has another environment \\(.*torch.*2.12.0",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_damaged_file_is_told_with_its_place(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text('{"schema": 1, "suite": 3}')
 
-    with pytest.raises(StoreError, match=r"gate\.json is no Baseline: suite: "):
+    with pytest.raises(StoreError, match=r"gate\.json is not a valid Baseline: suite: "):
         baselines.load(tmp_path, "GPU-1", SUITE)
 
 
@@ -227,9 +227,9 @@ def test_two_suites_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("changes", "said"),
     [
         ({"measured_at": "yesterday"}, "Invalid isoformat"),
-        ({"samples_s": [0.1, float("nan")]}, "not a positive, finite time"),
-        ({"samples_s": [0.1, -1.0]}, "not a positive, finite time"),
-        ({"samples_s": []}, "or there is none"),
+        ({"samples_s": [0.1, float("nan")]}, "positive, finite times"),
+        ({"samples_s": [0.1, -1.0]}, "positive, finite times"),
+        ({"samples_s": []}, "positive, finite times"),
     ],
 )
 def test_a_damaged_baseline_is_told_before_anything_is_compared(
@@ -243,7 +243,7 @@ def test_a_damaged_baseline_is_told_before_anything_is_compared(
     into.update(changes)
     path.write_text(json.dumps(stored))
 
-    with pytest.raises(StoreError, match=f"is no Baseline: .*{said}"):
+    with pytest.raises(StoreError, match=f"is not a valid Baseline: .*{said}"):
         baselines.load(tmp_path, made.device, SUITE)
 
 
@@ -253,8 +253,8 @@ def test_a_moment_without_an_offset_is_of_utc_and_tomorrow_is_refused(tmp_path: 
     kept(tmp_path, at=days_ago(-9))
 
     assert baselines.unfit(then, SUITE, HERE, 30) == ""
-    assert "which is yet to come" in baselines.unfit(to_come, SUITE, HERE, 30)
-    with pytest.raises(HarnessError, match="which is yet to come"):
+    assert "in the future" in baselines.unfit(to_come, SUITE, HERE, 30)
+    with pytest.raises(HarnessError, match="in the future"):
         loaded(tmp_path)
 
 
@@ -264,9 +264,13 @@ def test_a_case_of_the_same_id_that_asks_another_question_has_no_baseline() -> N
     captured = replace(CASE, settings=replace(CASE.settings, graph=True))
     more = replace(CASE, settings=replace(CASE.settings, processes=9, timeout_s=1.0))
 
-    assert ": axis seq_len was 512, and is 1024; make one: " in baselines.changed(made, longer)
-    assert ": measure.graph was False, and is True; make one: " in baselines.changed(made, captured)
-    assert "does not say what the case was" in baselines.changed(replace(made, asked={}), CASE)
+    assert ": axis seq_len is 512 in the baseline, 1024 in the candidate; " in baselines.changed(
+        made, longer
+    )
+    assert ": measure.graph is False in the baseline, True in the candidate; " in baselines.changed(
+        made, captured
+    )
+    assert "does not define this case" in baselines.changed(replace(made, asked={}), CASE)
     assert baselines.changed(made, more) == baselines.changed(made, CASE) == ""
 
 

@@ -173,7 +173,7 @@ def test_a_choice_by_k_runs_alone_and_gives_no_verdict(inner: Pytest) -> None:
     result = inner.run("fakes.yaml", "-k", "seq_len:2 and not two")
 
     result.assert_outcomes(passed=1, deselected=3)
-    result.stdout.fnmatch_lines(["1 of 4 cases were chosen: no verdict on the suite"])
+    result.stdout.fnmatch_lines(["no verdict on the suite: 1 of 4 cases were selected"])
     (header,) = inner.runs()
     assert (header.cases, header.measurements, header.state) == (1, 2, "complete")
 
@@ -198,7 +198,7 @@ def test_a_failure_shows_outcome_detail_evidence_and_the_end_of_the_log(inner: P
             "bad/one: crash",
             "ValueError: block_size=3 is not a multiple of 16",
             "*traceback: evidence/bad_one-*/traceback.txt",
-            "*again: python */reproduce.py",
+            "*reproduce: python */reproduce.py",
             "end of logs/bad_one-*",
             "  ValueError: block_size=3 is not a multiple of 16",
             "verdict: NO-GO*",
@@ -219,7 +219,7 @@ def test_a_case_that_breaks_a_rule_of_its_suite_fails(inner: Pytest) -> None:
 
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines(
-        ["NO-GO by idle: fake/two/seq_len=1*", "*asked for: * ≤ 0 in every*"]
+        ["NO-GO by idle: fake/two/seq_len=1*", "*required: * ≤ 0 in every*"]
     )
 
 
@@ -281,7 +281,7 @@ def test_stopping_at_the_first_failure_leaves_a_run_that_can_be_resumed(inner: P
     result = inner.run("fakes.yaml", "-x")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["6 processes were not run; go on with: harness run --resume *"])
+    result.stdout.fnmatch_lines(["6 processes were not run; to resume: harness run --resume *"])
     assert [h.state for h in inner.runs()] == ["unfinished"]
 
 
