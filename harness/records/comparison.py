@@ -30,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The numbers of the decision. reports/studies/README.md has the error rates of the defaults."""
+    """The numbers of the decision; reports/studies/README.md has the defaults' error rates."""
 
     screen_pairs: int = 6
     """Pairs of the screen: three whole A B B A blocks, on which linear drift cancels. Five, as the
