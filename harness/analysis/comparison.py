@@ -7,7 +7,7 @@ on logarithms of time ratios, candidate over baseline: above one is slower.
 The decision has two stages. `screen` passes a case on a few pairs, or asks for more. `confirm`
 judges the rest on new pairs only, so that the noise that selected a case cannot decide it. Holm's
 procedure over the confirmed cases keeps the chance that a clean change has any case called slower
-below `alpha`, for any number of cases. The error rates are in harness/gate/README.md.
+below `alpha`, for any number of cases. The error rates are in reports/studies/README.md.
 
 Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. Stat. 6 (1979).
 """

@@ -30,8 +30,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The numbers of the decision. README.md states the error rates of the defaults, which began as
-    those of the project's first simulations and were changed where these say so."""
+    """The numbers of the decision; reports/studies/README.md has the defaults' error rates."""
 
     screen_pairs: int = 6
     """Pairs of the screen: three whole A B B A blocks, on which linear drift cancels. Five, as the

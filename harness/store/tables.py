@@ -58,7 +58,7 @@ COLUMNS: Mapping[str, type] = {
     "sample_at_s": float,
     "discarded": str,
 }
-"""Name and type, in the order of the file; documented in harness/README.md."""
+"""Name and type, in the order of the file; README.md here says what each means."""
 _OF_HEADER = ("run_id", "suite", "started_at", "host", "device", "device_id", "commit", "branch")
 _OF_PROCESS = (
     *("process", "detail", "steady", "tokens", "flops", "bytes"),

@@ -3,7 +3,7 @@
     python -m harness.tests.bench_overhead [SUITE] [--filter TEXT] [--processes N]
 
 Without a suite it measures a trivial fake workload, whose setup and accuracy take nothing, so
-that all of the time is the harness's own. The figures in harness/README.md come from here.
+that all of the time is the harness's own. The figures in harness/runner/README.md come from here.
 """
 
 import argparse

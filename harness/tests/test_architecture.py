@@ -1,4 +1,4 @@
-"""The rooms of the harness and the arrows between them, as ../README.md draws them."""
+"""The rooms of the harness and the arrows between them, as CONTRIBUTING.md draws them."""
 
 import ast
 import shutil

@@ -5,7 +5,7 @@
 
 Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
 search that carries a real bisection out asks for its processes, which a model of a node answers:
-anchors, probes, confirmation, all counted. harness/README.md keeps the table.
+anchors, probes, confirmation, all counted. README.md here has the table.
 """
 
 import argparse

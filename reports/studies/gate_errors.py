@@ -5,7 +5,7 @@
 Every simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A
 pairs as a calibration does, screens, confirms the rest and is judged by the very functions that
 judge a real one. A rate stands with its 95 % Clopper-Pearson interval, and a target is met when
-that whole interval lies on its good side. harness/README.md keeps the table.
+that whole interval lies on its good side. README.md here has the table.
 """
 
 import argparse
@@ -231,7 +231,7 @@ BOUNDS = ("confirmation, lower", "confirmation, upper", "screen, upper")
 
 
 def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
-    """One of the tables of harness/README.md: a row for every noise and number of cases."""
+    """One of the tables of README.md here: a row for every noise and number of cases."""
     cells = {(x.noise, x.cases, x.figure): _cell(x) for x in lines if x.figure in columns}
     rows = dict.fromkeys((noise, cases) for noise, cases, _ in cells)
     table = [

@@ -109,7 +109,8 @@ def test_the_counts_are_those_that_the_page_explains(followed: Followed) -> None
 
 
 def test_the_other_example_of_the_page_is_a_suite(tmp_path: Path) -> None:
-    text = README.read_text(encoding="utf-8").partition("## A program as it is\n")[2]
+    page = Path(__file__).resolve().parents[3] / "suites/README.md"
+    text = page.read_text(encoding="utf-8").partition("## A program as it is\n")[2]
     (example,) = re.findall(r"```yaml\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
     head = "schema: 1\ntitle: T\nsubject: S\nquestion: Q?\nworkloads:\n"
 

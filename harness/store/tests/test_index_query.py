@@ -219,9 +219,9 @@ def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
 
 
 def shown_commands() -> list[list[str]]:
-    """Those of README.md, "What the store holds", and of `harness history --help`."""
-    page = (ROOT / "harness/README.md").read_text(encoding="utf-8")
-    section = page.partition("\n## What the store holds\n")[2].partition("\n### ")[0]
+    """Those of the room's README.md, "What the store holds", and of `harness history --help`."""
+    page = (ROOT / "harness/store/README.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What the store holds\n")[2].partition("\n## ")[0]
     (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     lines = [*block.splitlines(), *(inspect.getdoc(history_command.history) or "").splitlines()]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("harness ")]

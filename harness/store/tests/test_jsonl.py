@@ -17,7 +17,7 @@ from harness.store.tables import COLUMNS
 from harness.store.writer import create
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[1] / "README.md"
 GOOD, BROKEN, ABSENT = sweep(seq_len=[512, 1024, 2048])
 
 
