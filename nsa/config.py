@@ -1,9 +1,11 @@
 """Sizes of the attention and of the model, and names of routes: frozen, validated, printable."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, Self
+
+from torch import Tensor
 
 INITIAL_BLOCKS = 1
 """Select blocks at the start of the sequence that every query selects (section 4.1)."""
@@ -110,6 +112,50 @@ class NSAConfig:
     def select_length(self, tokens: int) -> int:
         """Number of select blocks that hold at least one of so many tokens."""
         return -(-tokens // self.select_block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Which keys a query sees, and with what scale: what a branch needs beside its tensors.
+
+    Query i is at position q_start + i (prefill: 0; decode: the number of cached tokens), and keys
+    end where queries end.
+    """
+
+    config: NSAConfig
+    """Sizes of blocks and window; each branch reads its own, dense attention none."""
+    scale: float
+    """Multiplies q . k."""
+    q_start: int = 0
+    """Position of the first query."""
+    k_start: int = 0
+    """Position of the first key of the window branch; the other branches hold all keys."""
+    cu_seqlens: Tensor | None = None
+    """Boundaries of packed documents, int32, [documents + 1]; then B == 1 and q_start == 0."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        *,
+        config: NSAConfig | None = None,
+        q_start: int = 0,
+        k_start: int = 0,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Self:
+        """For queries [B, T, HQ, Dk]. `scale` defaults to Dk ** -0.5, `config` to the paper's."""
+        return cls(
+            config=NSAConfig() if config is None else config,
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            q_start=q_start,
+            k_start=k_start,
+            cu_seqlens=cu_seqlens,
+        )
+
+    def alone(self) -> Self:
+        """For one document taken out of its batch."""
+        return replace(self, cu_seqlens=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.records import Scalar
 from harness.workload import Workload
 from nsa import ops, reference, roofline
-from nsa.config import ROUTES, NSAConfig, Routes
+from nsa.config import ROUTES, NSAConfig, Positions, Routes
 from nsa.flags import Flags
 from nsa.train.loop import describe_routes
 from suites import peers
@@ -314,15 +314,14 @@ def _definition(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     The selection itself is compared apart, by what its blocks are worth: two scores within
     rounding of each other may be chosen either way, and the outputs then differ at will.
     """
-    c, x = p.config, _as_shared(p, x)
+    x = _as_shared(p, x)
+    at = Positions.of(x.q, config=p.config)
     if p.dense:
-        return reference.dense_attention(x.q, x.k_sel, x.v_sel)
+        return reference.dense_attention(x.q, x.k_sel, x.v_sel, at)
     branches = {
-        "compress": partial(reference.compress_attention, x.q, x.k_cmp, x.v_cmp, config=c),
-        "select": partial(reference.selected_attention, x.q, x.k_sel, x.v_sel, blocks, config=c),
-        "window": partial(
-            reference.window_attention, x.q, x.k_win, x.v_win, window_size=c.window_size
-        ),
+        "compress": partial(reference.compress_attention, x.q, x.k_cmp, x.v_cmp, at),
+        "select": partial(reference.selected_attention, x.q, x.k_sel, x.v_sel, blocks, at),
+        "window": partial(reference.window_attention, x.q, x.k_win, x.v_win, at),
     }
     if p.branch != "whole":
         return branches[p.branch]()
@@ -334,7 +333,8 @@ def _worth(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
 
     Callers round it to float32, in which selection works at every precision of the inputs.
     """
-    importance = reference.block_importance(x.q.double(), x.k_cmp.double(), config=p.config)
+    at = Positions.of(x.q, config=p.config)
+    importance = reference.block_importance(x.q.double(), x.k_cmp.double(), at)
     held = importance.gather(-1, blocks.clamp(min=0).long())
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
@@ -381,7 +381,7 @@ def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
         outputs = _with_gradients(p, x, lambda given: _definition(p, given, blocks))
     if p.branch in ("scores", "whole") and not p.dense:
         x = _as_shared(p, x)
-        best = reference.select_blocks(x.q, x.k_cmp, config=p.config)
+        best = reference.select_blocks(x.q, x.k_cmp, Positions.of(x.q, config=p.config))
         worth = _worth(p, x, best)
         outputs["selected"] = worth if x.q.dtype == torch.float64 else worth.float()
     return outputs

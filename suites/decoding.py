@@ -1,7 +1,7 @@
 """The operator at one query per sequence, against caches of fixed size."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.records import Scalar
 from harness.workload import Workload
 from nsa import ops, reference, roofline
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.flags import Flags
 from suites.axes import DENSE, DTYPES, Axes, AxisError
@@ -247,36 +247,29 @@ def _reference(
 ) -> dict[str, Tensor]:
     """The definition, given the blocks that were selected: scores within rounding of each other
     may be chosen either way. The selection is compared by what its blocks are worth."""
-    few, start = x.checked(dtype), p.context - 1
+    few = x.checked(dtype)
+    at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
     if p.dense:
-        return {"o": reference.dense_attention(few.q, few.k, few.v, q_start=start)}
-    c = p.config
+        return {"o": reference.dense_attention(few.q, few.k, few.v, at)}
     blocks = outputs["blocks"][:CHECKED_SEQUENCES]
-    first = max(0, p.context - c.window_size)
+    first = max(0, p.context - p.config.window_size)
     ring = torch.arange(first, p.context, device=x.q.device) % x.k_win.shape[1]
+    k_win, v_win = few.k_win[:, ring], few.v_win[:, ring]
     out = reference.gated_sum(
         few.gates,
-        reference.compress_attention(few.q, few.k_cmp, few.v_cmp, config=c, q_start=start),
-        reference.selected_attention(few.q, few.k, few.v, blocks, config=c, q_start=start),
-        reference.window_attention(
-            few.q,
-            few.k_win[:, ring],
-            few.v_win[:, ring],
-            window_size=c.window_size,
-            k_start=first,
-            q_start=start,
-        ),
+        reference.compress_attention(few.q, few.k_cmp, few.v_cmp, at),
+        reference.selected_attention(few.q, few.k, few.v, blocks, at),
+        reference.window_attention(few.q, k_win, v_win, replace(at, k_start=first)),
     )
-    best = reference.select_blocks(few.q, few.k_cmp, config=c, q_start=start)
+    best = reference.select_blocks(few.q, few.k_cmp, at)
     worth = _worth(p, x.checked(torch.float64), best)
     return {"o": out, "selected": worth if dtype == torch.float64 else worth.float()}
 
 
 def _worth(p: Plan, few: _Inputs, blocks: Tensor) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, 1, HKV], float64."""
-    importance = reference.block_importance(
-        few.q, few.k_cmp, config=p.config, q_start=p.context - 1
-    )
+    at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
+    importance = reference.block_importance(few.q, few.k_cmp, at)
     held = importance.gather(-1, blocks.clamp(min=0).long())
     return held.masked_fill(blocks < 0, 0).sum(-1)
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
+from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.kernels.common.device import (
     LOG2_E,
@@ -319,11 +319,8 @@ def select_blocks(
     q: Tensor,
     k_cmp: Tensor,
     lse: Tensor,
+    at: Positions,
     *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
     tile: ScoreTile | None = None,
 ) -> Tensor:
     """Select n blocks of keys for each query and KV head.
@@ -342,6 +339,7 @@ def select_blocks(
     """
     B, T, HQ, D = q.shape
     N, HKV = k_cmp.shape[1:3]
+    config, q_start, cu_seqlens = at.config, at.q_start, at.cu_seqlens
     per_select = config.select_block_size // config.compress_stride
     if per_select & (per_select - 1):
         raise Unsupported(
@@ -381,7 +379,7 @@ def select_blocks(
         score(
             (ceil_div(seen * per_select, blocks), count, HKV),
             (*queries, k_cmp, lse, scratch, *tables),
-            (scale * LOG2_E, first, T, N, q_start, tiles, documents, columns, *strides),
+            (at.scale * LOG2_E, first, T, N, q_start, tiles, documents, columns, *strides),
         )
         top(
             (ceil_div(tile.queries, TOP_ROWS), count, HKV),

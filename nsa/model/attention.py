@@ -262,7 +262,7 @@ class NSAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Eq. 5: output [B, T, HQ, Dv], and the blocks that were selected [B, T, HKV, n]."""
-        return ops.attention_and_blocks(
+        return ops.attention(
             q,
             kv.k_cmp,
             kv.v_cmp,
@@ -276,6 +276,7 @@ class NSAttention(nn.Module):
             q_start=kv.q_start,
             k_win_start=kv.k_win_start,
             cu_seqlens=cu_seqlens,
+            return_blocks=True,
         )
 
     def _attend_by_token(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nsa import reference
 from nsa.checks import check_keys, need, shape
-from nsa.config import BRANCHES, NSAConfig, check_route
+from nsa.config import BRANCHES, NSAConfig, Positions, check_route
 from nsa.errors import Unsupported
 from nsa.routes import eager, selected
 
@@ -130,28 +130,17 @@ def _by_sequence(
     for b, length in enumerate(lengths.tolist()):
         one = slice(b, b + 1)
         held, whole = slice(length), slice(config.compressed_length(length))
-        at = {"q_start": length - 1, "cu_seqlens": None, "scale": scale}
         first = max(0, length - config.window_size)
+        at = Positions(config=config, scale=scale, q_start=length - 1, k_start=first)
         rows = torch.arange(first, length, device=q.device) % k_win.shape[1]
-        blocks = select_blocks(q[one], k_cmp[one, whole], config=config, **at)
+        blocks = select_blocks(q[one], k_cmp[one, whole], at)
         choices.append(blocks)
         outs.append(
             reference.gated_sum(
                 gates[one],
-                compress_attention(
-                    q[one], k_cmp[one, whole], v_cmp[one, whole], config=config, **at
-                ),
-                selected_attention(
-                    q[one], k_sel[one, held], v_sel[one, held], blocks, config=config, **at
-                ),
-                window_attention(
-                    q[one],
-                    k_win[one, rows],
-                    v_win[one, rows],
-                    window_size=config.window_size,
-                    k_start=first,
-                    **at,
-                ),
+                compress_attention(q[one], k_cmp[one, whole], v_cmp[one, whole], at),
+                selected_attention(q[one], k_sel[one, held], v_sel[one, held], blocks, at),
+                window_attention(q[one], k_win[one, rows], v_win[one, rows], at),
             )
         )
     return torch.cat(outs), torch.cat(choices)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nsa.config import Positions
 from nsa.errors import Unsupported
 from nsa.routes.eager import places
 
@@ -30,14 +31,7 @@ _CAN_USE = {
 
 
 def sdpa_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    backend: str | None,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, at: Positions, *, backend: str | None
 ) -> Tensor:
     """Attend to every key up to the query. Shapes as in nsa.reference.dense_attention.
 
@@ -51,8 +45,8 @@ def sdpa_attention(
     T, S = q.shape[1], k.shape[1]
     G = q.shape[2] // k.shape[2]
     mask = None
-    if cu_seqlens is not None or 1 < T < S:
-        query, key = places(q, q_start, cu_seqlens), places(k, 0, cu_seqlens)
+    if at.cu_seqlens is not None or 1 < T < S:
+        query, key = places(q, at.q_start, at.cu_seqlens), places(k, 0, at.cu_seqlens)
         mask = (query.position.mT >= key.position) & (query.document.mT == key.document)  # [T, S]
     is_causal = mask is None and T > 1
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, D]
@@ -63,7 +57,7 @@ def sdpa_attention(
         _require(backend, q, k, v, mask, is_causal, grouped)
     with nullcontext() if backend is None else sdpa_kernel(BACKENDS[backend]):
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=at.scale, enable_gqa=grouped
         )
     return out.transpose(1, 2)
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsa.config import NSAConfig
+from nsa.config import Positions
 from nsa.errors import Unsupported
 
 PROVIDERS = ("fa2-torch", "fa2-package")
@@ -38,18 +38,7 @@ def providers() -> Mapping[str, str]:
     return {provider: _absence(provider) for provider in PROVIDERS}
 
 
-def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    provider: str,
-    window_size: int,
-    q_start: int,
-    k_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions, *, provider: str) -> Tensor:
     """Window branch as one call. Shapes as in nsa.reference; the last key is the last query's.
 
     FlashAttention-2 aligns its mask at the end, so where queries and keys start is of no
@@ -59,20 +48,18 @@ def window_attention(
         Unsupported: The provider is absent, or does not take these tensors.
     """
     return flash_attention(
-        q, k, v, provider=provider, window_size=window_size, cu_seqlens=cu_seqlens, scale=scale
+        q,
+        k,
+        v,
+        provider=provider,
+        scale=at.scale,
+        window_size=at.config.window_size,
+        cu_seqlens=at.cu_seqlens,
     )
 
 
 def compress_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    *,
-    provider: str,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions, *, provider: str
 ) -> Tensor:
     """Compress branch as two calls a document. Shapes as in nsa.reference.
 
@@ -82,24 +69,17 @@ def compress_attention(
         Unsupported: The provider is absent, or does not take these tensors.
     """
     require(provider, q, v_cmp)
-    fold = partial(fold_compress, causal=partial(flash_attention, provider=provider), config=config)
-    if cu_seqlens is None:
-        return fold(q, k_cmp, v_cmp, q_start=q_start, scale=scale)
-    tokens = cu_seqlens.diff().tolist()
-    blocks = [config.compressed_length(length) for length in tokens]
+    fold = partial(fold_compress, at=at, causal=partial(flash_attention, provider=provider))
+    if at.cu_seqlens is None:
+        return fold(q, k_cmp, v_cmp)
+    tokens = at.cu_seqlens.diff().tolist()
+    blocks = [at.config.compressed_length(length) for length in tokens]
     documents = zip(q.split(tokens, 1), k_cmp.split(blocks, 1), v_cmp.split(blocks, 1), strict=True)
-    return torch.cat([fold(*document, q_start=0, scale=scale) for document in documents], dim=1)
+    return torch.cat([fold(*document) for document in documents], dim=1)
 
 
 def fold_compress(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    *,
-    causal: CausalAttention,
-    config: NSAConfig,
-    q_start: int,
-    scale: float,
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions, *, causal: CausalAttention
 ) -> Tensor:
     """Compute the compress branch, exactly and in linear memory, by plain causal attention.
 
@@ -117,16 +97,16 @@ def fold_compress(
     """
     B, T, HQ, _ = q.shape
     N, HKV, Dv = v_cmp.shape[1:]
-    d = config.compress_stride
-    first_j, stop_j = q_start // d, -(-(q_start + T) // d)
-    before = q_start - first_j * d  # queries missing from the first row of d, and from the last
-    after = stop_j * d - q_start - T
+    d = at.config.compress_stride
+    first_j, stop_j = at.q_start // d, -(-(at.q_start + T) // d)
+    before = at.q_start - first_j * d  # queries missing from the first row of d, and from the last
+    after = stop_j * d - at.q_start - T
     grid = _pad(q, 0, 0, 0, 0, before, after).unflatten(
         1, (stop_j - first_j, d)
     )  # [B, J, d, HQ, Dk]
 
     groups = []
-    shift = config.compress_block_size // d
+    shift = at.config.compress_block_size // d
     for residues, lag in ((grid[:, :, : d - 1], shift), (grid[:, :, d - 1 :], shift - 1)):
         R = residues.shape[2]
         # Rows from `seen` on see a key; rows from N + lag on hold only queries of the padding.
@@ -136,7 +116,7 @@ def fold_compress(
             rows = residues[:, seen - first_j : stop - first_j].unflatten(3, (HKV, -1))
             folded = rows.transpose(2, 3).flatten(2, 4)  # [B, rows, HKV * R * G, Dk]
             keys = slice(0, stop - lag)
-            attended = causal(folded, k_cmp[:, keys], v_cmp[:, keys], scale=scale)
+            attended = causal(folded, k_cmp[:, keys], v_cmp[:, keys], scale=at.scale)
             attended = attended.unflatten(2, (HKV, R, -1)).transpose(2, 3).flatten(3, 4)
             margins = (seen - first_j, stop_j - stop)
             out = _pad(attended, 0, 0, 0, 0, 0, 0, *margins)

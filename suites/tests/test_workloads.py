@@ -173,13 +173,13 @@ def test_a_context_is_prefilled_as_the_flag_says(
     prefill: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = []
-    honest = ops.select_blocks
+    honest: Any = ops.attention
 
-    def spy(q: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+    def spy(q: torch.Tensor, *args: object, **options: object) -> object:
         queries.append(q.shape[1])
-        return honest(q, *args, **options)  # type: ignore[arg-type]
+        return honest(q, *args, **options)
 
-    monkeypatch.setattr(ops, "select_blocks", spy)
+    monkeypatch.setattr(ops, "attention", spy)
     monkeypatch.setenv("NSA_PREFILL_BATCHED", "1" if prefill == "batched" else "0")
     workload = workloads.decode("nsa", {**MODEL, "context": 20})
     workload.run()

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.config import Positions
 from nsa.kernels.common.device import (
     LOG2_E,
     Architecture,
@@ -391,11 +392,8 @@ def selected_backward(
     lse: Tensor,
     delta: Tensor,
     index: Selected,
+    at: Positions,
     *,
-    block_size: int,
-    scale: float,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
     deterministic: bool = False,
     gate: Tensor | None = None,
     add_dq: Sequence[Tensor] = (),
@@ -433,9 +431,8 @@ def selected_backward(
     launch = _launch(
         architecture(q.device), HKV, G, N, Dk, Dv, gate is not None, not deterministic, wide
     )
-    launch_reduce = _launch_reduce(
-        HKV, G, N, Dk, block_size, index.parts, cu_seqlens is not None, len(added)
-    )
+    block_size, documents = at.config.select_block_size, at.cu_seqlens is not None
+    launch_reduce = _launch_reduce(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
     for chunk in index.chunks:
         launch(
             (chunk.max_items,),
@@ -452,14 +449,14 @@ def selected_backward(
                 *lse.stride(),
                 *delta.stride(),
                 *strides(gate, 3),
-                scale,
-                scale * LOG2_E,
+                at.scale,
+                at.scale * LOG2_E,
                 chunk.first_token,
                 chunk.first_bin,
                 chunk.end_bin,
                 T,
                 S,
-                q_start,
+                at.q_start,
             ),
         )
         for side in added_by:
@@ -467,7 +464,7 @@ def selected_backward(
         launch_reduce(
             (chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS)),
             (partial, index.blocks, index.document_start, dq, add1, add2),
-            (*strides(add1, 3), *strides(add2, 3), chunk.first_token, T, q_start),
+            (*strides(add1, 3), *strides(add2, 3), chunk.first_token, T, at.q_start),
         )
     rounded = sums.to(k.dtype)
     return dq, rounded[: k.numel()].view(k.shape), rounded[k.numel() :].view(v.shape)

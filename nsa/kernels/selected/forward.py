@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.config import Positions
 from nsa.kernels.common.device import LOG2_E, Architecture, architecture, last_contiguous
 from nsa.kernels.common.launch import KINDS, Launch
 from nsa.kernels.selected import inverse
@@ -170,11 +171,8 @@ def selected_forward(
     k: Tensor,
     v: Tensor,
     block_indices: Tensor,
+    at: Positions,
     *,
-    block_size: int,
-    scale: float,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
     deterministic: bool = False,
     gated: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Selected, Tensor | None]:
@@ -200,6 +198,7 @@ def selected_forward(
     B, T, HQ, Dk = q.shape
     S, HKV, Dv = v.shape[1:]
     G = HQ // HKV
+    block_size = at.config.select_block_size
     parts = -(-block_size // inverse.MAX_PART)
     N = block_indices.shape[3] * parts
     index = invert(
@@ -209,8 +208,8 @@ def selected_forward(
         channels=Dk + Dv,
         block_size=block_size,
         chunk_tokens=_chunk_tokens(HQ * N, max(Dk, Dv), q.element_size()),
-        q_start=q_start,
-        cu_seqlens=cu_seqlens,
+        q_start=at.q_start,
+        cu_seqlens=at.cu_seqlens,
         deterministic=deterministic,
     )
     most = max(chunk.tokens for chunk in index.chunks)
@@ -237,15 +236,15 @@ def selected_forward(
             pointers,
             (
                 *strides,
-                scale * LOG2_E,
+                at.scale * LOG2_E,
                 chunk.first_token,
                 chunk.first_bin,
                 chunk.end_bin,
                 T,
-                q_start,
+                at.q_start,
             ),
         )
-        combine(partial, partial_lse, index, chunk, o, lse, gated, out, q_start=q_start)
+        combine(partial, partial_lse, index, chunk, o, lse, gated, out, q_start=at.q_start)
     return o, lse, index, out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.config import PRESETS, NSAConfig
+from nsa.config import PRESETS, NSAConfig, Positions
 from nsa.kernels import gate, rotary, routes
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
@@ -117,17 +117,15 @@ def _operator(packed: bool) -> Callable[[Shape, int], object]:
         N = s.config.compressed_length(T)
         inputs = (s.q(T), s.k(N), s.v(N), s.k(T), s.v(T), s.k(T), s.v(T), s.gates(T))
         leaves = tuple(x.requires_grad_() for x in inputs)
-        out, _ = routes.attention(
-            *leaves,
-            config=s.config,
-            q_start=0,
-            k_win_start=0,
-            cu_seqlens=_documents() if packed else None,
-            scale=s.Dk**-0.5,
-        )
+        arguments: tuple[Any, ...] = (*leaves, _at(s, _documents() if packed else None))
+        out, _ = routes.attention(*arguments)
         return torch.autograd.grad(out, leaves, torch.empty_like(out))
 
     return launch
+
+
+def _at(s: Shape, cu_seqlens: Tensor | None = None) -> Positions:
+    return Positions(config=s.config, scale=s.Dk**-0.5, cu_seqlens=cu_seqlens)
 
 
 def _documents() -> Tensor:
@@ -135,16 +133,15 @@ def _documents() -> Tensor:
 
 
 def _compress(s: Shape, T: int) -> Band:
-    N = s.config.compressed_length(T)
-    return Band.compress(s.config, q_start=0, blocks=N, tokens=T, cu_seqlens=None)
+    return Band.compress(_at(s), tokens=T, blocks=s.config.compressed_length(T))
 
 
 def _window(s: Shape, T: int) -> Band:
-    return Band.causal(tokens=T, window=s.config.window_size)
+    return Band.causal(_at(s), tokens=T, window=s.config.window_size)
 
 
 def _dense(s: Shape, T: int) -> Band:
-    return Band.causal(tokens=T)
+    return Band.causal(_at(s), tokens=T)
 
 
 def _banded(
@@ -171,13 +168,11 @@ def _selected_backward(*, deterministic: bool = False) -> Callable[[Shape, int],
     """And the forward pass before it."""
 
     def launch(s: Shape, T: int) -> object:
-        where: dict[str, Any] = {
-            "block_size": s.config.select_block_size,
-            "scale": s.Dk**-0.5,
-            "deterministic": deterministic,
-        }
-        _, lse, index, _ = selected_forward(s.q(T), s.k(T), s.v(T), s.blocks(T), **where)
-        return selected_backward(s.o(T), s.q(T), s.k(T), s.v(T), lse, s.rows(T), index, **where)
+        q, k, v, at = s.q(T), s.k(T), s.v(T), _at(s)
+        _, lse, index, _ = selected_forward(q, k, v, s.blocks(T), at, deterministic=deterministic)
+        return selected_backward(
+            s.o(T), q, k, v, lse, s.rows(T), index, at, deterministic=deterministic
+        )
 
     return launch
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nsa import ops, reference
-from nsa.config import Routes
+from nsa.config import Positions, Routes
 from nsa.errors import Unsupported
 from nsa.kernels import scores
 from nsa.kernels.banded import key as banded_key
@@ -260,7 +260,7 @@ def affordable(shape: Mapping[str, int], device: str) -> dict[str, Any]:
 def forward(x: Mapping[str, Any], **where: Any) -> tuple[Tensor, Tensor]:
     """Output and selection."""
     routes = Routes.triton()
-    return ops.attention_and_blocks(**x, config=SMALL, routes=routes, **where)
+    return ops.attention(**x, config=SMALL, routes=routes, return_blocks=True, **where)
 
 
 def whole(x: Mapping[str, Tensor], **where: Any) -> tuple[dict[str, Tensor], Tensor]:
@@ -281,14 +281,12 @@ def definition(
 ) -> dict[str, Tensor]:
     """The same by nsa.reference, for the blocks that were selected."""
     leaves = {name: t.detach().to(dtype).requires_grad_() for name, t in x.items()}
-    at: dict[str, Any] = {"cu_seqlens": cu_seqlens}
-    q, w = leaves["q"], SMALL.window_size
+    q = leaves["q"]
+    at = Positions.of(q, config=SMALL, cu_seqlens=cu_seqlens)
     branches = (
-        reference.compress_attention(q, leaves["k_cmp"], leaves["v_cmp"], config=SMALL, **at),
-        reference.selected_attention(
-            q, leaves["k_sel"], leaves["v_sel"], blocks, config=SMALL, **at
-        ),
-        reference.window_attention(q, leaves["k_win"], leaves["v_win"], window_size=w, **at),
+        reference.compress_attention(q, leaves["k_cmp"], leaves["v_cmp"], at),
+        reference.selected_attention(q, leaves["k_sel"], leaves["v_sel"], blocks, at),
+        reference.window_attention(q, leaves["k_win"], leaves["v_win"], at),
     )
     out = reference.gated_sum(leaves["gates"], *branches)
     return {"out": out.detach(), **gradients(out, leaves)}
@@ -365,8 +363,9 @@ def assert_selected_the_best(
 ) -> None:
     """A block chosen for another is worth the same, within float32's rounding of the scores."""
     q, k_cmp = x["q"].double(), x["k_cmp"].double()
-    expected = reference.select_blocks(q, k_cmp, config=SMALL)
-    importance = reference.block_importance(q, k_cmp, config=SMALL)
+    at = Positions.of(q, config=SMALL)
+    expected = reference.select_blocks(q, k_cmp, at)
+    importance = reference.block_importance(q, k_cmp, at)
 
     assert blocks.dtype is torch.int32
     assert torch.equal(blocks < 0, expected < 0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa import reference
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.kernels.selected import forward as selected
 from nsa.kernels.selected import inverse
@@ -53,14 +53,10 @@ class Inputs:
     cu_seqlens: Tensor | None = None
 
     @property
-    def where(self) -> dict[str, Any]:
-        """What both passes are told."""
-        return {
-            "block_size": self.block_size,
-            "scale": self.q.shape[-1] ** -0.5,
-            "q_start": self.q_start,
-            "cu_seqlens": self.cu_seqlens,
-        }
+    def at(self) -> Positions:
+        size = self.block_size
+        config = NSAConfig(compress_block_size=size, compress_stride=size, select_block_size=size)
+        return Positions.of(self.q, config=config, q_start=self.q_start, cu_seqlens=self.cu_seqlens)
 
 
 def draw(
@@ -115,32 +111,20 @@ def by_kernels(
     x: Inputs, *, deterministic: bool = False, do: Tensor | None = None
 ) -> Mapping[str, Tensor]:
     o, lse, index, out = selected_forward(
-        x.q, x.k, x.v, x.blocks, **x.where, deterministic=deterministic
+        x.q, x.k, x.v, x.blocks, x.at, deterministic=deterministic
     )
     assert out is None
     do = gradient(x) if do is None else do
     delta = (do.float() * o.float()).sum(-1)
     dq, dk, dv = selected_backward(
-        do, x.q, x.k, x.v, lse, delta, index, **x.where, deterministic=deterministic
+        do, x.q, x.k, x.v, lse, delta, index, x.at, deterministic=deterministic
     )
     return {"o": o, "dq": dq, "dk": dk, "dv": dv}
 
 
 def by_definition(x: Inputs, dtype: torch.dtype) -> Mapping[str, Tensor]:
     q, k, v = (t.detach().to(dtype).requires_grad_() for t in (x.q, x.k, x.v))
-    o = reference.selected_attention(
-        q,
-        k,
-        v,
-        x.blocks,
-        config=NSAConfig(
-            compress_block_size=x.block_size,
-            compress_stride=x.block_size,
-            select_block_size=x.block_size,
-        ),
-        q_start=x.q_start,
-        cu_seqlens=x.cu_seqlens,
-    )
+    o = reference.selected_attention(q, k, v, x.blocks, x.at)
     grads = torch.autograd.grad(o, (q, k, v), gradient(x).to(dtype))
     return {"o": o.detach(), **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
 
@@ -225,7 +209,7 @@ def test_chunks_join_to_the_whole(
     monkeypatch.setattr(selected, "SCRATCH_BYTES", 1)  # as few queries as there may be
     x = draw(**shape, device=device)
 
-    _, _, index, _ = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)
+    _, _, index, _ = selected_forward(x.q, x.k, x.v, x.blocks, x.at)
 
     assert len(index.chunks) == chunks
     assert_as_good_as_the_definition(x, by_kernels(x, deterministic=deterministic))
@@ -237,7 +221,7 @@ def test_items_of_a_block_join_to_the_whole(device: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 21)
     x = draw(T=40, device=device)
 
-    index = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)[2]
+    index = selected_forward(x.q, x.k, x.v, x.blocks, x.at)[2]
 
     pairs = index.items[: index.first_item[-1], :2].diff().flatten()
     assert pairs.max() == 21 // 3
@@ -280,7 +264,7 @@ def test_no_selection_yields_zeros_with_zero_gradients(device: str) -> None:
     x.blocks[:, :12] = -1
 
     got = by_kernels(x)
-    lse = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)[1]
+    lse = selected_forward(x.q, x.k, x.v, x.blocks, x.at)[1]
 
     assert_as_good_as_the_definition(x, got)
     assert lse[:, :12].isneginf().all()
@@ -340,7 +324,7 @@ def test_lse_is_that_of_the_selected_keys_in_log2_units(device: str) -> None:
     scores = torch.einsum("thd,sd->hts", x.q[0].double(), x.k[0, :, 0].double())
     scores = scores.mul(16**-0.5).masked_fill(~chosen, -torch.inf)
 
-    lse = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)[1]
+    lse = selected_forward(x.q, x.k, x.v, x.blocks, x.at)[1]
 
     expected = (scores.logsumexp(-1) / torch.log(torch.tensor(2.0))).T[None].float()
     torch.testing.assert_close(lse, expected, atol=1e-3, rtol=1e-3)
@@ -355,10 +339,10 @@ def test_the_gated_sum_is_computed_on_the_way(layout: Any, device: str) -> None:
     gates = normal(*shape[:3], 3, seed=7, device=device, dtype=torch.float16).sigmoid()
 
     o, lse, _, out = selected_forward(
-        x.q, x.k, x.v, x.blocks, **x.where, gated=(layout(gates), layout(o_cmp), layout(o_win))
+        x.q, x.k, x.v, x.blocks, x.at, gated=(layout(gates), layout(o_cmp), layout(o_win))
     )
 
-    alone, alone_lse, _, _ = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)
+    alone, alone_lse, _, _ = selected_forward(x.q, x.k, x.v, x.blocks, x.at)
     assert torch.equal(o, alone)
     assert torch.equal(lse, alone_lse)
     assert out is not None
@@ -370,7 +354,7 @@ def test_the_gated_sum_is_computed_on_the_way(layout: Any, device: str) -> None:
 @pytest.mark.parametrize("others", [0, 1, 2])
 def test_backward_takes_the_gate_and_adds_what_others_contribute(others: int, device: str) -> None:
     x = draw(T=19, Dk=24, device=device)
-    o, lse, index, _ = selected_forward(x.q, x.k, x.v, x.blocks, **x.where)
+    o, lse, index, _ = selected_forward(x.q, x.k, x.v, x.blocks, x.at)
     do = gradient(x)
     delta = torch.stack([(do.float() * o.float()).sum(-1)] * 3, -1)[..., 1]
     gates = normal(*x.q.shape[:3], 3, seed=7, device=device, dtype=torch.float16).sigmoid()
@@ -380,7 +364,7 @@ def test_backward_takes_the_gate_and_adds_what_others_contribute(others: int, de
         for s in range(5, 5 + others)
     ]
 
-    got = selected_backward(do, x.q, x.k, x.v, lse, delta, index, **x.where, gate=gate, add_dq=more)
+    got = selected_backward(do, x.q, x.k, x.v, lse, delta, index, x.at, gate=gate, add_dq=more)
 
     scaled = (gate[..., None].double() * do.double()).to(do.dtype)
     expected = selected_backward(
@@ -391,7 +375,7 @@ def test_backward_takes_the_gate_and_adds_what_others_contribute(others: int, de
         lse,
         (scaled.float() * o.float()).sum(-1),
         index,
-        **x.where,
+        x.at,
     )
     dq = expected[0].double() + sum((m.double() for m in more), torch.zeros((), device=device))
     for a, b in zip(got, (dq, *expected[1:]), strict=True):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa import reference
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.kernels.common import device
 from nsa.kernels.decode import attend as kernels
@@ -233,11 +233,10 @@ def test_decoding_is_the_last_row_of_a_prefill() -> None:
             c[one, :n].nan_to_num() for c in (x.k_sel, x.v_sel, x.k_win, x.v_win)
         )
         gates = x.gates[one].expand(-1, n, -1, -1)
-        whole = reference.attention(
-            q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, config=SMALL
-        )
+        at = Positions.of(q, config=SMALL)
+        whole = reference.attention(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at)
         torch.testing.assert_close(out[b, 0], whole[0, -1], atol=1e-12, rtol=0)
-        chosen = reference.select_blocks(q, k_cmp, config=SMALL)
+        chosen = reference.select_blocks(q, k_cmp, at)
         assert torch.equal(blocks[b, 0], chosen[0, -1])
 
 
