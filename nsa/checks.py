@@ -1,4 +1,4 @@
-"""What `nsa.ops` asks of its inputs: shapes, dtypes, devices, and never their content."""
+"""Checks of the inputs of `nsa.ops`: shapes, dtypes and devices, never their content."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,24 @@ from nsa.config import Positions
 
 
 def shape(x: Tensor) -> list[int]:
-    """The shape as people write it."""
+    """The shape as a list, for messages."""
     return list(x.shape)
 
 
 def need(holds: bool, name: str, got: object, needed: object) -> None:
-    """Raise ValueError with the name, what it is and what it must be, unless that holds."""
+    """Raise ValueError with the name, what it is and what it must be, unless `holds`."""
     if not holds:
         raise _wrong(name, got, needed)
 
 
 def _wrong(name: str, got: object, needed: object) -> ValueError:
-    return ValueError(f"{name} is {got}, and must be {needed}")
+    return ValueError(f"{name} is {got}, but must be {needed}")
 
 
 def check_keys(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str] = ("k", "v")) -> None:
     """Validate shapes, dtypes and devices of a query and its keys and values.
 
-    On the way of every call: what is wrong is put into words only where something is.
+    It runs at every call, so it formats a message only when there is an error.
     """
     if q.dim() != 4 or q.shape[1] == 0:
         raise _wrong("q", shape(q), "[B, T, HQ, Dk] with T > 0")

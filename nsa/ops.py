@@ -1,14 +1,14 @@
-"""The operator: inputs validated once, then the route that was asked for, or `Unsupported`.
+"""The operator: inputs are validated once, then the requested route runs or raises `Unsupported`.
 
 Every route of a function computes what `nsa.reference` defines; they differ in speed, memory
 and where they run. Nothing falls back: the name in `Routes` is the code that runs.
 
-Tensors are [B, T, H, D]. Query i stands at position q_start + i (prefill: 0; decode: the number
-of cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
-boundaries of documents packed into a batch of one (then q_start is 0); no document sees
-another, and blocks count from the document's start. That they ascend from 0 to T is the
-caller's to ensure: to check it would wait for the device. `scale` defaults to Dk ** -0.5. The
-dtype of the inputs decides the precision: autocast does not reach inside.
+Tensors are [B, T, H, D]. Query i is at position q_start + i (prefill: 0; decode: the number of
+cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
+boundaries of documents packed into a batch of one (then q_start is 0); no document sees another,
+and blocks count from the document's start. The caller ensures that the boundaries ascend from 0 to
+T: a check would wait for the device. `scale` defaults to Dk ** -0.5. The dtype of the inputs
+decides the precision: autocast has no effect inside.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
 """
@@ -57,8 +57,8 @@ _Route = Callable[..., Tensor]
 
 
 def _triton(name: str) -> Callable[..., Any]:
-    """A function of nsa.kernels.routes, imported when it is first called: where Triton is not
-    installed, everything else still runs."""
+    """A function of nsa.kernels.routes, imported at its first call: without Triton everything else
+    still runs."""
 
     def run(*args: object, **kwargs: object) -> object:
         try:
@@ -69,7 +69,7 @@ def _triton(name: str) -> Callable[..., Any]:
             raise Unsupported("triton: the package is not installed (pip install triton)") from None
         return getattr(routes, name)(*args, **kwargs)
 
-    # torch.compile takes what is around the kernels and leaves them alone.
+    # torch.compile must not look into the kernels.
     opaque: Callable[..., Any] = torch.compiler.disable(run)
     return opaque
 
@@ -126,8 +126,8 @@ def compress_blocks(
     Args:
         x: Keys or values, [B, T, HKV, D].
         phi: Maps blocks [B, N, l, HKV, D] to [B, N, HKV, D]; N may be 0.
-        cu_seqlens: No block crosses a document; the documents' rows are concatenated. Their
-            number depends on the boundaries, so reading them waits for the device.
+        cu_seqlens: No block crosses a document; the rows of all documents are concatenated. Their
+            number depends on the boundaries, so this waits for the device.
 
     Returns:
         [B, N, HKV, D], N = config.compressed_length(T), or its sum over documents.
@@ -219,7 +219,7 @@ def selected_attention(
         k: [B, S, HKV, Dk], S = q_start + T; HQ is a multiple of HKV.
         v: [B, S, HKV, Dv].
         block_indices: [B, T, HKV, n], int32 or int64: ascending, distinct, -1 at the end, as
-            `select_blocks` gives them. Its content is not checked: that would wait for the
+            `select_blocks` gives them. Its content is not checked: a check would wait for the
             device.
         route: One of ROUTES["select"].
 
@@ -287,7 +287,7 @@ def dense_attention(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attend to every key up to the query: the attention NSA is compared with.
+    """Attend to every key up to the query: the baseline for NSA.
 
     Args:
         q: [B, T, HQ, Dk].
@@ -415,7 +415,7 @@ def attention(
 
 
 def _run(part: str, route: str, at: Positions, *tensors: Tensor) -> Tensor:
-    """Compute one part, once its tensors are checked."""
+    """Check the tensors of one part, then compute it."""
     check_route(part, route, _IMPLEMENTATIONS[part])
     _CHECKS[part](*tensors, at)
     with _own_dtype(tensors[0]):
@@ -433,7 +433,7 @@ _ALL_TRITON = Routes.triton()
 
 
 def _own_dtype(q: Tensor) -> AbstractContextManager[object]:
-    """Keep autocast out: under it, scores that must be float32 would be rounded to bfloat16."""
+    """Disable autocast, which would round scores to bfloat16 that must be float32."""
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)
     return nullcontext()

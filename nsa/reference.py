@@ -1,9 +1,9 @@
 """The definition of every branch: eager, any device, float64 capable, obviously right.
 
-Masks are dense, documents are looped over, nothing is chunked: memory grows with T * S. Every
-route of `nsa.ops` is judged against these functions. The two matrix products run in the dtype
-of the inputs, softmax in float32 or wider; the scores that select blocks run in float32 or
-wider throughout. A query that sees no key yields zeros.
+Masks are dense, documents are looped over, nothing is chunked: memory grows with T * S. Tests
+compare every route of `nsa.ops` with these functions. The two matrix products run in the dtype of
+the inputs, softmax in float32 or wider; the scores that select blocks run in float32 or wider
+throughout. A query that sees no key yields zeros.
 
 Tensors are [B, T, H, D]. Query i is at position at.q_start + i, key j at position j. With
 `at.cu_seqlens` (the boundaries of a packed batch with B == 1) every document is computed as if it
@@ -24,7 +24,7 @@ from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig, Positions
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype softmax and sums over many terms run in: float32, or float64 for float64."""
+    """The dtype of softmax and of sums over many terms: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -39,7 +39,7 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
         [..., S], float32 or wider.
     """
     scores = scores.to(wide(scores.dtype))
-    # The lowest finite number rather than -inf: a row that sees nothing then has the gradient 0.
+    # The lowest finite number instead of -inf: a row that sees no key then has gradient 0.
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0)
 
@@ -75,8 +75,8 @@ def compress_blocks(
     Args:
         x: Keys or values, [B, T, HKV, D].
         phi: Maps blocks [B, N, l, HKV, D] to [B, N, HKV, D]; N may be 0.
-        cu_seqlens: No block crosses a document; the documents' rows are concatenated. The
-            number of rows depends on the boundaries, so reading them waits for the device.
+        cu_seqlens: No block crosses a document; the rows of all documents are concatenated. Their
+            number depends on the boundaries, so this waits for the device.
 
     Returns:
         [B, N, HKV, D], N = config.compressed_length(T), or its sum over documents.
@@ -262,7 +262,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
-    """Attend to every key up to the query: the attention NSA stands in for.
+    """Attend to every key up to the query: the attention that NSA replaces.
 
     Args:
         q: [B, T, HQ, Dk].
@@ -277,7 +277,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
 
 
 def gated_sum(gates: Tensor, compress: Tensor, select: Tensor, window: Tensor) -> Tensor:
-    """Weigh the branches' outputs and add them up.
+    """Add up the outputs of the branches, weighed by their gates.
 
     Args:
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.

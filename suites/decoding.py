@@ -179,7 +179,7 @@ def _dense_step(p: Plan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
         start = p.context - 1
         return lambda: {"o": ops.dense_attention(x.q, x.k, x.v, route=route, q_start=start)}
     if not x.q.is_cuda:
-        raise Unsupported(f"{SPLIT}: needs tensors on CUDA, and these are on {x.q.device}")
+        raise Unsupported(f"{SPLIT}: needs tensors on CUDA, but these are on {x.q.device}")
     # The kernel has one head size, a multiple of 8; zeros add nothing to a product.
     size = -(-max(p.Dk, p.Dv) // 8) * 8
     q, k, v = (F.pad(t, (0, size - t.shape[-1])) for t in (x.q, x.k, x.v))

@@ -60,11 +60,11 @@ def _refusal(provider: str, q: Tensor, v: Tensor) -> str:
     if provider != "flex" and importlib.util.find_spec("fla") is None:
         return "flash-linear-attention is not installed (pip install fla-core)"
     if not q.is_cuda:
-        return f"needs tensors on CUDA, and these are on {q.device.type}"
+        return f"needs tensors on CUDA, but these are on {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"is measured in float16 or bfloat16, and these are {dtype}"
+        return f"is measured in float16 or bfloat16, but these are {dtype}"
     if size > 256:
-        return f"takes heads of at most 256, and these have {size}"
+        return f"takes heads of at most 256, but these have {size}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The gate: three branches weighed and added up, and what their backward passes need of it.
+"""The gate: the weighed sum of three branches, and the row products of their backward passes.
 
 Both kernels read every branch once and are bound by memory. A program takes a tile of rows, one
 row a head of a token, and all of each row's channels. Sums run in float32.
@@ -113,7 +113,7 @@ def _gate_bwd_kernel(
 
 
 def gate_forward(gates: Tensor, o_cmp: Tensor, o_sel: Tensor, o_win: Tensor) -> Tensor:
-    """Weigh the branches' outputs and add them up.
+    """Add up the outputs of the branches, weighed by their gates.
 
     Args:
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES; any dtype, any strides.
@@ -153,14 +153,14 @@ def gate_backward(do: Tensor, o_cmp: Tensor, o_sel: Tensor, o_win: Tensor) -> Te
 
     Returns:
         delta: [B, T, HQ, 3], float32, contiguous; delta[..., b] = sum(do * o_b). It is the
-            gradient of the gates, and what softmax subtracts in the branches' backward passes
-            (there times the gate).
+            gradient of the gates and, times the gate, what softmax subtracts in the branches'
+            backward passes.
     """
     return _row_dots(do, (o_cmp, o_sel, o_win))
 
 
 def row_dot(do: Tensor, o: Tensor) -> Tensor:
-    """The same for one branch alone: [B, T, HQ], float32, contiguous."""
+    """The same for one branch: [B, T, HQ], float32, contiguous."""
     return _row_dots(do, (o,)).squeeze(-1)
 
 

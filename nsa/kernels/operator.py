@@ -1,13 +1,12 @@
-"""The kernels as differentiable functions: each branch by itself, and the operator in one.
+"""The kernels as differentiable functions: each branch, and the whole operator.
 
-In one, the branches share what they can: the scores take the softmax denominators of the compress
-branch, the gated sum is formed where the selected branch combines its parts, one pass over the
-gradient yields the row products of all three, and the gradients of the queries are added up where
-the last of them is formed.
+In the whole operator the branches share intermediate results: the scores use the softmax
+denominators of the compress branch, the gated sum is formed where the selected branch combines its
+parts, one pass over the gradient yields the row products of all three branches, and the gradients
+of the queries are added up where the last of them is formed.
 
-Gradients are the same in every run of the same inputs where PyTorch is told so
-(torch.use_deterministic_algorithms). Otherwise those of the selected keys and values are added up
-in the order in which the programs finish.
+Under torch.use_deterministic_algorithms gradients are the same in every run of the same inputs.
+Otherwise those of the selected keys and values are added up in the order in which programs finish.
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 5.
 """
@@ -22,7 +21,7 @@ from nsa.config import Positions
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
-from nsa.kernels.common.streams import beside
+from nsa.kernels.common.streams import side_streams
 from nsa.kernels.gate import gate_backward, row_dot
 from nsa.kernels.scores import select_blocks
 from nsa.kernels.selected.backward import selected_backward
@@ -34,7 +33,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class BandedAttention(torch.autograd.Function):
-    """Attention over a band: the compress branch, the window branch, or dense."""
+    """Attention over a band: the compress branch, the window branch, or dense attention."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> Tensor:
@@ -126,7 +125,7 @@ class Attention(torch.autograd.Function):
         at, (compress, window) = ctx.at, ctx.bands
         with named_range("nsa.gate"):
             delta = gate_backward(do, o_cmp, o_sel, o_win)
-        with beside(q.device, 2) as sides:
+        with side_streams(q.device, 2) as sides:
             with named_range("nsa.compress"):
                 dq_cmp, dk_cmp, dv_cmp = banded_backward(
                     do, q, k_cmp, v_cmp, lse_cmp, delta[..., 0], compress,

@@ -1,4 +1,4 @@
-"""Route `triton` of every part, in the form in which nsa.ops calls a route."""
+"""Route `triton` of every part, with the signatures that nsa.ops calls."""
 
 from typing import cast
 
@@ -16,7 +16,7 @@ from nsa.kernels.common.device import require
 def _check(q: Tensor, v: Tensor, at: Positions) -> None:
     require(q, v, v.shape[2])
     if not at.scale > 0:
-        raise Unsupported(f"triton: scale must be positive, and it is {at.scale}")
+        raise Unsupported(f"triton: scale must be positive, but it is {at.scale}")
 
 
 def compress_attention(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -> Tensor:
@@ -28,7 +28,7 @@ def compress_attention(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -
 
 @torch.no_grad()
 def select_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
-    """See nsa.ops.select_blocks. By itself it computes the softmax denominators first."""
+    """See nsa.ops.select_blocks. It computes the softmax denominators first."""
     _check(q, k_cmp, at)
     band = Band.compress(at, tokens=q.shape[1], blocks=k_cmp.shape[1])
     _, lse = banded_forward(q, k_cmp, None, band, scale=at.scale)
@@ -68,7 +68,7 @@ def attention(
     gates: Tensor,
     at: Positions,
 ) -> tuple[Tensor, Tensor]:
-    """The whole operator, its branches sharing what they can; see nsa.ops.attention.
+    """The whole operator, its branches sharing intermediate results; see nsa.ops.attention.
 
     Returns:
         The output, and the blocks that were selected.

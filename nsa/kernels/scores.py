@@ -1,9 +1,9 @@
 """Which blocks a query selects: scores and top-n, in memory linear in T.
 
 Two kernels for each chunk of queries. The first owns a tile of queries and compressed blocks,
-holds the keys, and walks the G heads of the group: with `lse` of the compress branch at hand the
-probabilities add up in registers (eq. 8 and 10), and only their sums over select blocks (eq. 9)
-leave the chip, into a scratch of fixed size. The second takes the n best of each query (eq. 11).
+holds the keys, and walks the G heads of the group: with the `lse` of the compress branch it adds up
+probabilities in registers (eq. 8 and 10), and writes only their sums over select blocks (eq. 9), to
+a scratch of fixed size. The second takes the n best blocks of each query (eq. 11).
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 8 to 11. In the paper stride is d, SELECT l'.
 """
@@ -31,10 +31,10 @@ from nsa.kernels.common.launch import KINDS, Launch
 from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
-"""What the importances of one chunk of queries may take."""
+"""Most memory for the importances of one chunk of queries."""
 TOP_ROWS = 1
 TOP_COLUMNS = 1024
-"""Queries and select blocks that a program of the top-n kernel looks at together."""
+"""Queries and select blocks that a program of the top-n kernel handles together."""
 
 
 class ScoreTile(NamedTuple):
@@ -343,9 +343,9 @@ def select_blocks(
     per_select = config.select_block_size // config.compress_stride
     if per_select & (per_select - 1):
         raise Unsupported(
-            f"triton: scores need select_block_size / compress_stride to be a power of two, and it "
+            f"triton: scores need select_block_size / compress_stride to be a power of two, but it "
             f"is {config.select_block_size} / {config.compress_stride} = {per_select}; the `eager` "
-            "route takes any"
+            "route has no such limit"
         )
     q, k_cmp = aligned(q), last_contiguous(k_cmp)
     score, top, tile, blocks, spill, bulk = _launches(
@@ -399,7 +399,7 @@ def _launches(
     documents: bool,
     tile: ScoreTile | None,
 ) -> tuple[Launch, Launch, ScoreTile, int, int, bool]:
-    """Both kernels; the tile, its BLOCKS, SPILL, and whether tiles are described."""
+    """Both kernels; the tile, its BLOCKS, SPILL, and whether tiles have descriptors."""
     bulk = has_bulk_copies(arch)
     tile = score_tile(arch, D) if tile is None else tile
     per_select = config.select_block_size // config.compress_stride

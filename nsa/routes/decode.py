@@ -1,9 +1,8 @@
-"""Decoding: one new query per sequence, each against what its own cache holds.
+"""Decoding: one new query per sequence, each against its own cache.
 
-The operator of `nsa.ops.attention` at T == 1 where sequences of one batch have different
-lengths. `lengths` stays on the device; keys lie in storage of fixed size, of which a sequence
-uses the first rows (compress, select) or a ring (window: position p in row p % ring). What lies
-in unused rows never matters.
+The operator of `nsa.ops.attention` at T == 1 where sequences of one batch have different lengths.
+`lengths` stays on the device. Keys are in storage of fixed size, of which a sequence uses the first
+rows (compress, select) or a ring (window: position p in row p % ring). Unused rows have no effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,11 +43,11 @@ def decode_attention(
         k_cmp, v_cmp: [B, blocks, HKV, Dk] and [.., Dv]: compressed keys and values from the
             front, with room for every whole block of `capacity` tokens.
         k_sel, v_sel: [B, capacity, HKV, Dk] and [.., Dv]: tokens from the front.
-        k_win, v_win: [B, ring, HKV, Dk] and [.., Dv]: position p lies in row p % ring; ring is
+        k_win, v_win: [B, ring, HKV, Dk] and [.., Dv]: position p is in row p % ring; ring is
             at least window_size, or at least capacity.
         gates: [B, 1, HQ, 3], in the order of nsa.config.BRANCHES.
-        lengths: [B], int32: tokens held, the query's own included. From 1 to capacity: the
-            content is the caller's to ensure, for to check it would wait for the device.
+        lengths: [B], int32: tokens held, the query's own included. The caller ensures that they
+            are from 1 to capacity: a check would wait for the device.
         route: One of DECODE_ROUTES. `reference` and `eager` take the sequences one by one and
             wait for the device once; `triton` does neither.
 
@@ -125,7 +124,7 @@ def _by_sequence(
     selected_attention: Callable[..., Tensor],
     window_attention: Callable[..., Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Each sequence by itself, through the functions that define or compute a prefill."""
+    """One sequence after another, by the functions that compute a prefill."""
     outs, choices = [], []
     for b, length in enumerate(lengths.tolist()):
         one = slice(b, b + 1)

@@ -1,7 +1,7 @@
 """Dense causal attention through PyTorch's `scaled_dot_product_attention`, by named backend.
 
-Its `is_causal=True` aligns the mask at the first key. With fewer queries than keys that is the
-wrong end, and a single query would see only the first key, so there the mask is written out.
+Its `is_causal=True` aligns the mask at the first key. With fewer queries than keys that is wrong: a
+single query would see only the first key. There an explicit mask is passed.
 """
 
 import warnings
@@ -77,14 +77,14 @@ def _require(
     remedy = "the routes `math` and `sdpa` run anywhere"
     if not q.is_cuda:
         raise Unsupported(
-            f"{backend}: needs tensors on CUDA, and these are on {q.device}; {remedy}"
+            f"{backend}: needs tensors on CUDA, but these are on {q.device}; {remedy}"
         )
     can_use = _CAN_USE[backend]
     params = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, grouped)
     if can_use(params):
         return
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         can_use(params, debug=True)
-    reasons = " ".join(str(w.message).split(" (Triggered")[0] for w in said)
-    raise Unsupported(f"{backend}: {reasons or 'PyTorch declines, and does not say why'}; {remedy}")
+    reasons = " ".join(str(w.message).split(" (Triggered")[0] for w in caught)
+    raise Unsupported(f"{backend}: {reasons or 'PyTorch declines without a reason'}; {remedy}")

@@ -1,8 +1,8 @@
 """Vectorised routes for the compress and window branches and for the selection scores.
 
-They compute what `nsa.reference` defines, in plain PyTorch, with memory linear in T: queries
-are taken in chunks, and a chunk is computed again in the backward pass rather than kept. None
-of them waits for the device. `nsa.ops` has validated what arrives here.
+They compute what `nsa.reference` defines, in plain PyTorch, with memory linear in T: queries are
+taken in chunks, and the backward pass recomputes a chunk instead of keeping it. None of them waits
+for the device. `nsa.ops` has validated the inputs.
 
 Source: arXiv:2502.11089, section 3.
 """
@@ -19,13 +19,13 @@ from nsa.config import NSAConfig, Positions
 from nsa.reference import masked_softmax, top_blocks, wide
 
 CHUNK_ELEMENTS = 1 << 27
-"""Size at which a chunk's largest intermediate is cut: 512 MiB in float32."""
+"""Most elements of the largest intermediate of a chunk: 512 MiB in float32."""
 WINDOW_TILE = 128
-"""Queries that share one slice of window keys: each reads at most so many keys for nothing."""
+"""Queries that share one slice of window keys; each reads at most this many masked keys."""
 
 
 class Places(NamedTuple):
-    """Where the queries stand, each [1, T] int64; without cu_seqlens there is one document."""
+    """Positions of the queries, each [1, T] int64; without cu_seqlens there is one document."""
 
     document: Tensor
     start: Tensor
@@ -77,14 +77,14 @@ def by_chunks(
 
     Args:
         step: One chunk of a computation whose rows are independent.
-        split: Tensors of one length in dim, cut alike.
-        shared: Tensors every chunk sees whole, handed over in float32 or wider: that is where
-            autograd adds up the gradients of the chunks, which would drown in bfloat16.
+        split: Tensors of one length in dim, cut into the same chunks.
+        shared: Tensors that every chunk sees whole, passed in float32 or wider, because autograd
+            adds up the gradients of the chunks in this dtype and bfloat16 would lose them.
         row_elements: Elements of step's largest intermediate per row.
 
     Returns:
-        What step would return at once. With several chunks, each keeps only its inputs and is
-        computed again in the backward pass.
+        What step would return for all rows at once. With several chunks, each keeps only its
+        inputs and is recomputed in the backward pass.
     """
     shared = [x.to(wide(x.dtype)) for x in shared]
     rows = max(1, CHUNK_ELEMENTS // row_elements)
@@ -168,7 +168,7 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
     w = min(at.config.window_size, S)
     R = min(WINDOW_TILE, T)
     tail = -T % R
-    # Tile i begins at query i*R and its keys at i*R once `lead` of them stand before the first.
+    # Tile i begins at query i*R, and its keys at i*R after `lead` keys of padding.
     lead = w - 1 - (S - T)
 
     def tiles(x: Tensor) -> Tensor:  # [B, S, ...] -> [B, tiles, ..., R + w - 1]
@@ -225,7 +225,7 @@ def _compressed_places(k_cmp: Tensor, at: Positions) -> tuple[Tensor, Tensor, Te
 
 
 def _sees(query_document: Tensor, position: Tensor, document: Tensor, last_token: Tensor) -> Tensor:
-    """[1, C, N]: whether a block lies in the query's document and ends at or before the query."""
+    """[1, C, N]: whether a block is in the query's document and ends at or before the query."""
     return (query_document[..., None] == document) & (last_token <= position[..., None])
 
 

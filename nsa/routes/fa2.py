@@ -3,8 +3,8 @@
     fa2-torch    the FlashAttention-2 built into PyTorch
     fa2-package  the flash-attn package
 
-Both run on CUDA, in float16 or bfloat16, with heads of at most 256. Neither stands in for the
-other: what cannot run raises `Unsupported` with the reason.
+Both run on CUDA, in float16 or bfloat16, with heads of at most 256. Neither replaces the other: a
+provider that cannot run raises `Unsupported` with the reason.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; the branches: arXiv:2502.11089.
 """
@@ -34,15 +34,14 @@ class CausalAttention(Protocol):
 
 
 def providers() -> Mapping[str, str]:
-    """Each provider, and why it cannot run on this machine; an empty string where it can."""
+    """Each provider, and why it cannot run on this machine; an empty string if it can."""
     return {provider: _absence(provider) for provider in PROVIDERS}
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions, *, provider: str) -> Tensor:
     """Window branch as one call. Shapes as in nsa.reference; the last key is the last query's.
 
-    FlashAttention-2 aligns its mask at the end, so where queries and keys start is of no
-    account.
+    FlashAttention-2 aligns its mask at the end, so the first positions do not matter.
 
     Raises:
         Unsupported: The provider is absent, or does not take these tensors.
@@ -185,13 +184,13 @@ def flash_attention(
                 q, k, v, cu_q, cu_k, T, S, softmax_scale=scale, causal=True, window_size=(left, 0)
             )
         case _:
-            raise ValueError(f"provider {provider!r} is none of {', '.join(PROVIDERS)}")
+            raise ValueError(f"provider {provider!r} is not one of {', '.join(PROVIDERS)}")
     result: Tensor = out[..., :Dv].unflatten(0, (B, T))
     return result
 
 
 def _pad(x: Tensor, *widths: int) -> Tensor:
-    """F.pad, which copies even where there is nothing to add."""
+    """F.pad, without the copy that it makes when there is nothing to add."""
     return F.pad(x, widths) if any(widths) else x
 
 
@@ -203,24 +202,24 @@ def require(provider: str, q: Tensor, v: Tensor) -> None:
 
 @cache
 def _absence(provider: str) -> str:
-    """Why the provider cannot run on this machine; empty where it can."""
+    """Why the provider cannot run on this machine; empty if it can."""
     if provider == "fa2-package" and importlib.util.find_spec("flash_attn") is None:
         return "the flash-attn package is not installed (pip install '.[flash-attn]')"
     if not torch.cuda.is_available():
-        return "needs an NVIDIA GPU, and PyTorch sees none"
+        return "needs an NVIDIA GPU, but PyTorch sees none"
     if provider == "fa2-torch" and not torch.backends.cuda.is_flash_attention_available():
         return f"torch {torch.__version__} was built without FlashAttention"
     if (capability := torch.cuda.get_device_capability()) < (8, 0):
-        return "needs compute capability 8.0, and this GPU has {}.{}".format(*capability)
+        return "needs compute capability 8.0, but this GPU has {}.{}".format(*capability)
     return ""
 
 
 def _refusal(q: Tensor, v: Tensor) -> str:
-    """Why FlashAttention-2 does not take such tensors; empty where it does."""
+    """Why FlashAttention-2 does not take such tensors; empty if it does."""
     if not q.is_cuda:
-        return f"needs tensors on CUDA, and these are on {q.device.type}"
+        return f"needs tensors on CUDA, but these are on {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"needs float16 or bfloat16, and these are {str(q.dtype).removeprefix('torch.')}"
+        return f"needs float16 or bfloat16, but these are {str(q.dtype).removeprefix('torch.')}"
     if (size := max(q.shape[-1], v.shape[-1])) > MAX_HEAD_DIM:
-        return f"takes heads of at most {MAX_HEAD_DIM}, and these have {size}"
+        return f"takes heads of at most {MAX_HEAD_DIM}, but these have {size}"
     return ""

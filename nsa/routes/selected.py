@@ -1,4 +1,4 @@
-"""Routes of the selected branch without Triton: one function, five ways to find the keys.
+"""Routes of the selected branch without Triton: one function, five ways to gather the keys.
 
     loop    one query and KV head at a time, in Python; waits for the device at each
     gather  every query's blocks copied side by side, unused slots masked
@@ -35,8 +35,8 @@ class _Rows(NamedTuple):
     position: Tensor
     """[R] int64, in the document."""
     first_key: Tensor
-    """[R] int64: where the document's first key lies among the B * S * HKV keys, flattened;
-    the next key of the same head lies HKV further."""
+    """[R] int64: index of the document's first key among the B * S * HKV flattened keys; the next
+    key of the same head is HKV further."""
 
 
 def gather(
@@ -60,7 +60,7 @@ def packed(
     block_indices: Tensor,
     at: Positions,
 ) -> Tensor:
-    """`gather`, once for each number of blocks that rows select: none of them is padding."""
+    """`gather`, once for each number of selected blocks, so that there is no padding."""
     rows = _rows(q, k, block_indices, at)
     counts = (rows.blocks >= 0).sum(1)
     members, outputs = [], []
@@ -158,7 +158,7 @@ def masked(
     same = query.document[0][:, None] == key.document  # [T, S]
     causal = same & (key.position <= query.position[0][:, None])
     visible = (visible & causal[:, None]).transpose(1, 2).flatten(0, 1)[:, None]
-    # Softmax over no key at all is NaN: such rows look everywhere, and are zeroed afterwards.
+    # Softmax over no key is NaN: such rows attend to every key, and are zeroed afterwards.
     seeing = visible.any(-1, keepdim=True)  # [B * HKV, 1, T, 1]
 
     def heads(x: Tensor) -> Tensor:  # [B, S, H, D] -> [B * HKV, H / HKV, S, D]
@@ -195,8 +195,8 @@ def _keys(
 ) -> tuple[Tensor, Tensor]:
     """Keys of the selected blocks: index into the flattened keys, and visibility, [R, n * l'].
 
-    A key of an unused slot (before the document) or of the future is invisible, and its index
-    is that of some key the row may read.
+    A key of an unused slot (before the document) or of the future is invisible, and its index is
+    that of another key that the row may read.
     """
     offset = torch.arange(size, device=blocks.device)
     key = (blocks[:, :, None] * size + offset).flatten(1)

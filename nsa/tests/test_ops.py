@@ -148,26 +148,26 @@ def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     ("changes", "message"),
     [
         pytest.param(
-            {"q": zeros(61, 6, 16)}, r"q is \[61, 6, 16\], and must be \[B, T, H", id="rank"
+            {"q": zeros(61, 6, 16)}, r"q is \[61, 6, 16\], but must be \[B, T, H", id="rank"
         ),
         pytest.param({"q": zeros(2, 61, 5, 16)}, "q is of 5 heads", id="group"),
         pytest.param({"q": zeros(2, 0, 6, 16)}, "T > 0", id="no-query"),
         pytest.param({"q": zeros(*Q, dtype=torch.int32)}, "floating point", id="integers"),
         pytest.param(
             {"k": zeros(2, 61, 2, 8)},
-            r"k is \[2, 61, 2, 8\], and must be \[2, S, HKV, 16\]",
+            r"k is \[2, 61, 2, 8\], but must be \[2, S, HKV, 16\]",
             id="head-dim",
         ),
         pytest.param({"k": zeros(1, 61, 2, 16)}, r"must be \[2, S, HKV, 16\]", id="batch"),
         pytest.param({"v": zeros(2, 60, 2, 16)}, r"v is \[2, 60, 2, 16\]", id="value-length"),
         pytest.param(
             {"v": zeros(*KV, dtype=torch.float64)},
-            "v is torch.float64, and must be torch.float32, as q",
+            "v is torch.float64, but must be torch.float32, as q",
             id="dtype",
         ),
         pytest.param(
             {"k": torch.zeros(KV, device="meta")},
-            "k is on meta, and must be on cpu",
+            "k is on meta, but must be on cpu",
             id="device",
         ),
         pytest.param(
@@ -176,11 +176,11 @@ def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             id="slots",
         ),
         pytest.param({"blocks": zeros(2, 61, 2, 4)}, "int32 or int64", id="index-dtype"),
-        pytest.param({"q_start": 5}, "k is of length 61, and must be of length 66", id="alignment"),
+        pytest.param({"q_start": 5}, "k is of length 61, but must be of length 66", id="alignment"),
         pytest.param({"q_start": -1}, "q_start is -1", id="negative-start"),
         pytest.param(
             {"cu_seqlens": zeros(3, dtype=torch.int32)},
-            "B is 2, and must be 1",
+            "B is 2, but must be 1",
             id="documents-in-a-batch",
         ),
         pytest.param(
@@ -215,7 +215,7 @@ def test_compressed_keys_must_be_all_of_them() -> None:
     for length in (13, 15):
         k_cmp = zeros(2, length, 2, 16)
         with pytest.raises(
-            ValueError, match=f"k_cmp is of length {length}, and must be of length 14"
+            ValueError, match=f"k_cmp is of length {length}, but must be of length 14"
         ):
             ops.compress_attention(zeros(*Q), k_cmp, k_cmp, config=SMALL)
         with pytest.raises(ValueError, match=f"k_cmp is of length {length}"):
@@ -225,9 +225,9 @@ def test_compressed_keys_must_be_all_of_them() -> None:
 def test_a_window_must_bring_every_key_it_sees() -> None:
     q, k = zeros(1, 2, 2, 8), zeros(1, 9, 2, 8)
 
-    with pytest.raises(ValueError, match="k_start is 13, and must be 0 to 12"):
+    with pytest.raises(ValueError, match="k_start is 13, but must be 0 to 12"):
         ops.window_attention(q, k, k, window_size=9, q_start=20, k_start=13)
-    with pytest.raises(ValueError, match="k is of length 9, and must be of length 10"):
+    with pytest.raises(ValueError, match="k is of length 9, but must be of length 10"):
         ops.window_attention(q, k, k, window_size=9, q_start=20, k_start=12)
     with pytest.raises(ValueError, match="window_size is 0"):
         ops.window_attention(q, k, k, window_size=0)
@@ -236,7 +236,7 @@ def test_a_window_must_bring_every_key_it_sees() -> None:
 def test_gates_have_one_weight_per_branch() -> None:
     kv, kc = zeros(*KV), zeros(*KC)
 
-    with pytest.raises(ValueError, match=r"gates is \[2, 61, 6, 2\], and must be \[2, 61, 6, 3\]"):
+    with pytest.raises(ValueError, match=r"gates is \[2, 61, 6, 2\], but must be \[2, 61, 6, 3\]"):
         ops.attention(
             zeros(*Q),
             kc,

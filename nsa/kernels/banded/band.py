@@ -1,9 +1,9 @@
-"""Which keys each query sees, where that is one interval of them: a band.
+"""A band: each query sees one interval of keys.
 
 Key i of a sequence ends at position i * stride + span - 1. A query sees the keys that end at or
 before it and, with a window, later than `window` positions before it. So the compress branch is
 (d, l, no window), the window branch (1, 1, w) and dense attention (1, 1, no window). Both ends of
-the interval ascend with the query, and kernels need nothing else.
+the interval ascend with the query.
 """
 
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from nsa.config import Positions
 class Documents:
     """The same intervals for packed documents, as tables on the device, all int32.
 
-    Queries and keys count through the whole batch. No host value depends on their content.
+    Queries and keys are numbered through the whole batch. No host value depends on the content.
     """
 
     low: Tensor
     """[T]: first key that the query sees."""
     high: Tensor
-    """[T]: one past the last; at most `low` where it sees none."""
+    """[T]: one past the last; at most `low` if it sees none."""
     first: Tensor
     """[S]: first query that sees the key."""
     stop: Tensor

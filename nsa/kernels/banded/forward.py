@@ -1,8 +1,8 @@
 """Attention over a band: the compress and window branches, and dense attention.
 
-A program of the forward pass owns a tile of queries of one head and walks the keys that one of
+A program of the forward pass owns a tile of queries of one head and walks the keys that any of
 them sees; only tiles at the two edges of the band are masked. Programs of the heads that share a KV
-head run side by side, and find its keys in L2. The backward pass is in `banded_backward`.
+head run side by side, and find its keys in L2. The backward pass is in `backward`.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (the recurrence); Yuan et al. 2025,
 arXiv:2502.11089, eq. 5, 7 and section 3.3.3 (the branches).
@@ -261,7 +261,7 @@ def banded_forward(
     Returns:
         o: [B, T, HQ, Dv], dtype of q; zeros where no key is seen. None without v.
         lse: [B, T, HQ], float32: log2 of the sum of exp(scale * q.k); -inf where none is seen. A
-            view: the queries of a head lie side by side.
+            view, in which the queries of a head are contiguous.
     """
     B, T, HQ, D = q.shape
     S, HKV = k.shape[1:3]

@@ -216,8 +216,8 @@ def write_query_gradient(
     Args:
         dq: Written, [B, T, HQ, D], contiguous.
         do, q, k, v: Aligned, see `tiles.aligned`.
-        planes: See `banded_planes.write_planes`.
-        sizes: What both kernels are compiled for, see `banded_backward`.
+        planes: See `write_planes`.
+        sizes: Constants of both kernels, see `banded_backward`.
     """
     B, T = q.shape[:2]
     S, HKV = k.shape[1:3]

@@ -1,12 +1,12 @@
-"""phi's backward pass; the names and the formula stand in nsa.kernels.phi.forward.
+"""phi's backward pass; names and formula are those of nsa.kernels.phi.forward.
 
 1. Through the second layer: the gradient of `mixed`, and silu(mixed) once more for dW2.
 2. dX: a tile of blocks takes the first d tokens of each, d tokens that l / d blocks share, and
-   adds up what all of them pass on: l / d products into one accumulator, no atomics. The last
-   block of a document owns its other tokens too.
+   adds up the gradients from all of them: l / d products into one accumulator. The last block of a
+   document also owns its remaining tokens.
 3. The weights, in nsa.kernels.phi.weights; dW2 is a plain product.
 
-No atomics anywhere: gradients are the same bits each time.
+There are no atomics: gradients are the same bits in every run.
 """
 
 import torch
@@ -221,7 +221,7 @@ def phi_backward(
     needs_x: bool,
     needs_weights: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, position, w1, b1, w2 and b2; None for those nobody needs.
+    """Gradients of x, position, w1, b1, w2 and b2; None for those not needed.
 
     Args:
         do: Gradient of the output, [B, N, H, D], contiguous.

@@ -1,8 +1,8 @@
 """Gradients of phi's first layer, its position encoding and both biases.
 
-dW1 is dmixed^T times the blocks, which are read where they lie, and one outer product more: the
-position encoding passed through W1 stands in the bias, so it meets the sum of dmixed. The product
-is cut along its rows, the long side; a second kernel adds the float32 parts and does all the rest.
+dW1 is dmixed^T times the blocks, which are read in place, plus an outer product: the position
+encoding passed through W1 is part of the bias, so it multiplies the sum of dmixed. The product is
+cut along its rows, the long side; a second kernel adds up the float32 parts and does the rest.
 """
 
 import torch

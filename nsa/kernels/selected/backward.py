@@ -1,11 +1,10 @@
 """Selected attention, key-major: backward.
 
-As in the forward pass, a program holds one block of keys and values and walks over the queries
-that selected it. Gradients of the keys and values stay in registers meanwhile, transposed
-([D, KEYS]): then every product has a gathered tile as its left side and 64 keys as its right
-one, whatever the head size. They are added to float32 buffers at the end. Each row's share of
-dq goes to a scratch buffer; a second kernel adds a query's shares up, and with them what other
-branches contribute.
+As in the forward pass, a program holds one block of keys and values and walks over the queries that
+selected it. Meanwhile the gradients of the keys and values stay in registers, transposed ([D,
+KEYS]): every product then has a gathered tile on its left and 64 keys on its right, for any head
+size. At the end they are added to float32 buffers. Each row's share of dq goes to a scratch buffer;
+a second kernel adds up the shares of a query and the gradients from the other branches.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, eq. 12.
 """
@@ -28,7 +27,7 @@ from nsa.kernels.common.device import (
     power_of_2,
 )
 from nsa.kernels.common.launch import KINDS, Launch
-from nsa.kernels.common.streams import Side
+from nsa.kernels.common.streams import SideStream
 from nsa.kernels.selected.inverse import Selected
 from nsa.kernels.selected.keymajor import (
     Config,
@@ -397,7 +396,7 @@ def selected_backward(
     deterministic: bool = False,
     gate: Tensor | None = None,
     add_dq: Sequence[Tensor] = (),
-    added_by: Sequence[Side] = (),
+    added_by: Sequence[SideStream] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `selected_forward`.
 
@@ -405,11 +404,11 @@ def selected_backward(
         do: [B, T, HQ, Dv], the gradient of gate * o, or of o where there is no gate.
         lse: [B, T, HQ] float32, from the forward pass.
         delta: [B, T, HQ] float32, rowsum(do * o).
-        index: From the forward pass, which must have been as deterministic.
+        index: From the forward pass, with the same `deterministic`.
         gate: [B, T, HQ].
         add_dq: At most two gradients of q, [B, T, HQ, Dk], of other branches: the dq returned is
             the sum.
-        added_by: What writes them, contiguous, and is joined before they are read.
+        added_by: The streams that write them, contiguous; joined before they are read.
 
     Returns:
         dq, dk and dv, shaped as q, k and v and in their dtypes, contiguous.

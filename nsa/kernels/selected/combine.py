@@ -1,8 +1,8 @@
-"""Selected attention, forward, second half: the parts of each query become one.
+"""Selected attention, forward, second half: joins the partial results of each query.
 
 A program is one warp and owns one row, a head of a query: the parts of its N slots, [N, DV], are
-read once, all in flight together. The gated sum of the three branches (eq. 5) is formed on
-the way. It moves bytes and does little else.
+read once, all in flight together. It also forms the gated sum of the three branches (eq. 5). The
+kernel is bound by memory.
 
 Source: Dao et al. 2022, arXiv:2205.14135, section 3.1 (how softmax of parts is joined).
 """

@@ -1,11 +1,11 @@
 """Selected attention, key-major: forward. The backward pass is in `backward`.
 
-A query-major kernel reads n blocks of keys for each query, and multiplies them with no more
-rows than the group has heads: it is bound by those reads, and leaves the tensor cores idle.
-Here a program (an *item* of nsa.kernels.selected.inverse) loads one block of keys and values
-once, and walks over the queries that selected it, in tiles of full rows: row r is head r % G of
-the item's pair r // G. A row's softmax over one block is a partial result; `combine` weighs a
-query's partial results by their log-sum-exp and adds them up, and can apply the gate.
+A query-major kernel reads n blocks of keys for each query, and multiplies them with only as many
+rows as the group has heads: it is bound by those reads, and leaves the tensor cores idle. Here a
+program (an *item* of nsa.kernels.selected.inverse) loads one block of keys and values once, and
+walks over the queries that selected it, in tiles of full rows: row r is head r % G of the item's
+pair r // G. A row's softmax over one block is a partial result; `combine` weighs the partial
+results of a query by their log-sum-exp and adds them up, and can apply the gate.
 
 Partial results go through a scratch buffer of bounded size, so queries are taken in chunks.
 
@@ -41,8 +41,8 @@ from nsa.kernels.selected.keymajor import (
 SCRATCH_BYTES = 1 << 30
 """Most memory for the partial results of a chunk, forward and backward."""
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 10240
-"""Queries of a chunk. More than these fill the GPU no better, and small heads then need far less
-memory than SCRATCH_BYTES."""
+"""Queries of a chunk. More do not fill the GPU better, and with this limit small heads need far
+less memory than SCRATCH_BYTES."""
 
 FORWARD: Configs = {
     "sm_90": (
@@ -183,10 +183,10 @@ def selected_forward(
         k: [B, S, HKV, Dk], S = q_start + T.
         v: [B, S, HKV, Dv].
         block_indices: [B, T, HKV, n]; see `invert`.
-        deterministic: Of the backward pass: the same gradients, bit for bit, in every run. The
-            forward pass gives the same bits either way.
+        deterministic: Whether the backward pass must give the same gradients, bit for bit, in every
+            run. The forward pass always does.
         gated: The gates [B, T, HQ, 3], in the order of nsa.config.BRANCHES, and the outputs of
-            compress and window, [B, T, HQ, Dv]: then the gated sum is computed on the way.
+            compress and window, [B, T, HQ, Dv]: then the gated sum is computed too.
 
     Returns:
         o: [B, T, HQ, Dv], dtype of q.
@@ -255,6 +255,6 @@ def _launch(arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide
 
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:
-    """Queries whose partial results, `rows` of so many elements each, fit the scratch buffer."""
+    """Queries whose partial results, `rows` of `size` elements each, fit the scratch buffer."""
     fit = SCRATCH_BYTES // (rows * (size * element_size + 4))
     return min(max(MIN_CHUNK_TOKENS, fit), MAX_CHUNK_TOKENS)

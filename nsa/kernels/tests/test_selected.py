@@ -460,7 +460,7 @@ def test_a_key_ends_where_its_document_ends(device: str) -> None:
 
 def test_limits_are_named() -> None:
     x = draw(T=2)
-    with pytest.raises(Unsupported, match="at most 128 keys, and these have 129"):
+    with pytest.raises(Unsupported, match="at most 128 keys, but these have 129"):
         inverse.invert(x.blocks, keys=2, group=3, channels=32, block_size=129, chunk_tokens=16)
     many = torch.zeros(1, dtype=torch.int32).expand(1, 1 << 20, 64, 64)
     with pytest.raises(Unsupported, match="fewer than 2147483648"):

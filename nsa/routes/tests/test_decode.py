@@ -285,7 +285,7 @@ def test_one_graph_serves_every_length(device: str) -> None:
 
 
 def test_limits_are_named() -> None:
-    with pytest.raises(Unsupported, match="float16 or bfloat16, and these are float32"):
+    with pytest.raises(Unsupported, match="float16 or bfloat16, but these are float32"):
         run("triton", draw([5], dtype=torch.float32))
     with pytest.raises(Unsupported, match=f"at most {device.MAX_HEAD_DIM}"):
         run("triton", draw([5], Dk=258, HQ=2))
@@ -295,7 +295,7 @@ def test_limits_are_named() -> None:
     ("change", "message"),
     [
         ({"lengths": torch.ones(2, dtype=torch.int64)}, "lengths is torch.int64"),
-        ({"lengths": torch.ones(3, dtype=torch.int32)}, r"lengths is \[3\], and must be \[2\]"),
+        ({"lengths": torch.ones(3, dtype=torch.int32)}, r"lengths is \[3\], but must be \[2\]"),
         ({"q": torch.zeros(2, 2, 6, 16)}, r"must be \[B, 1, HQ, Dk\]"),
         ({"gates": torch.zeros(2, 1, 6, 2)}, "gates is"),
         ({"k_cmp": torch.zeros(2, 3, 2, 16), "v_cmp": torch.zeros(2, 3, 2, 8)}, "at least 23"),

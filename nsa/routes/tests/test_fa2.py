@@ -176,7 +176,7 @@ def test_an_absent_provider_says_why_and_nothing_else_runs(provider: str) -> Non
 @pytest.mark.parametrize(
     ("size", "dtype", "reason"),
     [
-        pytest.param(8, torch.float16, "on CUDA, and these are on cpu", id="cpu"),
+        pytest.param(8, torch.float16, "on CUDA, but these are on cpu", id="cpu"),
         pytest.param(8, torch.float32, "on CUDA", id="cpu-first"),
     ],
 )
@@ -195,8 +195,8 @@ def test_tensors_it_does_not_take(
 @pytest.mark.parametrize(
     ("size", "dtype", "reason"),
     [
-        pytest.param(8, torch.float32, "float16 or bfloat16, and these are float32", id="dtype"),
-        pytest.param(264, torch.float16, "at most 256, and these have 264", id="head-size"),
+        pytest.param(8, torch.float32, "float16 or bfloat16, but these are float32", id="dtype"),
+        pytest.param(264, torch.float16, "at most 256, but these have 264", id="head-size"),
     ],
 )
 def test_tensors_it_does_not_take_on_a_gpu(size: int, dtype: torch.dtype, reason: str) -> None:

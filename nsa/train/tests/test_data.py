@@ -131,7 +131,7 @@ def test_held_out_text_is_not_in_the_training_text() -> None:
 
 
 def test_a_row_longer_than_the_text_is_refused() -> None:
-    with pytest.raises(DataError, match="Shorten --seq-len"):
+    with pytest.raises(DataError, match="Lower --seq-len"):
         first("text", seq_len=10**9)
 
 
@@ -247,7 +247,7 @@ def test_the_seed_shuffles_within_a_fetch(tmp_path: Path) -> None:
         pytest.param('["a"]\n', r"a\.jsonl:1: .*has a list", id="not an object"),
         pytest.param('{"text": "\\ud800"}\n', r"a\.jsonl:1: not Unicode", id="half a pair"),
         pytest.param(b'{"text": "\xff"}\n', r"a\.jsonl:1: not JSON", id="not UTF-8"),
-        pytest.param("\n\n", "nothing for rank 0 of 1", id="empty"),
+        pytest.param("\n\n", "no document for rank 0 of 1", id="empty"),
     ],
 )
 def test_malformed_jsonl_names_the_line(tmp_path: Path, content: str | bytes, message: str) -> None:
@@ -278,7 +278,7 @@ def test_an_error_stays_an_error(tmp_path: Path) -> None:
     ("dataset", "message"),
     [
         pytest.param("txt", "Did you mean 'text'", id="near a name"),
-        pytest.param("c4", "there are synthetic, text, fineweb_edu", id="unknown"),
+        pytest.param("c4", "known are synthetic, text, fineweb_edu", id="unknown"),
         pytest.param("text:/tmp", "only fineweb_edu takes a path", id="path for text"),
         pytest.param("fineweb_edu:", "only fineweb_edu takes a path, after", id="no path"),
         pytest.param("fineweb_edu:/nowhere", "/nowhere: no such file", id="absent"),
