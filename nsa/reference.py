@@ -95,12 +95,7 @@ def compress_blocks(
     return phi(torch.cat([blocks(x[:, s]) for s in _documents(cu_seqlens)], dim=1))
 
 
-def compress_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    at: Positions,
-) -> Tensor:
+def compress_attention(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -> Tensor:
     """Attend to the compressed blocks that end at or before the query.
 
     Args:
@@ -178,11 +173,7 @@ def top_blocks(importance: Tensor, position: Tensor, *, config: NSAConfig) -> Te
 
 
 @torch.no_grad()
-def select_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    at: Positions,
-) -> Tensor:
+def select_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """Select n blocks of keys for each query and KV head.
 
     Args:
@@ -206,11 +197,7 @@ def select_blocks(
 
 
 def selected_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    at: Positions,
+    q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions
 ) -> Tensor:
     """Attend to the keys of the selected blocks, causally.
 

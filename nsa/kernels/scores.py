@@ -316,12 +316,7 @@ def _importance(
 
 
 def select_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    lse: Tensor,
-    at: Positions,
-    *,
-    tile: ScoreTile | None = None,
+    q: Tensor, k_cmp: Tensor, lse: Tensor, at: Positions, *, tile: ScoreTile | None = None
 ) -> Tensor:
     """Select n blocks of keys for each query and KV head.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nsa import ops
 from nsa.config import BRANCHES, ModelConfig, NSAConfig, Routes
 from nsa.flags import Prefill
-from nsa.model.cache import DenseCache, KeyValues, LayerCache
+from nsa.model.cache import DenseCache, Heads, KeyValues, LayerCache
 from nsa.model.compiled import compiled
 from nsa.model.rotary import Rotation, rotate
 from nsa.profiling import named_range
@@ -80,24 +80,6 @@ class Gate(nn.Module):
         """[B, T, dim] -> [B, T, HQ, 3], branches in the order of nsa.config.BRANCHES."""
         logits: Tensor = self.out(F.silu(self.hidden(x))).unflatten(-1, (-1, len(BRANCHES)))
         return logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1).to(logits.dtype)
-
-
-class Heads(NamedTuple):
-    """Queries, keys, values and gates of tokens, [B, T, heads, D].
-
-    Queries and the keys of select and window are rotated. Keys of the compress branch are not: phi
-    has its own position encoding.
-    """
-
-    q: Tensor
-    k_sel: Tensor
-    v_sel: Tensor
-    k_win: Tensor
-    v_win: Tensor
-    k_raw: Tensor
-    v_raw: Tensor
-    gates: Tensor
-    """[B, T, HQ, 3]"""
 
 
 class NSAttention(nn.Module):
@@ -240,15 +222,7 @@ class NSAttention(nn.Module):
 
         h = heads
         if cache is not None:
-            return cache.append(
-                k_raw=h.k_raw,
-                v_raw=h.v_raw,
-                k_sel=h.k_sel,
-                v_sel=h.v_sel,
-                k_win=h.k_win,
-                v_win=h.v_win,
-                compress=compress,
-            )
+            return cache.append(h, compress)
         k_cmp, v_cmp = compress(h.k_raw, h.v_raw)
         return KeyValues(
             k_cmp=k_cmp, v_cmp=v_cmp, k_sel=h.k_sel, v_sel=h.v_sel, k_win=h.k_win, v_win=h.v_win

@@ -10,6 +10,7 @@ inference: no gradient passes through them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,24 @@ from nsa.config import NSAConfig
 Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Raw keys and values, [B, T, HKV, D], from the start of a block on -> those of their whole
 blocks, [B, N, HKV, D] (eq. 7)."""
+
+
+class Heads(NamedTuple):
+    """Queries, keys, values and gates of tokens, [B, T, heads, D].
+
+    Queries and the keys of select and window are rotated. Keys of the compress branch are not: phi
+    has its own position encoding.
+    """
+
+    q: Tensor
+    k_sel: Tensor
+    v_sel: Tensor
+    k_win: Tensor
+    v_win: Tensor
+    k_raw: Tensor
+    v_raw: Tensor
+    gates: Tensor
+    """[B, T, HQ, 3]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,23 +228,10 @@ class LayerCache(_Cache):
         super().__init__(capacity)
         self.config = config
 
-    def append(
-        self,
-        *,
-        k_raw: Tensor,
-        v_raw: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        compress: Compress,
-    ) -> KeyValues:
+    def append(self, heads: Heads, compress: Compress) -> KeyValues:
         """Add T tokens to every branch.
 
         Args:
-            k_raw, v_raw: Of the compress branch, before rotary and phi; [B, T, HKV, D] as all.
-            k_sel, v_sel: Of the select branch, keys rotated.
-            k_win, v_win: Of the window branch, keys rotated.
             compress: Called once, with the raw tail and the new tokens; returns the keys
                 (rotated) and values of the blocks that these tokens complete, possibly none.
 
@@ -235,22 +241,23 @@ class LayerCache(_Cache):
         Raises:
             ValueError: They do not fit, have another batch size, or require a gradient.
         """
-        start = self._take(k_sel)
+        start = self._take(heads.k_sel)
         if start == 0:
-            self._allocate(k_sel, v_sel)
-            self._tail = k_raw[:, :0], v_raw[:, :0]
-        k_raw, v_raw = (torch.cat(pair, 1) for pair in zip(self._tail, (k_raw, v_raw), strict=True))
+            self._allocate(heads.k_sel, heads.v_sel)
+            self._tail = heads.k_raw[:, :0], heads.v_raw[:, :0]
+        k_raw = torch.cat((self._tail[0], heads.k_raw), 1)
+        v_raw = torch.cat((self._tail[1], heads.v_raw), 1)
         k_cmp, v_cmp = compress(k_raw, v_raw)
         done = k_cmp.shape[1] * self.config.compress_stride
         self._tail = k_raw[:, done:].clone(), v_raw[:, done:].clone()
-        k_seen = self._k_win.append(k_win)
+        k_seen = self._k_win.append(heads.k_win)
         return KeyValues(
             k_cmp=self._k_cmp.append(k_cmp),
             v_cmp=self._v_cmp.append(v_cmp),
-            k_sel=self._k_sel.append(k_sel),
-            v_sel=self._v_sel.append(v_sel),
+            k_sel=self._k_sel.append(heads.k_sel),
+            v_sel=self._v_sel.append(heads.v_sel),
             k_win=k_seen,
-            v_win=self._v_win.append(v_win),
+            v_win=self._v_win.append(heads.v_win),
             q_start=start,
             k_win_start=self.length - k_seen.shape[1],
         )

@@ -14,7 +14,8 @@ from torch import Tensor
 from nsa import ops
 from nsa.config import ModelConfig, Routes
 from nsa.flags import Prefill
-from nsa.model.attention import Heads, NSAttention
+from nsa.model.attention import NSAttention
+from nsa.model.cache import Heads
 from nsa.model.compiled import compiled
 from nsa.model.device_cache import DeviceCache, Rows
 from nsa.model.language_model import Block, ByteLM
@@ -273,13 +274,4 @@ def _append(
         k = rotate(cut(k_raw, attention.phi_k).transpose(0, 1), turns).transpose(0, 1)
         return k, cut(v_raw, attention.phi_v)
 
-    cache.append(
-        rows,
-        k_raw=heads.k_raw,
-        v_raw=heads.v_raw,
-        k_sel=heads.k_sel,
-        v_sel=heads.v_sel,
-        k_win=heads.k_win,
-        v_win=heads.v_win,
-        compress=compress,
-    )
+    cache.append(heads, rows, compress)

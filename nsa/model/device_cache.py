@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsa.config import NSAConfig
-from nsa.model.cache import Compress, KeyValues, LayerCache
+from nsa.model.cache import Compress, Heads, KeyValues, LayerCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,36 +93,23 @@ class DeviceCache:
         self.k_win, self.v_win = rows(min(config.window_size, capacity))
         self.k_raw, self.v_raw = rows(config.compress_block_size)
 
-    def append(
-        self,
-        rows: Rows,
-        *,
-        k_raw: Tensor,
-        v_raw: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        compress: Compress,
-    ) -> None:
+    def append(self, heads: Heads, rows: Rows, compress: Compress) -> None:
         """Add one token per sequence: the one at lengths - 1, which the owner has counted.
 
         Args:
+            heads: Of these tokens, [B, 1, heads, D].
             rows: Rows of these tokens.
-            k_raw, v_raw: Of the compress branch, before rotary and phi; [B, 1, HKV, D] as all.
-            k_sel, v_sel: Of the select branch, keys rotated.
-            k_win, v_win: Of the window branch, keys rotated.
             compress: [B, l, HKV, D] raw keys and values -> [B, 1, HKV, D], the keys rotated as
                 at the block's last token, which is the new one.
         """
         b = rows.sequence
         for store, row, new in (
-            (self.k_raw, rows.raw, k_raw),
-            (self.v_raw, rows.raw, v_raw),
-            (self.k_sel, rows.token, k_sel),
-            (self.v_sel, rows.token, v_sel),
-            (self.k_win, rows.window, k_win),
-            (self.v_win, rows.window, v_win),
+            (self.k_raw, rows.raw, heads.k_raw),
+            (self.v_raw, rows.raw, heads.v_raw),
+            (self.k_sel, rows.token, heads.k_sel),
+            (self.v_sel, rows.token, heads.v_sel),
+            (self.k_win, rows.window, heads.k_win),
+            (self.v_win, rows.window, heads.v_win),
         ):
             store[b, row] = new[:, 0]
         k, v = (x[b[:, None], rows.block_tokens] for x in (self.k_raw, self.v_raw))
@@ -172,23 +159,20 @@ class _Filling(LayerCache):
         super().__init__(target.config, target.capacity)
         self._target = target
 
-    def append(
-        self,
-        *,
-        k_raw: Tensor,
-        v_raw: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        compress: Compress,
-    ) -> KeyValues:
+    def append(self, heads: Heads, compress: Compress) -> KeyValues:
         """See LayerCache.append; the tokens are those of the whole prompt."""
-        if self._take(k_sel) != 0:
+        if self._take(heads.k_sel) != 0:
             raise ValueError("a device cache takes its prompt in one piece; this is the second")
-        k_cmp, v_cmp = compress(k_raw, v_raw)
-        kv = KeyValues(k_cmp=k_cmp, v_cmp=v_cmp, k_sel=k_sel, v_sel=v_sel, k_win=k_win, v_win=v_win)
-        self._target.fill(kv, k_raw, v_raw)
+        k_cmp, v_cmp = compress(heads.k_raw, heads.v_raw)
+        kv = KeyValues(
+            k_cmp=k_cmp,
+            v_cmp=v_cmp,
+            k_sel=heads.k_sel,
+            v_sel=heads.v_sel,
+            k_win=heads.k_win,
+            v_win=heads.v_win,
+        )
+        self._target.fill(kv, heads.k_raw, heads.v_raw)
         return kv
 
     def mark(self) -> Callable[[], None]:

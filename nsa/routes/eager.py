@@ -100,12 +100,7 @@ def by_chunks(
     )
 
 
-def compress_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    at: Positions,
-) -> Tensor:
+def compress_attention(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -> Tensor:
     """Compress branch (eq. 5 and 7), a chunk of queries at a time. Shapes as in nsa.reference."""
     place = places(q, at.q_start, at.cu_seqlens)
     document, last_token, _ = _compressed_places(k_cmp, at)
@@ -127,11 +122,7 @@ def compress_attention(
 
 
 @torch.no_grad()
-def select_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    at: Positions,
-) -> Tensor:
+def select_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """Scores and top-n (eq. 8 to 11), a chunk of queries at a time. As in nsa.reference."""
     place = places(q, at.q_start, at.cu_seqlens)
     document, last_token, first_row = _compressed_places(k_cmp, at)

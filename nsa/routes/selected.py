@@ -39,13 +39,7 @@ class _Rows(NamedTuple):
     key of the same head is HKV further."""
 
 
-def gather(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    at: Positions,
-) -> Tensor:
+def gather(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Copy each row's n blocks side by side and attend to them. Shapes as in nsa.reference."""
     rows = _rows(q, k, block_indices, at)
     used = min(at.config.num_blocks, at.config.select_length(k.shape[1]))  # the rest is always -1
@@ -53,13 +47,7 @@ def gather(
     return out.view(*q.shape[:3], -1)
 
 
-def packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    at: Positions,
-) -> Tensor:
+def packed(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """`gather`, once for each number of selected blocks, so that there is no padding."""
     rows = _rows(q, k, block_indices, at)
     counts = (rows.blocks >= 0).sum(1)
@@ -75,13 +63,7 @@ def packed(
     return torch.cat(outputs).index_select(0, in_order).view(*q.shape[:3], -1)
 
 
-def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    at: Positions,
-) -> Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Copy only the visible keys, all rows end to end, and take the softmax of each segment."""
     HKV = k.shape[2]
 
@@ -109,13 +91,7 @@ def varlen(
     return out.view(*q.shape[:3], -1)
 
 
-def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    at: Positions,
-) -> Tensor:
+def loop(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Slice each row's blocks out of k and v, one row after the other."""
     size, HKV = at.config.select_block_size, k.shape[2]
     rows = _rows(q, k, block_indices, at)
@@ -138,13 +114,7 @@ def loop(
     return torch.stack(outputs).view(*q.shape[:3], -1)
 
 
-def masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    at: Positions,
-) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Turn the selection into a mask [B, HKV, T, S] and call PyTorch's attention with it."""
     B, T, HQ, _ = q.shape
     S, HKV, Dv = v.shape[1:]
