@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nsa import ops
 from nsa.config import ROUTES, Routes
 from nsa.routes import eager
-from nsa.tests.operator_inputs import SMALL, draw, outputs_and_gradients
+from nsa.tests.operator_inputs import SMALL, draw, outputs_and_gradients, run
 
 WAITING = {
     torch.ops.aten._local_scalar_dense.default,
@@ -113,6 +113,25 @@ def test_memory_grows_linearly(part: str, route: str, monkeypatch: pytest.Monkey
     assert long <= 3.1 * short
 
 
+@pytest.mark.parametrize("part", ["compress", "scores", "window"])
+def test_chunks_fill_their_budget_and_keep_to_it(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest intermediate, of a batch and of several heads: not above, nor far below."""
+    budget = 1 << 17
+    monkeypatch.setattr(eager, "CHUNK_ELEMENTS", budget)
+    monkeypatch.setattr(eager, "WINDOW_TILE", 8)
+    x = draw("compress" if part == "scores" else part, 400, B=5, Dk=4, Dv=4, dtype=torch.float32)
+
+    with Watch() as seen, torch.no_grad():
+        if part == "scores":
+            ops.select_blocks(x.q, x.k, config=SMALL)
+        else:
+            run(part, "eager", x)
+
+    assert budget / 2 < seen.largest <= budget
+
+
 @pytest.mark.parametrize("part", ["compress", "select", "window"])
 def test_the_definition_is_quadratic(part: str) -> None:
     """So the test above can fail."""
@@ -132,8 +151,9 @@ def test_routes_of_the_definition() -> None:
     assert set(astuple(Routes.reference())) == {"reference"}
 
 
-def test_every_default_route_exists() -> None:
+def test_every_named_route_is_implemented() -> None:
     for part, names in ROUTES.items():
+        assert tuple(ops._IMPLEMENTATIONS[part]) == names
         assert getattr(Routes(), part) in names
 
 

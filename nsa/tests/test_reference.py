@@ -150,3 +150,29 @@ def test_a_single_query_sees_every_key(route: str) -> None:
 def test_float64_stays_float64() -> None:
     for part in ("compress", "select", "window", "dense"):
         assert run(part, "reference", draw(part, 21)).dtype == torch.float64
+
+
+def test_attention_is_the_gated_sum_of_the_branches_on_the_selected_blocks() -> None:
+    """Gates that are 1 for one branch pick it out; the blocks are those of the scores."""
+    T = 90  # 6 select blocks, of which 4 are selected
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (
+        normal(2, length, H, D, seed=seed)
+        for seed, (length, H, D) in enumerate(
+            [(T, 6, 16), *[(SMALL.compressed_length(T), 2, D) for D in (16, 8)]]
+            + [(T, 2, D) for D in (16, 8, 16, 8)]
+        )
+    )
+    at = Positions.of(q, config=SMALL)
+    blocks = reference.top_blocks(
+        reference.block_importance(q, k_cmp, at), torch.arange(T), config=SMALL
+    )
+    branches = (
+        reference.compress_attention(q, k_cmp, v_cmp, at),
+        reference.selected_attention(q, k_sel, v_sel, blocks, at),
+        reference.window_attention(q, k_win, v_win, at),
+    )
+
+    for number, branch in enumerate(branches):
+        gates = torch.eye(3, dtype=torch.float64)[number].expand(2, T, 6, 3)
+        out = reference.attention(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at)
+        assert_same(out, branch)

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from nsa.train import data
 from nsa.train.data import (
     SYNTHETIC_BITS_PER_BYTE,
     ByteStream,
     DataError,
     Loader,
     bits_per_byte,
+    fetches,
     open_stream,
     text_corpus,
     unigram_entropy,
@@ -128,6 +131,36 @@ def test_held_out_text_is_not_in_the_training_text() -> None:
     places = range(0, len(held_out) - 500, len(held_out) // 20)
     shared = [place for place in places if held_out[place : place + 500] in train]
     assert len(shared) <= len(places) // 4  # tables of encodings repeat each other
+
+
+def test_every_20th_source_is_held_out_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of their names, counted from 1: the split decides which losses compare."""
+    for number in range(1, 42):
+        (tmp_path / f"m{number:02}.py").write_bytes(bytes([number]))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+
+    held_out, training = (text_corpus.__wrapped__(split) for split in ("held_out", "train"))
+
+    assert held_out.tolist() == [20, 40]
+    assert training.tolist() == [n for n in range(1, 42) if n % 20]
+
+
+def test_a_row_may_be_the_whole_text() -> None:
+    corpus = np.arange(9, dtype=np.uint8)
+
+    rows = data._windows(corpus, np.random.default_rng(0), (2, 9))
+
+    assert (rows == corpus).all()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "fetched"),
+    [("synthetic", False), ("text", False), ("fineweb_edu", True), ("fineweb_edu:a.txt", True)],
+)
+def test_only_documents_are_fetched(dataset: str, fetched: bool) -> None:
+    assert fetches(dataset) is fetched
 
 
 def test_a_row_longer_than_the_text_is_refused() -> None:
