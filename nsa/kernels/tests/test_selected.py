@@ -149,10 +149,10 @@ def assert_as_good_as_the_definition(x: Inputs, got: Mapping[str, Tensor]) -> No
 SHAPES = [
     pytest.param({"HQ": 2, "HKV": 2, "Dk": 8, "Dv": 24}, id="group-of-1-and-wider-values"),
     pytest.param(
-        {"HQ": 6, "HKV": 2, "Dk": 24, "Dv": 16, "B": 2, "T": 17}, id="group-of-3-in-a-batch"
+        {"HQ": 3, "HKV": 1, "Dk": 24, "Dv": 16, "B": 2, "T": 17}, id="group-of-3-in-a-batch"
     ),
-    pytest.param({"HQ": 12, "HKV": 2, "Dk": 48, "Dv": 32, "T": 17}, id="group-of-6"),
-    pytest.param({"HQ": 16, "HKV": 1, "Dk": 32, "Dv": 64}, id="group-of-16"),
+    pytest.param({"HQ": 6, "HKV": 1, "Dk": 48, "Dv": 32, "T": 17}, id="group-of-6"),
+    pytest.param({"HQ": 16, "HKV": 1, "Dk": 32, "Dv": 64, "T": 17}, id="group-of-16"),
     pytest.param({"HQ": 5, "HKV": 1, "Dk": 192, "Dv": 128, "T": 23}, id="heads-of-the-paper"),
     pytest.param({"block_size": 5, "HQ": 4, "HKV": 2}, id="block-of-5"),
     pytest.param({"block_size": 24, "T": 49}, id="block-of-24"),
@@ -191,9 +191,9 @@ def test_error_in_bfloat16_is_no_worse_than_that_of_the_definition(shape: dict[s
 @pytest.mark.parametrize(
     ("shape", "chunks", "deterministic"),
     [
-        pytest.param({"T": 45, "block_size": 16}, 3, True, id="pieces-of-a-sequence"),
+        pytest.param({"T": 33, "block_size": 16}, 3, True, id="pieces-of-a-sequence"),
         pytest.param({"T": 33, "block_size": 16}, 3, False, id="pieces-in-any-order"),
-        pytest.param({"T": 35, "B": 2, "block_size": 16}, 6, False, id="pieces-in-a-batch"),
+        pytest.param({"T": 19, "B": 2, "block_size": 16}, 4, False, id="pieces-in-a-batch"),
         pytest.param({"T": 7, "B": 5}, 3, False, id="several-sequences-at-once"),
         pytest.param({"T": 30, "q_start": 20, "block_size": 16}, 2, False, id="later-pieces"),
         pytest.param({"documents": (7, 1, 20, 0, 15)}, 3, True, id="documents"),
@@ -246,7 +246,7 @@ def test_inputs_need_not_be_contiguous(
     if wide:
         monkeypatch.setattr(selected, "needs_wide_offsets", lambda *_: True)
         monkeypatch.setattr("nsa.kernels.selected.backward.needs_wide_offsets", lambda *_: True)
-    x = draw(T=17, HQ=6, HKV=2, device=device)
+    x = draw(T=11, HQ=6, HKV=2, device=device)
     expected = by_kernels(x)
     blocks = x.blocks.long().transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -301,18 +301,18 @@ def test_blocks_after_the_query_count_as_unused(shape: dict[str, Any], device: s
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_nobody_selected_are_not_even_read(device: str) -> None:
-    x = draw(T=64, block_size=16, device=device)
+    x = draw(T=32, device=device)
     blocks = torch.tensor([2, -1, 0], dtype=torch.int32, device=device).expand_as(x.blocks)
     before = by_kernels(replace(x, blocks=blocks))
     k, v = x.k.clone(), x.v.clone()
-    k[:, 16:32] = v[:, 16:32] = k[:, 48:] = v[:, 48:] = float("nan")
+    k[:, 8:16] = v[:, 8:16] = k[:, 24:] = v[:, 24:] = float("nan")
 
     after = by_kernels(replace(x, k=k, v=v, blocks=blocks))
 
     for name in ("o", "dq"):
         assert torch.equal(after[name], before[name])
     for name in ("dk", "dv"):
-        assert torch.equal(after[name][:, 16:32], torch.zeros_like(k[:, 16:32]))
+        assert torch.equal(after[name][:, 8:16], torch.zeros_like(k[:, 8:16]))
         assert after[name].isfinite().all()
 
 
@@ -333,7 +333,7 @@ def test_lse_is_that_of_the_selected_keys_in_log2_units(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", [lambda x: x, strided], ids=["contiguous", "strided"])
 def test_the_gated_sum_is_computed_on_the_way(layout: Any, device: str) -> None:
-    x = draw(T=19, B=2, Dv=24, device=device)
+    x = draw(T=11, B=2, Dv=24, device=device)
     shape = (*x.q.shape[:3], 24)
     o_cmp, o_win = (normal(*shape, seed=s, device=device, dtype=x.q.dtype) for s in (5, 6))
     gates = normal(*shape[:3], 3, seed=7, device=device, dtype=torch.float16).sigmoid()
@@ -463,7 +463,7 @@ def test_limits_are_named() -> None:
     with pytest.raises(Unsupported, match="at most 128 keys, but these have 129"):
         inverse.invert(x.blocks, keys=2, group=3, channels=32, block_size=129, chunk_tokens=16)
     many = torch.zeros(1, dtype=torch.int32).expand(1, 1 << 20, 64, 64)
-    with pytest.raises(Unsupported, match="fewer than 2147483648"):
+    with pytest.raises(Unsupported, match="must be less than 2147483648"):
         inverse.invert(many, keys=1 << 20, group=1, channels=32, block_size=16, chunk_tokens=16)
 
 
