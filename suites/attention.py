@@ -1,4 +1,4 @@
-"""The operator by itself: the whole of NSA or one branch, forward or forward and backward."""
+"""The operator alone: the whole of NSA or one branch, forward or forward and backward."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from suites.selections import SELECTIONS, Selection, fixed_blocks
 SEED = 0
 BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
 REFERENCE_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
-"""Memory the dense float64 reference may take; longer sequences are timed unchecked, and say so."""
+"""Most memory of the dense float64 reference; longer sequences are timed but not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def shared(self) -> bool:
-        """Whether the branches share keys and values, of which the compressed are the means."""
+        """Whether the branches share keys and values, whose means are the compressed ones."""
         return self.provider == "fla-nsa" and self.branch == "whole"
 
     @property
@@ -107,13 +107,13 @@ class Plan:
 def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
     """The route of each part; an AxisError where the provider has no such branch.
 
-    Flags are asked about the parts that run and that the provider leaves open.
+    Flags choose the parts that run and that the provider leaves open.
     """
     own = _own_routes(provider, branch)
     parts = {"whole": tuple(ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
     left = [part for part in parts if part not in own]
     if not left:
-        given.unrouted(f"{provider} routes all that runs")
+        given.unrouted(f"{provider} sets every route that runs")
     return Routes(**own, **{part: given.flags.route(part) for part in left})
 
 
@@ -141,7 +141,7 @@ def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Gaussian tensors of one case, [B, T, H, D]; keys and values of each branch apart."""
+    """Gaussian tensors of one case, [B, T, H, D]; each branch has its own keys and values."""
 
     q: Tensor
     k_cmp: Tensor
@@ -193,8 +193,8 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """The NSA operator on Gaussian inputs.
 
     Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, the
-    sizes of NSAConfig by their names, and for branch=select `selection`: which blocks the
-    queries are given. The whole operator selects the real top-n of its inputs.
+    sizes of NSAConfig by their names, and for branch=select `selection`: the blocks that the
+    queries get. The whole operator selects the real top-n of its inputs.
 
     Raises:
         AxisError: For an axis that is missing, unknown or out of range.
@@ -233,7 +233,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 def _rotated(
     p: Plan, device: str, seen: dict[str, Scalar], count: int
 ) -> list[Callable[[], dict[str, Tensor]]]:
-    """So many runs, each on inputs and a selection of its own."""
+    """`count` runs, each with its own inputs and selection."""
     runs: list[Callable[[], dict[str, Tensor]]] = []
     for i in range(count):
         x = _Inputs.draw(p, device, seed=SEED + i)
@@ -242,7 +242,7 @@ def _rotated(
 
 
 def _select(p: Plan, x: _Inputs) -> Tensor:
-    """The blocks the code under test selects, or is given: [B, T, HKV, n]."""
+    """The blocks that the code under test selects or gets: [B, T, HKV, n]."""
     if p.selection != "real":
         rng = torch.Generator(x.q.device).manual_seed(SEED)
         return fixed_blocks(p.selection, B=p.B, T=p.T, HKV=p.HKV, config=p.config, rng=rng)
@@ -253,7 +253,7 @@ def _select(p: Plan, x: _Inputs) -> Tensor:
 
 
 def _as_taken(p: Plan, x: _Inputs) -> _Inputs:
-    """The tensors as the provider takes them: what it needs done to them is not timed."""
+    """The tensors as the provider takes them; preparing them is not timed."""
     if p.provider != "fla-nsa":
         return x
     q, gates, grad = (peers.pad_group(t, p.HKV) for t in (x.q, x.gates, x.grad))
@@ -261,7 +261,7 @@ def _as_taken(p: Plan, x: _Inputs) -> _Inputs:
 
 
 def _as_shared(p: Plan, x: _Inputs) -> _Inputs:
-    """The same keys and values for all branches, where the provider knows no others."""
+    """The same keys and values for all branches, if the provider has no others."""
     if not p.shared:
         return x
     k_cmp, v_cmp = (
@@ -311,8 +311,8 @@ def _forward_of_peer(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
 def _definition(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
-    The selection itself is compared apart, by what its blocks are worth: two scores within
-    rounding of each other may be chosen either way, and the outputs then differ at will.
+    Selections are compared separately, by the importance of their blocks: two scores within
+    rounding of each other may be chosen either way, and the outputs then differ arbitrarily.
     """
     x = _as_shared(p, x)
     at = Positions.of(x.q, config=p.config)
@@ -355,7 +355,7 @@ def _run(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
 
 
 def _seen_run(p: Plan, x: _Inputs, blocks: Tensor, seen: dict[str, Scalar]) -> dict[str, Tensor]:
-    """What is timed; it notes which passes gave something."""
+    """What is timed; it records which passes ran."""
     outputs = _run(p, x, blocks)
     seen["pass"] = "forward" if outputs.keys() == {"o"} else "forward+backward"
     return outputs
@@ -404,7 +404,7 @@ def cost_of(p: Plan) -> roofline.Cost:
 
 
 def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
-    """Shapes, dtype and selection as they stand in the tensors that were timed."""
+    """Shapes, dtype and selection of the tensors that were timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
         "seq_len": x.q.shape[1],

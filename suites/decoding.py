@@ -18,10 +18,10 @@ from suites.axes import DENSE, DTYPES, Axes, AxisError
 
 SEED = 0
 SPLIT = "dense-split"
-"""FlashAttention-2 as torch has it, its keys split over the GPU as for decoding."""
+"""FlashAttention-2 from torch, with its keys split over the GPU, as for decoding."""
 PROVIDERS = (*ops.DECODE_ROUTES, *DENSE, SPLIT)
 CHECKED_SEQUENCES = 2
-"""Accuracy is compared on the first so many: their float64 copies are a few GB at 64k tokens."""
+"""Sequences on which accuracy is compared: their float64 copies are a few GB at 64k tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +69,14 @@ class Plan:
         given.finish()
         if plan.graph and provider in ("reference", "eager"):
             raise AxisError(
-                f"decode_attention: {provider} waits for the device, which no graph can hold; "
-                "graph is off for it"
+                f"decode_attention: {provider} waits for the device, which a CUDA graph cannot do; "
+                "use graph=off"
             )
         return plan
 
     @property
     def dense(self) -> bool:
-        """Whether this is what NSA is compared with."""
+        """Whether the provider is dense attention, the baseline for NSA."""
         return self.provider not in ops.DECODE_ROUTES
 
 
@@ -173,7 +173,7 @@ def _nsa_step(p: Plan, x: _Inputs) -> dict[str, Tensor]:
 
 
 def _dense_step(p: Plan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
-    """One query against the whole cache; what it needs to be so is not timed."""
+    """One query against the whole cache; its preparation is not timed."""
     if p.provider in DENSE:
         route = DENSE[p.provider]
         start = p.context - 1
@@ -206,7 +206,7 @@ def _dense_step(p: Plan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
 def _captured(
     step: Callable[[], dict[str, Tensor]], replays: list[int]
 ) -> Callable[[], dict[str, Tensor]]:
-    """A call that replays the step, and counts."""
+    """A call that replays the step and counts the replays."""
     if not torch.cuda.is_available():
         raise Unsupported("graph=on: CUDA graphs need an NVIDIA GPU")
     stream = torch.cuda.Stream()
@@ -246,7 +246,7 @@ def _reference(
     p: Plan, x: _Inputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The definition, given the blocks that were selected: scores within rounding of each other
-    may be chosen either way. The selection is compared by what its blocks are worth."""
+    may be chosen either way. Selections are compared by the importance of their blocks."""
     few = x.checked(dtype)
     at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
     if p.dense:
@@ -292,7 +292,7 @@ def cost_of(p: Plan) -> roofline.Cost:
 def _effective(
     p: Plan, x: _Inputs, outputs: Mapping[str, Tensor], replays: list[int]
 ) -> dict[str, Scalar]:
-    """Shapes, dtype, selection and replays as they stand in what was timed."""
+    """Shapes, dtype, selection and replays of what was timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
         "context": x.k.shape[1] if p.dense else int(x.lengths.max()),
