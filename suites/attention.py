@@ -24,7 +24,7 @@ REFERENCE_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class AttentionPlan:
     """One case of the `attention` workload."""
 
     provider: str
@@ -59,7 +59,7 @@ class Plan:
         return _READ["dense" if self.dense else self.branch]
 
     @classmethod
-    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "Plan":
+    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "AttentionPlan":
         """Check the axes of one case.
 
         The provider is a route of selected attention, while the other branches follow the
@@ -158,7 +158,7 @@ class _Inputs:
         return _Inputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
 
     @classmethod
-    def draw(cls, p: Plan, device: str, seed: int = SEED) -> "_Inputs":
+    def draw(cls, p: AttentionPlan, device: str, seed: int = SEED) -> "_Inputs":
         rng = torch.Generator(device).manual_seed(seed)
         N = p.config.compressed_length(p.T)
 
@@ -201,7 +201,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         Unsupported: The provider cannot run here.
     """
     flags = Flags.from_env()
-    p = Plan.read(provider, axes, flags)
+    p = AttentionPlan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = _Inputs.draw(p, device)
     if provider in peers.PEERS:
@@ -231,7 +231,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
 
 def _rotated(
-    p: Plan, device: str, seen: dict[str, Scalar], count: int
+    p: AttentionPlan, device: str, seen: dict[str, Scalar], count: int
 ) -> list[Callable[[], dict[str, Tensor]]]:
     """`count` runs, each with its own inputs and selection."""
     runs: list[Callable[[], dict[str, Tensor]]] = []
@@ -241,7 +241,7 @@ def _rotated(
     return runs
 
 
-def _select(p: Plan, x: _Inputs) -> Tensor:
+def _select(p: AttentionPlan, x: _Inputs) -> Tensor:
     """The blocks that the code under test selects or gets: [B, T, HKV, n]."""
     if p.selection != "real":
         rng = torch.Generator(x.q.device).manual_seed(SEED)
@@ -252,7 +252,7 @@ def _select(p: Plan, x: _Inputs) -> Tensor:
     return ops.select_blocks(x.q, x.k_cmp, config=p.config, route=p.routes.scores)
 
 
-def _as_taken(p: Plan, x: _Inputs) -> _Inputs:
+def _as_taken(p: AttentionPlan, x: _Inputs) -> _Inputs:
     """The tensors as the provider takes them; preparing them is not timed."""
     if p.provider != "fla-nsa":
         return x
@@ -260,7 +260,7 @@ def _as_taken(p: Plan, x: _Inputs) -> _Inputs:
     return replace(x, q=q, gates=gates, grad=grad)
 
 
-def _as_shared(p: Plan, x: _Inputs) -> _Inputs:
+def _as_shared(p: AttentionPlan, x: _Inputs) -> _Inputs:
     """The same keys and values for all branches, if the provider has no others."""
     if not p.shared:
         return x
@@ -271,7 +271,7 @@ def _as_shared(p: Plan, x: _Inputs) -> _Inputs:
     return replace(x, k_cmp=k_cmp, v_cmp=v_cmp, k_win=x.k_sel, v_win=x.v_sel)
 
 
-def _forward(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _forward(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     """The branch under test; `blocks` is read where selection is not part of what is timed."""
     c, r = p.config, p.routes
     if p.provider in DENSE:
@@ -293,7 +293,7 @@ def _forward(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     )
 
 
-def _forward_of_peer(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _forward_of_peer(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     match p.provider, p.branch:
         case "flex", "window":
             return peers.flex_window(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
@@ -308,7 +308,7 @@ def _forward_of_peer(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     raise AxisError(f"attention: {p.provider} has no branch {p.branch!r}")
 
 
-def _definition(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _definition(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
     Selections are compared separately, by the importance of their blocks: two scores within
@@ -328,7 +328,7 @@ def _definition(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     return reference.gated_sum(x.gates, *(branch() for branch in branches.values()))
 
 
-def _worth(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _worth(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64.
 
     Callers round it to float32, in which selection works at every precision of the inputs.
@@ -339,7 +339,9 @@ def _worth(p: Plan, x: _Inputs, blocks: Tensor) -> Tensor:
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
 
-def _with_gradients(p: Plan, x: _Inputs, forward: Callable[[_Inputs], Tensor]) -> dict[str, Tensor]:
+def _with_gradients(
+    p: AttentionPlan, x: _Inputs, forward: Callable[[_Inputs], Tensor]
+) -> dict[str, Tensor]:
     """The output of a forward and, for pass=forward+backward, the gradient of every input."""
     if not p.backward:
         with torch.no_grad():
@@ -350,18 +352,20 @@ def _with_gradients(p: Plan, x: _Inputs, forward: Callable[[_Inputs], Tensor]) -
     return {"o": out.detach(), **{f"d{n}": g for n, g in zip(p.reads, grads, strict=True)}}
 
 
-def _run(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
+def _run(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     return _with_gradients(p, x, lambda given: _forward(p, given, blocks))
 
 
-def _seen_run(p: Plan, x: _Inputs, blocks: Tensor, seen: dict[str, Scalar]) -> dict[str, Tensor]:
+def _seen_run(
+    p: AttentionPlan, x: _Inputs, blocks: Tensor, seen: dict[str, Scalar]
+) -> dict[str, Tensor]:
     """What is timed; it records which passes ran."""
     outputs = _run(p, x, blocks)
     seen["pass"] = "forward" if outputs.keys() == {"o"} else "forward+backward"
     return outputs
 
 
-def _check(p: Plan, x: _Inputs) -> dict[str, Tensor]:
+def _check(p: AttentionPlan, x: _Inputs) -> dict[str, Tensor]:
     blocks = _select(p, x)
     if p.branch == "scores":
         return {"selected": _worth(p, x, blocks).float()}
@@ -374,7 +378,7 @@ def _check(p: Plan, x: _Inputs) -> dict[str, Tensor]:
     return outputs
 
 
-def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
+def _reference(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     """The definition in the dtype of x: the truth in float64, the bound in the working dtype."""
     outputs: dict[str, Tensor] = {}
     if p.branch != "scores":
@@ -387,7 +391,7 @@ def _reference(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
     return outputs
 
 
-def cost_of(p: Plan) -> roofline.Cost:
+def cost_of(p: AttentionPlan) -> roofline.Cost:
     """FLOPs and bytes of one run of a case."""
     shape = roofline.Shape(
         batch=p.B,
@@ -403,7 +407,7 @@ def cost_of(p: Plan) -> roofline.Cost:
     return roofline.operator_cost(shape, p.config, p.branch, backward=p.backward)
 
 
-def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
+def _effective(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
     """Shapes, dtype and selection of the tensors that were timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
@@ -428,7 +432,7 @@ def _effective(p: Plan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
     return seen
 
 
-def _route_taken(p: Plan) -> str:
+def _route_taken(p: AttentionPlan) -> str:
     if p.provider in DENSE:
         return f"dense:{DENSE[p.provider]}"
     if p.provider in peers.PEERS:

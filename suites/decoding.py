@@ -25,7 +25,7 @@ CHECKED_SEQUENCES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DecodePlan:
     """One case of the `decode_attention` workload."""
 
     provider: str
@@ -41,7 +41,7 @@ class Plan:
     config: NSAConfig
 
     @classmethod
-    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "Plan":
+    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "DecodePlan":
         """Check the axes of one case. The provider is a route, or a way of dense attention."""
         given = Axes("decode_attention", axes, flags)
         given.provider(provider, PROVIDERS)
@@ -96,7 +96,7 @@ class _Inputs:
     lengths: Tensor
 
     @classmethod
-    def draw(cls, p: Plan, device: str) -> "_Inputs":
+    def draw(cls, p: DecodePlan, device: str) -> "_Inputs":
         rng = torch.Generator(device).manual_seed(SEED)
 
         def normal(rows: int, heads: int, size: int) -> Tensor:
@@ -134,7 +134,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         AxisError: For an axis that is missing, unknown or out of range.
     """
     flags = Flags.from_env()
-    p = Plan.read(provider, axes, flags)
+    p = DecodePlan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = _Inputs.draw(p, device)
     step = _dense_step(p, x) if p.dense else partial(_nsa_step, p, x)
@@ -155,7 +155,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     )
 
 
-def _nsa_step(p: Plan, x: _Inputs) -> dict[str, Tensor]:
+def _nsa_step(p: DecodePlan, x: _Inputs) -> dict[str, Tensor]:
     out, blocks = ops.decode_attention(
         x.q,
         x.k_cmp,
@@ -172,7 +172,7 @@ def _nsa_step(p: Plan, x: _Inputs) -> dict[str, Tensor]:
     return {"o": out, "blocks": blocks}
 
 
-def _dense_step(p: Plan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
+def _dense_step(p: DecodePlan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
     """One query against the whole cache; its preparation is not timed."""
     if p.provider in DENSE:
         route = DENSE[p.provider]
@@ -234,7 +234,7 @@ def _replay(
     return outputs
 
 
-def _checked(p: Plan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _checked(p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {"o": outputs["o"][:CHECKED_SEQUENCES].clone()}
     if not p.dense:
         few = x.checked(torch.float64)
@@ -243,7 +243,7 @@ def _checked(p: Plan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Te
 
 
 def _reference(
-    p: Plan, x: _Inputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
+    p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The definition, given the blocks that were selected: scores within rounding of each other
     may be chosen either way. Selections are compared by the importance of their blocks."""
@@ -266,7 +266,7 @@ def _reference(
     return {"o": out, "selected": worth if dtype == torch.float64 else worth.float()}
 
 
-def _worth(p: Plan, few: _Inputs, blocks: Tensor) -> Tensor:
+def _worth(p: DecodePlan, few: _Inputs, blocks: Tensor) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, 1, HKV], float64."""
     at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
     importance = reference.block_importance(few.q, few.k_cmp, at)
@@ -274,7 +274,7 @@ def _worth(p: Plan, few: _Inputs, blocks: Tensor) -> Tensor:
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
 
-def cost_of(p: Plan) -> roofline.Cost:
+def cost_of(p: DecodePlan) -> roofline.Cost:
     """FLOPs and bytes of one run of a case."""
     shape = roofline.Shape(
         batch=p.B,
@@ -290,7 +290,7 @@ def cost_of(p: Plan) -> roofline.Cost:
 
 
 def _effective(
-    p: Plan, x: _Inputs, outputs: Mapping[str, Tensor], replays: list[int]
+    p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor], replays: list[int]
 ) -> dict[str, Scalar]:
     """Shapes, dtype, selection and replays of what was timed."""
     seen: dict[str, Scalar] = {

@@ -32,9 +32,9 @@ PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode.attend", "torch.profiler"
 """Modules that the factories import; imported once for all workers."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
-    "attention": _attention.Plan.read,
+    "attention": _attention.AttentionPlan.read,
     "decode": _language_model.decode_plan,
-    "decode_attention": _decoding.Plan.read,
+    "decode_attention": _decoding.DecodePlan.read,
     "forward": _language_model.forward_plan,
     "layer": _language_model.layer_plan,
     "train": _language_model.train_config,
@@ -90,9 +90,9 @@ def counts(
 ) -> Counts:
     """Tokens and FLOPs of one step of a case, as its workload reports them; does not build it."""
     match _PLANS[function](provider, axes, Flags.from_env(env)):
-        case _attention.Plan() as p:
+        case _attention.AttentionPlan() as p:
             return Counts(tokens=p.B * p.T, flops=_attention.cost_of(p).flops)
-        case _decoding.Plan() as d:
+        case _decoding.DecodePlan() as d:
             return Counts(tokens=d.B, flops=_decoding.cost_of(d).flops)
         case _language_model.InferencePlan(new_tokens=0) as f:
             flops = roofline.forward_flops(f.model, batch=f.B, tokens=f.T)

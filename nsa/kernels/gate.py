@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import ceil_div, last_contiguous, power_of_2
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 TILE = 4096
 """Elements of one branch that a program reads: with 128 threads, four loads of 16 bytes each."""
@@ -181,10 +181,10 @@ def _row_dots(do: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=KINDS)
-def _launch_row_dots(HQ: int, D: int, branches: int) -> tuple[Launch, int]:
+def _launch_row_dots(HQ: int, D: int, branches: int) -> tuple[KernelLaunch, int]:
     """The kernel, and rows of its tile."""
     block_d, rows = _blocks(D)
-    launch = Launch(
+    launch = KernelLaunch(
         _gate_bwd_kernel, HQ=HQ, D=D, BLOCK_D=block_d, ROWS=rows, BRANCHES=branches,
         num_warps=WARPS,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from nsa.kernels.common.device import (
     last_contiguous,
     power_of_2,
 )
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
@@ -393,7 +393,7 @@ def _launches(
     D: int,
     documents: bool,
     tile: ScoreTile | None,
-) -> tuple[Launch, Launch, ScoreTile, int, int, bool]:
+) -> tuple[KernelLaunch, KernelLaunch, ScoreTile, int, int, bool]:
     """Both kernels; the tile, its BLOCKS, SPILL, and whether tiles have descriptors."""
     bulk = has_bulk_copies(arch)
     tile = score_tile(arch, D) if tile is None else tile
@@ -410,12 +410,12 @@ def _launches(
         "DOCUMENTS": documents,
         "QUERIES": tile.queries,
     }
-    score = Launch(
+    score = KernelLaunch(
         _score_kernel, G=G, D=D, D1=D1, D2=D2, STRIDE=config.compress_stride,
         SPAN=config.compress_block_size, BLOCKS=blocks, BULK=bulk, **sizes,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    top = Launch(
+    top = KernelLaunch(
         _top_kernel, N_SELECT=config.num_blocks, N_PADDED=power_of_2(config.num_blocks),
         INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
         **sizes, num_warps=1,

@@ -221,7 +221,7 @@ def test_a_peer_without_the_branch_is_refused(
 def test_a_route_of_the_branch_under_test_is_a_provider_of_it() -> None:
     axes = {**OPERATOR, "branch": "window"}
 
-    plan = attention.Plan.read("eager", axes, Flags())
+    plan = attention.AttentionPlan.read("eager", axes, Flags())
 
     assert plan.routes.window == "eager"
     accuracy.compare(workloads.attention("eager", axes))

@@ -25,7 +25,7 @@ from nsa.kernels.common.device import (
     head_blocks,
     padded,
 )
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 # Runtime values that must not become part of what is compiled.
@@ -319,12 +319,12 @@ def _launch(
     documents: bool,
     only_lse: bool,
     tile: Tile | None,
-) -> tuple[Launch, Tile, bool]:
+) -> tuple[KernelLaunch, Tile, bool]:
     """The kernel for such heads and such a band, its tile, and whether tiles are described."""
     tile = forward_tile(arch, D, DV) if tile is None else tile
     bulk = has_bulk_copies(arch)
     D1, D2 = head_blocks(D)
-    launch = Launch(
+    launch = KernelLaunch(
         _forward_kernel,
         HKV=HKV,
         G=G,

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import ceil_div, padded
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 BLOCK_T = 64
 """Tokens of a program."""
@@ -59,8 +59,8 @@ def write_planes(planes: Tensor, lse: Tensor, delta: Tensor, gate: Tensor | None
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(HQ: int, gated: bool) -> Launch:
-    return Launch(
+def _launch(HQ: int, gated: bool) -> KernelLaunch:
+    return KernelLaunch(
         _transpose_kernel, HQ=HQ, GATED=gated, BLOCK_T=BLOCK_T, BLOCK_H=min(64, padded(HQ)),
         num_warps=8 if HQ > 32 else 4,
     )  # fmt: skip

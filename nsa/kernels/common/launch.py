@@ -1,13 +1,13 @@
 """Launches that cost the host little: a compiled kernel is kept under everything that selects it.
 
 At each launch Triton inspects every argument, makes a key of the results, looks up the compiled
-kernel and calls it. For kernels with thirty arguments the call is the smaller part. A `Launch` has
-a cheaper key, and calls the kernel as Triton would. Without a kept kernel, or in doubt, Triton
+kernel and calls it. For kernels with thirty arguments the call is the smaller part. A KernelLaunch
+has a cheaper key, and calls the kernel as Triton would. Without a kept kernel, or in doubt, Triton
 launches.
 
 What selects the kernel in Triton 3.6 (JITFunction.run), and where it is in the key:
 
-- constants and options (num_warps, num_stages): fixed when the Launch is made;
+- constants and options (num_warps, num_stages): fixed when the KernelLaunch is made;
 - a number: its type, its width, whether it is 1, whether 16 divides it. All follow from its
   type and value, which are in the key, whatever do_not_specialize says;
 - a tensor: its dtype, and whether 16 divides its address. Both are in the key;
@@ -21,8 +21,8 @@ argument has another type, if the target is not CUDA (AMD's inspects more of a t
 that the kernel reads is no longer the same object (Triton compares, and refuses), and if
 JITFunction.run was replaced or has hooks before it.
 
-Threads may share a Launch: an entry is complete before it is in the dictionary, and two entries for
-one key are equal. Streams and grids are not kept.
+Threads may share a KernelLaunch: an entry is complete before it is in the dictionary, and two
+entries for one key are equal. Streams and grids are not kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 KINDS = 256
-"""Most Launches of a kernel in a process, for the functions that make them: one for each set of
-constants. Sets that are equal in Python (True and 1) are equal in Triton."""
+"""Most KernelLaunches of a kernel in a process, for the functions that make them: one for each set
+of constants. Sets that are equal in Python (True and 1) are equal in Triton."""
 MAX_KEPT = 256
-"""Most keys of a Launch; then it starts over. A sweep over lengths makes many, each of them small:
-the kernels are Triton's, and mostly the same."""
+"""Most keys of a KernelLaunch; then it starts over. A sweep over lengths makes many, each of them
+small: the kernels are Triton's, and mostly the same."""
 
 Number = int | float | None
 
@@ -62,7 +62,7 @@ class Kept(NamedTuple):
     """Globals that it was compiled with: their namespaces, names and values."""
 
 
-class Launch:
+class KernelLaunch:
     """A kernel and its constants; calling it with the other arguments launches the kernel.
 
     A kernel's parameters are pointers and descriptors, then numbers, then constants.

@@ -60,7 +60,7 @@ MERGED, MERGED_CROWDED = 128, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class DecodeTile:
     """Keys of a tile, warps of a program, stages of its software pipeline."""
 
     keys: int
@@ -68,18 +68,18 @@ class Tile:
     stages: int
 
 
-def compress_tile(Dk: int, Dv: int, crowded: bool) -> Tile:
+def compress_tile(Dk: int, Dv: int, crowded: bool) -> DecodeTile:
     """Two tiles of keys and values in flight fit sm_80's 163 KiB for heads of any size."""
     if crowded and Dk + Dv <= 128:
-        return Tile(16, 1, 3)
-    return Tile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
+        return DecodeTile(16, 1, 3)
+    return DecodeTile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
 
 
-def attend_tile(Dk: int, Dv: int, crowded: bool) -> Tile:
+def attend_tile(Dk: int, Dv: int, crowded: bool) -> DecodeTile:
     """Its pieces, and so its tiles, are shorter than those of the compress launch."""
     if Dk + Dv <= 256:
-        return Tile(min(KEYS, 32), 4, 3)
-    return Tile(16, 2, 3) if crowded else compress_tile(Dk, Dv, crowded)
+        return DecodeTile(min(KEYS, 32), 4, 3)
+    return DecodeTile(16, 2, 3) if crowded else compress_tile(Dk, Dv, crowded)
 
 
 def decode(

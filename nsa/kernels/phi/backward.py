@@ -15,17 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import Architecture, architecture, ceil_div, head_blocks, padded
-from nsa.kernels.phi.rows import Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi.rows import Blocks, ProductTile, block_rows, column_offsets
 from nsa.kernels.phi.weights import weight_gradients
 
 # For heads of any size: no spills, and two blocks of dX on one multiprocessor of sm_90.
-DMIXED: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, depth=64, warps=8, stages=2),
-    "sm_80": Tile(rows=32, depth=32, warps=8, stages=2),
+DMIXED: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=64, depth=64, warps=8, stages=2),
+    "sm_80": ProductTile(rows=32, depth=32, warps=8, stages=2),
 }
-DX: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
-    "sm_80": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
+DX: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=128, columns=128, depth=32, warps=8, stages=4),
+    "sm_80": ProductTile(rows=128, columns=128, depth=32, warps=8, stages=4),
 }
 
 

@@ -31,18 +31,18 @@ from nsa.kernels.common.device import (
     padded,
 )
 from nsa.kernels.phi.backward import phi_backward
-from nsa.kernels.phi.rows import FILL, Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi.rows import FILL, Blocks, ProductTile, block_rows, column_offsets
 from nsa.reference import wide
 
 # For heads of any size: at most 48 KiB of shared memory a stage on sm_90, 32 on sm_80.
-MIX: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=128, depth=64, warps=8, stages=3),
-    "sm_80": Tile(rows=128, depth=64, warps=8, stages=3),
+MIX: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=128, depth=64, warps=8, stages=3),
+    "sm_80": ProductTile(rows=128, depth=64, warps=8, stages=3),
 }
 """The first product."""
-OUT: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, depth=64, warps=8, stages=2),
-    "sm_80": Tile(rows=32, depth=32, warps=8, stages=2),
+OUT: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=64, depth=64, warps=8, stages=2),
+    "sm_80": ProductTile(rows=32, depth=32, warps=8, stages=2),
 }
 """The second, which is bound by registers: deeper steps spill on sm_80."""
 

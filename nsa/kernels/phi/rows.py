@@ -14,7 +14,7 @@ FILL = 264
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
+class ProductTile:
     """The tile of a product that one program computes."""
 
     rows: int

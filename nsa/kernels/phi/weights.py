@@ -11,13 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import Architecture, architecture, ceil_div, head_blocks
-from nsa.kernels.phi.rows import FILL, Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi.rows import FILL, Blocks, ProductTile, block_rows, column_offsets
 
-DW1: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, columns=128, warps=8, stages=3),
-    "sm_80": Tile(rows=64, columns=64, warps=8, stages=2),
+DW1: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=64, columns=128, warps=8, stages=3),
+    "sm_80": ProductTile(rows=64, columns=64, warps=8, stages=2),
 }
-SUM = Tile(rows=64, columns=32, warps=4, stages=2)
+SUM = ProductTile(rows=64, columns=32, warps=4, stages=2)
 
 
 @triton.jit(do_not_specialize=["N", "tiles", "total", "splits"])

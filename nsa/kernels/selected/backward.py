@@ -26,7 +26,7 @@ from nsa.kernels.common.device import (
     last_contiguous,
     power_of_2,
 )
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.streams import SideStream
 from nsa.kernels.selected.inverse import Selected
 from nsa.kernels.selected.keymajor import (
@@ -480,16 +480,18 @@ def _launch(
     gated: bool,
     atomic: bool,
     wide: bool,
-) -> Launch:
+) -> KernelLaunch:
     shared = constants(BACKWARD, arch, HKV, G, N, Dk, Dv, wide)
-    return Launch(_backward_kernel, **shared, GATED=gated, ATOMIC=atomic, HALVES=shared["D1"] > 64)
+    return KernelLaunch(
+        _backward_kernel, **shared, GATED=gated, ATOMIC=atomic, HALVES=shared["D1"] > 64
+    )
 
 
 @lru_cache(maxsize=KINDS)
 def _launch_reduce(
     HKV: int, G: int, N: int, Dk: int, block_size: int, parts: int, documents: bool, added: int
-) -> Launch:
-    return Launch(
+) -> KernelLaunch:
+    return KernelLaunch(
         _reduce_kernel,
         HKV=HKV,
         G=G,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nsa.config import Positions
 from nsa.kernels.common.device import LOG2_E, Architecture, architecture, last_contiguous
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.selected import inverse
 from nsa.kernels.selected.combine import combine
 from nsa.kernels.selected.inverse import Selected, invert
@@ -249,9 +249,11 @@ def selected_forward(
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool) -> Launch:
+def _launch(
+    arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool
+) -> KernelLaunch:
     shared = constants(FORWARD, arch, HKV, G, N, Dk, Dv, wide)
-    return Launch(_partial_kernel, **shared, AHEAD=shared["num_stages"] == 1)
+    return KernelLaunch(_partial_kernel, **shared, AHEAD=shared["num_stages"] == 1)
 
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:

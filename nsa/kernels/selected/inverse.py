@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nsa.errors import Unsupported
 from nsa.kernels.common.device import ceil_div, power_of_2
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 MAX_PART = 64
 """Keys of a block that one program holds; larger blocks are walked in parts."""
@@ -398,7 +398,7 @@ def invert(
 @lru_cache(maxsize=KINDS)
 def _launches(
     HKV: int, N: int, block_size: int, parts: int, documents: bool, deterministic: bool
-) -> tuple[Launch, Launch, Launch]:
+) -> tuple[KernelLaunch, KernelLaunch, KernelLaunch]:
     """Count, scan and write."""
     constants: dict[str, Any] = {
         "HKV": HKV,
@@ -410,9 +410,9 @@ def _launches(
         "TOKENS": _TOKENS,
     }
     return (
-        Launch(_count_kernel, **constants, WRITE_BINS=deterministic),
-        Launch(_scan_kernel, STEP=_SCAN, num_warps=8),
-        Launch(_write_kernel, **constants),
+        KernelLaunch(_count_kernel, **constants, WRITE_BINS=deterministic),
+        KernelLaunch(_scan_kernel, STEP=_SCAN, num_warps=8),
+        KernelLaunch(_write_kernel, **constants),
     )
 
 
