@@ -1,1 +1,1 @@
-"""Native Sparse Attention (arXiv:2502.11089). Stands alone: imports nothing of ours."""
+"""Native Sparse Attention (arXiv:2502.11089). Imports no other package of this repository."""

@@ -1,30 +1,30 @@
-"""What `nsa.ops` asks of its inputs: shapes, dtypes, devices, and never their content."""
+"""Checks of the inputs of `nsa.ops`: shapes, dtypes and devices, never their content."""
 
 import torch
 from torch import Tensor
 
-from nsa.config import NSAConfig
+from nsa.config import Positions
 
 
 def shape(x: Tensor) -> list[int]:
-    """The shape as people write it."""
+    """The shape as a list, for messages."""
     return list(x.shape)
 
 
 def need(holds: bool, name: str, got: object, needed: object) -> None:
-    """Raise ValueError with the name, what it is and what it must be, unless that holds."""
+    """Raise ValueError with the name, what it is and what it must be, unless `holds`."""
     if not holds:
         raise _wrong(name, got, needed)
 
 
 def _wrong(name: str, got: object, needed: object) -> ValueError:
-    return ValueError(f"{name} is {got}, and must be {needed}")
+    return ValueError(f"{name} is {got}, but must be {needed}")
 
 
 def check_keys(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str] = ("k", "v")) -> None:
     """Validate shapes, dtypes and devices of a query and its keys and values.
 
-    On the way of every call: what is wrong is put into words only where something is.
+    It runs at every call, so it formats a message only when there is an error.
     """
     if q.dim() != 4 or q.shape[1] == 0:
         raise _wrong("q", shape(q), "[B, T, HQ, Dk] with T > 0")
@@ -47,45 +47,73 @@ def check_keys(q: Tensor, k: Tensor, v: Tensor, names: tuple[str, str] = ("k", "
         raise _wrong("q", f"of {HQ} heads", f"of a multiple of the {HKV} KV heads")
 
 
-def check_documents(q: Tensor, q_start: int, cu_seqlens: Tensor | None) -> None:
-    """Validate where queries stand; packed documents are prefill, in a batch of one."""
-    need(q_start >= 0, "q_start", q_start, "at least 0")
-    if cu_seqlens is None:
-        return
-    need(cu_seqlens.dtype == torch.int32, "cu_seqlens", cu_seqlens.dtype, "int32")
-    got = shape(cu_seqlens)
-    need(len(got) == 1 and got[0] >= 2, "cu_seqlens", got, "[documents + 1]")
-    need(cu_seqlens.device == q.device, "cu_seqlens", cu_seqlens.device, q.device)
-    need(q.shape[0] == 1, "B", q.shape[0], "1 with cu_seqlens")
-    need(q_start == 0, "q_start", q_start, "0 with cu_seqlens")
-
-
-def check_length(q: Tensor, k: Tensor, q_start: int, k_start: int = 0) -> None:
-    """Require that the keys end where the queries end."""
-    S = q_start + q.shape[1] - k_start
-    need(k.shape[1] == S, "k", f"of length {k.shape[1]}", f"of length {S}: to the last query")
-
-
-def check_compressed(
-    q: Tensor, k_cmp: Tensor, config: NSAConfig, q_start: int, cu_seqlens: Tensor | None
-) -> None:
+def check_compress(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -> None:
     """Require every whole compressed block; with cu_seqlens their number depends on content."""
-    if cu_seqlens is not None:
+    check_keys(q, k_cmp, v_cmp, names=("k_cmp", "v_cmp"))
+    check_documents(q, at)
+    if at.cu_seqlens is not None:
         return
-    tokens, got = q_start + q.shape[1], k_cmp.shape[1]
-    N = config.compressed_length(tokens)
+    tokens, got = at.q_start + q.shape[1], k_cmp.shape[1]
+    N = at.config.compressed_length(tokens)
     need(
         got == N, "k_cmp", f"of length {got}", f"of length {N}: the whole blocks of {tokens} tokens"
     )
 
 
-def check_window(q: Tensor, k: Tensor, window_size: int, q_start: int, k_start: int) -> None:
-    """Require every key of the window branch that a query sees."""
-    first_seen = max(0, q_start - window_size + 1)
+def check_scores(q: Tensor, k_cmp: Tensor, at: Positions) -> None:
+    """As check_compress, of a query and the keys alone."""
+    check_compress(q, k_cmp, k_cmp, at)
+
+
+def check_select(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> None:
+    """Require every key up to the last query, and one row of block indices for each query."""
+    check_dense(q, k, v, at)
+    expected = [*q.shape[:2], k.shape[2], at.config.num_blocks]
+    need(list(block_indices.shape) == expected, "block_indices", shape(block_indices), expected)
     need(
-        0 <= k_start <= first_seen,
+        block_indices.dtype in (torch.int32, torch.int64),
+        "block_indices",
+        block_indices.dtype,
+        "int32 or int64",
+    )
+    need(block_indices.device == q.device, "block_indices", block_indices.device, q.device)
+
+
+def check_dense(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> None:
+    """Require every key up to the last query."""
+    check_keys(q, k, v)
+    check_documents(q, at)
+    _check_length(q, k, at.q_start)
+
+
+def check_window(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> None:
+    """Require every key of the window branch that a query sees."""
+    check_keys(q, k, v)
+    check_documents(q, at)
+    first_seen = max(0, at.q_start - at.config.window_size + 1)
+    need(
+        0 <= at.k_start <= first_seen,
         "k_start",
-        k_start,
+        at.k_start,
         f"0 to {first_seen}, the first position the first query sees",
     )
-    check_length(q, k, q_start, k_start)
+    _check_length(q, k, at.q_start - at.k_start)
+
+
+def check_documents(q: Tensor, at: Positions) -> None:
+    """Validate where queries are; packed documents are prefill, in a batch of one."""
+    need(at.q_start >= 0, "q_start", at.q_start, "at least 0")
+    if at.cu_seqlens is None:
+        return
+    need(at.cu_seqlens.dtype == torch.int32, "cu_seqlens", at.cu_seqlens.dtype, "int32")
+    got = shape(at.cu_seqlens)
+    need(len(got) == 1 and got[0] >= 2, "cu_seqlens", got, "[documents + 1]")
+    need(at.cu_seqlens.device == q.device, "cu_seqlens", at.cu_seqlens.device, q.device)
+    need(q.shape[0] == 1, "B", q.shape[0], "1 with cu_seqlens")
+    need(at.q_start == 0, "q_start", at.q_start, "0 with cu_seqlens")
+
+
+def _check_length(q: Tensor, k: Tensor, before: int) -> None:
+    """Require that the keys, `before` of them older than the queries, end where these end."""
+    S = before + q.shape[1]
+    need(k.shape[1] == S, "k", f"of length {k.shape[1]}", f"of length {S}: to the last query")

@@ -1,9 +1,11 @@
 """Sizes of the attention and of the model, and names of routes: frozen, validated, printable."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, Self
+
+from torch import Tensor
 
 INITIAL_BLOCKS = 1
 """Select blocks at the start of the sequence that every query selects (section 4.1)."""
@@ -28,7 +30,7 @@ def check_route(part: str, route: str, known: Collection[str]) -> None:
     if route not in known:
         near = get_close_matches(route, known, n=1, cutoff=0.0)[0]
         raise ValueError(
-            f"{part}={route!r} is not a route; did you mean {near!r}? There are {', '.join(known)}"
+            f"{part}={route!r} is not a route; did you mean {near!r}? Routes: {', '.join(known)}"
         )
 
 
@@ -47,12 +49,12 @@ class Routes:
 
     @classmethod
     def reference(cls) -> "Routes":
-        """Everything by its definition."""
+        """Every part by its definition."""
         return cls(**dict.fromkeys(ROUTES, "reference"))
 
     @classmethod
     def triton(cls) -> "Routes":
-        """Everything by its Triton kernel; the parts then share what they can."""
+        """Every part by its Triton kernels, which then share intermediate results."""
         return cls(**dict.fromkeys(ROUTES, "triton"))
 
 
@@ -89,11 +91,11 @@ class NSAConfig:
             if (size := getattr(self, name)) % self.compress_stride:
                 raise ValueError(
                     f"{name}={size} is not a multiple of compress_stride={self.compress_stride}; "
-                    "eq. 9 maps compressed blocks onto selected ones only then"
+                    "eq. 9 needs one to map compressed blocks onto selected ones"
                 )
         if self.num_blocks < INITIAL_BLOCKS + LOCAL_BLOCKS:
             raise ValueError(
-                f"num_blocks={self.num_blocks} has no room for the {INITIAL_BLOCKS} initial and "
+                f"num_blocks={self.num_blocks} is too small for the {INITIAL_BLOCKS} initial and "
                 f"{LOCAL_BLOCKS} local blocks that every query selects"
             )
         if self.phi not in ("mlp", "mean"):
@@ -102,14 +104,58 @@ class NSAConfig:
             raise ValueError(f"gate={self.gate!r} is neither 'sigmoid' nor 'softmax'")
 
     def compressed_length(self, tokens: int) -> int:
-        """Number of whole compressed blocks in a sequence of so many tokens."""
+        """Number of whole compressed blocks in a sequence of `tokens` tokens."""
         if tokens < self.compress_block_size:
             return 0
         return (tokens - self.compress_block_size) // self.compress_stride + 1
 
     def select_length(self, tokens: int) -> int:
-        """Number of select blocks that hold at least one of so many tokens."""
+        """Number of select blocks that hold at least one of `tokens` tokens."""
         return -(-tokens // self.select_block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Positions:
+    """Which keys a query sees, and the scale: what a branch needs besides its tensors.
+
+    Query i is at position q_start + i (prefill: 0; decode: the number of cached tokens), and keys
+    end where queries end.
+    """
+
+    config: NSAConfig
+    """Sizes of blocks and window; each branch reads its own, dense attention none."""
+    scale: float
+    """Multiplies q . k."""
+    q_start: int = 0
+    """Position of the first query."""
+    k_start: int = 0
+    """Position of the first key of the window branch; the other branches hold all keys."""
+    cu_seqlens: Tensor | None = None
+    """Boundaries of packed documents, int32, [documents + 1]; then B == 1 and q_start == 0."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        *,
+        config: NSAConfig | None = None,
+        q_start: int = 0,
+        k_start: int = 0,
+        cu_seqlens: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Self:
+        """For queries [B, T, HQ, Dk]. `scale` defaults to Dk ** -0.5, `config` to the paper's."""
+        return cls(
+            config=NSAConfig() if config is None else config,
+            scale=q.shape[-1] ** -0.5 if scale is None else scale,
+            q_start=q_start,
+            k_start=k_start,
+            cu_seqlens=cu_seqlens,
+        )
+
+    def alone(self) -> Self:
+        """The same for one document, taken out of its batch."""
+        return replace(self, cu_seqlens=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +178,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     attention: Literal["nsa", "dense"] = "nsa"
-    """`dense` is plain causal attention in the same model: the vanilla Llama to compare with."""
+    """`dense` is causal attention in the same model, as in Llama, to compare with."""
     nsa: NSAConfig = field(default_factory=NSAConfig)
 
     def __post_init__(self) -> None:
@@ -142,7 +188,9 @@ class ModelConfig:
                 "every KV head must serve the same number of query heads"
             )
         if self.head_dim_qk % 2:
-            raise ValueError(f"head_dim_qk={self.head_dim_qk} is odd; rotary turns pairs")
+            raise ValueError(
+                f"head_dim_qk={self.head_dim_qk} must be even: rotary embedding rotates pairs"
+            )
         if self.attention not in ("nsa", "dense"):
             raise ValueError(f"attention={self.attention!r} is neither 'nsa' nor 'dense'")
 
@@ -155,7 +203,7 @@ class ModelConfig:
 
 
 PRESETS: dict[str, ModelConfig] = {
-    # The users' model: dim 768, 12 layers; their 125M counts another vocabulary.
+    # Called 125m for its parameters with a larger vocabulary; with bytes it has 78M.
     "125m": ModelConfig(
         dim=768, n_layers=12, n_heads=12, n_kv_heads=2, head_dim_qk=64, head_dim_v=64
     ),

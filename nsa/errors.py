@@ -1,15 +1,15 @@
-"""What cannot be done as asked: an explicit route that cannot run here, and training."""
+"""Errors: a route that cannot run here, and training that cannot be carried out."""
 
 
 class Unsupported(RuntimeError):
-    """A route was asked for by name and cannot run here; the message says why and what would.
+    """The requested route cannot run here; the message gives the reason and a route that can.
 
-    Nothing else runs in its place: a number measured on another route is a wrong number.
+    No other route runs instead: its numbers would be reported under the wrong name.
     """
 
 
 class TrainError(Exception):
-    """Training cannot go as asked: the fact, then the remedy."""
+    """Training cannot be carried out: the fact, then the remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}\n  {remedy}")

@@ -1,13 +1,12 @@
 """The environment, read once and nowhere else in `nsa`.
 
-`Flags` holds the NSA_* switches that people sweep; `Launch` what torchrun says of a process.
-Both are frozen and passed down. A field's name is its variable's: `sel_ranges_v2` is
-NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that is not accepted, and flags that
-contradict each other raise FlagError: none of them turns into a default.
+`Flags` holds the NSA_* switches; `Launch` the rank of a process from torchrun. Both are frozen and
+passed down. A field has the name of its variable: `sel_ranges_v2` is NSA_SEL_RANGES_V2. An unknown
+NSA_* name, a value that is not accepted, and flags that contradict each other raise FlagError;
+there is no fallback to a default.
 
-A record of flags notes which of its fields are asked for, so that a variable that was set, and
-that nothing on the way asked for, can be told (`Flags.asked_for`). Comparing or printing a record
-asks for all of them.
+A Flags record notes which of its fields were read, so that a variable that was set but never read
+can be reported (`Flags.asked_for`). Comparing or printing a record reads all fields.
 """
 
 import os
@@ -36,7 +35,7 @@ def _choose(words: Mapping[str, T]) -> Callable[[str], T]:
 
     def parse(text: str) -> T:
         if (word := text.strip().lower()) not in words:
-            raise ValueError(f"accepted are {', '.join(words)}")
+            raise ValueError(f"accepted values are {', '.join(words)}")
         return words[word]
 
     return parse
@@ -44,7 +43,7 @@ def _choose(words: Mapping[str, T]) -> Callable[[str], T]:
 
 def _positive(text: str) -> int:
     if not (text.strip().isdecimal() and int(text) > 0):
-        raise ValueError("a whole number of at least 1 is needed")
+        raise ValueError("must be a whole number of at least 1")
     return int(text)
 
 
@@ -75,11 +74,11 @@ class Flags:
     """FA2 in the window and compress branches: torch's own (1, torch) or the package's
     (flash-attn). 0 forbids it; unset leaves the choice to the two flags below."""
     use_fa2_win: bool | None = field(default=None, metadata=SWITCH)
-    """Refines use_fa2 for the window branch, and for no other."""
+    """Overrides use_fa2 for the window branch only."""
     use_fa2_cmp: bool | None = field(default=None, metadata=SWITCH)
-    """Refines use_fa2 for the compress branch, and for no other."""
+    """Overrides use_fa2 for the compress branch only."""
     sel_ranges_v2: bool = field(default=True, metadata=SWITCH)
-    """Selected attention by vectorised `gather`; 0 by `loop`. The next five win over it."""
+    """Selected attention by vectorised `gather`; 0 by `loop`. The next five take precedence."""
     use_sel_pack: bool = field(default=False, metadata=SWITCH)
     """Selected attention by `packed`."""
     force_sel_mask: bool = field(default=False, metadata=SWITCH)
@@ -89,13 +88,13 @@ class Flags:
     use_triton: bool = field(default=False, metadata=SWITCH)
     """Every branch, and the scores, by its Triton kernels."""
     use_triton_sel: bool | None = field(default=None, metadata=SWITCH)
-    """Refines use_triton for the select branch, and for no other."""
+    """Overrides use_triton for the select branch only."""
     force_parity: bool = field(default=False, metadata=SWITCH)
-    """Everything through the reference; wins over every other choice of a route."""
+    """Everything by the reference; takes precedence over every other route."""
     disable_aux_stats: bool = field(default=False, metadata=SWITCH)
-    """Leave out the gate means and block counts that a forward keeps."""
+    """Do not keep the gate means and block counts of a forward."""
     ddp_compress: DdpCompress = field(default="off", metadata=DDP_COMPRESS)
-    """Number format of gradients on the wire between processes; off is their own."""
+    """Number format of gradients sent between processes; off keeps their dtype."""
     ddp_bucket_mb: int | None = field(default=None, metadata=POSITIVE)
     """Size of a gradient bucket in MiB (DDP's bucket_cap_mb); unset leaves it to torch."""
     seq_len: int | None = field(default=None, metadata=POSITIVE)
@@ -105,7 +104,7 @@ class Flags:
     accum: int | None = field(default=None, metadata=POSITIVE)
     """Forwards whose gradients make one optimiser step."""
     no_gc: bool = field(default=False, metadata=SWITCH)
-    """Turn gradient checkpointing off, whatever the preset says."""
+    """Turn gradient checkpointing off for every preset."""
     tb_disable: bool = field(default=True, metadata=SWITCH)
     """Write no TensorBoard logs."""
     disable_csv_logs: bool = field(default=False, metadata=SWITCH)
@@ -117,9 +116,9 @@ class Flags:
     fwe_q: int = field(default=4, metadata=POSITIVE)
     """FineWeb-Edu: fetches kept ready."""
     set_names: frozenset[str] = frozenset()
-    """Variables that were set, whether or not to their default."""
+    """Variables that were set, also those set to their default."""
     _asked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    """Fields that were asked for."""
+    """Fields that were read."""
 
     if not TYPE_CHECKING:  # where a misspelt field must stay an error
 
@@ -131,19 +130,19 @@ class Flags:
     def __post_init__(self) -> None:
         if len(chosen := self._chosen_selections()) > 1:
             raise FlagError(
-                f"{' and '.join(f'{_variable(name)}=1' for name in chosen)} contradict: each "
-                "chooses another route for selected attention\n  Set one of them."
+                f"{' and '.join(f'{_variable(name)}=1' for name in chosen)} contradict each other: "
+                "they choose different routes for selected attention\n  Set only one of them."
             )
         if self.use_triton and (fa2 := self._chosen_fa2()):
             raise FlagError(
-                f"NSA_USE_TRITON=1 and {_variable(fa2)} contradict: each chooses another route "
-                "for the window or the compress branch\n  Set one of them."
+                f"NSA_USE_TRITON=1 and {_variable(fa2)} contradict each other: they choose "
+                "different routes for the window or compress branch\n  Set only one of them."
             )
         for name in ("use_fa2_win", "use_fa2_cmp"):
             if self.use_fa2 == "off" and getattr(self, name):
                 raise FlagError(
-                    f"NSA_USE_FA2=0 and {_variable(name)}=1 contradict: the first forbids FA2 "
-                    "in every branch\n  Unset NSA_USE_FA2 to switch on one branch alone."
+                    f"NSA_USE_FA2=0 and {_variable(name)}=1 contradict each other: the first "
+                    "forbids FA2 in every branch\n  Unset NSA_USE_FA2 to use it in one branch only."
                 )
         self._asked.clear()  # the checks above are not a use
 
@@ -152,8 +151,8 @@ class Flags:
         """Read the NSA_* variables of `environ`, by default those of this process.
 
         Raises:
-            FlagError: For a name that is not a flag (with the nearest one), a value that is
-                not accepted (with those that are), or flags that contradict each other.
+            FlagError: A name is not a flag (the message gives the nearest one), a value is not
+                accepted (it lists those that are), or flags contradict each other.
         """
         environ = os.environ if environ is None else environ
         given = {name: text for name, text in environ.items() if name.startswith(PREFIX)}
@@ -171,11 +170,11 @@ class Flags:
 
     @property
     def prefill(self) -> Prefill:
-        """How attention takes the queries of a forward, as nsa.model.attention names it."""
+        """How attention takes the queries of a forward: all at once or one by one."""
         return "batched" if self.prefill_batched else "token"
 
     def routes(self, **given: str) -> Routes:
-        """The route of every part that these flags ask for; they are not asked about `given`."""
+        """The routes that these flags choose; flags about the parts in `given` are not read."""
         others = (f.name for f in fields(Routes) if f.name not in given)
         return Routes(**given, **{part: self.route(part) for part in others})
 
@@ -193,16 +192,16 @@ class Flags:
         return self._fa2_route(self.use_fa2_win if part == "window" else self.use_fa2_cmp)
 
     def asked_for(self) -> dict[str, bool]:
-        """Every variable that was set, and whether its field has been asked for since."""
+        """Every variable that was set, and whether its field has been read since."""
         return {name: _field(name) in self._asked for name in sorted(self.set_names)}
 
     def asks_nothing_of_branches(self, variable: str) -> bool:
-        """Whether a variable leaves every branch as it would be without it. Asks for its field."""
+        """Whether a variable has no effect on any branch. Reads its field."""
         alone = type(self)(**{_field(variable): getattr(self, _field(variable))})
         return not alone.disable_aux_stats and alone.routes() == Routes()
 
     def _chosen_selections(self) -> dict[str, str]:
-        """Flags that choose a route for selected attention and are on, with the route."""
+        """Flags that are on and choose a route for selected attention, with that route."""
         routes = {"use_sel_pack": "packed", "force_sel_mask": "masked", "use_sel_varlen": "varlen"}
         chosen = {name: route for name, route in routes.items() if getattr(self, name)}
         if self.use_triton_sel:
@@ -212,7 +211,7 @@ class Flags:
         return chosen
 
     def _chosen_fa2(self) -> str | None:
-        """A flag that asks for FA2 in some branch."""
+        """A flag that requests FA2 in some branch."""
         if self.use_fa2 not in (None, "off"):
             return "use_fa2"
         return next((name for name in ("use_fa2_win", "use_fa2_cmp") if getattr(self, name)), None)
@@ -238,20 +237,20 @@ _FLAGS = frozenset(f.name for f in fields(Flags) if f.metadata)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """This process among those of one training, as torchrun numbers them."""
+    """The rank of this process in a training of several, as torchrun numbers them."""
 
     rank: int = 0
     """Number of this process, from 0."""
     world_size: int = 1
     """How many processes train together."""
     local_rank: int = 0
-    """Number of this process on its host; the GPU it takes."""
+    """Number of this process on its host, and of its GPU."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.local_rank <= self.rank < self.world_size:
             raise FlagError(
                 f"RANK={self.rank}, LOCAL_RANK={self.local_rank}, WORLD_SIZE={self.world_size}: "
-                "0 <= LOCAL_RANK <= RANK < WORLD_SIZE is needed\n  Start with torchrun."
+                "must satisfy 0 <= LOCAL_RANK <= RANK < WORLD_SIZE\n  Start with torchrun."
             )
 
     @classmethod
@@ -259,7 +258,7 @@ class Launch:
         """Read RANK, WORLD_SIZE and LOCAL_RANK; one process alone when none is set.
 
         Raises:
-            FlagError: If only some are set, one is not a whole number, or they disagree.
+            FlagError: Only some are set, one is not a whole number, or they contradict.
         """
         environ = os.environ if environ is None else environ
         names = {"rank": "RANK", "world_size": "WORLD_SIZE", "local_rank": "LOCAL_RANK"}
@@ -273,5 +272,5 @@ class Launch:
             )
         for key, text in given.items():
             if not text.isdecimal():
-                raise FlagError(f"{names[key]}={text!r}: a whole number is needed")
+                raise FlagError(f"{names[key]}={text!r}: must be a whole number")
         return cls(**{key: int(text) for key, text in given.items()})

@@ -1,14 +1,14 @@
-"""The operator: inputs validated once, then the route that was asked for, or `Unsupported`.
+"""The operator: inputs are validated once, then the requested route runs or raises `Unsupported`.
 
 Every route of a function computes what `nsa.reference` defines; they differ in speed, memory
 and where they run. Nothing falls back: the name in `Routes` is the code that runs.
 
-Tensors are [B, T, H, D]. Query i stands at position q_start + i (prefill: 0; decode: the number
-of cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
-boundaries of documents packed into a batch of one (then q_start is 0); no document sees
-another, and blocks count from the document's start. That they ascend from 0 to T is the
-caller's to ensure: to check it would wait for the device. `scale` defaults to Dk ** -0.5. The
-dtype of the inputs decides the precision: autocast does not reach inside.
+Tensors are [B, T, H, D]. Query i is at position q_start + i (prefill: 0; decode: the number of
+cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
+boundaries of documents packed into a batch of one (then q_start is 0); no document sees another,
+and blocks count from the document's start. The caller ensures that the boundaries ascend from 0 to
+T: a check would wait for the device. `scale` defaults to Dk ** -0.5. The dtype of the inputs
+decides the precision: autocast has no effect inside.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089.
 """
@@ -17,22 +17,23 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from nsa import reference
 from nsa.checks import (
-    check_compressed,
+    check_compress,
+    check_dense,
     check_documents,
-    check_keys,
-    check_length,
+    check_scores,
+    check_select,
     check_window,
     need,
     shape,
 )
-from nsa.config import BRANCHES, NSAConfig, Routes, check_route
+from nsa.config import BRANCHES, NSAConfig, Positions, Routes, check_route
 from nsa.errors import Unsupported
 from nsa.profiling import named_range
 from nsa.routes import dense, eager, fa2, selected
@@ -43,7 +44,6 @@ __all__ = [
     "DENSE_ROUTES",
     "Unsupported",
     "attention",
-    "attention_and_blocks",
     "compress_attention",
     "compress_blocks",
     "decode_attention",
@@ -57,8 +57,8 @@ _Route = Callable[..., Tensor]
 
 
 def _triton(name: str) -> Callable[..., Any]:
-    """A function of nsa.kernels.routes, imported when it is first called: where Triton is not
-    installed, everything else still runs."""
+    """A function of nsa.kernels.routes, imported at its first call: without Triton everything else
+    still runs."""
 
     def run(*args: object, **kwargs: object) -> object:
         try:
@@ -69,7 +69,7 @@ def _triton(name: str) -> Callable[..., Any]:
             raise Unsupported("triton: the package is not installed (pip install triton)") from None
         return getattr(routes, name)(*args, **kwargs)
 
-    # torch.compile takes what is around the kernels and leaves them alone.
+    # torch.compile must not look into the kernels.
     opaque: Callable[..., Any] = torch.compiler.disable(run)
     return opaque
 
@@ -126,8 +126,8 @@ def compress_blocks(
     Args:
         x: Keys or values, [B, T, HKV, D].
         phi: Maps blocks [B, N, l, HKV, D] to [B, N, HKV, D]; N may be 0.
-        cu_seqlens: No block crosses a document; the documents' rows are concatenated. Their
-            number depends on the boundaries, so reading them waits for the device.
+        cu_seqlens: No block crosses a document; the rows of all documents are concatenated. Their
+            number depends on the boundaries, so this waits for the device.
 
     Returns:
         [B, N, HKV, D], N = config.compressed_length(T), or its sum over documents.
@@ -135,7 +135,7 @@ def compress_blocks(
     Source: arXiv:2502.11089, eq. 7.
     """
     need(x.dim() == 4, "x", shape(x), "[B, T, HKV, D]")
-    check_documents(x, 0, cu_seqlens)
+    check_documents(x, Positions.of(x, config=config, cu_seqlens=cu_seqlens))
     return reference.compress_blocks(x, phi, config=config, cu_seqlens=cu_seqlens)
 
 
@@ -166,20 +166,8 @@ def compress_attention(
 
     Source: arXiv:2502.11089, eq. 5 with the compressed keys of eq. 7.
     """
-    run = _implementation("compress", route)
-    check_keys(q, k_cmp, v_cmp, names=("k_cmp", "v_cmp"))
-    check_documents(q, q_start, cu_seqlens)
-    check_compressed(q, k_cmp, config, q_start, cu_seqlens)
-    with _own_dtype(q):
-        return run(
-            q,
-            k_cmp,
-            v_cmp,
-            config=config,
-            q_start=q_start,
-            cu_seqlens=cu_seqlens,
-            scale=_scale(q, scale),
-        )
+    at = Positions.of(q, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale)
+    return _run("compress", route, at, q, k_cmp, v_cmp)
 
 
 def select_blocks(
@@ -208,19 +196,8 @@ def select_blocks(
 
     Source: arXiv:2502.11089, eq. 8 to 11.
     """
-    run = _implementation("scores", route)
-    check_keys(q, k_cmp, k_cmp, names=("k_cmp", "k_cmp"))
-    check_documents(q, q_start, cu_seqlens)
-    check_compressed(q, k_cmp, config, q_start, cu_seqlens)
-    with _own_dtype(q):
-        return run(
-            q,
-            k_cmp,
-            config=config,
-            q_start=q_start,
-            cu_seqlens=cu_seqlens,
-            scale=_scale(q, scale),
-        )
+    at = Positions.of(q, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale)
+    return _run("scores", route, at, q, k_cmp)
 
 
 def selected_attention(
@@ -242,7 +219,7 @@ def selected_attention(
         k: [B, S, HKV, Dk], S = q_start + T; HQ is a multiple of HKV.
         v: [B, S, HKV, Dv].
         block_indices: [B, T, HKV, n], int32 or int64: ascending, distinct, -1 at the end, as
-            `select_blocks` gives them. Its content is not checked: that would wait for the
+            `select_blocks` gives them. Its content is not checked: a check would wait for the
             device.
         route: One of ROUTES["select"].
 
@@ -254,30 +231,8 @@ def selected_attention(
 
     Source: arXiv:2502.11089, eq. 5 and 12.
     """
-    run = _implementation("select", route)
-    check_keys(q, k, v)
-    check_documents(q, q_start, cu_seqlens)
-    check_length(q, k, q_start)
-    expected = [*q.shape[:2], k.shape[2], config.num_blocks]
-    need(list(block_indices.shape) == expected, "block_indices", shape(block_indices), expected)
-    need(
-        block_indices.dtype in (torch.int32, torch.int64),
-        "block_indices",
-        block_indices.dtype,
-        "int32 or int64",
-    )
-    need(block_indices.device == q.device, "block_indices", block_indices.device, q.device)
-    with _own_dtype(q):
-        return run(
-            q,
-            k,
-            v,
-            block_indices,
-            config=config,
-            q_start=q_start,
-            cu_seqlens=cu_seqlens,
-            scale=_scale(q, scale),
-        )
+    at = Positions.of(q, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale)
+    return _run("select", route, at, q, k, v, block_indices)
 
 
 def window_attention(
@@ -310,22 +265,16 @@ def window_attention(
 
     Source: arXiv:2502.11089, eq. 5 and section 3.3.3.
     """
-    run = _implementation("window", route)
     need(window_size >= 1, "window_size", window_size, "at least 1")
-    check_keys(q, k, v)
-    check_documents(q, q_start, cu_seqlens)
-    check_window(q, k, window_size, q_start, k_start)
-    with _own_dtype(q):
-        return run(
-            q,
-            k,
-            v,
-            window_size=window_size,
-            q_start=q_start,
-            k_start=k_start,
-            cu_seqlens=cu_seqlens,
-            scale=_scale(q, scale),
-        )
+    at = Positions.of(
+        q,
+        config=NSAConfig(window_size=window_size),
+        q_start=q_start,
+        k_start=k_start,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+    )
+    return _run("window", route, at, q, k, v)
 
 
 def dense_attention(
@@ -338,7 +287,7 @@ def dense_attention(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attend to every key up to the query: the attention NSA is compared with.
+    """Attend to every key up to the query: the baseline for NSA.
 
     Args:
         q: [B, T, HQ, Dk].
@@ -352,12 +301,50 @@ def dense_attention(
     Raises:
         Unsupported: The route cannot run here.
     """
-    run = _implementation("dense", route)
-    check_keys(q, k, v)
-    check_documents(q, q_start, cu_seqlens)
-    check_length(q, k, q_start)
-    with _own_dtype(q):
-        return run(q, k, v, q_start=q_start, cu_seqlens=cu_seqlens, scale=_scale(q, scale))
+    at = Positions.of(q, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale)
+    return _run("dense", route, at, q, k, v)
+
+
+@overload
+def attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    *,
+    config: NSAConfig,
+    routes: Routes,
+    q_start: int = 0,
+    k_win_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    return_blocks: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    *,
+    config: NSAConfig,
+    routes: Routes,
+    q_start: int = 0,
+    k_win_start: int = 0,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    return_blocks: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def attention(
@@ -376,7 +363,8 @@ def attention(
     k_win_start: int = 0,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
-) -> Tensor:
+    return_blocks: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Native sparse attention: the three branches, weighed by their gates and added up.
 
     Args:
@@ -385,111 +373,67 @@ def attention(
         k_sel, v_sel: [B, q_start + T, HKV, Dk] and [.., Dv].
         k_win, v_win: The same of the window branch, from position k_win_start on.
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.
+        return_blocks: Return the selected blocks too, as `select_blocks` does.
 
     Returns:
-        [B, T, HQ, Dv], dtype of q.
+        [B, T, HQ, Dv], dtype of q. Where every route is `triton` the branches share what they can:
+        softmax denominators, the gated sum, and one pass over the gradient.
 
     Raises:
         Unsupported: One of the routes cannot run here.
 
     Source: arXiv:2502.11089, eq. 5.
     """
-    return attention_and_blocks(
-        q,
-        k_cmp,
-        v_cmp,
-        k_sel,
-        v_sel,
-        k_win,
-        v_win,
-        gates,
-        config=config,
-        routes=routes,
-        q_start=q_start,
-        k_win_start=k_win_start,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-    )[0]
-
-
-def attention_and_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    gates: Tensor,
-    *,
-    config: NSAConfig,
-    routes: Routes,
-    q_start: int = 0,
-    k_win_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`attention`, and the blocks that were selected, as `select_blocks` returns them.
-
-    Where every route is `triton` the branches share what they can: softmax denominators, the
-    gated sum, and one pass over the gradient.
-    """
     expected = [*q.shape[:3], len(BRANCHES)]
     need(list(gates.shape) == expected, "gates", shape(gates), expected)
-    at: dict[str, Any] = {"q_start": q_start, "cu_seqlens": cu_seqlens, "scale": _scale(q, scale)}
+    at = Positions.of(
+        q,
+        config=config,
+        q_start=q_start,
+        k_start=k_win_start,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+    )
     if routes == _ALL_TRITON:
-        check_keys(q, k_cmp, v_cmp, names=("k_cmp", "v_cmp"))
-        check_keys(q, k_sel, v_sel, names=("k_sel", "v_sel"))
-        check_keys(q, k_win, v_win, names=("k_win", "v_win"))
-        check_documents(q, q_start, cu_seqlens)
-        check_compressed(q, k_cmp, config, q_start, cu_seqlens)
-        check_length(q, k_sel, q_start)
-        check_window(q, k_win, config.window_size, q_start, k_win_start)
+        check_compress(q, k_cmp, v_cmp, at)
+        check_dense(q, k_sel, v_sel, at)
+        check_window(q, k_win, v_win, at)
         with _own_dtype(q):
-            out, blocks = _WHOLE(
-                *(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates),
-                config=config,
-                k_win_start=k_win_start,
-                **at,
-            )
-        return out, blocks
+            out, blocks = _WHOLE(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at)
+        return (out, blocks) if return_blocks else out
     with named_range("nsa.compress"):
-        compressed = compress_attention(q, k_cmp, v_cmp, config=config, route=routes.compress, **at)
+        compressed = _run("compress", routes.compress, at, q, k_cmp, v_cmp)
     with named_range("nsa.scores"):
-        blocks = select_blocks(q, k_cmp, config=config, route=routes.scores, **at)
+        blocks = _run("scores", routes.scores, at, q, k_cmp)
     with named_range("nsa.select"):
-        selected = selected_attention(
-            q, k_sel, v_sel, blocks, config=config, route=routes.select, **at
-        )
+        selected = _run("select", routes.select, at, q, k_sel, v_sel, blocks)
     with named_range("nsa.window"):
-        window = window_attention(
-            q,
-            k_win,
-            v_win,
-            window_size=config.window_size,
-            route=routes.window,
-            k_start=k_win_start,
-            **at,
-        )
+        window = _run("window", routes.window, at, q, k_win, v_win)
     with named_range("nsa.gate"):
-        return reference.gated_sum(gates, compressed, selected, window), blocks
+        out = reference.gated_sum(gates, compressed, selected, window)
+    return (out, blocks) if return_blocks else out
 
 
-def _implementation(part: str, route: str) -> _Route:
-    routes = _IMPLEMENTATIONS[part]
-    check_route(part, route, routes)
-    return routes[route]
+def _run(part: str, route: str, at: Positions, *tensors: Tensor) -> Tensor:
+    """Check the tensors of one part, then compute it."""
+    check_route(part, route, _IMPLEMENTATIONS[part])
+    _CHECKS[part](*tensors, at)
+    with _own_dtype(tensors[0]):
+        return _IMPLEMENTATIONS[part][route](*tensors, at)
 
 
+_CHECKS: Mapping[str, Callable[..., None]] = {
+    "compress": check_compress,
+    "scores": check_scores,
+    "select": check_select,
+    "window": check_window,
+    "dense": check_dense,
+}
 _ALL_TRITON = Routes.triton()
 
 
-def _scale(q: Tensor, scale: float | None) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else scale
-
-
 def _own_dtype(q: Tensor) -> AbstractContextManager[object]:
-    """Keep autocast out: under it, scores that must be float32 would be rounded to bfloat16."""
+    """Disable autocast, which would round scores to bfloat16 that must be float32."""
     if torch.is_autocast_enabled(q.device.type):
         return torch.autocast(q.device.type, enabled=False)
     return nullcontext()

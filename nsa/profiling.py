@@ -1,4 +1,4 @@
-"""Names for the parts of the operator, where somebody takes a profile."""
+"""Names for the parts of the operator in a profile."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,7 +9,7 @@ _NOTHING = nullcontext()
 
 
 def named_range(name: str) -> AbstractContextManager[object]:
-    """A named range in a profile; nothing when none is being taken."""
+    """A named range in a profile; does nothing without a profiler."""
     if _profiler_enabled():
         return torch.profiler.record_function(name)
     return _NOTHING

@@ -1,29 +1,30 @@
 """The definition of every branch: eager, any device, float64 capable, obviously right.
 
-Masks are dense, documents are looped over, nothing is chunked: memory grows with T * S. Every
-route of `nsa.ops` is judged against these functions. The two matrix products run in the dtype
-of the inputs, softmax in float32 or wider; the scores that select blocks run in float32 or
-wider throughout. A query that sees no key yields zeros.
+Masks are dense, documents are looped over, nothing is chunked: memory grows with T * S. Tests
+compare every route of `nsa.ops` with these functions. The two matrix products run in the dtype of
+the inputs, softmax in float32 or wider; the scores that select blocks run in float32 or wider
+throughout. A query that sees no key yields zeros.
 
-Tensors are [B, T, H, D]. Query i stands at position q_start + i, key j at position j. With
-`cu_seqlens` ([documents + 1], the boundaries of a packed batch with B == 1) every document is
-computed as if it were alone.
+Tensors are [B, T, H, D]. Query i is at position at.q_start + i, key j at position j. With
+`at.cu_seqlens` (the boundaries of a packed batch with B == 1) every document is computed as if it
+were alone.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
+from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig, Positions
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype softmax and sums over many terms run in: float32, or float64 for float64."""
+    """The dtype of softmax and of sums over many terms: float32, or float64 for float64."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -38,14 +39,12 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
         [..., S], float32 or wider.
     """
     scores = scores.to(wide(scores.dtype))
-    # The lowest finite number rather than -inf: a row that sees nothing then has the gradient 0.
+    # The lowest finite number instead of -inf: a row that sees no key then has gradient 0.
     lowest = torch.finfo(scores.dtype).min
     return scores.masked_fill(~visible, lowest).softmax(-1).masked_fill(~visible, 0)
 
 
-def masked_attention(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float | None
-) -> Tensor:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
     """Attend from each query to the keys visible to it.
 
     Args:
@@ -53,12 +52,11 @@ def masked_attention(
         k: [B, S, HKV, Dk]; HQ is a multiple of HKV, and G = HQ / HKV query heads share one.
         v: [B, S, HKV, Dv].
         visible: Boolean, broadcastable to [B, HKV, G, T, S].
-        scale: Multiplies q . k; Dk ** -0.5 when None.
+        scale: Multiplies q . k.
 
     Returns:
         [B, T, HQ, Dv], dtype of q.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
     grouped = q.unflatten(2, (k.shape[2], -1))  # [B, T, HKV, G, Dk]
     scores = torch.einsum("bthgd,bshd->bhgts", grouped, k)
     weights = masked_softmax(scale * scores.to(wide(q.dtype)), visible)
@@ -77,8 +75,8 @@ def compress_blocks(
     Args:
         x: Keys or values, [B, T, HKV, D].
         phi: Maps blocks [B, N, l, HKV, D] to [B, N, HKV, D]; N may be 0.
-        cu_seqlens: No block crosses a document; the documents' rows are concatenated. The
-            number of rows depends on the boundaries, so reading them waits for the device.
+        cu_seqlens: No block crosses a document; the rows of all documents are concatenated. Their
+            number depends on the boundaries, so this waits for the device.
 
     Returns:
         [B, N, HKV, D], N = config.compressed_length(T), or its sum over documents.
@@ -97,16 +95,7 @@ def compress_blocks(
     return phi(torch.cat([blocks(x[:, s]) for s in _documents(cu_seqlens)], dim=1))
 
 
-def compress_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
+def compress_attention(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -> Tensor:
     """Attend to the compressed blocks that end at or before the query.
 
     Args:
@@ -119,26 +108,16 @@ def compress_attention(
 
     Source: arXiv:2502.11089, eq. 5 with the compressed keys of eq. 7.
     """
-    if cu_seqlens is not None:
-        return torch.cat(
-            [
-                compress_attention(q[:, s], k_cmp[:, c], v_cmp[:, c], config=config, scale=scale)
-                for s, c in _documents_and_blocks(cu_seqlens, config)
-            ],
-            dim=1,
-        )
-    visible = _visible_blocks(q, k_cmp, config, q_start)
-    return masked_attention(q, k_cmp, v_cmp, visible, scale)
+    if at.cu_seqlens is not None:
+        documents = [
+            compress_attention(q[:, s], k_cmp[:, c], v_cmp[:, c], at.alone())
+            for s, c in _documents_and_blocks(at.cu_seqlens, at.config)
+        ]
+        return torch.cat(documents, dim=1)
+    return masked_attention(q, k_cmp, v_cmp, _visible_blocks(q, k_cmp, at), at.scale)
 
 
-def block_importance(
-    q: Tensor,
-    k_cmp: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int = 0,
-    scale: float | None = None,
-) -> Tensor:
+def block_importance(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """Score every select block by the attention its compressed blocks receive.
 
     Compressed block i covers [i*d, i*d + l), select block j covers [j*l', (j+1)*l'); the
@@ -151,18 +130,17 @@ def block_importance(
 
     Source: arXiv:2502.11089, eq. 8 to 10.
     """
-    stride, size = config.compress_stride, config.select_block_size
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    stride, size = at.config.compress_stride, at.config.select_block_size
     q, k_cmp = q.to(wide(q.dtype)), k_cmp.to(wide(q.dtype))
     B, T, _, _ = q.shape
     N, HKV = k_cmp.shape[1:3]
 
     scores = torch.einsum("bthgd,bihd->bthgi", q.unflatten(2, (HKV, -1)), k_cmp)
-    visible = _visible_blocks(q, k_cmp, config, q_start)[:, None, None]
-    probability = masked_softmax(scale * scores, visible).sum(3)  # [B, T, HKV, N]
-    importance = q.new_zeros(B, T, HKV, config.select_length(q_start + T))
+    visible = _visible_blocks(q, k_cmp, at)[:, None, None]
+    probability = masked_softmax(at.scale * scores, visible).sum(3)  # [B, T, HKV, N]
+    importance = q.new_zeros(B, T, HKV, at.config.select_length(at.q_start + T))
     for i in range(N):
-        start, stop = i * stride, i * stride + config.compress_block_size
+        start, stop = i * stride, i * stride + at.config.compress_block_size
         for j in range(start // size, -(-stop // size)):
             shared = min(stop, (j + 1) * size) - max(start, j * size)
             importance[..., j] += shared // stride * probability[..., i]
@@ -195,15 +173,7 @@ def top_blocks(importance: Tensor, position: Tensor, *, config: NSAConfig) -> Te
 
 
 @torch.no_grad()
-def select_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
+def select_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """Select n blocks of keys for each query and KV head.
 
     Args:
@@ -216,28 +186,18 @@ def select_blocks(
 
     Source: arXiv:2502.11089, eq. 8 to 11.
     """
-    if cu_seqlens is not None:
-        return torch.cat(
-            [
-                select_blocks(q[:, s], k_cmp[:, c], config=config, scale=scale)
-                for s, c in _documents_and_blocks(cu_seqlens, config)
-            ],
-            dim=1,
-        )
-    importance = block_importance(q, k_cmp, config=config, q_start=q_start, scale=scale)
-    return top_blocks(importance, _positions(q, q_start), config=config)
+    if at.cu_seqlens is not None:
+        documents = [
+            select_blocks(q[:, s], k_cmp[:, c], at.alone())
+            for s, c in _documents_and_blocks(at.cu_seqlens, at.config)
+        ]
+        return torch.cat(documents, dim=1)
+    importance = block_importance(q, k_cmp, at)
+    return top_blocks(importance, _positions(q, at.q_start), config=at.config)
 
 
 def selected_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions
 ) -> Tensor:
     """Attend to the keys of the selected blocks, causally.
 
@@ -252,39 +212,25 @@ def selected_attention(
 
     Source: arXiv:2502.11089, eq. 5 and 12.
     """
-    if cu_seqlens is not None:
-        return torch.cat(
-            [
-                selected_attention(
-                    q[:, s], k[:, s], v[:, s], block_indices[:, s], config=config, scale=scale
-                )
-                for s in _documents(cu_seqlens)
-            ],
-            dim=1,
-        )
+    if at.cu_seqlens is not None:
+        documents = [
+            selected_attention(q[:, s], k[:, s], v[:, s], block_indices[:, s], at.alone())
+            for s in _documents(at.cu_seqlens)
+        ]
+        return torch.cat(documents, dim=1)
     key = torch.arange(k.shape[1], device=q.device)
-    block = key // config.select_block_size
+    block = key // at.config.select_block_size
     selected = (block_indices[..., None] == block).any(3)  # [B, T, HKV, S]
-    visible = selected & (key <= _positions(q, q_start)[:, None, None])
-    return masked_attention(q, k, v, visible.transpose(1, 2)[:, :, None], scale)
+    visible = selected & (key <= _positions(q, at.q_start)[:, None, None])
+    return masked_attention(q, k, v, visible.transpose(1, 2)[:, :, None], at.scale)
 
 
-def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    window_size: int,
-    q_start: int = 0,
-    k_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """Attend to the last window_size positions, the query's own included.
+def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
+    """Attend to the last w positions, the query's own included.
 
     Args:
         q: [B, T, HQ, Dk].
-        k: [B, S, HKV, Dk]; key j stands at position k_start + j.
+        k: [B, S, HKV, Dk]; key j is at position at.k_start + j.
         v: [B, S, HKV, Dv].
 
     Returns:
@@ -292,28 +238,18 @@ def window_attention(
 
     Source: arXiv:2502.11089, eq. 5 and section 3.3.3.
     """
-    if cu_seqlens is not None:
-        return torch.cat(
-            [
-                window_attention(q[:, s], k[:, s], v[:, s], window_size=window_size, scale=scale)
-                for s in _documents(cu_seqlens)
-            ],
-            dim=1,
-        )
-    age = _positions(q, q_start)[:, None] - _positions(k, k_start)
-    return masked_attention(q, k, v, (age >= 0) & (age < window_size), scale)
+    if at.cu_seqlens is not None:
+        documents = [
+            window_attention(q[:, s], k[:, s], v[:, s], at.alone())
+            for s in _documents(at.cu_seqlens)
+        ]
+        return torch.cat(documents, dim=1)
+    age = _positions(q, at.q_start)[:, None] - _positions(k, at.k_start)
+    return masked_attention(q, k, v, (age >= 0) & (age < at.config.window_size), at.scale)
 
 
-def dense_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """Attend to every key up to the query: the attention NSA stands in for.
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
+    """Attend to every key up to the query: the attention that NSA replaces.
 
     Args:
         q: [B, T, HQ, Dk].
@@ -323,13 +259,12 @@ def dense_attention(
     Returns:
         [B, T, HQ, Dv].
     """
-    return window_attention(
-        q, k, v, window_size=k.shape[1], q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
-    )
+    everything = replace(at.config, window_size=k.shape[1])
+    return window_attention(q, k, v, replace(at, config=everything))
 
 
 def gated_sum(gates: Tensor, compress: Tensor, select: Tensor, window: Tensor) -> Tensor:
-    """Weigh the branches' outputs and add them up.
+    """Add up the outputs of the branches, weighed by their gates.
 
     Args:
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.
@@ -353,50 +288,21 @@ def attention(
     k_win: Tensor,
     v_win: Tensor,
     gates: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int = 0,
-    k_win_start: int = 0,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
+    at: Positions,
 ) -> Tensor:
-    """Native sparse attention: three branches and their gates.
-
-    Arguments are those of the branches; k_win_start is the position of the first window key.
+    """Native sparse attention: three branches and their gates. Arguments are those of the branches.
 
     Returns:
         [B, T, HQ, Dv].
 
     Source: arXiv:2502.11089, eq. 5.
     """
-    blocks = select_blocks(
-        q, k_cmp, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
-    )
+    blocks = select_blocks(q, k_cmp, at)
     return gated_sum(
         gates,
-        compress_attention(
-            q, k_cmp, v_cmp, config=config, q_start=q_start, cu_seqlens=cu_seqlens, scale=scale
-        ),
-        selected_attention(
-            q,
-            k_sel,
-            v_sel,
-            blocks,
-            config=config,
-            q_start=q_start,
-            cu_seqlens=cu_seqlens,
-            scale=scale,
-        ),
-        window_attention(
-            q,
-            k_win,
-            v_win,
-            window_size=config.window_size,
-            q_start=q_start,
-            k_start=k_win_start,
-            cu_seqlens=cu_seqlens,
-            scale=scale,
-        ),
+        compress_attention(q, k_cmp, v_cmp, at),
+        selected_attention(q, k_sel, v_sel, blocks, at),
+        window_attention(q, k_win, v_win, at),
     )
 
 
@@ -404,11 +310,11 @@ def _positions(x: Tensor, start: int) -> Tensor:
     return torch.arange(start, start + x.shape[1], device=x.device)
 
 
-def _visible_blocks(q: Tensor, k_cmp: Tensor, config: NSAConfig, q_start: int) -> Tensor:
+def _visible_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """[T, N]: whether the last token of block i is at or before query t."""
     block = torch.arange(k_cmp.shape[1], device=q.device)
-    last_token = block * config.compress_stride + config.compress_block_size - 1
-    return last_token <= _positions(q, q_start)[:, None]
+    last_token = block * at.config.compress_stride + at.config.compress_block_size - 1
+    return last_token <= _positions(q, at.q_start)[:, None]
 
 
 def _documents(cu_seqlens: Tensor) -> list[slice]:

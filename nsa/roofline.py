@@ -2,8 +2,8 @@
 
 FLOPs and bytes are exact, by branch and for a training step.
 
-Only visible pairs of query and key count; masked or padded work does not. A pair costs 2*Dk in
-q . k and 2*Dv in p . v, for each query head; softmax, gates and norms are left out, as is usual.
+Only visible pairs of query and key count, not masked or padded work. A pair costs 2*Dk in q . k and
+2*Dv in p . v, for each query head; softmax, gates and norms are left out, as is usual.
 The backward pass counts 2.5 times the forward: five products where the forward has two, since
 the weights are computed again (Dao 2023, arXiv:2307.08691). Selection scores have no backward.
 Bytes are those of a perfect implementation: each input read once, each output written once.
@@ -94,7 +94,7 @@ def compress_pairs(tokens: int, config: NSAConfig, q_start: int = 0) -> int:
 
 
 def selected_pairs(tokens: int, config: NSAConfig, q_start: int = 0) -> int:
-    """Pairs in the selected blocks, whichever they are.
+    """Pairs in the selected blocks; their number does not depend on which blocks they are.
 
     Query t selects min(n, t // l' + 1) blocks: its own, up to t itself, and the rest whole.
     """
@@ -154,14 +154,14 @@ def operator_cost(
             )
             inputs = q + _kv_bytes(s, blocks + keys + window_keys) + gates
             return _cost(s, pairs, inputs, out, backward) + Cost(flops=scores, bytes=0)
-    raise ValueError(f"part={part!r} is none of whole, compress, scores, select, window")
+    raise ValueError(f"part={part!r} is not one of whole, compress, scores, select, window")
 
 
 def decode_cost(shape: Shape, config: NSAConfig) -> Cost:
     """Cost of `nsa.ops.decode_attention` where every sequence holds q_start + 1 tokens.
 
-    One query reads of the select branch only what it selects, where `operator_cost` counts every
-    key once: there some query selects it.
+    A single query reads only the selected keys of the select branch. `operator_cost` counts every
+    key once, since with many queries each key is selected by one of them.
     """
     if shape.tokens != 1:
         raise ValueError(f"tokens={shape.tokens}; decoding has one query per sequence")
@@ -183,8 +183,8 @@ def matmul_parameters(config: ModelConfig) -> int:
     """Parameters of the language model that multiply every token: N of the 6N rule.
 
     Query, key, value and output projections (three pairs of K and V with NSA, one without),
-    SwiGLU, and the output layer. The embedding is a look-up, and phi and the gate's MLP, a few
-    parts in a hundred, are left out so that N does not depend on their inner sizes.
+    SwiGLU, and the output layer. The embedding is a look-up. phi and the gate's MLP, a few percent,
+    are left out so that N does not depend on their inner sizes.
     """
     kv_pairs = len(BRANCHES) if config.attention == "nsa" else 1
     heads = config.n_heads * (config.head_dim_qk + config.head_dim_v)
@@ -220,7 +220,7 @@ def _attention_flops(
         kv_heads=config.n_kv_heads,
         head_dim_qk=config.head_dim_qk,
         head_dim_v=config.head_dim_v,
-        element_bytes=1,  # bytes are not asked for
+        element_bytes=1,  # only FLOPs are used
         q_start=q_start,
     )
     if config.attention == "nsa":
@@ -250,7 +250,7 @@ def _triangle(n: int) -> int:
 
 
 def peak_flops(gpu: str, dtype: torch.dtype | None) -> float | None:
-    """FLOP/s of matrix products in this dtype; None for a card or a dtype we have no sheet for."""
+    """FLOP/s of matrix products in this dtype; None if the GPU or dtype is not in the table."""
     if dtype not in (torch.bfloat16, torch.float16):
         return None
     return next((flops for name, flops in _PEAKS.items() if fnmatchcase(gpu, name)), None)

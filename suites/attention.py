@@ -1,4 +1,4 @@
-"""The operator by itself: the whole of NSA or one branch, forward or forward and backward."""
+"""The operator alone: the whole of NSA or one branch, forward or forward and backward."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.records import Scalar
 from harness.workload import Workload
 from nsa import ops, reference, roofline
-from nsa.config import ROUTES, NSAConfig, Routes
+from nsa.config import ROUTES, NSAConfig, Positions, Routes
 from nsa.flags import Flags
 from nsa.train.loop import describe_routes
 from suites import peers
@@ -20,7 +20,7 @@ from suites.selections import SELECTIONS, Selection, fixed_blocks
 SEED = 0
 BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
 REFERENCE_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
-"""Memory the dense float64 reference may take; longer sequences are timed unchecked, and say so."""
+"""Most memory of the dense float64 reference; longer sequences are timed but not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class AttentionPlan:
 
     @property
     def shared(self) -> bool:
-        """Whether the branches share keys and values, of which the compressed are the means."""
+        """Whether the branches share keys and values, whose means are the compressed ones."""
         return self.provider == "fla-nsa" and self.branch == "whole"
 
     @property
@@ -107,13 +107,13 @@ class AttentionPlan:
 def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
     """The route of each part; an AxisError where the provider has no such branch.
 
-    Flags are asked about the parts that run and that the provider leaves open.
+    Flags choose the parts that run and that the provider leaves open.
     """
     own = _own_routes(provider, branch)
     parts = {"whole": tuple(ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
     left = [part for part in parts if part not in own]
     if not left:
-        given.unrouted(f"{provider} routes all that runs")
+        given.unrouted(f"{provider} sets every route that runs")
     return Routes(**own, **{part: given.flags.route(part) for part in left})
 
 
@@ -141,7 +141,7 @@ def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Gaussian tensors of one case, [B, T, H, D]; keys and values of each branch apart."""
+    """Gaussian tensors of one case, [B, T, H, D]; each branch has its own keys and values."""
 
     q: Tensor
     k_cmp: Tensor
@@ -193,8 +193,8 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """The NSA operator on Gaussian inputs.
 
     Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, the
-    sizes of NSAConfig by their names, and for branch=select `selection`: which blocks the
-    queries are given. The whole operator selects the real top-n of its inputs.
+    sizes of NSAConfig by their names, and for branch=select `selection`: the blocks that the
+    queries get. The whole operator selects the real top-n of its inputs.
 
     Raises:
         AxisError: For an axis that is missing, unknown or out of range.
@@ -233,7 +233,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 def _rotated(
     p: AttentionPlan, device: str, seen: dict[str, Scalar], count: int
 ) -> list[Callable[[], dict[str, Tensor]]]:
-    """So many runs, each on inputs and a selection of its own."""
+    """`count` runs, each with its own inputs and selection."""
     runs: list[Callable[[], dict[str, Tensor]]] = []
     for i in range(count):
         x = _Inputs.draw(p, device, seed=SEED + i)
@@ -242,7 +242,7 @@ def _rotated(
 
 
 def _select(p: AttentionPlan, x: _Inputs) -> Tensor:
-    """The blocks the code under test selects, or is given: [B, T, HKV, n]."""
+    """The blocks that the code under test selects or gets: [B, T, HKV, n]."""
     if p.selection != "real":
         rng = torch.Generator(x.q.device).manual_seed(SEED)
         return fixed_blocks(p.selection, B=p.B, T=p.T, HKV=p.HKV, config=p.config, rng=rng)
@@ -253,7 +253,7 @@ def _select(p: AttentionPlan, x: _Inputs) -> Tensor:
 
 
 def _as_taken(p: AttentionPlan, x: _Inputs) -> _Inputs:
-    """The tensors as the provider takes them: what it needs done to them is not timed."""
+    """The tensors as the provider takes them; preparing them is not timed."""
     if p.provider != "fla-nsa":
         return x
     q, gates, grad = (peers.pad_group(t, p.HKV) for t in (x.q, x.gates, x.grad))
@@ -261,7 +261,7 @@ def _as_taken(p: AttentionPlan, x: _Inputs) -> _Inputs:
 
 
 def _as_shared(p: AttentionPlan, x: _Inputs) -> _Inputs:
-    """The same keys and values for all branches, where the provider knows no others."""
+    """The same keys and values for all branches, if the provider has no others."""
     if not p.shared:
         return x
     k_cmp, v_cmp = (
@@ -311,18 +311,17 @@ def _forward_of_peer(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
 def _definition(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
-    The selection itself is compared apart, by what its blocks are worth: two scores within
-    rounding of each other may be chosen either way, and the outputs then differ at will.
+    Selections are compared separately, by the importance of their blocks: two scores within
+    rounding of each other may be chosen either way, and the outputs then differ arbitrarily.
     """
-    c, x = p.config, _as_shared(p, x)
+    x = _as_shared(p, x)
+    at = Positions.of(x.q, config=p.config)
     if p.dense:
-        return reference.dense_attention(x.q, x.k_sel, x.v_sel)
+        return reference.dense_attention(x.q, x.k_sel, x.v_sel, at)
     branches = {
-        "compress": partial(reference.compress_attention, x.q, x.k_cmp, x.v_cmp, config=c),
-        "select": partial(reference.selected_attention, x.q, x.k_sel, x.v_sel, blocks, config=c),
-        "window": partial(
-            reference.window_attention, x.q, x.k_win, x.v_win, window_size=c.window_size
-        ),
+        "compress": partial(reference.compress_attention, x.q, x.k_cmp, x.v_cmp, at),
+        "select": partial(reference.selected_attention, x.q, x.k_sel, x.v_sel, blocks, at),
+        "window": partial(reference.window_attention, x.q, x.k_win, x.v_win, at),
     }
     if p.branch != "whole":
         return branches[p.branch]()
@@ -334,7 +333,8 @@ def _worth(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
 
     Callers round it to float32, in which selection works at every precision of the inputs.
     """
-    importance = reference.block_importance(x.q.double(), x.k_cmp.double(), config=p.config)
+    at = Positions.of(x.q, config=p.config)
+    importance = reference.block_importance(x.q.double(), x.k_cmp.double(), at)
     held = importance.gather(-1, blocks.clamp(min=0).long())
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
@@ -359,7 +359,7 @@ def _run(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
 def _seen_run(
     p: AttentionPlan, x: _Inputs, blocks: Tensor, seen: dict[str, Scalar]
 ) -> dict[str, Tensor]:
-    """What is timed; it notes which passes gave something."""
+    """What is timed; it records which passes ran."""
     outputs = _run(p, x, blocks)
     seen["pass"] = "forward" if outputs.keys() == {"o"} else "forward+backward"
     return outputs
@@ -385,7 +385,7 @@ def _reference(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor
         outputs = _with_gradients(p, x, lambda given: _definition(p, given, blocks))
     if p.branch in ("scores", "whole") and not p.dense:
         x = _as_shared(p, x)
-        best = reference.select_blocks(x.q, x.k_cmp, config=p.config)
+        best = reference.select_blocks(x.q, x.k_cmp, Positions.of(x.q, config=p.config))
         worth = _worth(p, x, best)
         outputs["selected"] = worth if x.q.dtype == torch.float64 else worth.float()
     return outputs
@@ -408,7 +408,7 @@ def cost_of(p: AttentionPlan) -> roofline.Cost:
 
 
 def _effective(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
-    """Shapes, dtype and selection as they stand in the tensors that were timed."""
+    """Shapes, dtype and selection of the tensors that were timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
         "seq_len": x.q.shape[1],

@@ -1,7 +1,7 @@
-"""Reads a case's axes, so that none is misspelt, missing or ignored.
+"""Reads a case's axes; a misspelt, missing or unused axis is an error.
 
-An axis that never reaches its workload makes a sweep of equal numbers look like a finding;
-`Axes.finish` turns it into an error.
+A sweep of an axis that its workload does not read would report equal numbers as a result;
+`Axes.finish` refuses it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ _AXIS_OF = {
     "NSA_ACCUM": "accum",
     "NSA_NO_GC": "gc",
 }
-"""Flags that override the training script's options; in a suite an axis says the same."""
+"""Flags that set options of the training script, and the axis that replaces each in a suite."""
 
 _FA2 = {"NSA_USE_FA2", "NSA_USE_FA2_WIN", "NSA_USE_FA2_CMP", "NSA_FORCE_PARITY"}
 _MODEL = _FA2 | {
@@ -44,7 +44,7 @@ _MODEL = _FA2 | {
     "NSA_DISABLE_AUX_STATS",
 }
 _ROUTING = _MODEL - {"NSA_PREFILL_BATCHED"}
-"""Flags that speak of NSA's branches alone."""
+"""Flags that concern only NSA's branches."""
 READ_FLAGS: Mapping[str, set[str]] = {
     "attention": _FA2,  # its provider is the route of the selection
     "forward": _MODEL,
@@ -53,7 +53,7 @@ READ_FLAGS: Mapping[str, set[str]] = {
     "decode_attention": set(),  # its provider is the route of everything
     "train": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
 }
-"""Flags that a workload reads for at least one provider or dataset: those it can sweep."""
+"""Flags that a workload reads for at least one provider or dataset, and so can sweep."""
 
 
 class AxisError(ValueError):
@@ -61,14 +61,14 @@ class AxisError(ValueError):
 
 
 class Axes:
-    """The axes of one case, taken one by one; upper-case ones are environment variables and
-    reach the workload as such."""
+    """The axes of one case, read one by one; upper-case axes are environment variables, and reach
+    the workload through the environment."""
 
     def __init__(self, workload: str, axes: Mapping[str, Scalar], flags: Flags) -> None:
         for flag, axis in _AXIS_OF.items():
             if flag in flags.set_names:
                 raise AxisError(
-                    f"{flag} is set, but in a suite the axis {axis!r} decides\n"
+                    f"{flag} is set, but in a suite the axis {axis!r} sets this\n"
                     f"  Unset {flag}, or sweep {axis}."
                 )
         for name in axes:
@@ -95,7 +95,7 @@ class Axes:
         return self._one_of(name, self._take(name, default), choices)
 
     def provider(self, provider: str, choices: Iterable[str]) -> str:
-        """The case's provider, which is no axis but as closed a list."""
+        """The case's provider: not an axis, but also one of a closed list."""
         return self._one_of("provider", provider, choices)
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -106,22 +106,23 @@ class Axes:
         return value
 
     def unrouted(self, why: str) -> None:
-        """Refuse flags among the axes that ask for a route where there is none to choose. One
-        that asks for nothing, such as NSA_USE_FA2=0, may stand beside those that do."""
+        """Refuse axes that choose a route of a branch where the provider has no such choice. A flag
+        without effect, such as NSA_USE_FA2=0, is accepted."""
         for name in self._variables:
             if not self.flags.asks_nothing_of_branches(name):
                 raise AxisError(
-                    f"{self._workload}: {name} asks for something, and {why}\n"
+                    f"{self._workload}: {name} has no effect here: {why}\n"
                     "  Exclude this combination."
                 )
 
     def finish(self) -> None:
-        """Every axis must have been read."""
+        """Refuse axes that were not read."""
         for name in self._axes:
             if name not in self._known:
                 raise AxisError(
-                    f"{self._workload} reads no axis {name!r}, so sweeping it would measure "
-                    f"nothing; it reads {', '.join(sorted(self._known))}" + _hint(name, self._known)
+                    f"{self._workload} does not read the axis {name!r}, so sweeping it would "
+                    f"measure nothing; it reads {', '.join(sorted(self._known))}"
+                    + _hint(name, self._known)
                 )
 
     def _one_of(self, name: str, value: Scalar, choices: Iterable[Word]) -> Word:

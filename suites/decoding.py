@@ -1,7 +1,7 @@
 """The operator at one query per sequence, against caches of fixed size."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,17 +11,17 @@ from torch import Tensor
 from harness.records import Scalar
 from harness.workload import Workload
 from nsa import ops, reference, roofline
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.flags import Flags
 from suites.axes import DENSE, DTYPES, Axes, AxisError
 
 SEED = 0
 SPLIT = "dense-split"
-"""FlashAttention-2 as torch has it, its keys split over the GPU as for decoding."""
+"""FlashAttention-2 from torch, with its keys split over the GPU, as for decoding."""
 PROVIDERS = (*ops.DECODE_ROUTES, *DENSE, SPLIT)
 CHECKED_SEQUENCES = 2
-"""Accuracy is compared on the first so many: their float64 copies are a few GB at 64k tokens."""
+"""Sequences on which accuracy is compared: their float64 copies are a few GB at 64k tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +69,19 @@ class DecodePlan:
         given.finish()
         if plan.graph and provider in ("reference", "eager"):
             raise AxisError(
-                f"decode_attention: {provider} waits for the device, which no graph can hold; "
-                "graph is off for it"
+                f"decode_attention: {provider} waits for the device, which a CUDA graph cannot do; "
+                "use graph=off"
             )
         return plan
 
     @property
     def dense(self) -> bool:
-        """Whether this is what NSA is compared with."""
+        """Whether the provider is dense attention, the baseline for NSA."""
         return self.provider not in ops.DECODE_ROUTES
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeInputs:
+class _Inputs:
     """Gaussian caches, filled to the last row, [B, rows, HKV, D]; dense attention has k and v."""
 
     q: Tensor
@@ -96,7 +96,7 @@ class _DecodeInputs:
     lengths: Tensor
 
     @classmethod
-    def draw(cls, p: DecodePlan, device: str) -> "_DecodeInputs":
+    def draw(cls, p: DecodePlan, device: str) -> "_Inputs":
         rng = torch.Generator(device).manual_seed(SEED)
 
         def normal(rows: int, heads: int, size: int) -> Tensor:
@@ -118,10 +118,10 @@ class _DecodeInputs:
             lengths=torch.full((p.B,), p.context, dtype=torch.int32, device=device),
         )
 
-    def checked(self, dtype: torch.dtype) -> "_DecodeInputs":
+    def checked(self, dtype: torch.dtype) -> "_Inputs":
         """The sequences whose outputs are compared."""
         few = (getattr(self, name)[:CHECKED_SEQUENCES] for name in self.__slots__)
-        return _DecodeInputs(*(x.to(dtype) if x.is_floating_point() else x for x in few))
+        return _Inputs(*(x.to(dtype) if x.is_floating_point() else x for x in few))
 
 
 def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
@@ -136,7 +136,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     flags = Flags.from_env()
     p = DecodePlan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = _DecodeInputs.draw(p, device)
+    x = _Inputs.draw(p, device)
     step = _dense_step(p, x) if p.dense else partial(_nsa_step, p, x)
     replays = [0]
     run = _captured(step, replays) if p.graph else step
@@ -155,7 +155,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     )
 
 
-def _nsa_step(p: DecodePlan, x: _DecodeInputs) -> dict[str, Tensor]:
+def _nsa_step(p: DecodePlan, x: _Inputs) -> dict[str, Tensor]:
     out, blocks = ops.decode_attention(
         x.q,
         x.k_cmp,
@@ -172,14 +172,14 @@ def _nsa_step(p: DecodePlan, x: _DecodeInputs) -> dict[str, Tensor]:
     return {"o": out, "blocks": blocks}
 
 
-def _dense_step(p: DecodePlan, x: _DecodeInputs) -> Callable[[], dict[str, Tensor]]:
-    """One query against the whole cache; what it needs to be so is not timed."""
+def _dense_step(p: DecodePlan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
+    """One query against the whole cache; its preparation is not timed."""
     if p.provider in DENSE:
         route = DENSE[p.provider]
         start = p.context - 1
         return lambda: {"o": ops.dense_attention(x.q, x.k, x.v, route=route, q_start=start)}
     if not x.q.is_cuda:
-        raise Unsupported(f"{SPLIT}: needs tensors on CUDA, and these are on {x.q.device}")
+        raise Unsupported(f"{SPLIT}: needs tensors on CUDA, but these are on {x.q.device}")
     # The kernel has one head size, a multiple of 8; zeros add nothing to a product.
     size = -(-max(p.Dk, p.Dv) // 8) * 8
     q, k, v = (F.pad(t, (0, size - t.shape[-1])) for t in (x.q, x.k, x.v))
@@ -206,7 +206,7 @@ def _dense_step(p: DecodePlan, x: _DecodeInputs) -> Callable[[], dict[str, Tenso
 def _captured(
     step: Callable[[], dict[str, Tensor]], replays: list[int]
 ) -> Callable[[], dict[str, Tensor]]:
-    """A call that replays the step, and counts."""
+    """A call that replays the step and counts the replays."""
     if not torch.cuda.is_available():
         raise Unsupported("graph=on: CUDA graphs need an NVIDIA GPU")
     stream = torch.cuda.Stream()
@@ -234,7 +234,7 @@ def _replay(
     return outputs
 
 
-def _checked(p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _checked(p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {"o": outputs["o"][:CHECKED_SEQUENCES].clone()}
     if not p.dense:
         few = x.checked(torch.float64)
@@ -243,40 +243,33 @@ def _checked(p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor]) -> 
 
 
 def _reference(
-    p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
+    p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The definition, given the blocks that were selected: scores within rounding of each other
-    may be chosen either way. The selection is compared by what its blocks are worth."""
-    few, start = x.checked(dtype), p.context - 1
+    may be chosen either way. Selections are compared by the importance of their blocks."""
+    few = x.checked(dtype)
+    at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
     if p.dense:
-        return {"o": reference.dense_attention(few.q, few.k, few.v, q_start=start)}
-    c = p.config
+        return {"o": reference.dense_attention(few.q, few.k, few.v, at)}
     blocks = outputs["blocks"][:CHECKED_SEQUENCES]
-    first = max(0, p.context - c.window_size)
+    first = max(0, p.context - p.config.window_size)
     ring = torch.arange(first, p.context, device=x.q.device) % x.k_win.shape[1]
+    k_win, v_win = few.k_win[:, ring], few.v_win[:, ring]
     out = reference.gated_sum(
         few.gates,
-        reference.compress_attention(few.q, few.k_cmp, few.v_cmp, config=c, q_start=start),
-        reference.selected_attention(few.q, few.k, few.v, blocks, config=c, q_start=start),
-        reference.window_attention(
-            few.q,
-            few.k_win[:, ring],
-            few.v_win[:, ring],
-            window_size=c.window_size,
-            k_start=first,
-            q_start=start,
-        ),
+        reference.compress_attention(few.q, few.k_cmp, few.v_cmp, at),
+        reference.selected_attention(few.q, few.k, few.v, blocks, at),
+        reference.window_attention(few.q, k_win, v_win, replace(at, k_start=first)),
     )
-    best = reference.select_blocks(few.q, few.k_cmp, config=c, q_start=start)
+    best = reference.select_blocks(few.q, few.k_cmp, at)
     worth = _worth(p, x.checked(torch.float64), best)
     return {"o": out, "selected": worth if dtype == torch.float64 else worth.float()}
 
 
-def _worth(p: DecodePlan, few: _DecodeInputs, blocks: Tensor) -> Tensor:
+def _worth(p: DecodePlan, few: _Inputs, blocks: Tensor) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, 1, HKV], float64."""
-    importance = reference.block_importance(
-        few.q, few.k_cmp, config=p.config, q_start=p.context - 1
-    )
+    at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
+    importance = reference.block_importance(few.q, few.k_cmp, at)
     held = importance.gather(-1, blocks.clamp(min=0).long())
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
@@ -297,9 +290,9 @@ def cost_of(p: DecodePlan) -> roofline.Cost:
 
 
 def _effective(
-    p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor], replays: list[int]
+    p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor], replays: list[int]
 ) -> dict[str, Scalar]:
-    """Shapes, dtype, selection and replays as they stand in what was timed."""
+    """Shapes, dtype, selection and replays of what was timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
         "context": x.k.shape[1] if p.dense else int(x.lengths.max()),

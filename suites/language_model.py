@@ -23,8 +23,8 @@ from suites.axes import DENSE, DTYPES, Axes
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)
 CHECKED_TOKENS: Mapping[Prefill, int] = {"batched": 1024, "token": 96}
-"""Accuracy is compared on the first so many tokens: the reference holds a [T, T] mask per head
-and layer, and taking queries one by one costs hundreds of launches each."""
+"""First tokens, on which accuracy is compared: the reference holds a [T, T] mask per head and
+layer, and taking queries one by one costs hundreds of launches each."""
 
 
 def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
@@ -52,8 +52,8 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """One optimiser step: data, forward, backward, clipping, AdamW.
 
     Axes: preset, seq_len, batch, accum, gc, compile, graph, dataset, precision. The NSA_* flags
-    choose routes and prefill. What is compared before the first step, compiled where the case
-    is: every token's loss, and the gradient that reaches the embedding through all layers.
+    choose routes and prefill. Accuracy is compared before the first step, compiled if the case is:
+    every token's loss, and the gradient that reaches the embedding through all layers.
     """
     flags = Flags.from_env()
     config = train_config(provider, axes, flags)
@@ -170,10 +170,10 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
 
 def layer(provider: str, axes: Mapping[str, Scalar]) -> Workload:
-    """One attention layer, called as somebody else's model calls it, without gradients: ByteLM
-    calls its parts, to compile them.
+    """One attention layer, called as a model of another project would, without gradients. (ByteLM
+    calls its parts, to compile them.)
 
-    Axes and flags as of `forward`.
+    Axes and flags are those of `forward`.
     """
     flags = Flags.from_env()
     plan = layer_plan(provider, axes, flags).whole
@@ -215,7 +215,7 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """new_tokens more tokens after a context, one by one through the cache.
 
     Axes: preset, context, batch, new_tokens, precision. The tokens are given, not drawn, and
-    every run continues from the same context, so that all runs do the same work. The NSA_*
+    every step continues from the same context, so that all steps do the same work. The NSA_*
     flags choose routes, and how the context is prefilled, which is not timed.
     """
     flags = Flags.from_env()
@@ -233,7 +233,7 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     @torch.no_grad()
     def continued(caches: list[LayerCache] | list[DenseCache], context: int) -> Tensor:
-        """Logits [B, new_tokens, V] of the tokens after the context; the caches end as before."""
+        """Logits [B, new_tokens, V] of the tokens after the context; restores the caches."""
         rewinds = [cache.mark() for cache in caches]
         routes = _routes(plan.model, flags)
         steps = [
@@ -310,7 +310,7 @@ def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
 
 
 def _routes(model: ModelConfig, flags: Flags) -> Routes:
-    """Those the flags ask for, of which dense attention asks nothing."""
+    """The routes that the flags choose; dense attention reads none."""
     return Routes() if model.attention == "dense" else flags.routes()
 
 
@@ -322,7 +322,7 @@ def _preset_of(model: ByteLM) -> str:
 
 
 def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
-    """The same weights in a model that, on reference routes, computes every branch as defined."""
+    """The same weights in a model that computes every branch as defined, by reference routes."""
     weight = next(model.parameters())
     copy = ByteLM(model.config, dense_backend="reference", aux_stats=False)
     copy.load_state_dict(model.state_dict())
@@ -350,7 +350,7 @@ def _defined_logits(model: ByteLM, tokens: Tensor, dtype: torch.dtype) -> dict[s
 
 
 def _watch(model: ByteLM) -> dict[str, Any]:
-    """The routes and prefill that the last layer was handed last, kept up to date."""
+    """The routes and prefill that the last layer received, updated at each forward."""
     handed: dict[str, Any] = {}
 
     def note(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
@@ -361,7 +361,7 @@ def _watch(model: ByteLM) -> dict[str, Any]:
 
 
 def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str, Scalar]:
-    """What one forward showed of itself."""
+    """The configuration that one forward ran with."""
     dense = model.config.attention == "dense"
     attention = model.blocks[-1].get_submodule("attention")
     return {
@@ -378,7 +378,7 @@ def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str
 
 
 def _word(dtype: torch.dtype) -> str:
-    """The axis's word for a dtype."""
+    """The axis's name of a dtype."""
     return next((word for word, known in DTYPES.items() if known is dtype), str(dtype))
 
 

@@ -1,23 +1,23 @@
-"""Other people's kernels, as providers of the `attention` workload.
+"""Kernels of other projects, as providers of the `attention` workload.
 
     flex      branch window          FlexAttention of PyTorch, compiled
     fla-attn  whole, branch window   the Triton FlashAttention-2 of flash-linear-attention
     fla-nsa   whole, branch select   its native sparse attention
 
-None is needed to run a suite: one that is absent, or does not take a shape, declines the case.
-flash-linear-attention is `pip install fla-core`; 0.6.0 is the version read here.
+No suite needs them: a peer that is absent, or does not take a shape, declines the case.
+flash-linear-attention is `pip install fla-core`; this module is written for 0.6.0.
 
-What `fla-nsa` computes is less than the operator of this project: its compressed blocks neither
-overlap nor learn (l = d = l', the mean of their tokens), so there are l / d times fewer keys to
-compress and to score than at the paper's sizes, and its branches share keys and values. Judged
-with these sizes, nsa.reference defines the same function, and accuracy is checked against it. Its
-groups must be a power of two, at least 16: smaller ones are padded with zero queries, which leave
-the selection as it is, before the clock starts. Its window is the flash-attn package's; here it is
-the same algorithm built into PyTorch.
+`fla-nsa` computes less than the operator of this project: its compressed blocks do not overlap and
+have no parameters (l = d = l', the mean of their tokens), so there are l / d times fewer keys to
+compress and to score than at the paper's sizes, and its branches share keys and values. With these
+sizes nsa.reference defines the same function, and accuracy is checked against it. Its groups must
+be a power of two, at least 16: smaller ones are padded, before timing, with zero queries, which do
+not change the selection. Its window is that of the flash-attn package; here it is the same
+algorithm built into PyTorch.
 
-Read, and not measured: native-sparse-attention-pytorch 0.2.3 (computes in float16 whatever it is
-given, Dk == Dv <= 128, groups that divide 16; five more packages) and flash-sparse-attn 2.0.6
-(sparsity by a threshold on the softmax: another function).
+Considered but not measured: native-sparse-attention-pytorch 0.2.3 (always computes in float16,
+Dk == Dv <= 128, groups that divide 16; five more packages) and flash-sparse-attn 2.0.6 (sparsity by
+a threshold on the softmax: another function).
 """
 
 import importlib
@@ -43,7 +43,7 @@ PEERS: Mapping[str, tuple[str, ...]] = {
 }
 """Provider -> the branches it computes; `whole` of fla-attn is dense attention."""
 MIN_GROUP = 16
-"""Query heads of a KV head that fla-nsa takes at least."""
+"""Fewest query heads of a KV head for fla-nsa."""
 MASK_BLOCK = 128
 """Queries and keys of a block of FlexAttention's mask."""
 
@@ -60,16 +60,16 @@ def _refusal(provider: str, q: Tensor, v: Tensor) -> str:
     if provider != "flex" and importlib.util.find_spec("fla") is None:
         return "flash-linear-attention is not installed (pip install fla-core)"
     if not q.is_cuda:
-        return f"needs tensors on CUDA, and these are on {q.device.type}"
+        return f"needs tensors on CUDA, but these are on {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"is measured in float16 or bfloat16, and these are {dtype}"
+        return f"is measured in float16 or bfloat16, but these are {dtype}"
     if size > 256:
-        return f"takes heads of at most 256, and these have {size}"
+        return f"takes heads of at most 256, but these have {size}"
     return ""
 
 
 def nsa_config(config: NSAConfig) -> NSAConfig:
-    """The sizes that fla-nsa computes with, for those asked for."""
+    """The sizes that fla-nsa uses for these."""
     size = config.select_block_size
     return replace(config, compress_block_size=size, compress_stride=size, phi="mean")
 
@@ -100,7 +100,7 @@ def fla_attention(q: Tensor, k: Tensor, v: Tensor, *, window_size: int | None = 
 
 
 def fla_nsa(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, *, config: NSAConfig) -> Tensor:
-    """The whole operator; q and gates have groups as `pad_group` makes them."""
+    """The whole operator; q and gates are padded by `pad_group`."""
     g_compress, g_select, g_window = gates.unbind(-1)
     out = _fla("nsa").parallel_nsa(
         q,
@@ -165,14 +165,14 @@ def flex_window(q: Tensor, k: Tensor, v: Tensor, *, window_size: int) -> Tensor:
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    # Uncompiled it would materialise the scores: a fallback nobody wants to time.
+    # Uncompiled it would materialise the scores; fullgraph makes that an error.
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
     return compiled
 
 
 @cache
 def window_mask(T: int, window_size: int, device: torch.device) -> BlockMask:
-    """Keys in (t - window_size, t], as blocks: built from bounds, for T * T of it may not fit."""
+    """Keys in (t - window_size, t], as blocks built from bounds: a T * T mask may not fit."""
     row = torch.arange(-(-T // MASK_BLOCK), device=device)[:, None]
     column = row.T
     first, end = row * MASK_BLOCK, (row + 1) * MASK_BLOCK  # queries of a row of blocks
@@ -193,12 +193,12 @@ def window_mask(T: int, window_size: int, device: torch.device) -> BlockMask:
 
 
 def _lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many key blocks a row of them has, [1, 1, rows], and those first, [1, 1, rows, rows]."""
+    """Number of key blocks in each row, [1, 1, rows]; indices, those first, [1, 1, rows, rows]."""
     counts = blocks.sum(-1, dtype=torch.int32)
     indices = blocks.int().argsort(dim=-1, descending=True, stable=True).int()
     return counts[None, None], indices[None, None].contiguous()
 
 
 def _fla(module: str) -> Any:
-    """A module of the peer; its name begins here, so that nobody takes it for one of ours."""
+    """A module of the peer."""
     return importlib.import_module(f"fla.ops.{module}")

@@ -1,8 +1,7 @@
-"""Which blocks queries select, where the selected branch is timed by itself.
+"""Which blocks queries select, when the selected branch is timed separately.
 
-The same number of blocks costs differently as they lie: blocks that neighbouring queries share
-are read once for all of them, distant ones come from memory. A time means nothing without its
-selection, so it is an axis.
+The cost depends on which blocks these are: blocks that neighbouring queries share are read once for
+all of them, others come from memory. A time is meaningless without its selection, so it is an axis.
 """
 
 from typing import Literal, get_args
@@ -16,7 +15,7 @@ from nsa.reference import top_blocks
 Selection = Literal["real", "random", "local"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 """real: the top n of the case's Gaussian inputs. random: block 0, the query's own, the one before
-it, and distinct others, each as likely as the next. local: the n nearest, block 0 among them."""
+it, and distinct others with equal probability. local: the n nearest, block 0 included."""
 
 _CHUNK_ELEMENTS = 1 << 27
 
@@ -30,7 +29,7 @@ def fixed_blocks(
     config: NSAConfig,
     rng: torch.Generator,
 ) -> Tensor:
-    """Blocks that depend on no scores, as `ops.select_blocks` gives them: [B, T, HKV, n] int32."""
+    """Blocks chosen without scores, as `ops.select_blocks` returns them: [B, T, HKV, n] int32."""
     M = config.select_length(T)
     device = rng.device
     rows = max(1, _CHUNK_ELEMENTS // (B * HKV * M))

@@ -1,4 +1,4 @@
-"""What the shipped suites name as `factory:`; this package alone knows both houses."""
+"""What the shipped suites name as `factory:`; only this package imports both harness and nsa."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode.attend", "torch.profiler")
-"""What the factories import when they are called; imported once for all workers."""
+"""Modules that the factories import; imported once for all workers."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "attention": _attention.AttentionPlan.read,
@@ -42,7 +42,7 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
 
 
 def _declining(call: Callable[P, T]) -> Callable[P, T]:
-    """The same call; a route of nsa that cannot run here declines in the harness's word."""
+    """The same call, with nsa's Unsupported turned into the harness's."""
 
     @wraps(call)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -61,7 +61,7 @@ def _rotated(
 
 
 def _at_the_seam(factory: Factory) -> Factory:
-    """The factory; it, and the first calls of its workload, may decline the case."""
+    """The factory; it and its workload may decline the case."""
 
     @wraps(factory)
     def build(provider: str, axes: Mapping[str, Scalar]) -> Workload:
@@ -88,7 +88,7 @@ train = _at_the_seam(_language_model.train)
 def counts(
     function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
 ) -> Counts:
-    """Tokens and FLOPs of one run of a case as its workload will tell them, which is not built."""
+    """Tokens and FLOPs of one step of a case, as its workload reports them; does not build it."""
     match _PLANS[function](provider, axes, Flags.from_env(env)):
         case _attention.AttentionPlan() as p:
             return Counts(tokens=p.B * p.T, flops=_attention.cost_of(p).flops)

@@ -1,4 +1,4 @@
-"""The gate: three branches weighed and added up, and what their backward passes need of it.
+"""The gate: the weighed sum of three branches, and the row products of their backward passes.
 
 Both kernels read every branch once and are bound by memory. A program takes a tile of rows, one
 row a head of a token, and all of each row's channels. Sums run in float32.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import ceil_div, last_contiguous, power_of_2
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 TILE = 4096
 """Elements of one branch that a program reads: with 128 threads, four loads of 16 bytes each."""
@@ -113,7 +113,7 @@ def _gate_bwd_kernel(
 
 
 def gate_forward(gates: Tensor, o_cmp: Tensor, o_sel: Tensor, o_win: Tensor) -> Tensor:
-    """Weigh the branches' outputs and add them up.
+    """Add up the outputs of the branches, weighed by their gates.
 
     Args:
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES; any dtype, any strides.
@@ -153,14 +153,14 @@ def gate_backward(do: Tensor, o_cmp: Tensor, o_sel: Tensor, o_win: Tensor) -> Te
 
     Returns:
         delta: [B, T, HQ, 3], float32, contiguous; delta[..., b] = sum(do * o_b). It is the
-            gradient of the gates, and what softmax subtracts in the branches' backward passes
-            (there times the gate).
+            gradient of the gates and, times the gate, what softmax subtracts in the branches'
+            backward passes.
     """
     return _row_dots(do, (o_cmp, o_sel, o_win))
 
 
 def row_dot(do: Tensor, o: Tensor) -> Tensor:
-    """The same for one branch alone: [B, T, HQ], float32, contiguous."""
+    """The same for one branch: [B, T, HQ], float32, contiguous."""
     return _row_dots(do, (o,)).squeeze(-1)
 
 
@@ -181,10 +181,10 @@ def _row_dots(do: Tensor, outputs: tuple[Tensor, ...]) -> Tensor:
 
 
 @lru_cache(maxsize=KINDS)
-def _launch_row_dots(HQ: int, D: int, branches: int) -> tuple[Launch, int]:
+def _launch_row_dots(HQ: int, D: int, branches: int) -> tuple[KernelLaunch, int]:
     """The kernel, and rows of its tile."""
     block_d, rows = _blocks(D)
-    launch = Launch(
+    launch = KernelLaunch(
         _gate_bwd_kernel, HQ=HQ, D=D, BLOCK_D=block_d, ROWS=rows, BRANCHES=branches,
         num_warps=WARPS,
     )  # fmt: skip

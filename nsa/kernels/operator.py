@@ -1,28 +1,27 @@
-"""The kernels as differentiable functions: each branch by itself, and the operator in one.
+"""The kernels as differentiable functions: each branch, and the whole operator.
 
-In one, the branches share what they can: the scores take the softmax denominators of the compress
-branch, the gated sum is formed where the selected branch combines its parts, one pass over the
-gradient yields the row products of all three, and the gradients of the queries are added up where
-the last of them is formed.
+In the whole operator the branches share intermediate results: the scores use the softmax
+denominators of the compress branch, the gated sum is formed where the selected branch combines its
+parts, one pass over the gradient yields the row products of all three branches, and the gradients
+of the queries are added up where the last of them is formed.
 
-Gradients are the same in every run of the same inputs where PyTorch is told so
-(torch.use_deterministic_algorithms). Otherwise those of the selected keys and values are added up
-in the order in which the programs finish.
+Under torch.use_deterministic_algorithms gradients are the same in every run of the same inputs.
+Otherwise those of the selected keys and values are added up in the order in which programs finish.
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 5.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsa.config import NSAConfig
+from nsa.config import Positions
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
-from nsa.kernels.common.streams import beside
+from nsa.kernels.common.streams import side_streams
 from nsa.kernels.gate import gate_backward, row_dot
 from nsa.kernels.scores import select_blocks
 from nsa.kernels.selected.backward import selected_backward
@@ -33,54 +32,8 @@ from nsa.profiling import named_range
 Gradients = tuple[Tensor | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What is not a tensor with a gradient: sizes, and where queries and keys stand."""
-
-    config: NSAConfig
-    scale: float
-    q_start: int = 0
-    k_win_start: int = 0
-    cu_seqlens: Tensor | None = None
-    deterministic: bool
-
-    @classmethod
-    def here(cls, **given: Any) -> Self:
-        """As given, deterministic if PyTorch is told to be."""
-        return cls(deterministic=torch.are_deterministic_algorithms_enabled(), **given)
-
-    def compress_band(self, q: Tensor, k_cmp: Tensor) -> Band:
-        return Band.compress(
-            self.config,
-            q_start=self.q_start,
-            blocks=k_cmp.shape[1],
-            tokens=q.shape[1],
-            cu_seqlens=self.cu_seqlens,
-        )
-
-    def window_band(self, q: Tensor) -> Band:
-        return Band.causal(
-            tokens=q.shape[1],
-            window=self.config.window_size,
-            q_start=self.q_start,
-            k_start=self.k_win_start,
-            cu_seqlens=self.cu_seqlens,
-        )
-
-    @property
-    def selection(self) -> dict[str, Any]:
-        """What the kernels of the selected branch are told."""
-        return {
-            "block_size": self.config.select_block_size,
-            "scale": self.scale,
-            "q_start": self.q_start,
-            "cu_seqlens": self.cu_seqlens,
-            "deterministic": self.deterministic,
-        }
-
-
 class BandedAttention(torch.autograd.Function):
-    """Attention over a band: the compress branch, the window branch, or dense."""
+    """Attention over a band: the compress branch, the window branch, or dense attention."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float) -> Tensor:
@@ -103,25 +56,22 @@ class SelectedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, place: Place
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions
     ) -> Tensor:
-        o, lse, index, _ = selected_forward(q, k, v, block_indices, **place.selection)
+        ctx.deterministic = torch.are_deterministic_algorithms_enabled()
+        o, lse, index, _ = selected_forward(
+            q, k, v, block_indices, at, deterministic=ctx.deterministic
+        )
         ctx.save_for_backward(q, k, v, o, lse, *_tensors(index))
-        ctx.place, ctx.index = place, _without_tensors(index)
+        ctx.at, ctx.index = at, _without_tensors(index)
         return o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor) -> Gradients:
         q, k, v, o, lse, *tensors = ctx.saved_tensors
+        index, delta = _with_tensors(ctx.index, tensors), row_dot(do, o)
         dq, dk, dv = selected_backward(
-            do,
-            q,
-            k,
-            v,
-            lse,
-            row_dot(do, o),
-            _with_tensors(ctx.index, tensors),
-            **ctx.place.selection,
+            do, q, k, v, lse, delta, index, ctx.at, deterministic=ctx.deterministic
         )
         return dq, dk, dv, None, None
 
@@ -140,36 +90,31 @@ class Attention(torch.autograd.Function):
         k_win: Tensor,
         v_win: Tensor,
         gates: Tensor,
-        place: Place,
+        at: Positions,
     ) -> tuple[Tensor, Tensor]:
-        compress, window = place.compress_band(q, k_cmp), place.window_band(q)
+        ctx.deterministic = torch.are_deterministic_algorithms_enabled()
+        compress = Band.compress(at, tokens=q.shape[1], blocks=k_cmp.shape[1])
+        window = Band.causal(at, tokens=q.shape[1], window=at.config.window_size)
         with named_range("nsa.compress"):
-            o_cmp, lse_cmp = banded_forward(q, k_cmp, v_cmp, compress, scale=place.scale)
+            o_cmp, lse_cmp = banded_forward(q, k_cmp, v_cmp, compress, scale=at.scale)
         with named_range("nsa.scores"):
-            blocks = select_blocks(
-                q,
-                k_cmp,
-                lse_cmp,
-                config=place.config,
-                q_start=place.q_start,
-                cu_seqlens=place.cu_seqlens,
-                scale=place.scale,
-            )
+            blocks = select_blocks(q, k_cmp, lse_cmp, at)
         with named_range("nsa.window"):
-            o_win, lse_win = banded_forward(q, k_win, v_win, window, scale=place.scale)
+            o_win, lse_win = banded_forward(q, k_win, v_win, window, scale=at.scale)
         assert o_cmp is not None
         assert o_win is not None  # both are None only without values
         with named_range("nsa.select"):
             o_sel, lse_sel, index, out = selected_forward(
-                q, k_sel, v_sel, blocks, gated=(gates, o_cmp, o_win), **place.selection
-            )
+                q, k_sel, v_sel, blocks, at,
+                deterministic=ctx.deterministic, gated=(gates, o_cmp, o_win),
+            )  # fmt: skip
         assert out is not None
         ctx.save_for_backward(
             *(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates),
             *(o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win),
             *_tensors(index),
         )
-        ctx.place, ctx.bands, ctx.index = place, (compress, window), _without_tensors(index)
+        ctx.at, ctx.bands, ctx.index = at, (compress, window), _without_tensors(index)
         ctx.mark_non_differentiable(blocks)
         return out, blocks
 
@@ -177,25 +122,25 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do: Tensor, _: Tensor) -> Gradients:
         q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, *saved = ctx.saved_tensors
         o_cmp, o_sel, o_win, lse_cmp, lse_sel, lse_win, *tensors = saved
-        place, (compress, window) = ctx.place, ctx.bands
+        at, (compress, window) = ctx.at, ctx.bands
         with named_range("nsa.gate"):
             delta = gate_backward(do, o_cmp, o_sel, o_win)
-        with beside(q.device, 2) as sides:
+        with side_streams(q.device, 2) as sides:
             with named_range("nsa.compress"):
                 dq_cmp, dk_cmp, dv_cmp = banded_backward(
                     do, q, k_cmp, v_cmp, lse_cmp, delta[..., 0], compress,
-                    scale=place.scale, gate=gates[..., 0], side=sides[0],
+                    scale=at.scale, gate=gates[..., 0], side=sides[0],
                 )  # fmt: skip
             with named_range("nsa.window"):
                 dq_win, dk_win, dv_win = banded_backward(
                     do, q, k_win, v_win, lse_win, delta[..., 2], window,
-                    scale=place.scale, gate=gates[..., 2], side=sides[1],
+                    scale=at.scale, gate=gates[..., 2], side=sides[1],
                 )  # fmt: skip
             with named_range("nsa.select"):
                 dq, dk_sel, dv_sel = selected_backward(
                     do, q, k_sel, v_sel, lse_sel, delta[..., 1], _with_tensors(ctx.index, tensors),
-                    gate=gates[..., 1], add_dq=(dq_cmp, dq_win), added_by=sides,
-                    **place.selection,
+                    at, deterministic=ctx.deterministic, gate=gates[..., 1],
+                    add_dq=(dq_cmp, dq_win), added_by=sides,
                 )  # fmt: skip
         keys = (dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win)
         return dq, *keys, delta.to(gates.dtype), None

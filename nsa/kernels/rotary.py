@@ -1,9 +1,8 @@
-"""Rotary embedding: neighbouring channel pairs of every head turned by their token's angles.
+"""Rotary embedding: rotates neighbouring channel pairs of every head by their token's angles.
 
 One pass over memory. A program takes a tile of rows, one row a head of a token; the turns of a
 token are read from memory once and from cache for its other heads. The inverse of a turn is its
-transpose, so the backward pass is the same kernel with the sine negated, and nothing of the
-input is kept for it.
+transpose, so the backward pass is the same kernel with the sine negated, and keeps no input.
 
 Source: Su et al. 2021, arXiv:2104.09864, eq. 34.
 """
@@ -78,7 +77,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         cos, sin: [T, D / 2], float32.
 
     Returns:
-        [B, T, H, D], contiguous, dtype of x. Differentiable in x alone.
+        [B, T, H, D], contiguous, dtype of x. Differentiable in x only.
     """
     turned: Tensor = _Rotate.apply(x, cos, sin)
     return turned

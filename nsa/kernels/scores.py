@@ -1,9 +1,9 @@
 """Which blocks a query selects: scores and top-n, in memory linear in T.
 
 Two kernels for each chunk of queries. The first owns a tile of queries and compressed blocks,
-holds the keys, and walks the G heads of the group: with `lse` of the compress branch at hand the
-probabilities add up in registers (eq. 8 and 10), and only their sums over select blocks (eq. 9)
-leave the chip, into a scratch of fixed size. The second takes the n best of each query (eq. 11).
+holds the keys, and walks the G heads of the group: with the `lse` of the compress branch it adds up
+probabilities in registers (eq. 8 and 10), and writes only their sums over select blocks (eq. 9), to
+a scratch of fixed size. The second takes the n best blocks of each query (eq. 11).
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 8 to 11. In the paper stride is d, SELECT l'.
 """
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig
+from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.kernels.common.device import (
     LOG2_E,
@@ -27,14 +27,14 @@ from nsa.kernels.common.device import (
     last_contiguous,
     power_of_2,
 )
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 SCRATCH_BYTES = 1 << 27
-"""What the importances of one chunk of queries may take."""
+"""Most memory for the importances of one chunk of queries."""
 TOP_ROWS = 1
 TOP_COLUMNS = 1024
-"""Queries and select blocks that a program of the top-n kernel looks at together."""
+"""Queries and select blocks that a program of the top-n kernel handles together."""
 
 
 class ScoreTile(NamedTuple):
@@ -316,15 +316,7 @@ def _importance(
 
 
 def select_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    lse: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    tile: ScoreTile | None = None,
+    q: Tensor, k_cmp: Tensor, lse: Tensor, at: Positions, *, tile: ScoreTile | None = None
 ) -> Tensor:
     """Select n blocks of keys for each query and KV head.
 
@@ -342,12 +334,13 @@ def select_blocks(
     """
     B, T, HQ, D = q.shape
     N, HKV = k_cmp.shape[1:3]
+    config, q_start, cu_seqlens = at.config, at.q_start, at.cu_seqlens
     per_select = config.select_block_size // config.compress_stride
     if per_select & (per_select - 1):
         raise Unsupported(
-            f"triton: scores need select_block_size / compress_stride to be a power of two, and it "
+            f"triton: scores need select_block_size / compress_stride to be a power of two, but it "
             f"is {config.select_block_size} / {config.compress_stride} = {per_select}; the `eager` "
-            "route takes any"
+            "route has no such limit"
         )
     q, k_cmp = aligned(q), last_contiguous(k_cmp)
     score, top, tile, blocks, spill, bulk = _launches(
@@ -381,7 +374,7 @@ def select_blocks(
         score(
             (ceil_div(seen * per_select, blocks), count, HKV),
             (*queries, k_cmp, lse, scratch, *tables),
-            (scale * LOG2_E, first, T, N, q_start, tiles, documents, columns, *strides),
+            (at.scale * LOG2_E, first, T, N, q_start, tiles, documents, columns, *strides),
         )
         top(
             (ceil_div(tile.queries, TOP_ROWS), count, HKV),
@@ -400,8 +393,8 @@ def _launches(
     D: int,
     documents: bool,
     tile: ScoreTile | None,
-) -> tuple[Launch, Launch, ScoreTile, int, int, bool]:
-    """Both kernels; the tile, its BLOCKS, SPILL, and whether tiles are described."""
+) -> tuple[KernelLaunch, KernelLaunch, ScoreTile, int, int, bool]:
+    """Both kernels; the tile, its BLOCKS, SPILL, and whether tiles have descriptors."""
     bulk = has_bulk_copies(arch)
     tile = score_tile(arch, D) if tile is None else tile
     per_select = config.select_block_size // config.compress_stride
@@ -417,12 +410,12 @@ def _launches(
         "DOCUMENTS": documents,
         "QUERIES": tile.queries,
     }
-    score = Launch(
+    score = KernelLaunch(
         _score_kernel, G=G, D=D, D1=D1, D2=D2, STRIDE=config.compress_stride,
         SPAN=config.compress_block_size, BLOCKS=blocks, BULK=bulk, **sizes,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    top = Launch(
+    top = KernelLaunch(
         _top_kernel, N_SELECT=config.num_blocks, N_PADDED=power_of_2(config.num_blocks),
         INITIAL=INITIAL_BLOCKS, LOCAL=LOCAL_BLOCKS, ROWS=TOP_ROWS, COLUMNS=TOP_COLUMNS,
         **sizes, num_warps=1,

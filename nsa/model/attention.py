@@ -1,8 +1,8 @@
 """Attention as a layer: projections, rotary embedding, the three branches and their gate.
 
-Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3. Here are the
-parts with parameters: phi (eq. 7), the gate (eq. 5) and the projections; what they feed is
-computed by nsa.ops. `DenseAttention` is plain causal attention behind the same interface.
+Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3. This module holds
+the parts with parameters: phi (eq. 7), the gate (eq. 5) and the projections; nsa.ops computes the
+rest. `DenseAttention` is plain causal attention behind the same interface.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nsa import ops
 from nsa.config import BRANCHES, ModelConfig, NSAConfig, Routes
 from nsa.flags import Prefill
-from nsa.model.cache import DenseCache, KeyValues, LayerCache
+from nsa.model.cache import DenseCache, Heads, KeyValues, LayerCache
 from nsa.model.compiled import compiled
 from nsa.model.rotary import Rotation, rotate
 from nsa.profiling import named_range
@@ -27,10 +27,10 @@ GATE_HIDDEN = 64
 
 
 class Phi(nn.Module):
-    """Turns a block of keys or values into one (eq. 7): an MLP that knows the place in the block.
+    """Turns a block of keys or values into one (eq. 7): an MLP with a position encoding.
 
-    One instance serves all heads. The first layer is linear, so the position encoding it
-    would read beside each token is passed through it once, not once per block.
+    One instance serves all heads. The first layer is linear, so the position encoding passes
+    through it once, not once per block.
     """
 
     def __init__(self, block_size: int, dim: int) -> None:
@@ -65,9 +65,9 @@ class MeanPhi(nn.Module):
 
 
 class Gate(nn.Module):
-    """How much each head takes of each branch (eq. 5), from the token's features.
+    """The weight of each branch in each head (eq. 5), from the token's features.
 
-    `sigmoid` weighs every branch by itself, as in the paper; `softmax` shares one among them.
+    `sigmoid` weighs every branch independently, as in the paper; `softmax` weights sum to 1.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -82,29 +82,11 @@ class Gate(nn.Module):
         return logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1).to(logits.dtype)
 
 
-class Heads(NamedTuple):
-    """What tokens ask for and offer, before any of them attends; [B, T, heads, D].
-
-    Queries and the keys of select and window are rotated. The compress branch gets its keys raw:
-    phi has a position encoding of its own.
-    """
-
-    q: Tensor
-    k_sel: Tensor
-    v_sel: Tensor
-    k_win: Tensor
-    v_win: Tensor
-    k_raw: Tensor
-    v_raw: Tensor
-    gates: Tensor
-    """[B, T, HQ, 3]"""
-
-
 class NSAttention(nn.Module):
     """Native Sparse Attention: one Q, keys and values of its own for each branch, a gate."""
 
     def __init__(self, config: ModelConfig, *, aux_stats: bool = True) -> None:
-        """With aux_stats, the last forward can be asked for `aux_stats()`."""
+        """With aux_stats, `aux_stats()` reports on the last forward."""
         super().__init__()
         self.config = config
         self.keeps_stats = aux_stats
@@ -119,11 +101,12 @@ class NSAttention(nn.Module):
         self._seen: tuple[Tensor, Tensor] | None = None
 
     def aux_stats(self) -> Mapping[str, Tensor]:
-        """Of the last forward, on its device: `gate_mean` [3], the mean gate of each branch in
-        the order of BRANCHES; `selected_blocks` [], the mean number of blocks a query selected.
+        """Statistics of the last forward, on its device: `gate_mean` [3], the mean gate of each
+        branch in the order of BRANCHES; `selected_blocks` [], the mean number of blocks a query
+        selected.
 
-        Empty before the first forward, and always when they were turned off. They are computed
-        here; a forward only keeps what they are computed of.
+        Empty before the first forward, and without aux_stats. A forward only keeps the tensors;
+        the means are computed here.
         """
         if self._seen is None:
             return {}
@@ -151,7 +134,7 @@ class NSAttention(nn.Module):
             prefill: `batched` takes all queries at once; `token` one by one, which is slow. Both
                 compute the same.
             cu_seqlens: [documents + 1], int32: bounds of documents packed into one row, B == 1.
-                None sees the others. Not together with a cache.
+                No document sees another. Not together with a cache.
             cache: Remembers keys and values for the next call.
             rotation: Turns of these tokens, when the caller computed them for all layers.
 
@@ -159,8 +142,8 @@ class NSAttention(nn.Module):
             [B, T, dim].
 
         Raises:
-            ValueError: For an unknown prefill, or documents together with a cache.
-            nsa.ops.Unsupported: If a route cannot run here.
+            ValueError: The prefill is unknown, or documents come with a cache.
+            nsa.ops.Unsupported: A route cannot run here.
         """
         _check(prefill, cu_seqlens, cache)
         if rotation is None:
@@ -180,7 +163,7 @@ class NSAttention(nn.Module):
         return y
 
     def project(self, x: Tensor, turns: Tensor) -> Heads:
-        """Everything of [B, T, dim] that a token computes by itself; compiles."""
+        """Everything that a token of [B, T, dim] computes on its own; compiles."""
         c = self.config
         HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
         qk, v = self.qkv(x).split([(HQ + 3 * HKV) * Dk, 3 * HKV * Dv], -1)
@@ -192,7 +175,7 @@ class NSAttention(nn.Module):
     def compress(
         self, k_raw: Tensor, v_raw: Tensor, turns: Tensor, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values of whole blocks, [B, N, HKV, D]; compiles, but documents."""
+        """Keys (rotated) and values of whole blocks, [B, N, HKV, D]; compiles without documents."""
         cut = partial(ops.compress_blocks, config=self.config.nsa, cu_seqlens=cu_seqlens)
         return rotate(cut(k_raw, self.phi_k), turns), cut(v_raw, self.phi_v)
 
@@ -207,10 +190,10 @@ class NSAttention(nn.Module):
         rotation: Rotation,
         compile_parts: bool = False,
     ) -> Tensor:
-        """What happens between tokens: `project` stands before it and `out` after it.
+        """The part between `project` and `out`, in which tokens see each other.
 
         Args:
-            compile_parts: Run phi compiled; neither with documents nor with a cache.
+            compile_parts: Run phi compiled; not with documents or a cache.
 
         Returns:
             [B, T, HQ, Dv].
@@ -239,15 +222,7 @@ class NSAttention(nn.Module):
 
         h = heads
         if cache is not None:
-            return cache.append(
-                k_raw=h.k_raw,
-                v_raw=h.v_raw,
-                k_sel=h.k_sel,
-                v_sel=h.v_sel,
-                k_win=h.k_win,
-                v_win=h.v_win,
-                compress=compress,
-            )
+            return cache.append(h, compress)
         k_cmp, v_cmp = compress(h.k_raw, h.v_raw)
         return KeyValues(
             k_cmp=k_cmp, v_cmp=v_cmp, k_sel=h.k_sel, v_sel=h.v_sel, k_win=h.k_win, v_win=h.v_win
@@ -262,7 +237,7 @@ class NSAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Eq. 5: output [B, T, HQ, Dv], and the blocks that were selected [B, T, HKV, n]."""
-        return ops.attention_and_blocks(
+        return ops.attention(
             q,
             kv.k_cmp,
             kv.v_cmp,
@@ -276,6 +251,7 @@ class NSAttention(nn.Module):
             q_start=kv.q_start,
             k_win_start=kv.k_win_start,
             cu_seqlens=cu_seqlens,
+            return_blocks=True,
         )
 
     def _attend_by_token(
@@ -300,7 +276,7 @@ class NSAttention(nn.Module):
 
 
 class DenseHeads(NamedTuple):
-    """The same of plain attention: queries and keys rotated, values; [B, T, heads, D]."""
+    """Queries, keys (both rotated) and values of dense attention, [B, T, heads, D]."""
 
     q: Tensor
     k: Tensor
@@ -330,7 +306,7 @@ class DenseAttention(nn.Module):
         cache: DenseCache | None = None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """Attend causally: see NSAttention.forward. `routes` name NSA branches; unused here."""
+        """Attend causally: see NSAttention.forward. `routes` is unused here."""
         _check(prefill, cu_seqlens, cache)
         if rotation is None:
             start = cache.length if cache is not None else 0
@@ -344,7 +320,7 @@ class DenseAttention(nn.Module):
         return y
 
     def project(self, x: Tensor, turns: Tensor) -> DenseHeads:
-        """Everything of [B, T, dim] that a token computes by itself; compiles."""
+        """Everything that a token of [B, T, dim] computes on its own; compiles."""
         c = self.config
         HQ, HKV, Dk, Dv = c.n_heads, c.n_kv_heads, c.head_dim_qk, c.head_dim_v
         qk, v = self.qkv(x).split([(HQ + HKV) * Dk, HKV * Dv], -1)
@@ -362,7 +338,7 @@ class DenseAttention(nn.Module):
         rotation: Rotation | None = None,
         compile_parts: bool = False,
     ) -> Tensor:
-        """See NSAttention.attend. The last two arguments have nothing to do here."""
+        """See NSAttention.attend. `routes` and the last two arguments are unused here."""
         _check(prefill, cu_seqlens, cache)
         q, k, v = heads
         T, start = q.shape[1], 0

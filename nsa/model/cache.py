@@ -1,15 +1,16 @@
-"""What attention remembers while it decodes, one cache per layer.
+"""Keys and values for decoding, one cache per layer.
 
-Of the select branch all keys and values, of the window branch the last w, of the compress
-branch the compressed ones and the raw tail that fills no block yet. A prefill is the first
-`append`; appending in any pieces leaves the same cache as appending all at once.
+A cache holds all keys and values of the select branch, the last w of the window branch, and the
+compressed ones of the compress branch with the raw tail that does not fill a block yet. A prefill
+is the first `append`; appending in pieces gives the same cache as appending all at once.
 
-Storage is allocated by the first `append`, like the tensors it is given. Caches are for
+The first `append` allocates the storage, with the dtype and device of its tensors. Caches are for
 inference: no gradient passes through them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +18,31 @@ from torch import Tensor
 from nsa.config import NSAConfig
 
 Compress = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Raw keys and values, [B, T, HKV, D], that begin where a block does -> those of their whole
+"""Raw keys and values, [B, T, HKV, D], from the start of a block on -> those of their whole
 blocks, [B, N, HKV, D] (eq. 7)."""
+
+
+class Heads(NamedTuple):
+    """Queries, keys, values and gates of tokens, [B, T, heads, D].
+
+    Queries and the keys of select and window are rotated. Keys of the compress branch are not: phi
+    has its own position encoding.
+    """
+
+    q: Tensor
+    k_sel: Tensor
+    v_sel: Tensor
+    k_win: Tensor
+    v_win: Tensor
+    k_raw: Tensor
+    v_raw: Tensor
+    gates: Tensor
+    """[B, T, HQ, 3]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValues:
-    """What a run of queries reads: keys and values of each branch, [B, *, HKV, D].
+    """What consecutive queries read: keys and values of each branch, [B, *, HKV, D].
 
     The second axis counts blocks in `cmp`, tokens in `sel` and `win`. Keys are rotated.
     """
@@ -40,7 +59,7 @@ class KeyValues:
     """Position of the window branch's first key."""
 
     def at(self, position: int, config: NSAConfig) -> "KeyValues":
-        """What the one query at `position` may see; its own key is the last."""
+        """What the query at `position` sees; its own key is the last."""
         length = position + 1
         blocks = config.compressed_length(length)
         first = max(length - config.window_size, self.k_win_start)
@@ -57,7 +76,7 @@ class KeyValues:
         )
 
     def document(self, tokens: slice, blocks: slice) -> "KeyValues":
-        """One document of a packed batch, as if it stood alone."""
+        """One document of a packed batch, as if it were alone."""
         return replace(
             self,
             k_cmp=self.k_cmp[:, blocks],
@@ -85,7 +104,7 @@ class _Rows:
         return self.buffer[:, :end]
 
     def mark(self) -> Callable[[], None]:
-        """Remember this state; what is returned goes back to it."""
+        """Remember this state; the returned function restores it."""
         length = self.length
 
         def rewind() -> None:
@@ -97,8 +116,8 @@ class _Rows:
 class _Window:
     """Keys or values of the last `size` tokens, in order.
 
-    The buffer has room for twice as many: a decoded token is one row written at the end, and
-    only when it is full the rows still in sight move to the front.
+    The buffer has room for twice as many: a decoded token is one row written at the end, and only
+    when the buffer is full do the visible rows move to the front.
     """
 
     def __init__(self, size: int, like: Tensor) -> None:
@@ -108,7 +127,7 @@ class _Window:
         self.length = 0
 
     def append(self, rows: Tensor) -> Tensor:
-        """Add rows at the end; returns them behind the earlier ones that they see."""
+        """Add rows at the end; returns them after the earlier rows that they see."""
         first = max(0, self.length - (self.size - 1))
         end = self.length + rows.shape[1]
         if end <= 2 * self.size:
@@ -122,8 +141,8 @@ class _Window:
         return seen
 
     def mark(self) -> Callable[[], None]:
-        """Remember this state; what is returned goes back to it. Rows may move, so they are
-        copied."""
+        """Remember this state; the returned function restores it. Rows may move, so it copies
+        them."""
         rows = self.buffer[:, : self.length].clone()
 
         def rewind() -> None:
@@ -146,7 +165,7 @@ class _Cache:
         """Check that the tokens of k fit and count them; returns the position of the first."""
         B, T = k.shape[:2]
         if torch.is_grad_enabled() and k.requires_grad:
-            raise ValueError("k requires a gradient, and none passes through a cache; use no_grad")
+            raise ValueError("k requires a gradient, but a cache passes none; use torch.no_grad")
         if self._batch_size not in (None, B):
             raise ValueError(f"k holds {B} sequences; this cache holds {self._batch_size}")
         if (needed := self.length + T) > self.capacity:
@@ -158,8 +177,8 @@ class _Cache:
         """Remember the tokens held now.
 
         Returns:
-            A function that forgets all later ones, and may be called more than once. Costs a
-            copy of the window branch, whatever the length.
+            A function that removes all later tokens, and may be called more than once. It costs
+            one copy of the window branch.
         """
         length, rewinds = self.length, [rows.mark() for rows in self._stores()]
 
@@ -171,7 +190,7 @@ class _Cache:
         return rewind
 
     def _stores(self) -> list["_Rows | _Window"]:
-        """What holds the rows, once something was appended."""
+        """The stores of rows, after the first append."""
         raise NotImplementedError
 
 
@@ -188,7 +207,7 @@ class DenseCache(_Cache):
             All keys and values held, as views, and the position of the first token added.
 
         Raises:
-            ValueError: If they do not fit, belong to another batch, or require a gradient.
+            ValueError: They do not fit, have another batch size, or require a gradient.
         """
         start = self._take(k)
         if start == 0:
@@ -203,54 +222,42 @@ class LayerCache(_Cache):
     """Keys and values of one layer of Native Sparse Attention."""
 
     _tail: tuple[Tensor, Tensor]
-    """Raw keys and values from the start of the first block that is not whole."""
+    """Raw keys and values from the start of the first incomplete block."""
 
     def __init__(self, config: NSAConfig, capacity: int) -> None:
         super().__init__(capacity)
         self.config = config
 
-    def append(
-        self,
-        *,
-        k_raw: Tensor,
-        v_raw: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        compress: Compress,
-    ) -> KeyValues:
+    def append(self, heads: Heads, compress: Compress) -> KeyValues:
         """Add T tokens to every branch.
 
         Args:
-            k_raw, v_raw: Of the compress branch, before rotary and phi; [B, T, HKV, D] as all.
-            k_sel, v_sel: Of the select branch, keys rotated.
-            k_win, v_win: Of the window branch, keys rotated.
-            compress: Called once, with the raw tail and the new tokens; yields the keys
+            compress: Called once, with the raw tail and the new tokens; returns the keys
                 (rotated) and values of the blocks that these tokens complete, possibly none.
 
         Returns:
-            What the T queries of these tokens read. Views, valid until the next call.
+            What the T queries of these tokens read: views, valid until the next call.
 
         Raises:
-            ValueError: If they do not fit, belong to another batch, or require a gradient.
+            ValueError: They do not fit, have another batch size, or require a gradient.
         """
-        start = self._take(k_sel)
+        start = self._take(heads.k_sel)
         if start == 0:
-            self._allocate(k_sel, v_sel)
-            self._tail = k_raw[:, :0], v_raw[:, :0]
-        k_raw, v_raw = (torch.cat(pair, 1) for pair in zip(self._tail, (k_raw, v_raw), strict=True))
+            self._allocate(heads.k_sel, heads.v_sel)
+            self._tail = heads.k_raw[:, :0], heads.v_raw[:, :0]
+        k_raw = torch.cat((self._tail[0], heads.k_raw), 1)
+        v_raw = torch.cat((self._tail[1], heads.v_raw), 1)
         k_cmp, v_cmp = compress(k_raw, v_raw)
         done = k_cmp.shape[1] * self.config.compress_stride
         self._tail = k_raw[:, done:].clone(), v_raw[:, done:].clone()
-        k_seen = self._k_win.append(k_win)
+        k_seen = self._k_win.append(heads.k_win)
         return KeyValues(
             k_cmp=self._k_cmp.append(k_cmp),
             v_cmp=self._v_cmp.append(v_cmp),
-            k_sel=self._k_sel.append(k_sel),
-            v_sel=self._v_sel.append(v_sel),
+            k_sel=self._k_sel.append(heads.k_sel),
+            v_sel=self._v_sel.append(heads.v_sel),
             k_win=k_seen,
-            v_win=self._v_win.append(v_win),
+            v_win=self._v_win.append(heads.v_win),
             q_start=start,
             k_win_start=self.length - k_seen.shape[1],
         )

@@ -1,7 +1,7 @@
-"""Functions compiled on request: whole and at one shape, or an error; and a count of what ran.
+"""Functions compiled on request, whole and for each shape, with a count of what ran.
 
-What calls a kernel of ours stays outside, for the compiler cannot look into it; the parts of a
-layer around it are functions of tensors alone and compile without a break.
+Calls of our own kernels stay outside, because the compiler cannot look into them; the parts of a
+layer around them are functions of tensors only and compile without a break.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _ran = [0]
 
 
 def runs() -> int:
-    """How many compiled graphs this process has run forward, each run counted."""
+    """Forward runs of compiled graphs in this process."""
     return _ran[0]
 
 
@@ -28,8 +28,8 @@ def runs() -> int:
 def compiled(function: Function) -> Function:
     """The same function, compiled at its first call and for each new shape.
 
-    Layers that differ in their weights alone share what was compiled. A function that does not
-    compile whole raises torch._dynamo.exc.TorchDynamoException; it never runs as it was.
+    Layers that differ only in their weights share the compiled code. A function that does not
+    compile whole raises torch._dynamo.exc.TorchDynamoException; it never runs uncompiled.
     """
     compiled: Any = torch.compile(function, backend=_counting, fullgraph=True, dynamic=False)
     result: Function = compiled

@@ -1,7 +1,7 @@
-"""Decoding with nothing left to the host: a step of the language model over device caches.
+"""Decoding of the language model: `generate`, and a `Decoder` over device caches.
 
-Every step is the same launches on the same addresses, whatever the lengths of the sequences; it
-may be captured once as a CUDA graph and replayed.
+A step of a Decoder is the same launches at the same addresses for all lengths of the sequences, so
+that it can be captured once as a CUDA graph and replayed.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ from torch import Tensor
 from nsa import ops
 from nsa.config import ModelConfig, Routes
 from nsa.flags import Prefill
-from nsa.model.attention import Heads, NSAttention
+from nsa.model.attention import NSAttention
+from nsa.model.cache import Heads
 from nsa.model.compiled import compiled
 from nsa.model.device_cache import DeviceCache, Rows
 from nsa.model.language_model import Block, ByteLM
@@ -39,11 +40,11 @@ class Decoder:
         """Allocate the caches.
 
         Args:
-            model: An NSA model; its weights are read where they lie at every step.
+            model: An NSA model; every step reads its current weights.
             batch: Sequences (B).
             capacity: Tokens that each may hold.
-            route: Of nsa.ops.decode_attention; `triton` alone does not wait for the device.
-            compile_parts: Run what a token computes by itself compiled.
+            route: Of nsa.ops.decode_attention; only `triton` does not wait for the device.
+            compile_parts: Compile what a token computes on its own.
             cuda_graph: Capture the step at the first `prefill` and replay it from then on.
 
         Raises:
@@ -52,11 +53,11 @@ class Decoder:
         weight = model.head.weight
         config: ModelConfig = model.config
         if config.attention != "nsa":
-            raise ValueError("attention='dense' has no device cache; decode it with new_caches")
+            raise ValueError("attention='dense' has no device cache; decode with new_caches")
         if cuda_graph and (route != "triton" or not weight.is_cuda):
             raise ValueError(
-                f"a CUDA graph needs the route 'triton' on CUDA; this is {route!r} on "
-                f"{weight.device.type}. Leave out cuda_graph"
+                f"a CUDA graph needs the route 'triton' on CUDA, not {route!r} on "
+                f"{weight.device.type}; omit cuda_graph"
             )
         self.model = model
         self.route = route
@@ -98,7 +99,7 @@ class Decoder:
         routes: Routes | None = None,
         prefill: Prefill = "batched",
     ) -> Tensor:
-        """Begin anew with these prompts.
+        """Start over with these prompts.
 
         Args:
             prompt: [B, T], int64, padded on the right where a sequence is shorter than T.
@@ -109,7 +110,7 @@ class Decoder:
             Logits of the byte after each prompt, [B, 1, vocab_size].
 
         Raises:
-            ValueError: The prompt is not of this batch, or does not fit.
+            ValueError: The prompt has another batch size, or does not fit.
         """
         B, T = prompt.shape
         if self._lengths.shape[0] != B:
@@ -137,7 +138,7 @@ class Decoder:
             overwrites them.
 
         Raises:
-            ValueError: Before a prefill, or when the longest sequence may be full.
+            ValueError: There was no prefill, or the longest sequence may be full.
         """
         if self._held == 0:
             raise ValueError("nothing to continue; call prefill first")
@@ -154,7 +155,7 @@ class Decoder:
         return self._logits
 
     def _capture(self) -> None:
-        """Record the step; it runs on caches that hold nothing, and leaves none of it behind."""
+        """Record the step, on empty caches, which it leaves empty."""
         with torch.cuda.device(self._lengths.device):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -174,7 +175,7 @@ class Decoder:
         self._lengths += 1
         rows = self._part(Rows.of)(self._lengths, nsa, capacity=self.capacity)
         turns = self._turns[:, rows.token]  # [2, B, Dk / 2]
-        # What a token computes by itself takes the batch for a sequence, each at its position.
+        # The parts that a token computes on its own treat the batch as a sequence.
         x = self._part(type(model).embed)(model, self._tokens.mT)  # [1, B, dim]
         for block, cache in zip(model.blocks, self.caches, strict=True):
             x = self._layer(block, x, turns, rows, cache)  # type: ignore[arg-type]
@@ -228,13 +229,13 @@ def generate(
     Args:
         prompt: [B, T], int64, T >= 1; padded on the right where lengths are given.
         n: Bytes to add.
-        temperature: 0 takes the likeliest byte; above, bytes are drawn from the softmax of
+        temperature: 0 takes the most likely byte; above 0, bytes are drawn from the softmax of
             logits / temperature.
-        generator: Draws them; by default torch's global one.
+        generator: Draws the bytes; by default torch's global one.
         routes, prefill: As in forward.
-        decoder: Continues by its device caches, with room for T + n - 1 tokens; it begins
-            anew. `routes` are then those of the prompt.
-        lengths: Of the prompts, [B], with a decoder.
+        decoder: Uses its device caches, with room for T + n - 1 tokens, and starts over. `routes`
+            and `prefill` then apply to the prompt.
+        lengths: Lengths of the prompts, [B]; only with a decoder.
 
     Returns:
         The new bytes, [B, n].
@@ -242,7 +243,7 @@ def generate(
     if temperature < 0:
         raise ValueError(f"temperature={temperature} must not be negative")
     if lengths is not None and decoder is None:
-        raise ValueError("lengths without a decoder: caches of the host hold one length")
+        raise ValueError("lengths need a decoder: other caches hold one length for all")
     caches = model.new_caches(prompt.shape[1] + n) if decoder is None else None
     new = prompt.new_empty(prompt.shape[0], n)
     tokens = prompt
@@ -273,13 +274,4 @@ def _append(
         k = rotate(cut(k_raw, attention.phi_k).transpose(0, 1), turns).transpose(0, 1)
         return k, cut(v_raw, attention.phi_v)
 
-    cache.append(
-        rows,
-        k_raw=heads.k_raw,
-        v_raw=heads.v_raw,
-        k_sel=heads.k_sel,
-        v_sel=heads.v_sel,
-        k_win=heads.k_win,
-        v_win=heads.v_win,
-        compress=compress,
-    )
+    cache.append(heads, rows, compress)

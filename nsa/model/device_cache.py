@@ -1,13 +1,11 @@
-"""A cache whose whole state lies on the device, at addresses that never change.
+"""A cache whose whole state is on the device, at addresses that never change.
 
-Decoding so needs nothing of the host: appending a token is the same launches at every length,
-and a step captured as a CUDA graph serves until the cache is full. Sequences of one batch have
-lengths of their own. One cache per layer; the layers of a model share `lengths`, and who owns it
-advances it before they append.
+Appending a token is the same launches at every length, so a step captured as a CUDA graph serves
+until the cache is full. Each sequence of a batch has its own length. There is one cache per layer;
+the layers of a model share `lengths`, and its owner advances it before they append.
 
-The compress branch is free of branches: the block that ends at the new token is computed at
-every step, and written to its row where it is one of the whole blocks, else to a row that nobody
-reads.
+The compress branch needs no condition on the host: every step computes the block that ends at the
+new token, and writes it to its row if it is one of the whole blocks, else to an unused row.
 """
 
 from collections.abc import Callable
@@ -17,12 +15,12 @@ import torch
 from torch import Tensor
 
 from nsa.config import NSAConfig
-from nsa.model.cache import Compress, KeyValues, LayerCache
+from nsa.model.cache import Compress, Heads, KeyValues, LayerCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Where the last token of each sequence lies in each store; the same for every layer."""
+    """Row of the last token of each sequence in each store; the same for every layer."""
 
     sequence: Tensor
     """[B]: 0, 1, ..."""
@@ -33,7 +31,7 @@ class Rows:
     raw: Tensor
     """[B]"""
     block: Tensor
-    """[B]: the compressed block that ends here, or the row that nobody reads."""
+    """[B]: the compressed block that ends here, or the unused row."""
     block_tokens: Tensor
     """[B, l]: rows of the raw tokens of the block that would end here."""
 
@@ -60,7 +58,7 @@ class DeviceCache:
 
     Attributes:
         lengths: [B], int32: tokens held by each sequence, as the last `Rows` counted them.
-        k_cmp, v_cmp: [B, blocks + 1, HKV, D]; the last row is the one that nobody reads.
+        k_cmp, v_cmp: [B, blocks + 1, HKV, D]; the last row is the unused one.
         k_sel, v_sel: [B, capacity, HKV, D].
         k_win, v_win: [B, min(w, capacity), HKV, D]: rings, position p in row p % size.
         k_raw, v_raw: [B, l, HKV, D]: rings of what phi reads next, before rotary.
@@ -95,36 +93,23 @@ class DeviceCache:
         self.k_win, self.v_win = rows(min(config.window_size, capacity))
         self.k_raw, self.v_raw = rows(config.compress_block_size)
 
-    def append(
-        self,
-        rows: Rows,
-        *,
-        k_raw: Tensor,
-        v_raw: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        compress: Compress,
-    ) -> None:
+    def append(self, heads: Heads, rows: Rows, compress: Compress) -> None:
         """Add one token per sequence: the one at lengths - 1, which the owner has counted.
 
         Args:
-            rows: Of these tokens.
-            k_raw, v_raw: Of the compress branch, before rotary and phi; [B, 1, HKV, D] as all.
-            k_sel, v_sel: Of the select branch, keys rotated.
-            k_win, v_win: Of the window branch, keys rotated.
+            heads: Of these tokens, [B, 1, heads, D].
+            rows: Rows of these tokens.
             compress: [B, l, HKV, D] raw keys and values -> [B, 1, HKV, D], the keys rotated as
                 at the block's last token, which is the new one.
         """
         b = rows.sequence
         for store, row, new in (
-            (self.k_raw, rows.raw, k_raw),
-            (self.v_raw, rows.raw, v_raw),
-            (self.k_sel, rows.token, k_sel),
-            (self.v_sel, rows.token, v_sel),
-            (self.k_win, rows.window, k_win),
-            (self.v_win, rows.window, v_win),
+            (self.k_raw, rows.raw, heads.k_raw),
+            (self.v_raw, rows.raw, heads.v_raw),
+            (self.k_sel, rows.token, heads.k_sel),
+            (self.v_sel, rows.token, heads.v_sel),
+            (self.k_win, rows.window, heads.k_win),
+            (self.v_win, rows.window, heads.v_win),
         ):
             store[b, row] = new[:, 0]
         k, v = (x[b[:, None], rows.block_tokens] for x in (self.k_raw, self.v_raw))
@@ -133,15 +118,15 @@ class DeviceCache:
         self.v_cmp[b, rows.block] = v_cmp[:, 0]
 
     def filling(self) -> LayerCache:
-        """What a prefill appends to: the prompt, once, padded on the right beyond `lengths`.
+        """A cache for one prefill: the prompt, padded on the right beyond `lengths`.
 
-        Nothing sees what stands after it, so the padding changes no other token, and the rows
-        it leaves behind here are written again before they are seen.
+        No token sees a later one, so the padding changes no other token, and the rows that it
+        leaves here are overwritten before they are read.
         """
         return _Filling(self)
 
     def fill(self, kv: KeyValues, k_raw: Tensor, v_raw: Tensor) -> None:
-        """Take over what a prefill of `lengths` tokens read; padded on the right."""
+        """Copy the keys and values of a prefill of `lengths` tokens, padded on the right."""
         for store, rows in (
             (self.k_cmp, kv.k_cmp),
             (self.v_cmp, kv.v_cmp),
@@ -168,31 +153,28 @@ class DeviceCache:
 
 
 class _Filling(LayerCache):
-    """A LayerCache that takes one `append` and hands it to a DeviceCache."""
+    """A LayerCache that passes its one `append` to a DeviceCache."""
 
     def __init__(self, target: DeviceCache) -> None:
         super().__init__(target.config, target.capacity)
         self._target = target
 
-    def append(
-        self,
-        *,
-        k_raw: Tensor,
-        v_raw: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        compress: Compress,
-    ) -> KeyValues:
+    def append(self, heads: Heads, compress: Compress) -> KeyValues:
         """See LayerCache.append; the tokens are those of the whole prompt."""
-        if self._take(k_sel) != 0:
-            raise ValueError("a device cache takes its prompt at once; a second piece came")
-        k_cmp, v_cmp = compress(k_raw, v_raw)
-        kv = KeyValues(k_cmp=k_cmp, v_cmp=v_cmp, k_sel=k_sel, v_sel=v_sel, k_win=k_win, v_win=v_win)
-        self._target.fill(kv, k_raw, v_raw)
+        if self._take(heads.k_sel) != 0:
+            raise ValueError("a device cache takes its prompt in one piece; this is the second")
+        k_cmp, v_cmp = compress(heads.k_raw, heads.v_raw)
+        kv = KeyValues(
+            k_cmp=k_cmp,
+            v_cmp=v_cmp,
+            k_sel=heads.k_sel,
+            v_sel=heads.v_sel,
+            k_win=heads.k_win,
+            v_win=heads.v_win,
+        )
+        self._target.fill(kv, heads.k_raw, heads.v_raw)
         return kv
 
     def mark(self) -> Callable[[], None]:
-        """A prompt is filled in once and not taken back."""
+        """Not available: a prompt is filled in once."""
         raise NotImplementedError("a device cache has no marks")

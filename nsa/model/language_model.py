@@ -1,6 +1,7 @@
 """A byte-level language model in the manner of Llama: RMSNorm, rotary, SwiGLU, pre-norm.
 
-Its attention is NSA or dense, by configuration; all else is equal, so the two compare.
+Its attention is NSA or dense, by configuration; everything else is equal, so that the two can be
+compared.
 Sources: Touvron et al. 2023, arXiv:2302.13971, section 2.2 (architecture); Shazeer 2020,
 arXiv:2002.05202 (SwiGLU); Radford et al. 2019, section 2.3 (residual initialisation).
 """
@@ -29,7 +30,7 @@ def parse_checkpointing(text: str, n_layers: int) -> frozenset[int]:
     ends included, from 0).
 
     Raises:
-        ValueError: If the text is none of these, or the range leaves the model.
+        ValueError: The text is none of these, or the range exceeds the model.
     """
     if text == "off":
         return frozenset()
@@ -100,8 +101,8 @@ class Block(nn.Module):
         """The heads of the attention's `project`."""
         heads = self.attention.project(self.attention_norm(x), turns)
         if torch.compiler.is_compiling():
-            # Compiled code copies gradients to the strides of its outputs, and those that come
-            # back are contiguous. Writing the outputs so is fused; the copies would not be.
+            # Compiled code copies gradients to the strides of its outputs, and gradients arrive
+            # contiguous. Contiguous outputs cost nothing (fused); the copies would.
             return type(heads)(*(head.contiguous() for head in heads))
         return heads
 
@@ -148,11 +149,11 @@ class ByteLM(nn.Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights anew.
+        """Draw new weights.
 
         Normal with standard deviation 0.02, and 0.02 / sqrt(2 * n_layers) where a layer adds to
-        the stream, so that its scale does not grow with depth. Gates so begin near their
-        middle: branches weigh the same. Phi sets its own scale.
+        the stream, so that its scale does not grow with depth. Gates begin near their middle, so
+        that all branches have the same weight. Phi sets its own scale.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -191,21 +192,21 @@ class ByteLM(nn.Module):
         Args:
             tokens: [B, T], int64; with caches, the T tokens after those they hold.
             routes: How the branches of NSA are computed; the default routes when None. Dense
-                attention has none of these branches and its own backend.
+                attention ignores it and uses its own backend.
             prefill: `batched` takes all queries at once, `token` one by one.
             cu_seqlens: [documents + 1], int32: bounds of documents packed into one row, B == 1.
-            checkpointing: Layers whose activations are recomputed in the backward pass instead
-                of kept; see parse_checkpointing.
+            checkpointing: Layers whose activations are recomputed in the backward pass; see
+                parse_checkpointing.
             caches: One per layer, from new_caches.
             rotation: Turns of these tokens, when the caller has them from an earlier call.
-            compile_parts: Run everything but what happens between tokens compiled; each new
-                shape is compiled anew. Neither with documents nor with caches.
+            compile_parts: Compile everything but `attend`, once for each shape. Not with documents
+                or caches.
 
         Returns:
             [B, T, vocab_size].
 
         Raises:
-            ValueError: For compile_parts with documents or caches.
+            ValueError: compile_parts with documents or caches.
             torch._dynamo.exc.TorchDynamoException: A part does not compile here.
         """
         if compile_parts and (caches is not None or cu_seqlens is not None):

@@ -1,4 +1,4 @@
-"""Rotary embedding: each head's channel pairs turned by angles that grow with the position.
+"""Rotary embedding: rotates each head's channel pairs by angles that grow with the position.
 
 Source: Su et al. 2021, "RoFormer", arXiv:2104.09864, eq. 34.
 """
@@ -15,11 +15,11 @@ from nsa.config import ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
-    """The turns of rotary embedding for one run of tokens; every layer uses the same.
+    """The turns of rotary embedding for consecutive tokens; every layer uses the same.
 
     A turn is the cosine and sine of position * theta ** (-2 j / Dk), for pair j of a head. A
-    compressed key stands at the last token of its block, so q.k depends on the relative position
-    in every branch.
+    compressed key has the position of its block's last token, so q . k depends on the relative
+    position in every branch.
 
     Source: Su et al. 2021, arXiv:2104.09864, eq. 34; pairs are neighbouring channels.
     """
@@ -41,8 +41,8 @@ class Rotation:
     ) -> Self:
         """Turns for `length` tokens from position `start`, on the device of `like`.
 
-        With cu_seqlens, positions begin again in each document. Turns are float64 where `like`
-        is, else float32; angles are always computed in float64.
+        With cu_seqlens, positions restart in each document. Turns are float64 if `like` is, else
+        float32; angles are always computed in float64.
         """
         nsa, device = config.nsa, like.device
         tokens = torch.arange(start, start + length, device=device)

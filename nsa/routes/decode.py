@@ -1,9 +1,8 @@
-"""Decoding: one new query per sequence, each against what its own cache holds.
+"""Decoding: one new query per sequence, each against its own cache.
 
-The operator of `nsa.ops.attention` at T == 1 where sequences of one batch have different
-lengths. `lengths` stays on the device; keys lie in storage of fixed size, of which a sequence
-uses the first rows (compress, select) or a ring (window: position p in row p % ring). What lies
-in unused rows never matters.
+The operator of `nsa.ops.attention` at T == 1 where sequences of one batch have different lengths.
+`lengths` stays on the device. Keys are in storage of fixed size, of which a sequence uses the first
+rows (compress, select) or a ring (window: position p in row p % ring). Unused rows have no effect.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from nsa import reference
 from nsa.checks import check_keys, need, shape
-from nsa.config import BRANCHES, NSAConfig, check_route
+from nsa.config import BRANCHES, NSAConfig, Positions, check_route
 from nsa.errors import Unsupported
 from nsa.routes import eager, selected
 
@@ -44,11 +43,11 @@ def decode_attention(
         k_cmp, v_cmp: [B, blocks, HKV, Dk] and [.., Dv]: compressed keys and values from the
             front, with room for every whole block of `capacity` tokens.
         k_sel, v_sel: [B, capacity, HKV, Dk] and [.., Dv]: tokens from the front.
-        k_win, v_win: [B, ring, HKV, Dk] and [.., Dv]: position p lies in row p % ring; ring is
+        k_win, v_win: [B, ring, HKV, Dk] and [.., Dv]: position p is in row p % ring; ring is
             at least window_size, or at least capacity.
         gates: [B, 1, HQ, 3], in the order of nsa.config.BRANCHES.
-        lengths: [B], int32: tokens held, the query's own included. From 1 to capacity: the
-            content is the caller's to ensure, for to check it would wait for the device.
+        lengths: [B], int32: tokens held, the query's own included. The caller ensures that they
+            are from 1 to capacity: a check would wait for the device.
         route: One of DECODE_ROUTES. `reference` and `eager` take the sequences one by one and
             wait for the device once; `triton` does neither.
 
@@ -125,33 +124,22 @@ def _by_sequence(
     selected_attention: Callable[..., Tensor],
     window_attention: Callable[..., Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Each sequence by itself, through the functions that define or compute a prefill."""
+    """One sequence after another, by the functions that compute a prefill."""
     outs, choices = [], []
     for b, length in enumerate(lengths.tolist()):
         one = slice(b, b + 1)
         held, whole = slice(length), slice(config.compressed_length(length))
-        at = {"q_start": length - 1, "cu_seqlens": None, "scale": scale}
         first = max(0, length - config.window_size)
+        at = Positions(config=config, scale=scale, q_start=length - 1, k_start=first)
         rows = torch.arange(first, length, device=q.device) % k_win.shape[1]
-        blocks = select_blocks(q[one], k_cmp[one, whole], config=config, **at)
+        blocks = select_blocks(q[one], k_cmp[one, whole], at)
         choices.append(blocks)
         outs.append(
             reference.gated_sum(
                 gates[one],
-                compress_attention(
-                    q[one], k_cmp[one, whole], v_cmp[one, whole], config=config, **at
-                ),
-                selected_attention(
-                    q[one], k_sel[one, held], v_sel[one, held], blocks, config=config, **at
-                ),
-                window_attention(
-                    q[one],
-                    k_win[one, rows],
-                    v_win[one, rows],
-                    window_size=config.window_size,
-                    k_start=first,
-                    **at,
-                ),
+                compress_attention(q[one], k_cmp[one, whole], v_cmp[one, whole], at),
+                selected_attention(q[one], k_sel[one, held], v_sel[one, held], blocks, at),
+                window_attention(q[one], k_win[one, rows], v_win[one, rows], at),
             )
         )
     return torch.cat(outs), torch.cat(choices)

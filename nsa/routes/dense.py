@@ -1,7 +1,7 @@
 """Dense causal attention through PyTorch's `scaled_dot_product_attention`, by named backend.
 
-Its `is_causal=True` aligns the mask at the first key. With fewer queries than keys that is the
-wrong end, and a single query would see only the first key, so there the mask is written out.
+Its `is_causal=True` aligns the mask at the first key. With fewer queries than keys that is wrong: a
+single query would see only the first key. There an explicit mask is passed.
 """
 
 import warnings
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from nsa.config import Positions
 from nsa.errors import Unsupported
 from nsa.routes.eager import places
 
@@ -30,14 +31,7 @@ _CAN_USE = {
 
 
 def sdpa_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    backend: str | None,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, at: Positions, *, backend: str | None
 ) -> Tensor:
     """Attend to every key up to the query. Shapes as in nsa.reference.dense_attention.
 
@@ -51,8 +45,8 @@ def sdpa_attention(
     T, S = q.shape[1], k.shape[1]
     G = q.shape[2] // k.shape[2]
     mask = None
-    if cu_seqlens is not None or 1 < T < S:
-        query, key = places(q, q_start, cu_seqlens), places(k, 0, cu_seqlens)
+    if at.cu_seqlens is not None or 1 < T < S:
+        query, key = places(q, at.q_start, at.cu_seqlens), places(k, 0, at.cu_seqlens)
         mask = (query.position.mT >= key.position) & (query.document.mT == key.document)  # [T, S]
     is_causal = mask is None and T > 1
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, H, T, D]
@@ -63,7 +57,7 @@ def sdpa_attention(
         _require(backend, q, k, v, mask, is_causal, grouped)
     with nullcontext() if backend is None else sdpa_kernel(BACKENDS[backend]):
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=grouped
+            q, k, v, attn_mask=mask, is_causal=is_causal, scale=at.scale, enable_gqa=grouped
         )
     return out.transpose(1, 2)
 
@@ -83,14 +77,14 @@ def _require(
     remedy = "the routes `math` and `sdpa` run anywhere"
     if not q.is_cuda:
         raise Unsupported(
-            f"{backend}: needs tensors on CUDA, and these are on {q.device}; {remedy}"
+            f"{backend}: needs tensors on CUDA, but these are on {q.device}; {remedy}"
         )
     can_use = _CAN_USE[backend]
     params = torch.backends.cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, grouped)
     if can_use(params):
         return
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         can_use(params, debug=True)
-    reasons = " ".join(str(w.message).split(" (Triggered")[0] for w in said)
-    raise Unsupported(f"{backend}: {reasons or 'PyTorch declines, and does not say why'}; {remedy}")
+    reasons = " ".join(str(w.message).split(" (Triggered")[0] for w in caught)
+    raise Unsupported(f"{backend}: {reasons or 'PyTorch declines without a reason'}; {remedy}")

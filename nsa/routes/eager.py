@@ -1,8 +1,8 @@
 """Vectorised routes for the compress and window branches and for the selection scores.
 
-They compute what `nsa.reference` defines, in plain PyTorch, with memory linear in T: queries
-are taken in chunks, and a chunk is computed again in the backward pass rather than kept. None
-of them waits for the device. `nsa.ops` has validated what arrives here.
+They compute what `nsa.reference` defines, in plain PyTorch, with memory linear in T: queries are
+taken in chunks, and the backward pass recomputes a chunk instead of keeping it. None of them waits
+for the device. `nsa.ops` has validated the inputs.
 
 Source: arXiv:2502.11089, section 3.
 """
@@ -15,17 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.reference import masked_softmax, top_blocks, wide
 
 CHUNK_ELEMENTS = 1 << 27
-"""Size at which a chunk's largest intermediate is cut: 512 MiB in float32."""
+"""Most elements of the largest intermediate of a chunk: 512 MiB in float32."""
 WINDOW_TILE = 128
-"""Queries that share one slice of window keys: each reads at most so many keys for nothing."""
+"""Queries that share one slice of window keys; each reads at most this many masked keys."""
 
 
 class Places(NamedTuple):
-    """Where the queries stand, each [1, T] int64; without cu_seqlens there is one document."""
+    """Positions of the queries, each [1, T] int64; without cu_seqlens there is one document."""
 
     document: Tensor
     start: Tensor
@@ -77,14 +77,14 @@ def by_chunks(
 
     Args:
         step: One chunk of a computation whose rows are independent.
-        split: Tensors of one length in dim, cut alike.
-        shared: Tensors every chunk sees whole, handed over in float32 or wider: that is where
-            autograd adds up the gradients of the chunks, which would drown in bfloat16.
+        split: Tensors of one length in dim, cut into the same chunks.
+        shared: Tensors that every chunk sees whole, passed in float32 or wider, because autograd
+            adds up the gradients of the chunks in this dtype and bfloat16 would lose them.
         row_elements: Elements of step's largest intermediate per row.
 
     Returns:
-        What step would return at once. With several chunks, each keeps only its inputs and is
-        computed again in the backward pass.
+        What step would return for all rows at once. With several chunks, each keeps only its
+        inputs and is recomputed in the backward pass.
     """
     shared = [x.to(wide(x.dtype)) for x in shared]
     rows = max(1, CHUNK_ELEMENTS // row_elements)
@@ -100,25 +100,17 @@ def by_chunks(
     )
 
 
-def compress_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def compress_attention(q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions) -> Tensor:
     """Compress branch (eq. 5 and 7), a chunk of queries at a time. Shapes as in nsa.reference."""
-    place = places(q, q_start, cu_seqlens)
-    document, last_token, _ = _compressed_places(k_cmp, config, cu_seqlens)
+    place = places(q, at.q_start, at.cu_seqlens)
+    document, last_token, _ = _compressed_places(k_cmp, at)
 
     def step(q: Tensor, query_document: Tensor, position: Tensor, k: Tensor, v: Tensor) -> Tensor:
         visible = _sees(query_document, position, document, last_token)
         tile = q.unflatten(2, (k.shape[2], -1)).transpose(1, 2)  # [B, HKV, C, G, Dk]
         k, v = (x.to(q.dtype).transpose(1, 2) for x in (k, v))  # [B, HKV, N, D]
-        return attend(tile, k, v, visible[:, None, :, None], scale).transpose(1, 2).flatten(2, 3)
+        out = attend(tile, k, v, visible[:, None, :, None], at.scale)
+        return out.transpose(1, 2).flatten(2, 3)
 
     return by_chunks(
         step,
@@ -130,29 +122,21 @@ def compress_attention(
 
 
 @torch.no_grad()
-def select_blocks(
-    q: Tensor,
-    k_cmp: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def select_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """Scores and top-n (eq. 8 to 11), a chunk of queries at a time. As in nsa.reference."""
-    place = places(q, q_start, cu_seqlens)
-    document, last_token, first_row = _compressed_places(k_cmp, config, cu_seqlens)
-    tokens = q_start + q.shape[1]
+    place = places(q, at.q_start, at.cu_seqlens)
+    document, last_token, first_row = _compressed_places(k_cmp, at)
+    tokens = at.q_start + q.shape[1]
 
     def step(q: Tensor, query_document: Tensor, position: Tensor, k: Tensor) -> Tensor:
         visible = _sees(query_document, position, document, last_token)[:, :, None, None]
         grouped = q.to(k.dtype).unflatten(2, (k.shape[2], -1))  # [B, C, HKV, G, Dk]
         scores = torch.einsum("bthgd,bihd->bthgi", grouped, k)
-        probability = masked_softmax(scale * scores, visible).sum(3)  # [B, C, HKV, N]
-        if cu_seqlens is not None:
+        probability = masked_softmax(at.scale * scores, visible).sum(3)  # [B, C, HKV, N]
+        if at.cu_seqlens is not None:
             probability = _from_row(probability, first_row[query_document[0]])
-        importance = to_select_blocks(probability, tokens, config)
-        return top_blocks(importance, position[0], config=config)
+        importance = to_select_blocks(probability, tokens, at.config)
+        return top_blocks(importance, position[0], config=at.config)
 
     return by_chunks(
         step,
@@ -163,17 +147,7 @@ def select_blocks(
     )
 
 
-def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    window_size: int,
-    q_start: int,
-    k_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
     """Window branch: each tile of R queries against the R + w - 1 keys that one of them sees.
 
     Shapes as in nsa.reference; the last key is the last query's own.
@@ -182,17 +156,18 @@ def window_attention(
     """
     B, T, HQ, _ = q.shape
     S, HKV, Dv = v.shape[1:]
-    w = min(window_size, S)
+    w = min(at.config.window_size, S)
     R = min(WINDOW_TILE, T)
     tail = -T % R
-    # Tile i begins at query i*R and its keys at i*R once `lead` of them stand before the first.
+    # Tile i begins at query i*R, and its keys at i*R after `lead` keys of padding.
     lead = w - 1 - (S - T)
 
     def tiles(x: Tensor) -> Tensor:  # [B, S, ...] -> [B, tiles, ..., R + w - 1]
         padding = [0, 0] * (x.dim() - 2) + [lead, tail]
         return F.pad(x, padding, value=-1 if x.dim() == 2 else 0).unfold(1, R + w - 1, R)
 
-    document = places(k, k_start, cu_seqlens).document  # no key that is padding belongs to one
+    # Padding belongs to no document.
+    document = places(k, at.k_start, at.cu_seqlens).document
     queries = F.pad(q, (0, 0, 0, 0, 0, tail)).unflatten(1, (-1, R))  # [B, tiles, R, HQ, Dk]
     query_document = F.pad(document[:, S - T :], (0, tail)).unflatten(1, (-1, R))
     age = torch.arange(R, device=q.device)[:, None] - torch.arange(1 - w, R, device=q.device)
@@ -202,7 +177,7 @@ def window_attention(
         visible = band & (query_document[..., None] == document[:, :, None])
         tile = q.unflatten(3, (HKV, -1)).transpose(2, 3)  # [B, tiles, HKV, R, G, Dk]
         k, v = k.to(q.dtype).mT, v.to(q.dtype).mT  # [B, tiles, HKV, R + w - 1, D]
-        out = attend(tile, k, v, visible[:, :, None, :, None], scale)
+        out = attend(tile, k, v, visible[:, :, None, :, None], at.scale)
         return out.transpose(2, 3).flatten(3, 4)
 
     out = by_chunks(
@@ -219,9 +194,7 @@ def _widen(x: Tensor) -> Tensor:
     return x.to(wide(x.dtype))
 
 
-def _compressed_places(
-    k_cmp: Tensor, config: NSAConfig, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def _compressed_places(k_cmp: Tensor, at: Positions) -> tuple[Tensor, Tensor, Tensor]:
     """Locate the compressed blocks.
 
     Returns:
@@ -229,21 +202,21 @@ def _compressed_places(
         of each document, [documents].
     """
     row = torch.arange(k_cmp.shape[1], device=k_cmp.device)
-    if cu_seqlens is None:
+    if at.cu_seqlens is None:
         document, first_row = torch.zeros_like(row), row.new_zeros(1)
     else:
-        size, stride = config.compress_block_size, config.compress_stride
-        blocks = ((cu_seqlens.diff().long() - size) // stride + 1).clamp(min=0)
+        size, stride = at.config.compress_block_size, at.config.compress_stride
+        blocks = ((at.cu_seqlens.diff().long() - size) // stride + 1).clamp(min=0)
         end_row = blocks.cumsum(0)
         document = torch.searchsorted(end_row, row, right=True)
         first_row = end_row - blocks
     in_document = row - first_row[document]
-    last_token = in_document * config.compress_stride + config.compress_block_size - 1
+    last_token = in_document * at.config.compress_stride + at.config.compress_block_size - 1
     return document, last_token, first_row
 
 
 def _sees(query_document: Tensor, position: Tensor, document: Tensor, last_token: Tensor) -> Tensor:
-    """[1, C, N]: whether a block lies in the query's document and ends at or before the query."""
+    """[1, C, N]: whether a block is in the query's document and ends at or before the query."""
     return (query_document[..., None] == document) & (last_token <= position[..., None])
 
 

@@ -3,8 +3,8 @@
     fa2-torch    the FlashAttention-2 built into PyTorch
     fa2-package  the flash-attn package
 
-Both run on CUDA, in float16 or bfloat16, with heads of at most 256. Neither stands in for the
-other: what cannot run raises `Unsupported` with the reason.
+Both run on CUDA, in float16 or bfloat16, with heads of at most 256. Neither replaces the other: a
+provider that cannot run raises `Unsupported` with the reason.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; the branches: arXiv:2502.11089.
 """
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsa.config import NSAConfig
+from nsa.config import Positions
 from nsa.errors import Unsupported
 
 PROVIDERS = ("fa2-torch", "fa2-package")
@@ -34,45 +34,31 @@ class CausalAttention(Protocol):
 
 
 def providers() -> Mapping[str, str]:
-    """Each provider, and why it cannot run on this machine; an empty string where it can."""
+    """Each provider, and why it cannot run on this machine; an empty string if it can."""
     return {provider: _absence(provider) for provider in PROVIDERS}
 
 
-def window_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    provider: str,
-    window_size: int,
-    q_start: int,
-    k_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions, *, provider: str) -> Tensor:
     """Window branch as one call. Shapes as in nsa.reference; the last key is the last query's.
 
-    FlashAttention-2 aligns its mask at the end, so where queries and keys start is of no
-    account.
+    FlashAttention-2 aligns its mask at the end, so the first positions do not matter.
 
     Raises:
         Unsupported: The provider is absent, or does not take these tensors.
     """
     return flash_attention(
-        q, k, v, provider=provider, window_size=window_size, cu_seqlens=cu_seqlens, scale=scale
+        q,
+        k,
+        v,
+        provider=provider,
+        scale=at.scale,
+        window_size=at.config.window_size,
+        cu_seqlens=at.cu_seqlens,
     )
 
 
 def compress_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    *,
-    provider: str,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions, *, provider: str
 ) -> Tensor:
     """Compress branch as two calls a document. Shapes as in nsa.reference.
 
@@ -82,24 +68,17 @@ def compress_attention(
         Unsupported: The provider is absent, or does not take these tensors.
     """
     require(provider, q, v_cmp)
-    fold = partial(fold_compress, causal=partial(flash_attention, provider=provider), config=config)
-    if cu_seqlens is None:
-        return fold(q, k_cmp, v_cmp, q_start=q_start, scale=scale)
-    tokens = cu_seqlens.diff().tolist()
-    blocks = [config.compressed_length(length) for length in tokens]
+    fold = partial(fold_compress, at=at, causal=partial(flash_attention, provider=provider))
+    if at.cu_seqlens is None:
+        return fold(q, k_cmp, v_cmp)
+    tokens = at.cu_seqlens.diff().tolist()
+    blocks = [at.config.compressed_length(length) for length in tokens]
     documents = zip(q.split(tokens, 1), k_cmp.split(blocks, 1), v_cmp.split(blocks, 1), strict=True)
-    return torch.cat([fold(*document, q_start=0, scale=scale) for document in documents], dim=1)
+    return torch.cat([fold(*document) for document in documents], dim=1)
 
 
 def fold_compress(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    *,
-    causal: CausalAttention,
-    config: NSAConfig,
-    q_start: int,
-    scale: float,
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, at: Positions, *, causal: CausalAttention
 ) -> Tensor:
     """Compute the compress branch, exactly and in linear memory, by plain causal attention.
 
@@ -117,16 +96,16 @@ def fold_compress(
     """
     B, T, HQ, _ = q.shape
     N, HKV, Dv = v_cmp.shape[1:]
-    d = config.compress_stride
-    first_j, stop_j = q_start // d, -(-(q_start + T) // d)
-    before = q_start - first_j * d  # queries missing from the first row of d, and from the last
-    after = stop_j * d - q_start - T
+    d = at.config.compress_stride
+    first_j, stop_j = at.q_start // d, -(-(at.q_start + T) // d)
+    before = at.q_start - first_j * d  # queries missing from the first row of d, and from the last
+    after = stop_j * d - at.q_start - T
     grid = _pad(q, 0, 0, 0, 0, before, after).unflatten(
         1, (stop_j - first_j, d)
     )  # [B, J, d, HQ, Dk]
 
     groups = []
-    shift = config.compress_block_size // d
+    shift = at.config.compress_block_size // d
     for residues, lag in ((grid[:, :, : d - 1], shift), (grid[:, :, d - 1 :], shift - 1)):
         R = residues.shape[2]
         # Rows from `seen` on see a key; rows from N + lag on hold only queries of the padding.
@@ -136,7 +115,7 @@ def fold_compress(
             rows = residues[:, seen - first_j : stop - first_j].unflatten(3, (HKV, -1))
             folded = rows.transpose(2, 3).flatten(2, 4)  # [B, rows, HKV * R * G, Dk]
             keys = slice(0, stop - lag)
-            attended = causal(folded, k_cmp[:, keys], v_cmp[:, keys], scale=scale)
+            attended = causal(folded, k_cmp[:, keys], v_cmp[:, keys], scale=at.scale)
             attended = attended.unflatten(2, (HKV, R, -1)).transpose(2, 3).flatten(3, 4)
             margins = (seen - first_j, stop_j - stop)
             out = _pad(attended, 0, 0, 0, 0, 0, 0, *margins)
@@ -205,13 +184,13 @@ def flash_attention(
                 q, k, v, cu_q, cu_k, T, S, softmax_scale=scale, causal=True, window_size=(left, 0)
             )
         case _:
-            raise ValueError(f"provider {provider!r} is none of {', '.join(PROVIDERS)}")
+            raise ValueError(f"provider {provider!r} is not one of {', '.join(PROVIDERS)}")
     result: Tensor = out[..., :Dv].unflatten(0, (B, T))
     return result
 
 
 def _pad(x: Tensor, *widths: int) -> Tensor:
-    """F.pad, which copies even where there is nothing to add."""
+    """F.pad, without the copy that it makes when there is nothing to add."""
     return F.pad(x, widths) if any(widths) else x
 
 
@@ -223,24 +202,24 @@ def require(provider: str, q: Tensor, v: Tensor) -> None:
 
 @cache
 def _absence(provider: str) -> str:
-    """Why the provider cannot run on this machine; empty where it can."""
+    """Why the provider cannot run on this machine; empty if it can."""
     if provider == "fa2-package" and importlib.util.find_spec("flash_attn") is None:
         return "the flash-attn package is not installed (pip install '.[flash-attn]')"
     if not torch.cuda.is_available():
-        return "needs an NVIDIA GPU, and PyTorch sees none"
+        return "needs an NVIDIA GPU, but PyTorch sees none"
     if provider == "fa2-torch" and not torch.backends.cuda.is_flash_attention_available():
         return f"torch {torch.__version__} was built without FlashAttention"
     if (capability := torch.cuda.get_device_capability()) < (8, 0):
-        return "needs compute capability 8.0, and this GPU has {}.{}".format(*capability)
+        return "needs compute capability 8.0, but this GPU has {}.{}".format(*capability)
     return ""
 
 
 def _refusal(q: Tensor, v: Tensor) -> str:
-    """Why FlashAttention-2 does not take such tensors; empty where it does."""
+    """Why FlashAttention-2 does not take such tensors; empty if it does."""
     if not q.is_cuda:
-        return f"needs tensors on CUDA, and these are on {q.device.type}"
+        return f"needs tensors on CUDA, but these are on {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"needs float16 or bfloat16, and these are {str(q.dtype).removeprefix('torch.')}"
+        return f"needs float16 or bfloat16, but these are {str(q.dtype).removeprefix('torch.')}"
     if (size := max(q.shape[-1], v.shape[-1])) > MAX_HEAD_DIM:
-        return f"takes heads of at most {MAX_HEAD_DIM}, and these have {size}"
+        return f"takes heads of at most {MAX_HEAD_DIM}, but these have {size}"
     return ""

@@ -1,4 +1,4 @@
-"""Routes of the selected branch without Triton: one function, five ways to find the keys.
+"""Routes of the selected branch without Triton: one function, five ways to gather the keys.
 
     loop    one query and KV head at a time, in Python; waits for the device at each
     gather  every query's blocks copied side by side, unused slots masked
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nsa.config import NSAConfig
+from nsa.config import Positions
 from nsa.reference import wide
 from nsa.routes.eager import attend, by_chunks, places
 
@@ -35,84 +35,52 @@ class _Rows(NamedTuple):
     position: Tensor
     """[R] int64, in the document."""
     first_key: Tensor
-    """[R] int64: where the document's first key lies among the B * S * HKV keys, flattened;
-    the next key of the same head lies HKV further."""
+    """[R] int64: index of the document's first key among the B * S * HKV flattened keys; the next
+    key of the same head is HKV further."""
 
 
-def gather(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def gather(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Copy each row's n blocks side by side and attend to them. Shapes as in nsa.reference."""
-    rows = _rows(q, k, block_indices, q_start, cu_seqlens)
-    used = min(config.num_blocks, config.select_length(k.shape[1]))  # the rest is always -1
-    out = _attend_rows(
-        rows._replace(blocks=rows.blocks[:, :used]), k, v, config=config, scale=scale
-    )
+    rows = _rows(q, k, block_indices, at)
+    used = min(at.config.num_blocks, at.config.select_length(k.shape[1]))  # the rest is always -1
+    out = _attend_rows(rows._replace(blocks=rows.blocks[:, :used]), k, v, at)
     return out.view(*q.shape[:3], -1)
 
 
-def packed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
-    """`gather`, once for each number of blocks that rows select: none of them is padding."""
-    rows = _rows(q, k, block_indices, q_start, cu_seqlens)
+def packed(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
+    """`gather`, once for each number of selected blocks, so that there is no padding."""
+    rows = _rows(q, k, block_indices, at)
     counts = (rows.blocks >= 0).sum(1)
     members, outputs = [], []
-    for count in range(config.num_blocks + 1):
+    for count in range(at.config.num_blocks + 1):
         member = (counts == count).nonzero().squeeze(1)
         batch = _Rows(*(x.index_select(0, member) for x in rows))
         batch = batch._replace(blocks=batch.blocks[:, :count])
         if member.numel():
             members.append(member)
-            outputs.append(_attend_rows(batch, k, v, config=config, scale=scale))
+            outputs.append(_attend_rows(batch, k, v, at))
     in_order = torch.cat(members).argsort()
     return torch.cat(outputs).index_select(0, in_order).view(*q.shape[:3], -1)
 
 
-def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def varlen(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Copy only the visible keys, all rows end to end, and take the softmax of each segment."""
     HKV = k.shape[2]
 
     def step(
         q: Tensor, blocks: Tensor, position: Tensor, first_key: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        index, visible = _keys(blocks, position, first_key, config.select_block_size, HKV)
+        index, visible = _keys(blocks, position, first_key, at.config.select_block_size, HKV)
         packed, lengths = index[visible], visible.sum(1)  # [P], [R]
         keys = k.index_select(0, packed).to(q.dtype)  # [P, Dk]
         values = v.index_select(0, packed)  # [P, Dv], wide
         queries = q.repeat_interleave(lengths, 0)  # [P, G, Dk]
-        scores = scale * (queries @ keys[:, :, None]).squeeze(-1).to(v.dtype)  # [P, G]
+        scores = at.scale * (queries @ keys[:, :, None]).squeeze(-1).to(v.dtype)  # [P, G]
         weights = _segment_softmax(scores, lengths).to(q.dtype).to(v.dtype)
         return _segment_sum(weights[:, :, None] * values[:, None], lengths).to(q.dtype)
 
-    rows = _rows(q, k, block_indices, q_start, cu_seqlens)
-    G, size = rows.q.shape[1], config.num_blocks * config.select_block_size
+    rows = _rows(q, k, block_indices, at)
+    G, size = rows.q.shape[1], at.config.num_blocks * at.config.select_block_size
     out = by_chunks(
         step,
         rows,
@@ -123,20 +91,10 @@ def varlen(
     return out.view(*q.shape[:3], -1)
 
 
-def loop(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def loop(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Slice each row's blocks out of k and v, one row after the other."""
-    size, HKV = config.select_block_size, k.shape[2]
-    rows = _rows(q, k, block_indices, q_start, cu_seqlens)
+    size, HKV = at.config.select_block_size, k.shape[2]
+    rows = _rows(q, k, block_indices, at)
     keys, values = (x.to(wide(x.dtype)).flatten(0, 2) for x in (k, v))
     everything = torch.ones(1, dtype=torch.bool, device=q.device)
 
@@ -152,35 +110,25 @@ def loop(
             outputs.append(row_q.new_zeros(row_q.shape[0], v.shape[3]))
             continue
         row_k, row_v = (torch.cat([x[s] for s in slices]).to(q.dtype) for x in (keys, values))
-        outputs.append(attend(row_q[None], row_k, row_v, everything, scale)[0])
+        outputs.append(attend(row_q[None], row_k, row_v, everything, at.scale)[0])
     return torch.stack(outputs).view(*q.shape[:3], -1)
 
 
-def masked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_indices: Tensor,
-    *,
-    config: NSAConfig,
-    q_start: int,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> Tensor:
+def masked(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
     """Turn the selection into a mask [B, HKV, T, S] and call PyTorch's attention with it."""
     B, T, HQ, _ = q.shape
     S, HKV, Dv = v.shape[1:]
-    M = config.select_length(S)
-    query, key = places(q, q_start, cu_seqlens), places(k, 0, cu_seqlens)
+    M = at.config.select_length(S)
+    query, key = places(q, at.q_start, at.cu_seqlens), places(k, 0, at.cu_seqlens)
 
     slot = block_indices.long().masked_fill(block_indices < 0, M)  # unused ones go to column M
     selected = torch.zeros(B, T, HKV, M + 1, dtype=torch.bool, device=q.device)
     selected = selected.scatter(-1, slot, torch.ones_like(slot, dtype=torch.bool))
-    visible = selected.index_select(-1, key.position[0] // config.select_block_size)
+    visible = selected.index_select(-1, key.position[0] // at.config.select_block_size)
     same = query.document[0][:, None] == key.document  # [T, S]
     causal = same & (key.position <= query.position[0][:, None])
     visible = (visible & causal[:, None]).transpose(1, 2).flatten(0, 1)[:, None]
-    # Softmax over no key at all is NaN: such rows look everywhere, and are zeroed afterwards.
+    # Softmax over no key is NaN: such rows attend to every key, and are zeroed afterwards.
     seeing = visible.any(-1, keepdim=True)  # [B * HKV, 1, T, 1]
 
     def heads(x: Tensor) -> Tensor:  # [B, S, H, D] -> [B * HKV, H / HKV, S, D]
@@ -192,17 +140,15 @@ def masked(
         heads(k).expand(-1, G, -1, -1),
         heads(v).expand(-1, G, -1, -1),
         attn_mask=visible | ~seeing,
-        scale=scale,
+        scale=at.scale,
     )
     return out.where(seeing, 0).reshape(B, HQ, T, Dv).transpose(1, 2)
 
 
-def _rows(
-    q: Tensor, k: Tensor, block_indices: Tensor, q_start: int, cu_seqlens: Tensor | None
-) -> _Rows:
+def _rows(q: Tensor, k: Tensor, block_indices: Tensor, at: Positions) -> _Rows:
     B, T = q.shape[:2]
     S, HKV = k.shape[1:3]
-    place = places(q, q_start, cu_seqlens)
+    place = places(q, at.q_start, at.cu_seqlens)
     batch = torch.arange(B, device=q.device)[:, None, None]
     head = torch.arange(HKV, device=q.device)
     first_key = (batch * S + place.start[:, :, None]) * HKV + head  # [B, T, HKV]
@@ -219,8 +165,8 @@ def _keys(
 ) -> tuple[Tensor, Tensor]:
     """Keys of the selected blocks: index into the flattened keys, and visibility, [R, n * l'].
 
-    A key of an unused slot (before the document) or of the future is invisible, and its index
-    is that of some key the row may read.
+    A key of an unused slot (before the document) or of the future is invisible, and its index is
+    that of another key that the row may read.
     """
     offset = torch.arange(size, device=blocks.device)
     key = (blocks[:, :, None] * size + offset).flatten(1)
@@ -229,9 +175,9 @@ def _keys(
     return first_key[:, None] + key.clamp(min=0).minimum(position) * HKV, visible
 
 
-def _attend_rows(rows: _Rows, k: Tensor, v: Tensor, *, config: NSAConfig, scale: float) -> Tensor:
+def _attend_rows(rows: _Rows, k: Tensor, v: Tensor, at: Positions) -> Tensor:
     """Copy the keys of all slots and attend, invisible ones masked: [R, G, Dv]."""
-    size, HKV = config.select_block_size, k.shape[2]
+    size, HKV = at.config.select_block_size, k.shape[2]
 
     def step(
         q: Tensor, blocks: Tensor, position: Tensor, first_key: Tensor, k: Tensor, v: Tensor
@@ -241,7 +187,7 @@ def _attend_rows(rows: _Rows, k: Tensor, v: Tensor, *, config: NSAConfig, scale:
         def copy(x: Tensor) -> Tensor:  # [B * S * HKV, D] -> [R, n * l', D]
             return x.index_select(0, index.flatten()).view(*index.shape, x.shape[1]).to(q.dtype)
 
-        return attend(q[:, None], copy(k), copy(v), visible[:, None, None], scale)[:, 0]
+        return attend(q[:, None], copy(k), copy(v), visible[:, None, None], at.scale)[:, 0]
 
     keys, G = rows.blocks.shape[1] * size, rows.q.shape[1]
     return by_chunks(

@@ -131,14 +131,17 @@ def test_branch_flags_refine_the_master_and_reach_no_other_branch(
     [
         ({"NSA_SEQLEN": "8"}, "NSA_SEQLEN is not a flag\n  Did you mean NSA_SEQ_LEN?"),
         ({"NSA_USE_FA3": "1"}, "NSA_USE_FA3 is not a flag\n  Did you mean NSA_USE_FA2?"),
-        ({"NSA_NO_GC": "maybe"}, "NSA_NO_GC='maybe': accepted are 0, false, off, no, 1"),
-        ({"NSA_NO_GC": ""}, "NSA_NO_GC='': accepted are"),
+        ({"NSA_NO_GC": "maybe"}, "NSA_NO_GC='maybe': accepted values are 0, false, off, no, 1"),
+        ({"NSA_NO_GC": ""}, "NSA_NO_GC='': accepted values are"),
         ({"NSA_USE_FA2": "2"}, "yes, torch, flash-attn"),
-        ({"NSA_DDP_COMPRESS": "int8"}, "NSA_DDP_COMPRESS='int8': accepted are off, bf16, fp16"),
-        ({"NSA_ACCUM": "0"}, "NSA_ACCUM='0': a whole number of at least 1 is needed"),
-        ({"NSA_SEQ_LEN": "2k"}, "NSA_SEQ_LEN='2k': a whole number"),
-        ({"NSA_BATCH_SIZE": "-1"}, "NSA_BATCH_SIZE='-1': a whole number"),
-        ({"NSA_FWE_Q": "1.5"}, "NSA_FWE_Q='1.5': a whole number"),
+        (
+            {"NSA_DDP_COMPRESS": "int8"},
+            "='int8': accepted values are off, bf16, fp16",
+        ),
+        ({"NSA_ACCUM": "0"}, "NSA_ACCUM='0': must be a whole number of at least 1"),
+        ({"NSA_SEQ_LEN": "2k"}, "NSA_SEQ_LEN='2k': must be a whole number"),
+        ({"NSA_BATCH_SIZE": "-1"}, "NSA_BATCH_SIZE='-1': must be a whole number"),
+        ({"NSA_FWE_Q": "1.5"}, "NSA_FWE_Q='1.5': must be a whole number"),
         (
             {"NSA_USE_TRITON": "1", "NSA_USE_SEL_PACK": "1"},
             "NSA_USE_SEL_PACK=1 and NSA_USE_TRITON=1 contradict",
@@ -247,8 +250,11 @@ def test_torchrun_numbers_the_process() -> None:
     ("environ", "message"),
     [
         ({"RANK": "0"}, "RANK set without WORLD_SIZE, LOCAL_RANK"),
-        ({"RANK": "x", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "RANK='x': a whole number"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK < WORLD_SIZE is needed"),
+        ({"RANK": "x", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "RANK='x': must be a whole number"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+            "must satisfy 0 <= LOCAL_RANK",
+        ),
     ],
 )
 def test_half_a_launch_is_an_error(environ: dict[str, str], message: str) -> None:

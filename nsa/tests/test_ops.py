@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nsa import ops
 from nsa.config import ROUTES, Routes
 from nsa.routes import eager
-from nsa.tests.operator_inputs import SMALL, draw, outputs_and_gradients
+from nsa.tests.operator_inputs import SMALL, draw, outputs_and_gradients, run
 
 WAITING = {
     torch.ops.aten._local_scalar_dense.default,
@@ -113,6 +113,25 @@ def test_memory_grows_linearly(part: str, route: str, monkeypatch: pytest.Monkey
     assert long <= 3.1 * short
 
 
+@pytest.mark.parametrize("part", ["compress", "scores", "window"])
+def test_chunks_fill_their_budget_and_keep_to_it(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest intermediate, of a batch and of several heads: not above, nor far below."""
+    budget = 1 << 17
+    monkeypatch.setattr(eager, "CHUNK_ELEMENTS", budget)
+    monkeypatch.setattr(eager, "WINDOW_TILE", 8)
+    x = draw("compress" if part == "scores" else part, 400, B=5, Dk=4, Dv=4, dtype=torch.float32)
+
+    with Watch() as seen, torch.no_grad():
+        if part == "scores":
+            ops.select_blocks(x.q, x.k, config=SMALL)
+        else:
+            run(part, "eager", x)
+
+    assert budget / 2 < seen.largest <= budget
+
+
 @pytest.mark.parametrize("part", ["compress", "select", "window"])
 def test_the_definition_is_quadratic(part: str) -> None:
     """So the test above can fail."""
@@ -132,8 +151,9 @@ def test_routes_of_the_definition() -> None:
     assert set(astuple(Routes.reference())) == {"reference"}
 
 
-def test_every_default_route_exists() -> None:
+def test_every_named_route_is_implemented() -> None:
     for part, names in ROUTES.items():
+        assert tuple(ops._IMPLEMENTATIONS[part]) == names
         assert getattr(Routes(), part) in names
 
 
@@ -148,26 +168,26 @@ def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     ("changes", "message"),
     [
         pytest.param(
-            {"q": zeros(61, 6, 16)}, r"q is \[61, 6, 16\], and must be \[B, T, H", id="rank"
+            {"q": zeros(61, 6, 16)}, r"q is \[61, 6, 16\], but must be \[B, T, H", id="rank"
         ),
         pytest.param({"q": zeros(2, 61, 5, 16)}, "q is of 5 heads", id="group"),
         pytest.param({"q": zeros(2, 0, 6, 16)}, "T > 0", id="no-query"),
         pytest.param({"q": zeros(*Q, dtype=torch.int32)}, "floating point", id="integers"),
         pytest.param(
             {"k": zeros(2, 61, 2, 8)},
-            r"k is \[2, 61, 2, 8\], and must be \[2, S, HKV, 16\]",
+            r"k is \[2, 61, 2, 8\], but must be \[2, S, HKV, 16\]",
             id="head-dim",
         ),
         pytest.param({"k": zeros(1, 61, 2, 16)}, r"must be \[2, S, HKV, 16\]", id="batch"),
         pytest.param({"v": zeros(2, 60, 2, 16)}, r"v is \[2, 60, 2, 16\]", id="value-length"),
         pytest.param(
             {"v": zeros(*KV, dtype=torch.float64)},
-            "v is torch.float64, and must be torch.float32, as q",
+            "v is torch.float64, but must be torch.float32, as q",
             id="dtype",
         ),
         pytest.param(
             {"k": torch.zeros(KV, device="meta")},
-            "k is on meta, and must be on cpu",
+            "k is on meta, but must be on cpu",
             id="device",
         ),
         pytest.param(
@@ -176,11 +196,11 @@ def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             id="slots",
         ),
         pytest.param({"blocks": zeros(2, 61, 2, 4)}, "int32 or int64", id="index-dtype"),
-        pytest.param({"q_start": 5}, "k is of length 61, and must be of length 66", id="alignment"),
+        pytest.param({"q_start": 5}, "k is of length 61, but must be of length 66", id="alignment"),
         pytest.param({"q_start": -1}, "q_start is -1", id="negative-start"),
         pytest.param(
             {"cu_seqlens": zeros(3, dtype=torch.int32)},
-            "B is 2, and must be 1",
+            "B is 2, but must be 1",
             id="documents-in-a-batch",
         ),
         pytest.param(
@@ -215,7 +235,7 @@ def test_compressed_keys_must_be_all_of_them() -> None:
     for length in (13, 15):
         k_cmp = zeros(2, length, 2, 16)
         with pytest.raises(
-            ValueError, match=f"k_cmp is of length {length}, and must be of length 14"
+            ValueError, match=f"k_cmp is of length {length}, but must be of length 14"
         ):
             ops.compress_attention(zeros(*Q), k_cmp, k_cmp, config=SMALL)
         with pytest.raises(ValueError, match=f"k_cmp is of length {length}"):
@@ -225,9 +245,9 @@ def test_compressed_keys_must_be_all_of_them() -> None:
 def test_a_window_must_bring_every_key_it_sees() -> None:
     q, k = zeros(1, 2, 2, 8), zeros(1, 9, 2, 8)
 
-    with pytest.raises(ValueError, match="k_start is 13, and must be 0 to 12"):
+    with pytest.raises(ValueError, match="k_start is 13, but must be 0 to 12"):
         ops.window_attention(q, k, k, window_size=9, q_start=20, k_start=13)
-    with pytest.raises(ValueError, match="k is of length 9, and must be of length 10"):
+    with pytest.raises(ValueError, match="k is of length 9, but must be of length 10"):
         ops.window_attention(q, k, k, window_size=9, q_start=20, k_start=12)
     with pytest.raises(ValueError, match="window_size is 0"):
         ops.window_attention(q, k, k, window_size=0)
@@ -236,7 +256,7 @@ def test_a_window_must_bring_every_key_it_sees() -> None:
 def test_gates_have_one_weight_per_branch() -> None:
     kv, kc = zeros(*KV), zeros(*KC)
 
-    with pytest.raises(ValueError, match=r"gates is \[2, 61, 6, 2\], and must be \[2, 61, 6, 3\]"):
+    with pytest.raises(ValueError, match=r"gates is \[2, 61, 6, 2\], but must be \[2, 61, 6, 3\]"):
         ops.attention(
             zeros(*Q),
             kc,

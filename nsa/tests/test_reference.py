@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nsa import ops, reference
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.tests.operator_inputs import SMALL, draw, normal, run
 
 
@@ -23,17 +23,21 @@ def assert_same(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
+def window(q: Tensor, size: int, scale: float | None = None) -> Positions:
+    return Positions.of(q, config=NSAConfig(window_size=size), scale=scale)
+
+
 def test_window_as_long_as_the_sequence_is_causal_attention() -> None:
     x = draw("window", 37)
 
-    assert_same(reference.window_attention(x.q, x.k, x.v, window_size=37), sdpa(x.q, x.k, x.v))
+    assert_same(reference.window_attention(x.q, x.k, x.v, window(x.q, 37)), sdpa(x.q, x.k, x.v))
 
 
 def test_window_holds_the_query_and_those_just_before_it() -> None:
     x = draw("window", 37)
     mask = torch.tensor([[t - 5 < s <= t for s in range(37)] for t in range(37)])
 
-    out = reference.window_attention(x.q, x.k, x.v, window_size=5)
+    out = reference.window_attention(x.q, x.k, x.v, window(x.q, 5))
 
     assert_same(out, sdpa(x.q, x.k, x.v, mask))
 
@@ -41,14 +45,14 @@ def test_window_holds_the_query_and_those_just_before_it() -> None:
 def test_dense_is_causal_attention() -> None:
     x = draw("dense", 37)
 
-    assert_same(reference.dense_attention(x.q, x.k, x.v), sdpa(x.q, x.k, x.v))
+    assert_same(reference.dense_attention(x.q, x.k, x.v, Positions.of(x.q)), sdpa(x.q, x.k, x.v))
 
 
 def test_selecting_all_blocks_is_causal_attention() -> None:
     x = draw("select", 37)
     assert SMALL.num_blocks * SMALL.select_block_size >= 37
 
-    out = reference.selected_attention(x.q, x.k, x.v, x.blocks, config=SMALL)
+    out = reference.selected_attention(x.q, x.k, x.v, x.blocks, Positions.of(x.q, config=SMALL))
 
     assert_same(out, sdpa(x.q, x.k, x.v))
 
@@ -58,7 +62,7 @@ def test_selecting_the_own_block_is_causal_attention_in_each_block() -> None:
     own = torch.full((2, 48, 2, 4), -1, dtype=torch.int32)
     own[..., 0] = (torch.arange(48, dtype=torch.int32) // 16)[:, None]
 
-    out = reference.selected_attention(x.q, x.k, x.v, own, config=SMALL)
+    out = reference.selected_attention(x.q, x.k, x.v, own, Positions.of(x.q, config=SMALL))
 
     blocks = zip(*(t.split(16, 1) for t in (x.q, x.k, x.v)), strict=True)
     assert_same(out, torch.cat([sdpa(*block) for block in blocks], 1))
@@ -71,7 +75,7 @@ def test_compressing_single_tokens_is_causal_attention() -> None:
         ops.compress_blocks(t, lambda blocks: blocks.squeeze(2), config=config) for t in (x.k, x.v)
     )
 
-    out = reference.compress_attention(x.q, k_cmp, v_cmp, config=config)
+    out = reference.compress_attention(x.q, k_cmp, v_cmp, Positions.of(x.q, config=config))
 
     assert_same(out, sdpa(x.q, x.k, x.v))
 
@@ -81,7 +85,7 @@ def test_a_compressed_block_is_seen_from_its_last_token_on() -> None:
     visible = torch.tensor([[4 * i + 8 - 1 <= t for i in range(8)] for t in range(37)])
     seeing = slice(7, None)
 
-    out = reference.compress_attention(x.q, x.k, x.v, config=SMALL)
+    out = reference.compress_attention(x.q, x.k, x.v, Positions.of(x.q, config=SMALL))
 
     assert x.k.shape[1] == 8
     assert_same(out[:, seeing], sdpa(x.q[:, seeing], x.k, x.v, visible[seeing]))
@@ -123,8 +127,8 @@ def test_scale_multiplies_the_scores() -> None:
     x = draw("window", 21)
 
     assert_same(
-        reference.window_attention(x.q, x.k, x.v, window_size=9, scale=0.5),
-        reference.window_attention(2 * x.q, x.k, x.v, window_size=9, scale=0.25),
+        reference.window_attention(x.q, x.k, x.v, window(x.q, 9, scale=0.5)),
+        reference.window_attention(2 * x.q, x.k, x.v, window(x.q, 9, scale=0.25)),
     )
 
 
@@ -146,3 +150,29 @@ def test_a_single_query_sees_every_key(route: str) -> None:
 def test_float64_stays_float64() -> None:
     for part in ("compress", "select", "window", "dense"):
         assert run(part, "reference", draw(part, 21)).dtype == torch.float64
+
+
+def test_attention_is_the_gated_sum_of_the_branches_on_the_selected_blocks() -> None:
+    """Gates that are 1 for one branch pick it out; the blocks are those of the scores."""
+    T = 90  # 6 select blocks, of which 4 are selected
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (
+        normal(2, length, H, D, seed=seed)
+        for seed, (length, H, D) in enumerate(
+            [(T, 6, 16), *[(SMALL.compressed_length(T), 2, D) for D in (16, 8)]]
+            + [(T, 2, D) for D in (16, 8, 16, 8)]
+        )
+    )
+    at = Positions.of(q, config=SMALL)
+    blocks = reference.top_blocks(
+        reference.block_importance(q, k_cmp, at), torch.arange(T), config=SMALL
+    )
+    branches = (
+        reference.compress_attention(q, k_cmp, v_cmp, at),
+        reference.selected_attention(q, k_sel, v_sel, blocks, at),
+        reference.window_attention(q, k_win, v_win, at),
+    )
+
+    for number, branch in enumerate(branches):
+        gates = torch.eye(3, dtype=torch.float64)[number].expand(2, T, 6, 3)
+        out = reference.attention(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at)
+        assert_same(out, branch)

@@ -1,8 +1,9 @@
 """Train the byte-level LM: `python -m nsa.train --preset small --dataset text --steps 300`.
 
-Under torchrun every process trains on data of its own and gradients are averaged. An option
-wins over its NSA_* variable, and that over the preset; the boot line says which it was.
-Exit status: 0 trained; 1 the loss became NaN or infinite; 2 it could not be carried out;
+Under torchrun every process reads its own share of the data, and gradients are averaged. An option
+takes precedence over its NSA_* variable, and the variable over the preset; the boot line names the
+source of each setting.
+Exit status: 0 trained; 1 the loss became NaN or infinite; 2 the request cannot be carried out;
 130 interrupted.
 """
 
@@ -51,7 +52,7 @@ PRESET_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "small": {"seq_len": 256, "batch_size": 8, "lr": 4e-3},
     "tiny": {"seq_len": 64, "batch_size": 8, "lr": 3e-3},
 }
-"""What each preset of nsa.config trains with, where TrainConfig's defaults are not meant."""
+"""Settings of each preset in nsa.config that differ from TrainConfig's defaults."""
 
 _ROUTE_FLAGS = {
     "NSA_FORCE_PARITY",
@@ -70,13 +71,13 @@ _REMEDIES: Mapping[Precision, str] = {
     "bf16": "Lower --lr, or use --precision fp32.",
     "fp16": "Lower --lr, or use --precision bf16 or fp32.",
 }
-"""Against a loss that is not finite."""
+"""What to do when the loss is not finite."""
 _ENTROPY_SAMPLE_BYTES = 2**20
 Attention = Literal["nsa", "dense"]
 
 
 class UsageError(Exception):
-    """The command line does not say something that can be run."""
+    """The command line is wrong."""
 
 
 class NonFiniteError(Exception):
@@ -86,8 +87,8 @@ class NonFiniteError(Exception):
 def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Iterator[Progress]:
     """Take the configured steps; yield after the first, every `log_every`-th and the last.
 
-    The host waits for the device only there. The time that reading the held-out split takes
-    does not count in tokens_per_s.
+    The host waits for the device only at a yield. Evaluating the held-out split does not count in
+    tokens_per_s.
 
     Raises:
         NonFiniteError: The loss since the last Progress is not a finite number.
@@ -144,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Whether the device or the host had no memory left; torch has no type for the host's."""
+    """Whether the device or the host is out of memory; torch has no exception type for the host."""
     kinds = (MemoryError, torch.OutOfMemoryError)
     return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
@@ -160,12 +161,12 @@ def configure(
             `attention`, of the model.
 
     Returns:
-        The configuration; and for each setting that a variable decided, by the same names,
-        the variable.
+        The configuration; and for each setting that came from a variable, the variable, by the
+        setting's name.
 
     Raises:
-        ValueError: A setting is out of range, or two do not fit.
-        DataError: There is no such dataset.
+        ValueError: A setting is out of range, or two settings contradict each other.
+        DataError: The dataset does not exist.
     """
     variables = {"seq_len": flags.seq_len, "batch_size": flags.batch_size, "accum": flags.accum}
     from_env: dict[str, Any] = {k: v for k, v in variables.items() if v is not None}
@@ -195,7 +196,7 @@ def _run(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from error
     origins |= {name: option for name, option in options.origins.items() if name in names}
-    if launch.rank > 0:  # one process speaks for all
+    if launch.rank > 0:  # only the first process writes
         options.out = options.curve = None
     with ExitStack() as stack:
         stack.enter_context(process_group(launch, config.device))
@@ -221,9 +222,9 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags: Flags) -> str:
-    """What will run, and for every setting that is not the preset's what decided it."""
+    """What will run, with the source of every setting that does not come from the preset."""
     c = trainer.config
-    dense = c.model.attention == "dense"  # the flags choose routes of NSA's branches alone
+    dense = c.model.attention == "dense"  # the flags choose routes of NSA's branches only
     if not dense and (chosen := sorted(_ROUTE_FLAGS & flags.set_names)):
         origins = {**origins, "routes": ",".join(chosen)}
     if "NSA_PREFILL_BATCHED" in flags.set_names:
@@ -277,10 +278,10 @@ def _over_processes(value: Tensor, launch: Launch) -> float:
 
 
 def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags) -> list[Sink]:
-    """The logs that --out and the flags ask for."""
+    """The logs that --out and the flags request."""
     if out is None:
         if not flags.tb_disable:
-            raise UsageError("NSA_TB_DISABLE=0 asks for TensorBoard logs\n  Add --out DIR.")
+            raise UsageError("NSA_TB_DISABLE=0 requests TensorBoard logs\n  Add --out DIR.")
         return []
     sinks = []
     if not flags.disable_csv_logs:
@@ -306,11 +307,11 @@ def _fail(message: str, status: int) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\n  python -m nsa.train --help lists the options.")
+        raise UsageError(f"{message}\n  For the options, run python -m nsa.train --help.")
 
 
 class _Set(argparse.Action):
-    """Stores a value, and in `origins` the option that gave it."""
+    """Stores a value, and in `origins` the option that it came from."""
 
     def __call__(
         self,
@@ -338,37 +339,69 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m nsa.train",
         description="Train the byte-level LM with NSA or dense attention.",
-        epilog="The NSA_* variables choose routes and defaults: see nsa/flags.py.",
+        epilog="NSA_* environment variables choose routes and defaults: see nsa/README.md.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--preset", type=_one_of(PRESETS), default="small", help=", ".join(PRESETS))
-    add("--log-every", type=_at_least(1), default=10, metavar="STEPS")
-    add("--held-out", type=_at_least(0), default=0, metavar="BATCHES", help="read at every log")
-    add("--out", type=Path, metavar="DIR", help="write train.csv there, and TensorBoard events")
-    add("--curve", type=_png, metavar="PNG", help="draw the learning curve there")
+    add(
+        "--preset",
+        type=_one_of(PRESETS),
+        default="small",
+        help=f"model and its settings: {', '.join(PRESETS)} (default: small)",
+    )
+    add(
+        "--log-every",
+        type=_at_least(1),
+        default=10,
+        metavar="STEPS",
+        help="print a line every STEPS steps (default: 10)",
+    )
+    add(
+        "--held-out",
+        type=_at_least(0),
+        default=0,
+        metavar="BATCHES",
+        help="evaluate BATCHES held-out batches for every line (default: 0)",
+    )
+    add("--out", type=Path, metavar="DIR", help="write train.csv and TensorBoard events to DIR")
+    add("--curve", type=_png, metavar="PNG", help="draw the learning curve to this file")
 
     add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
-    add("--attention", type=_one_of(get_args(Attention)), help="nsa or dense")
+    add(
+        "--attention",
+        type=_one_of(get_args(Attention)),
+        help="attention of the model: nsa or dense",
+    )
     add("--seq-len", type=_at_least(1), metavar="T", help="tokens per row")
     add("--batch-size", type=_at_least(1), metavar="B", help="rows per forward")
     add("--accum-batches", type=_at_least(1), dest="accum", help="forwards per optimiser step")
     gc = parser.add_mutually_exclusive_group()
     recompute = partial(gc.add_argument, action=_Set, default=argparse.SUPPRESS)
-    recompute("--gc", dest="checkpointing", metavar="off|on|A-B", help="layers to recompute")
+    recompute(
+        "--gc",
+        dest="checkpointing",
+        metavar="off|on|A-B",
+        help="layers recomputed in the backward pass",
+    )
     recompute("--no-gc", dest="checkpointing", nargs=0, const="off", help="same as --gc off")
-    add("--compile", type=_one_of(COMPILE), help="torch.compile around the attention: off or on")
-    add("--cuda-graph", nargs=0, const=True, help="replay each step as one CUDA graph")
-    add("--steps", type=_at_least(1), help="optimiser steps, and the length of the schedule")
-    add("--warmup-steps", type=_at_least(0))
+    add("--compile", type=_one_of(COMPILE), help="compile everything but attention: off or on")
+    add("--cuda-graph", nargs=0, const=True, help="replay every step as one CUDA graph")
+    add("--steps", type=_at_least(1), help="optimiser steps, and length of the schedule")
+    add("--warmup-steps", type=_at_least(0), help="steps of linear warm-up")
     add("--dataset", metavar="NAME", help="synthetic, text, fineweb_edu or fineweb_edu:PATH")
-    add("--loader-timeout", type=_above_0, dest="loader_timeout_s", metavar="SECONDS")
+    add(
+        "--loader-timeout",
+        type=_above_0,
+        dest="loader_timeout_s",
+        metavar="SECONDS",
+        help="longest wait for data",
+    )
     add("--precision", type=_one_of(get_args(Precision)), help="fp32, bf16 or fp16")
     add("--lr", type=_above_0, help="peak learning rate")
-    add("--weight-decay", type=_from_0)
-    add("--clip", type=_above_0, help="largest norm of the gradient")
-    add("--seed", type=_at_least(0), help="decides weights and data")
-    add("--device", help="cpu, cuda or cuda:N; a GPU where there is one")
+    add("--weight-decay", type=_from_0, help="weight decay of matrices")
+    add("--clip", type=_above_0, help="largest gradient norm")
+    add("--seed", type=_at_least(0), help="seed of weights and data")
+    add("--device", help="cpu, cuda or cuda:N (default: a GPU if present)")
     return parser
 
 
@@ -394,7 +427,7 @@ def _number(text: str, fits: Callable[[float], bool], form: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not fits(value):  # which NaN does not
+    if not fits(value):  # NaN never fits
         raise argparse.ArgumentTypeError(f"{text!r} is not a number {form}")
     return value
 
@@ -408,9 +441,9 @@ def _png(text: str) -> Path:
 def _one_of(words: Collection[str]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
-            there = ", ".join(words)
+            known = ", ".join(words)
             raise argparse.ArgumentTypeError(
-                f"{text!r} is none of {there}{_suggestion(text, words)}"
+                f"{text!r} is not one of {known}{_suggestion(text, words)}"
             )
         return text
 

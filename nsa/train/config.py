@@ -1,4 +1,4 @@
-"""What to train and how: one frozen record, checked before anything is built."""
+"""What to train, and how: one frozen record, checked before anything is built."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ AUTOCAST: dict[Precision, torch.dtype | None] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """What to train and how. Optimiser defaults are those of Llama (arXiv:2302.13971, 2.3)."""
+    """What to train, and how. Optimiser defaults are those of Llama (arXiv:2302.13971, 2.3)."""
 
     model: ModelConfig
     dense_backend: str = "sdpa"
@@ -39,10 +39,10 @@ class TrainConfig:
     compile: Compile = "off"
     """Whether everything but the attention itself runs compiled (torch.compile)."""
     cuda_graph: bool = False
-    """Whether a step is recorded as a CUDA graph, before the first, and replayed. On one GPU,
-    and not with fp16, whose loss scale decides from step to step whether to take it."""
+    """Whether a step is recorded as a CUDA graph and replayed. Only on one GPU, and not with fp16,
+    where the loss scale decides at every step whether to apply it."""
     precision: Precision = "fp32"
-    """Parameters are float32 always; bf16 and fp16 compute under autocast, fp16 scales the loss."""
+    """Parameters are always float32; bf16 and fp16 compute under autocast, fp16 scales the loss."""
     dataset: str = "text"
     """See nsa.train.data."""
     steps: int = 100
@@ -63,16 +63,16 @@ class TrainConfig:
     device: str = "cpu"
     """`cpu`, `cuda`, or one GPU such as `cuda:1`."""
     routes: Routes | None = None
-    """How the branches of NSA are computed; as the flags say when None."""
+    """Routes of the NSA branches; None leaves the choice to the flags."""
     prefill: Prefill | None = None
-    """`batched` or `token`; as the flags say when None."""
+    """`batched` or `token`; None leaves the choice to the flags."""
     loader_timeout_s: float = 60.0
     """Longest wait for data before it is a DataError."""
 
     def __post_init__(self) -> None:
         whole = ("seq_len", "batch_size", "accum", "steps")
         for name in (*whole, "lr", "clip", "initial_scale", "loader_timeout_s"):
-            if not (value := getattr(self, name)) > 0:  # which NaN is not, either
+            if not (value := getattr(self, name)) > 0:  # NaN is not
                 raise ValueError(f"{name}={value} must be positive")
         if self.lr == math.inf:
             raise ValueError("lr=inf must be finite")
@@ -81,12 +81,12 @@ class TrainConfig:
                 raise ValueError(f"{name}={value} must be 0 or more")
         if self.seed >= 2**63:
             raise ValueError(
-                f"seed={self.seed} must be under 2**63: torch's generator takes no more"
+                f"seed={self.seed} must be under 2**63, the limit of torch's generator"
             )
         if self.compile not in COMPILE:
             raise ValueError(f"compile={self.compile!r} is neither 'off' nor 'on'")
         if self.precision not in AUTOCAST:
-            raise ValueError(f"precision={self.precision!r} is none of {', '.join(AUTOCAST)}")
+            raise ValueError(f"precision={self.precision!r} is not one of {', '.join(AUTOCAST)}")
         check_dataset(self.dataset)
         parse_checkpointing(self.checkpointing, self.model.n_layers)
 

@@ -1,13 +1,13 @@
 """Byte streams to train on: batches of int64 [B, T + 1], the same for the same seed and rank.
 
 synthetic            each byte is the one before plus 1, 2, 4 or 8 (mod 256), drawn uniformly:
-                     8 bits a byte to the unigram, exactly 2 to a model that has learnt it
-text                 the sources of the Python standard library, real bytes on every machine;
-                     windows at random, every 20th file held out
+                     8 bits per byte for a unigram model, exactly 2 for a model that has learnt it
+text                 the sources of the Python standard library, real text on every machine;
+                     random windows, every 20th file held out
 fineweb_edu          HuggingFaceFW/fineweb-edu, sample-10BT, streamed through `datasets`
 fineweb_edu:PATH     documents from a .parquet, .jsonl or .txt file, or a folder of them
 
-Data that is absent, unreachable, silent or malformed is a DataError, never other data.
+Data that is absent, unreachable, stalled or malformed raises DataError; nothing replaces it.
 """
 
 import difflib
@@ -75,10 +75,10 @@ class ByteStream(Iterator[Tensor]):
         """
         Args:
             draw: Makes the next batch, of any integer type.
-            in_memory: Whether `draw`, once it gave a batch, neither waits for another nor fails.
+            in_memory: Whether `draw` never waits or fails after its first batch.
         """
         self.description = description
-        """What is read, exactly enough to tell two streams apart."""
+        """What is read; two different streams have different descriptions."""
         self._draw = draw
         self._close = close
         self._in_memory = in_memory
@@ -90,10 +90,10 @@ class ByteStream(Iterator[Tensor]):
         return torch.from_numpy(self._draw().astype(np.int64))
 
     def prepare(self, batches: int) -> None:
-        """Draw so many already, as the host has time while a GPU computes.
+        """Draw this many batches ahead, while the host waits for a GPU.
 
-        They are pinned where there is a GPU. Does nothing where drawing one may wait or fail:
-        that belongs to the step that needs it.
+        They are pinned if there is a GPU. Does nothing if drawing may wait or fail: such an error
+        belongs to the step that needs the batch.
         """
         pinned = torch.cuda.is_available()
         while self._in_memory and len(self._ready) < batches:
@@ -120,8 +120,8 @@ def check_dataset(dataset: str) -> None:
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
         raise DataError(
-            f"no dataset {name!r}; there are {', '.join(DATASETS)}",
-            f"Did you mean {near[0]!r}?" if near else "A local file is fineweb_edu:PATH.",
+            f"unknown dataset {name!r}; known are {', '.join(DATASETS)}",
+            f"Did you mean {near[0]!r}?" if near else "For a local file use fineweb_edu:PATH.",
         )
     if colon and (name != "fineweb_edu" or not path):
         raise DataError(
@@ -131,7 +131,7 @@ def check_dataset(dataset: str) -> None:
 
 
 def fetches(dataset: str) -> bool:
-    """Whether a dataset is read as `loader` says, rather than drawn in memory."""
+    """Whether a dataset is read through `loader` and not drawn in memory."""
     return dataset.partition(":")[0] == "fineweb_edu"
 
 
@@ -160,8 +160,8 @@ def open_stream(
         loader: How fineweb_edu is fetched; the defaults of Loader when None.
 
     Raises:
-        DataError: The name is unknown or the data absent. Malformed, unreachable or silent
-            data is raised by the batch that needs it.
+        DataError: The name is unknown or the data absent. Malformed, unreachable or stalled data
+            raises it from the batch that needs it.
     """
     check_dataset(dataset)
     name, _, path = dataset.partition(":")
@@ -194,7 +194,7 @@ def bits_per_byte(loss: float) -> float:
 
 
 def unigram_entropy(data: NDArray[np.uint8]) -> float:
-    """Entropy of the byte frequencies, bits per byte: what a model blind to context reaches.
+    """Entropy of the byte frequencies, bits per byte: what a model without context reaches.
 
     Args:
         data: Bytes, uint8, any shape, not empty.
@@ -230,7 +230,7 @@ def text_corpus(split: Split) -> NDArray[np.uint8]:
     ]
     if not chosen:
         raise DataError(
-            f"{root}: {len(names)} standard library sources, too few to train on",
+            f"{root}: only {len(names)} standard library sources, too few to train on",
             "Use a Python installed with its sources, or --dataset synthetic.",
         )
     return np.frombuffer(b"".join((root / name).read_bytes() for name in chosen), np.uint8)
@@ -248,8 +248,8 @@ def _windows(
     batch_size, length = shape
     if length > len(corpus):
         raise DataError(
-            f"text: a row of {length:,} bytes is longer than the {len(corpus):,} there are",
-            "Shorten --seq-len.",
+            f"text: a row of {length:,} bytes is longer than the corpus of {len(corpus):,} bytes",
+            "Lower --seq-len.",
         )
     starts = rng.integers(len(corpus) - length + 1, size=(batch_size, 1))
     return corpus[starts + np.arange(length)]

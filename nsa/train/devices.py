@@ -32,7 +32,7 @@ def process_group(launch: Launch, device: str) -> Iterator[None]:
         dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
     except (ValueError, dist.DistError) as error:
         raise TrainError(
-            f"{launch.world_size} processes were announced, and cannot meet: {error}",
+            f"the {launch.world_size} processes cannot connect to each other: {error}",
             "Start with torchrun.",
         ) from error
     try:
@@ -45,7 +45,7 @@ def training_device(device: str, launch: Launch) -> torch.device:
     """The device of this process: among several, `cuda` is the GPU numbered local_rank.
 
     Raises:
-        TrainError: torch knows no such device, or it is not here.
+        TrainError: The device does not exist.
     """
     try:
         chosen = torch.device(device)
@@ -58,15 +58,15 @@ def training_device(device: str, launch: Launch) -> torch.device:
     number = launch.local_rank if chosen.index is None else chosen.index
     if number >= torch.cuda.device_count():
         raise TrainError(
-            f"device {device!r}: torch {torch.__version__} sees "
-            f"{torch.cuda.device_count()} GPUs, number {number} is not among them",
+            f"device {device!r}: GPU {number} does not exist; torch {torch.__version__} sees "
+            f"{torch.cuda.device_count()} GPUs",
             "Use --device cpu, or a torch build and driver that see the GPU.",
         )
     return torch.device("cuda", number)
 
 
 def distribute(model: nn.Module, device: torch.device, flags: Flags) -> DistributedDataParallel:
-    """Average gradients over the processes, in the number format and buckets the flags say."""
+    """Average gradients over the processes, with the number format and buckets of the flags."""
     ddp = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,

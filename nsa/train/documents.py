@@ -2,8 +2,8 @@
 
     source() -> share() -> Reader.take()
 
-A source reads documents once through, `share` keeps one split and rank and starts over at the
-end, and `Reader` does both in a thread, so that a silent source is an error and not a wait.
+A source reads all documents once, `share` keeps one split and rank and starts over at the end, and
+`Reader` runs both in a thread, so that a stalled source is an error and not a hang.
 """
 
 import importlib
@@ -24,18 +24,18 @@ from numpy.typing import NDArray
 HELD_OUT_EVERY = 20
 """Every 20th document (fineweb_edu) or file (text) is held out from training."""
 END_OF_DOCUMENT = b"\0"
-"""Stands after every document."""
+"""Follows every document."""
 
 Split = Literal["train", "held_out"]
 Documents = Generator[tuple[str, bytes], None, None]
-"""Where a document was read (`file.jsonl:17`), and its bytes; never empty ones."""
+"""Where a document was read (`file.jsonl:17`), and its bytes, which are never empty."""
 
 _HUB_NAME, _HUB_CONFIG = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 _CLOSE_S = 1.0
 
 
 class DataError(Exception):
-    """Data that cannot be read as asked: the place and the fact, then the remedy."""
+    """Data cannot be read: the place and the fact, then the remedy."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}\n  {remedy}")
@@ -88,7 +88,7 @@ class Reader:
 
         Raises:
             DataError: The source is malformed or unreachable, or one fetch took longer than
-                timeout_s; the message says how far reading had come.
+                timeout_s; the message names the last document read.
         """
         parts, held = [self._rest], len(self._rest)
         while held < count:
@@ -99,7 +99,7 @@ class Reader:
         return data[:count]
 
     def close(self) -> None:
-        """Stop the thread. One that hangs in its source is left behind after a second."""
+        """Stop the thread; after a second give up on one that hangs in its source."""
         self._closed.set()
         self._permits.release()
         self._thread.join(_CLOSE_S)
@@ -161,10 +161,10 @@ def share(
                 in_split += 1
         if not mine:
             raise DataError(
-                f"{name}: nothing for rank {rank} of {world_size} in the {split} split: "
+                f"{name}: no document for rank {rank} of {world_size} in the {split} split: "
                 f"{total} documents with text, {in_split} of them in this split",
-                f"Give more documents: every {HELD_OUT_EVERY}th is held out, the ranks share "
-                "the others.",
+                f"Give more documents: every {HELD_OUT_EVERY}th is held out, and the ranks share "
+                "the rest.",
             )
 
 
@@ -172,7 +172,7 @@ def hub_source() -> Callable[[], Documents]:
     """fineweb-edu, sample-10BT, streamed.
 
     Raises:
-        DataError: The `datasets` package is absent. Without a network, the first document
+        DataError: The `datasets` package is not installed. Without a network, the first document
             raises it.
     """
     try:
@@ -204,7 +204,7 @@ def local_source(path: Path) -> Callable[[], Documents]:
     .txt file is one document.
 
     Raises:
-        DataError: There is no such file. A malformed one raises it where it is malformed.
+        DataError: The file does not exist. A malformed file raises it at the malformed place.
     """
     remedy = "Correct the path after fineweb_edu:"
     try:
@@ -249,7 +249,7 @@ def _jsonl(file: Path) -> Documents:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or too deep
                 raise DataError(
-                    f"{file}:{number}: not JSON: {error}", "Mend or remove the line."
+                    f"{file}:{number}: not JSON: {error}", "Correct or remove the line."
                 ) from error
             yield from _document(f"{file}:{number}", row)
 
@@ -277,7 +277,7 @@ def _parquet(file: Path) -> Documents:
 
 
 def _document(place: str, row: Any) -> Documents:
-    """The text of one row, if it has any; DataError if it has no such field."""
+    """The text of one row, unless it is empty; DataError without the field."""
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         if isinstance(row, dict) and "text" in row:
@@ -292,13 +292,15 @@ def _document(place: str, row: Any) -> Documents:
     try:
         data = text.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
-        raise DataError(f"{place}: not Unicode text: {error}", "Mend or remove the row.") from error
+        raise DataError(
+            f"{place}: not Unicode text: {error}", "Correct or remove the row."
+        ) from error
     if data:
         yield place, data
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """What the HTTP clients that `datasets` loads raise beside OSError."""
+    """OSError, and what the HTTP clients that `datasets` loads raise."""
     clients = (("httpx", "HTTPError"), ("httpx2", "HTTPError"), ("aiohttp", "ClientError"))
     loaded = [(sys.modules[module], name) for module, name in clients if module in sys.modules]
     return OSError, *(getattr(module, name) for module, name in loaded)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 WARM_UPS = 3
-"""Steps before the capture: they compile, tune and make handles, which a capture may not."""
+"""Steps before the capture: they compile, tune and create handles, which a capture must not do."""
 
 
 class CaptureError(Exception):
-    """The step does something that a CUDA graph cannot hold, such as to wait for the device."""
+    """The step does something that a CUDA graph cannot record, such as waiting for the device."""
 
 
 class CapturedStep:
@@ -33,12 +33,11 @@ class CapturedStep:
         Args:
             step: Takes the batches of one step, on the device, and returns a scalar there. It
                 must do the same work whenever it is called.
-            batches: What it warms up on, on the host; later ones have these shapes.
-            before_capture: Called between warm-up and capture, to take back what warming up
-                changed.
+            batches: Batches for the warm-up, on the host; later ones have the same shapes.
+            before_capture: Called between warm-up and capture, to undo what the warm-up changed.
 
         Raises:
-            CaptureError: The step ran, and cannot be captured.
+            CaptureError: The step ran but cannot be captured.
         """
         self._batches = [torch.empty_like(batch, device=device) for batch in batches]
         self._load(batches)

@@ -1,7 +1,7 @@
-"""One optimiser step after another: what is trained, how, and what was seen to run.
+"""The training loop's body: one optimiser step, and a record of what it ran.
 
-`TrainConfig` says what is asked for, `Trainer.step` does it, `Trainer.effective` tells what ran,
-from the tensors and calls that went by. Nothing here reads the environment, prints or exits.
+`TrainConfig` is the request, `Trainer.step` carries it out, and `Trainer.effective` reports what
+ran, from the tensors and calls of the step. This module neither reads the environment nor prints.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -31,34 +31,34 @@ from nsa.train.graph import CapturedStep, CaptureError
 
 @dataclass(slots=True)
 class _Seen:
-    """What went by during one step."""
+    """What one step ran."""
 
     calls: list[int]
-    """Of each layer; one more per forward where it was recomputed."""
+    """Calls of each layer; a recomputed layer counts twice per forward."""
     forwards: int = 0
     batch: torch.Size | None = None
     logits: torch.dtype | None = None
     autocast: torch.dtype | None = None
     routes: Routes | str = ""
-    """Of NSA the routes it was handed, of dense attention its backend."""
+    """The routes that NSA was given, or the backend of dense attention."""
     prefill: str = ""
     compiled: int = 0
     """Runs of compiled graphs in the forward passes."""
     replayed: bool = False
-    """Whether the step was the replay of a CUDA graph. The rest was seen at its capture."""
+    """Whether the step replayed a CUDA graph; the rest was recorded at its capture."""
 
 
 class Trainer:
     """A model, its optimiser and its data, on one device of one process.
 
     With `launch.world_size` above 1 the gradients are averaged over all processes (DDP), each of
-    which reads data of its own; a process group must exist (see `process_group`).
+    which reads its own share of the data; a process group must exist (see `process_group`).
     """
 
     def __init__(
         self, config: TrainConfig, flags: Flags | None = None, launch: Launch | None = None
     ) -> None:
-        """Build the model from the seed, alike on every device, and open the data.
+        """Build the model from the seed, with the same weights on every device, and open the data.
 
         Args:
             flags: Routes, prefill, loader and DDP settings; Flags() when None, which does not
@@ -66,7 +66,7 @@ class Trainer:
 
         Raises:
             DataError: The dataset is absent.
-            TrainError: The device is absent, or cannot do what is asked for.
+            TrainError: The device is absent, or cannot carry out the configuration.
         """
         flags = Flags() if flags is None else flags
         launch = Launch() if launch is None else launch
@@ -75,7 +75,7 @@ class Trainer:
         self.device = training_device(config.device, launch)
         if config.cuda_graph:
             _check_graph(config, self.device, launch)
-        # Flags are asked for only where they decide something: Flags.asked_for tells on them.
+        # Read a flag only where it decides something: Flags.asked_for reports what was read.
         dense = config.model.attention == "dense"
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
             self.model = ByteLM(
@@ -101,7 +101,7 @@ class Trainer:
                 {"params": matrices, "weight_decay": config.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ],
-            # A graph reads the rate from where it stood at the capture.
+            # A graph reads the rate from the address that it had at the capture.
             lr=torch.tensor(config.lr, device=self.device) if config.cuda_graph else config.lr,
             betas=config.betas,
             fused=True,
@@ -144,7 +144,7 @@ class Trainer:
 
     @property
     def peak_flops(self) -> float | None:
-        """FLOP/s of this process's device by its data sheet; None where we have none."""
+        """FLOP/s of this process's device by its data sheet; None if it is not in the table."""
         if self.device.type != "cuda":
             return None
         name = torch.cuda.get_device_name(self.device)
@@ -153,11 +153,11 @@ class Trainer:
     def step(self) -> Tensor:
         """Take one optimiser step: forward, backward, accumulation, clipping, AdamW.
 
-        Does not wait for the device, and draws the next step's batches while that computes.
+        Does not wait for the device, and draws the next batches while the device computes.
 
         Returns:
-            The mean loss in nats per byte of this process's batches, a scalar on the device,
-            before the step changed the weights.
+            The mean loss in nats per byte of this process's batches before the weights change, a
+            scalar on the device.
 
         Raises:
             DataError: The data ended, stalled or is malformed.
@@ -192,7 +192,7 @@ class Trainer:
     def _replay(self, batches: list[Tensor], rate: float) -> Tensor:
         """The same by a CUDA graph, which is captured at the first step."""
         if self._graph is None:
-            self._set_rate(0.0)  # so that warming up moves no weight
+            self._set_rate(0.0)  # the warm-up must not change the weights
             try:
                 self._graph = CapturedStep(
                     self._learn, batches, device=self.device, before_capture=self._forget
@@ -200,15 +200,15 @@ class Trainer:
             except CaptureError as error:
                 raise TrainError(
                     f"this step cannot be captured as a CUDA graph: {error}",
-                    "Choose routes that do not wait for the device (nsa/README.md), or leave "
-                    "--cuda-graph out.",
+                    "Choose routes that do not wait for the device (nsa/README.md), or omit "
+                    "--cuda-graph.",
                 ) from error
             self._seen.replayed = True
         self._set_rate(rate)
         return self._graph(batches)
 
     def _forget(self) -> None:
-        """Empty the optimiser's memory of the warm-up; from here on it may be captured."""
+        """Clear the optimiser's state after the warm-up, and allow its capture."""
         for state in self._optimiser.state.values():
             for value in state.values():
                 value.zero_()
@@ -234,10 +234,10 @@ class Trainer:
         return torch.stack(losses).mean()
 
     def effective(self) -> dict[str, bool | int | float | str]:
-        """The configuration as the last step showed it, not as it was asked for.
+        """The configuration that the last step ran with, observed and not copied from the request.
 
         Shapes are those of the last batch; `gc` names the layers that ran again in the backward
-        pass; routes and prefill are what the layers were handed (a route never gives way to
+        pass; routes and prefill are those that the layers received (a route never falls back to
         another); dtypes are those of the tensors.
 
         Raises:
@@ -310,7 +310,7 @@ class Trainer:
         return loss
 
     def _turns(self, length: int) -> Rotation:
-        """The rotary tables of so many tokens, kept from one step to the next."""
+        """The rotary tables for this many tokens, kept from one step to the next."""
         weight = self.model.embedding.weight
         if self._rotation is None or self._rotation[:2] != (length, weight.dtype):
             turns = Rotation.of(self.config.model, length, like=weight)
@@ -332,7 +332,7 @@ class Trainer:
         self._optimiser.zero_grad(set_to_none=True)
 
     def _no_reduction(self) -> AbstractContextManager[object]:
-        """Where gradients are only added up, not yet averaged over the processes."""
+        """A context in which gradients are summed but not averaged over the processes."""
         return nullcontext() if self._ddp is None else self._ddp.no_sync()
 
     def _nothing_seen(self) -> _Seen:
@@ -352,24 +352,24 @@ class Trainer:
 
 def _check_graph(config: TrainConfig, device: torch.device, launch: Launch) -> None:
     """Raise TrainError where a step cannot be a CUDA graph."""
-    without = "or leave --cuda-graph out."
+    without = "or omit --cuda-graph."
     if device.type != "cuda":
-        raise TrainError(f"a CUDA graph on {device}", f"Use --device cuda, {without}")
+        raise TrainError(f"a CUDA graph needs a GPU, not {device}", f"Use --device cuda, {without}")
     if launch.world_size > 1:
         raise TrainError(
-            f"a CUDA graph over {launch.world_size} processes: their collectives stay outside",
+            f"a CUDA graph cannot record the collectives of {launch.world_size} processes",
             f"Train in one process, {without}",
         )
     if config.precision == "fp16":
         raise TrainError(
-            "a CUDA graph in fp16: its loss scale decides from step to step whether to take it",
+            "a CUDA graph cannot train in fp16: the loss scale decides whether to apply a step",
             f"Use --precision bf16, {without}",
         )
 
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Say what to do when the compiler fails; nothing runs uncompiled in its place."""
+    """Turn a failure of the compiler into a TrainError; nothing runs uncompiled instead."""
     from torch._dynamo.exc import TorchDynamoException  # slow to import, and rarely needed
 
     try:
@@ -378,7 +378,7 @@ def _compiling() -> Iterator[None]:
         reason = " ".join(str(error).strip().partition("\n\n")[0].split())
         raise TrainError(
             f"torch.compile failed: {reason}",
-            "Install a C compiler (gcc) if that is what it misses, or use --compile off.",
+            "Install a C compiler (gcc) if none is found, or use --compile off.",
         ) from error
 
 
@@ -400,7 +400,7 @@ def describe_layers(layers: Collection[int], n_layers: int) -> str:
 
 
 def _fa2_providers(routes: str) -> str:
-    """Who computed the branches that took a route through FlashAttention-2."""
+    """The library behind each route through FlashAttention-2."""
     providers = []
     if "fa2-torch" in routes:
         providers.append(f"torch {torch.__version__}")
@@ -414,7 +414,7 @@ def _name(dtype: torch.dtype | None) -> str:
 
 
 def _precision(autocast: torch.dtype | None, model: nn.Module) -> str:
-    """As TrainConfig.precision says it: what matrices were multiplied in."""
+    """The dtype of matrix products, by its name in TrainConfig.precision."""
     computed = autocast or next(model.parameters()).dtype
     names = {dtype or torch.float32: name for name, dtype in AUTOCAST.items()}
     return names.get(computed, _name(computed))

@@ -1,4 +1,4 @@
-"""How training goes: the record, and where it is written: CSV, TensorBoard, a figure."""
+"""Progress of training: the record, and where it is written: CSV, TensorBoard, a figure."""
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from nsa.errors import TrainError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How training stands after a step."""
+    """Loss and speed after a step."""
 
     step: int
     """Optimiser steps taken."""
@@ -46,20 +46,22 @@ Sink = Callable[[Progress], None]
 
 
 def csv_sink(path: Path) -> Sink:
-    """Write `path` anew, a line per Progress, on disk at once; untouched until the first.
+    """Overwrite `path` with one line per Progress, each on disk at once.
+
+    The file is not changed before the first Progress.
 
     Raises:
-        TrainError: It cannot be written; also from the sink, when the disk fills.
+        TrainError: The file cannot be written; also from the sink, when the disk is full.
     """
 
     def write(row: Iterable[object], mode: str = "a") -> None:
-        # Opened for each line: what a full disk refuses is refused here, not when it is closed.
+        # Opened for each line, so that a full disk is an error here and not when it is closed.
         with writing(path), path.open(mode, newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerow(row)
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()  # now, rather than when the first steps are paid for
+        path.open("a").close()  # fail before the first steps, not after
     begun = False
 
     def sink(progress: Progress) -> None:
@@ -76,13 +78,13 @@ def tensorboard_sink(stack: ExitStack, folder: Path) -> Sink:
     """Write TensorBoard events into a folder; the stack closes them.
 
     Raises:
-        TrainError: The package is absent, or the folder cannot be written.
+        TrainError: The package is not installed, or the folder cannot be written.
     """
     try:
         tensorboard = import_module("torch.utils.tensorboard")
     except ImportError as error:
         raise TrainError(
-            f"NSA_TB_DISABLE=0 asks for TensorBoard logs, which need a package ({error})",
+            f"NSA_TB_DISABLE=0 requests TensorBoard logs, which need a package ({error})",
             "Run pip install tensorboard, or unset NSA_TB_DISABLE.",
         ) from error
     with writing(folder):
@@ -101,7 +103,7 @@ def draw_curve(path: Path, curve: Sequence[Progress], *, unigram_bits: float, ti
     """Draw bits per byte against steps as a PNG, with the unigram entropy as a level.
 
     Raises:
-        TrainError: It cannot be written.
+        TrainError: The file cannot be written.
     """
     # Imported here: training itself does not need it, and it is slow to import.
     from matplotlib.figure import Figure
@@ -131,7 +133,7 @@ def draw_curve(path: Path, curve: Sequence[Progress], *, unigram_bits: float, ti
 
 
 def check_writable(path: Path) -> None:
-    """Raise TrainError now, not after hours of training, if `path` cannot be written."""
+    """Raise TrainError before training starts if `path` cannot be written."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=path.parent).close()
@@ -139,11 +141,11 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the file system says into one message."""
+    """Turn errors of the file system into one message."""
     try:
         yield
     except OSError as error:
         raise TrainError(
             f"{path}: cannot be written: {error.strerror or error}",
-            "Choose another place, or make room.",
+            "Choose another path, or free disk space.",
         ) from error

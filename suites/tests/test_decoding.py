@@ -95,7 +95,7 @@ def test_what_cannot_run_here_declines(
         ("tritn", AXES, "did you mean 'triton'"),
         ("triton", {**AXES, "graph": "yes"}, "graph='yes'"),
         ("eager", {**AXES, "graph": "on"}, "waits for the device"),
-        ("triton", {**AXES, "seq_len": 8}, "reads no axis 'seq_len'"),
+        ("triton", {**AXES, "seq_len": 8}, "does not read the axis 'seq_len'"),
         ("triton", {**AXES, "NSA_USE_FA2": 1}, "does not read NSA_USE_FA2"),
     ],
 )

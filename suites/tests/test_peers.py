@@ -17,7 +17,7 @@ from harness.measure import accuracy
 from harness.records import Scalar
 from harness.workload import Unsupported
 from nsa import reference
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.flags import Flags
 from nsa.routes import fa2
 from suites import attention, peers, workloads
@@ -68,23 +68,27 @@ def nsa(
 ) -> Tensor:
     """What parallel_nsa says it computes; it takes groups of 16 and more."""
     assert q.shape[2] // k.shape[2] >= 16
-    config = sizes(block_size, block_counts)
+    at = Positions.of(q, config=sizes(block_size, block_counts))
     k_cmp, v_cmp = mean(k, block_size), mean(v, block_size)
     if block_indices is None:
-        block_indices = reference.select_blocks(q.detach(), k_cmp.detach(), config=config)
-    out = reference.selected_attention(q, k, v, block_indices, config=config)
+        block_indices = reference.select_blocks(q.detach(), k_cmp.detach(), at)
+    out = reference.selected_attention(q, k, v, block_indices, at)
     if g_slc is not None:
         out = out * g_slc.unsqueeze(-1)
     if g_cmp is not None:
-        compressed = reference.compress_attention(q, k_cmp, v_cmp, config=config)
+        compressed = reference.compress_attention(q, k_cmp, v_cmp, at)
         out = out + compressed * g_cmp.unsqueeze(-1)
     return out
 
 
+def window(q: Tensor, size: int) -> Positions:
+    return Positions.of(q, config=NSAConfig(window_size=size))
+
+
 def dense(q: Tensor, k: Tensor, v: Tensor, *, window_size: int | None = None) -> Tensor:
     if window_size is None:
-        return reference.dense_attention(q, k, v)
-    return reference.window_attention(q, k, v, window_size=window_size)
+        return reference.dense_attention(q, k, v, Positions.of(q))
+    return reference.window_attention(q, k, v, window(q, window_size))
 
 
 def topk(
@@ -94,7 +98,8 @@ def topk(
     assert lse is None
     assert scale == q.shape[-1] ** -0.5
     assert q.shape[1] == TK
-    return reference.select_blocks(q, k, config=sizes(block_size, block_counts)).flip(-1)
+    at = Positions.of(q, config=sizes(block_size, block_counts))
+    return reference.select_blocks(q, k, at).flip(-1)
 
 
 @pytest.fixture
@@ -109,7 +114,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def flash(q: Tensor, k: Tensor, v: Tensor, *, window_size: int, **_: Any) -> Tensor:
-        return reference.window_attention(q, k, v, window_size=window_size)
+        return reference.window_attention(q, k, v, window(q, window_size))
 
     monkeypatch.setattr(peers, "_fla", lambda _: module)
     monkeypatch.setattr(peers, "_refusal", lambda *_: "")

@@ -173,13 +173,13 @@ def test_a_context_is_prefilled_as_the_flag_says(
     prefill: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queries = []
-    honest = ops.select_blocks
+    honest: Any = ops.attention
 
-    def spy(q: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+    def spy(q: torch.Tensor, *args: object, **options: object) -> object:
         queries.append(q.shape[1])
-        return honest(q, *args, **options)  # type: ignore[arg-type]
+        return honest(q, *args, **options)
 
-    monkeypatch.setattr(ops, "select_blocks", spy)
+    monkeypatch.setattr(ops, "attention", spy)
     monkeypatch.setenv("NSA_PREFILL_BATCHED", "1" if prefill == "batched" else "0")
     workload = workloads.decode("nsa", {**MODEL, "context": 20})
     workload.run()
@@ -320,10 +320,10 @@ def test_dense_attention_takes_flags_beside_nsa_only_where_they_ask_for_nothing(
     for flag, value in (("NSA_USE_FA2", 0), ("NSA_SEL_RANGES_V2", 1)):
         workloads.preflight("train", "dense", {**axes, flag: value}, {flag: str(value)})
 
-    with pytest.raises(AxisError, match=r"NSA_USE_FA2 asks for something.*no branches"):
+    with pytest.raises(AxisError, match=r"NSA_USE_FA2 has no effect here.*no branches"):
         workloads.preflight("train", "dense", {**axes, "NSA_USE_FA2": 1}, {"NSA_USE_FA2": "1"})
     given = {**OPERATOR, "NSA_USE_FA2": 1}
-    with pytest.raises(AxisError, match="reference routes all that runs"):
+    with pytest.raises(AxisError, match="reference sets every route that runs"):
         workloads.preflight("attention", "reference", given, {"NSA_USE_FA2": "1"})
 
 
@@ -336,7 +336,13 @@ def test_every_flag_that_a_workload_reads_is_one() -> None:
     ("function", "provider", "axes", "env", "said"),
     [
         ("train", "nsa", {**MODEL, "seq_leng": 8}, {}, "needs the axis 'seq_len'"),
-        ("train", "nsa", {**MODEL, "seq_len": 8, "gcc": "on"}, {}, "reads no axis 'gcc'.*'gc'"),
+        (
+            "train",
+            "nsa",
+            {**MODEL, "seq_len": 8, "gcc": "on"},
+            {},
+            "the axis 'gcc'.*'gc'",
+        ),
         ("train", "nsa", {**MODEL, "seq_len": 0}, {}, "seq_len=0"),
         ("train", "nsa", {**MODEL, "seq_len": 8, "preset": "tyny"}, {}, "did you mean 'tiny'"),
         ("forward", "nsaa", {**MODEL, "seq_len": 8}, {}, "did you mean 'nsa'"),

@@ -1,8 +1,8 @@
 """Gradients of attention over a band.
 
-Two kernels, and no atomics: one owns a tile of queries of a head and walks keys (dQ, in
-`banded_query`), the other owns a tile of keys and walks the queries of every head of its group (dK
-and dV, in `banded_key`). The weights are computed again in both from `lse`.
+Two kernels without atomics: one owns a tile of queries of a head and walks keys (dQ, in `query`),
+the other owns a tile of keys and walks the queries of every head of its group (dK and dV, in
+`key`). Both recompute the weights from `lse`.
 
 With p the weights and g the gate of the branch:  dV = (p g)^T dO,  dS = p g (dO V^T - delta),
 dQ = scale dS K,  dK = scale dS^T Q,  where delta = rowsum(dO o) of the branch's own output o.
@@ -19,7 +19,7 @@ from nsa.kernels.banded.key import KeyGradients, key_tile, write_key_gradients
 from nsa.kernels.banded.planes import Sizes, empty_planes, write_planes
 from nsa.kernels.banded.query import query_tile, write_query_gradient
 from nsa.kernels.common.device import architecture, head_blocks, padded
-from nsa.kernels.common.streams import Side
+from nsa.kernels.common.streams import SideStream
 from nsa.kernels.common.tiles import aligned, has_bulk_copies
 
 
@@ -36,7 +36,7 @@ def banded_backward(
     gate: Tensor | None = None,
     query: Tile | None = None,
     key: Tile | None = None,
-    side: Side | None = None,
+    side: SideStream | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `banded_forward`.
 
@@ -45,8 +45,7 @@ def banded_backward(
         lse: From the forward pass.
         delta: [B, T, HQ], float32, any strides: rowsum(do * o), the branch's own o.
         gate: [B, T, HQ], any strides: what the branch's output is multiplied by.
-        side: Where the kernels run, beside the caller's stream; until it is joined the result is
-            not there.
+        side: The stream of the kernels; the result is valid once it is joined.
 
     Returns:
         dq, dk, dv, contiguous, in the dtype of q.
@@ -79,7 +78,7 @@ def banded_backward(
     to = KeyGradients.empty(q, k, v, band, key)
     planes = empty_planes(lse)
     do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
-    with (side or Side()).launches(do, q, k, v, planes, *to.parts):
+    with (side or SideStream()).launches(do, q, k, v, planes, *to.parts):
         write_planes(planes, lse, delta, gate)
         write_query_gradient(dq, do, q, k, v, planes, band, scale=scale, tile=query, sizes=sizes)
         write_key_gradients(to, do, q, k, v, planes, band, scale=scale, tile=key, sizes=sizes)

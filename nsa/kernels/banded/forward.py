@@ -1,8 +1,8 @@
 """Attention over a band: the compress and window branches, and dense attention.
 
-A program of the forward pass owns a tile of queries of one head and walks the keys that one of
+A program of the forward pass owns a tile of queries of one head and walks the keys that any of
 them sees; only tiles at the two edges of the band are masked. Programs of the heads that share a KV
-head run side by side, and find its keys in L2. The backward pass is in `banded_backward`.
+head run side by side, and find its keys in L2. The backward pass is in `backward`.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691 (the recurrence); Yuan et al. 2025,
 arXiv:2502.11089, eq. 5, 7 and section 3.3.3 (the branches).
@@ -25,7 +25,7 @@ from nsa.kernels.common.device import (
     head_blocks,
     padded,
 )
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
 
 # Runtime values that must not become part of what is compiled.
@@ -261,7 +261,7 @@ def banded_forward(
     Returns:
         o: [B, T, HQ, Dv], dtype of q; zeros where no key is seen. None without v.
         lse: [B, T, HQ], float32: log2 of the sum of exp(scale * q.k); -inf where none is seen. A
-            view: the queries of a head lie side by side.
+            view, in which the queries of a head are contiguous.
     """
     B, T, HQ, D = q.shape
     S, HKV = k.shape[1:3]
@@ -319,12 +319,12 @@ def _launch(
     documents: bool,
     only_lse: bool,
     tile: Tile | None,
-) -> tuple[Launch, Tile, bool]:
+) -> tuple[KernelLaunch, Tile, bool]:
     """The kernel for such heads and such a band, its tile, and whether tiles are described."""
     tile = forward_tile(arch, D, DV) if tile is None else tile
     bulk = has_bulk_copies(arch)
     D1, D2 = head_blocks(D)
-    launch = Launch(
+    launch = KernelLaunch(
         _forward_kernel,
         HKV=HKV,
         G=G,

@@ -1,7 +1,7 @@
 """dK and dV of attention over a band: a program owns a tile of keys, and walks the queries of
 every head of its group.
 
-Where keys are few and queries many, as in the compress branch, those of a key tile are split among
+With few keys and many queries, as in the compress branch, the queries of a key tile are split among
 programs whose sums are added up in a fixed order: gradients are the same in every run.
 """
 
@@ -19,13 +19,13 @@ from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import UNITS, UNSPECIALISED, Tile, interval
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, Architecture, ceil_div
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import load_plane, load_rows, load_tile, sources, store_rows, units
 
 PROGRAMS, WINDOW_PROGRAMS = 512, 256
-"""How many programs dK and dV are split into at most; a window's walks are short and alike."""
+"""Most programs for dK and dV of a tile; the walks of a window are short and equally long."""
 MIN_SPLIT_ROWS, MIN_WINDOW_ROWS = 512, 1024
-"""Rows of one split at least: below, adding up the splits costs more than they save."""
+"""Fewest rows of one split: below, adding up the splits costs more than it saves."""
 SUM_BLOCK = 512
 
 
@@ -298,7 +298,7 @@ def _sum_kernel(
 
 
 class KeyGradients(NamedTuple):
-    """Where dK and dV go; by parts where the queries of a tile of keys are split."""
+    """Destination of dK and dV; in parts if the queries of a tile of keys are split."""
 
     dk: Tensor
     """[B, S, HKV, D], in the dtype of k."""
@@ -340,7 +340,7 @@ def write_key_gradients(
     tile: Tile,
     sizes: Sizes,
 ) -> None:
-    """dK and dV; arguments as of `banded_query.write_query_gradient`."""
+    """dK and dV; arguments as in `write_query_gradient`."""
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
     bulk = sizes.BULK
@@ -381,13 +381,13 @@ def write_key_gradients(
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(sizes: Sizes, tile: Tile) -> Launch:
-    return Launch(
+def _launch(sizes: Sizes, tile: Tile) -> KernelLaunch:
+    return KernelLaunch(
         _key_kernel, **sizes._asdict(), BLOCK_M=tile.queries, BLOCK_N=tile.keys,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=KINDS)
-def _launch_sum() -> Launch:
-    return Launch(_sum_kernel, BLOCK=SUM_BLOCK)
+def _launch_sum() -> KernelLaunch:
+    return KernelLaunch(_sum_kernel, BLOCK=SUM_BLOCK)

@@ -1,4 +1,4 @@
-"""One number a row of the scores, by head: what the backward kernels read beside q and dO."""
+"""One number per row of the scores, by head: lse, delta and gate for the backward kernels."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -9,12 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import ceil_div, padded
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 BLOCK_T = 64
 """Tokens of a program."""
 PAD_TOKENS = 128
-"""To whose multiple lse, delta and gate are padded: no tile of queries is longer."""
+"""lse, delta and gate are padded to a multiple of this; no tile of queries is longer."""
 
 
 class Sizes(NamedTuple):
@@ -44,7 +44,7 @@ def empty_planes(lse: Tensor) -> Tensor:
 
 
 def write_planes(planes: Tensor, lse: Tensor, delta: Tensor, gate: Tensor | None) -> None:
-    """Lay lse, delta and gate out by head: a tile's queries then lie side by side.
+    """Store lse, delta and gate by head, so that the queries of a tile are contiguous.
 
     Past the last query lse is inf and the others 0. Without a gate the third is not written.
     """
@@ -59,8 +59,8 @@ def write_planes(planes: Tensor, lse: Tensor, delta: Tensor, gate: Tensor | None
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(HQ: int, gated: bool) -> Launch:
-    return Launch(
+def _launch(HQ: int, gated: bool) -> KernelLaunch:
+    return KernelLaunch(
         _transpose_kernel, HQ=HQ, GATED=gated, BLOCK_T=BLOCK_T, BLOCK_H=min(64, padded(HQ)),
         num_warps=8 if HQ > 32 else 4,
     )  # fmt: skip

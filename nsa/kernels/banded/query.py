@@ -10,7 +10,7 @@ from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import UNITS, UNSPECIALISED, Tile, interval
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, Architecture, ceil_div
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import load_rows, load_tile, sources, store_rows, units
 
 
@@ -216,8 +216,8 @@ def write_query_gradient(
     Args:
         dq: Written, [B, T, HQ, D], contiguous.
         do, q, k, v: Aligned, see `tiles.aligned`.
-        planes: See `banded_planes.write_planes`.
-        sizes: What both kernels are compiled for, see `banded_backward`.
+        planes: See `write_planes`.
+        sizes: Constants of both kernels, see `banded_backward`.
     """
     B, T = q.shape[:2]
     S, HKV = k.shape[1:3]
@@ -240,8 +240,8 @@ def write_query_gradient(
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(sizes: Sizes, tile: Tile) -> Launch:
-    return Launch(
+def _launch(sizes: Sizes, tile: Tile) -> KernelLaunch:
+    return KernelLaunch(
         _query_kernel, **sizes._asdict(), BLOCK_M=tile.queries, BLOCK_N=tile.keys,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every kernel module needs: head blocks, architectures, and where Triton can run."""
+"""What every kernel module needs: head blocks, architectures, and the limits of the kernels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from torch import Tensor
 from nsa.errors import Unsupported
 
 Architecture = Literal["sm_80", "sm_90"]
-"""Whose shared memory and tensor cores a configuration is made for: 163 KiB a block and mma.sync,
-or 227 KiB and wgmma. Later GPUs take the second."""
+"""The GPU that a configuration is made for: sm_80 has 163 KiB of shared memory a block and
+mma.sync, sm_90 has 227 KiB and wgmma. Later GPUs use the configurations of sm_90."""
 
 LOG2_E = 1.4426950408889634
 """exp(x) == exp2(x * LOG2_E)."""
@@ -26,12 +26,12 @@ _forced: list[Architecture] = []
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up. Triton's own, called from the host, takes as long as half a launch."""
+    """a / b, rounded up. Triton's own takes as long on the host as half a launch."""
     return -(-a // b)
 
 
 def power_of_2(n: int) -> int:
-    """The least power of two that is no less than n >= 1."""
+    """The smallest power of two that is at least n >= 1."""
     return 1 << (n - 1).bit_length()
 
 
@@ -54,7 +54,7 @@ def padded(size: int) -> int:
 
 
 def architecture(device: torch.device) -> Architecture:
-    """Which configurations a device takes."""
+    """The configurations that a device uses."""
     if _forced:
         return _forced[-1]
     return _architecture_of(device)
@@ -69,7 +69,7 @@ def _architecture_of(device: torch.device) -> Architecture:
 
 @contextmanager
 def as_architecture(name: Architecture) -> Iterator[None]:
-    """Make `architecture` answer `name`, to compile for a GPU that is not there."""
+    """Make `architecture` return `name`, to compile for a GPU that is absent."""
     _forced.append(name)
     try:
         yield
@@ -78,7 +78,7 @@ def as_architecture(name: Architecture) -> Iterator[None]:
 
 
 def last_contiguous(x: Tensor) -> Tensor:
-    """x, or a copy where its last axis is not contiguous."""
+    """x, or a copy if its last axis is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -102,15 +102,15 @@ def require(q: Tensor, v: Tensor, heads: int) -> None:
 def _refusal(q: Tensor, v: Tensor, heads: int) -> str:
     dtype = str(q.dtype).removeprefix("torch.")
     if not q.is_cuda and not interpreted() and not _forced:
-        return f"needs tensors on CUDA, and these are on {q.device.type}"
+        return f"needs tensors on CUDA, but these are on {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):
-        return f"needs float16 or bfloat16, and these are {dtype}"
+        return f"needs float16 or bfloat16, but these are {dtype}"
     if interpreted() and q.dtype != torch.float16:
-        return "the interpreter computes wrong numbers in bfloat16; give it float16"
+        return "the interpreter computes wrong numbers in bfloat16; use float16"
     if q.is_cuda and torch.cuda.get_device_capability(q.device) < (8, 0):
         return "needs compute capability 8.0"
     if (size := max(q.shape[-1], v.shape[-1])) > MAX_HEAD_DIM:
-        return f"takes heads of at most {MAX_HEAD_DIM}, and these have {size}"
+        return f"takes heads of at most {MAX_HEAD_DIM}, but these have {size}"
     if (group := q.shape[-2] // heads) > MAX_GROUP:
-        return f"takes at most {MAX_GROUP} query heads a KV head, and these have {group}"
+        return f"takes at most {MAX_GROUP} query heads a KV head, but these have {group}"
     return ""

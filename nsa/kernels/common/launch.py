@@ -1,28 +1,28 @@
-"""Launches that cost the host little: a compiled kernel is kept with all that chose it.
+"""Launches that cost the host little: a compiled kernel is kept under everything that selects it.
 
-At each launch Triton asks of every argument what it would be compiled for, makes a key of the
-answers, looks the compiled kernel up and calls it. Of kernels with thirty arguments the call is the
-smaller part. A `Launch` has a key that costs less, and calls the kernel as Triton would. Where it
-has kept none, or cannot be sure, Triton launches.
+At each launch Triton inspects every argument, makes a key of the results, looks up the compiled
+kernel and calls it. For kernels with thirty arguments the call is the smaller part. A KernelLaunch
+has a cheaper key, and calls the kernel as Triton would. Without a kept kernel, or in doubt, Triton
+launches.
 
-What decides which kernel Triton 3.6 takes (JITFunction.run), and where it is in the key:
+What selects the kernel in Triton 3.6 (JITFunction.run), and where it is in the key:
 
-- constants and options (num_warps, num_stages): fixed when the Launch is made;
+- constants and options (num_warps, num_stages): fixed when the KernelLaunch is made;
 - a number: its type, its width, whether it is 1, whether 16 divides it. All follow from its
-  type and value, which are in the key; not even Triton's do_not_specialize need be known;
+  type and value, which are in the key, whatever do_not_specialize says;
 - a tensor: its dtype, and whether 16 divides its address. Both are in the key;
 - a descriptor: dtype and sides of its tile. They are in the key;
 - None: in the key;
 - the device, and with it the target: its number is in the key;
-- debug and instrumentation: where either is on, Triton launches.
+- debug and instrumentation: if either is on, Triton launches.
 
-So equal keys mean the same kernel; different ones may share it. Triton also launches where an
-argument is of another type, where the target is not CUDA (AMD's asks more of a tensor), where a
-global that the kernel reads is no longer the same object (Triton compares, and refuses), and
-where somebody replaced JITFunction.run or added hooks before it.
+So equal keys mean the same kernel; different keys may share one. Triton also launches if an
+argument has another type, if the target is not CUDA (AMD's inspects more of a tensor), if a global
+that the kernel reads is no longer the same object (Triton compares, and refuses), and if
+JITFunction.run was replaced or has hooks before it.
 
-Threads may share a Launch: an entry is whole before it is in the dictionary, and two that are made
-of one key at a time are equal. Nothing of a stream or a grid is kept.
+Threads may share a KernelLaunch: an entry is complete before it is in the dictionary, and two
+entries for one key are equal. Streams and grids are not kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,11 +37,11 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 KINDS = 256
-"""Launches of a kernel that a process holds, for functions that make them: one for each set of
-constants. Sets that are equal to Python (True and 1) are so to Triton."""
+"""Most KernelLaunches of a kernel in a process, for the functions that make them: one for each set
+of constants. Sets that are equal in Python (True and 1) are equal in Triton."""
 MAX_KEPT = 256
-"""Keys of a Launch; one more, and it starts afresh. A sweep over lengths makes many, which hold
-little: the kernels are Triton's, and most of them the same."""
+"""Most keys of a KernelLaunch; then it starts over. A sweep over lengths makes many, each of them
+small: the kernels are Triton's, and mostly the same."""
 
 Number = int | float | None
 
@@ -50,7 +50,7 @@ _triton_run = JITFunction.run
 
 
 class Kept(NamedTuple):
-    """A compiled kernel, and what its call takes."""
+    """A compiled kernel, and what its call needs."""
 
     compiled: CompiledKernel
     run: Callable[..., None]
@@ -59,17 +59,17 @@ class Kept(NamedTuple):
     """Its handle; Triton has loaded it, on the device of the key."""
     packed_metadata: Any
     read: tuple[tuple[dict[str, Any], str, object], ...]
-    """Globals that it was compiled with: where they are, their names, and what they were."""
+    """Globals that it was compiled with: their namespaces, names and values."""
 
 
-class Launch:
-    """A kernel and what it is compiled for; called with the other arguments, it launches.
+class KernelLaunch:
+    """A kernel and its constants; calling it with the other arguments launches the kernel.
 
     A kernel's parameters are pointers and descriptors, then numbers, then constants.
     """
 
     def __init__(self, kernel: Any, **named: Any) -> None:
-        """Launch nothing yet.
+        """Prepare; nothing is launched yet.
 
         Args:
             kernel: A function under triton.jit, compiled or interpreted.
@@ -89,8 +89,8 @@ class Launch:
             last = kernel.arg_names[first:]
             if kernel.constexprs != list(range(first, count)) or not named.keys() >= {*last}:
                 raise ValueError(
-                    f"{kernel.__name__}: its constants must come last, and be given by name; they "
-                    f"are {', '.join(kernel.arg_names[i] for i in kernel.constexprs)}"
+                    f"{kernel.__name__}: constants must come last and be passed by name: "
+                    f"{', '.join(kernel.arg_names[i] for i in kernel.constexprs)}"
                 )
             self._constants = tuple(named[name] for name in last)
 
@@ -139,7 +139,7 @@ class Launch:
     def key(
         self, pointers: Sequence[Any], numbers: tuple[Number, ...]
     ) -> tuple[object, ...] | None:
-        """What decides which compiled kernel Triton takes; None where only Triton can tell."""
+        """The key of the compiled kernel that Triton takes; None if only Triton can decide."""
         if not self._compiles or JITFunction.run is not _triton_run or self.kernel.pre_run_hooks:
             return None
         if knobs.runtime.debug or knobs.compilation.instrumentation_mode or self.kernel.debug:
@@ -160,7 +160,7 @@ class Launch:
         return tuple(key)
 
     def _keep(self, key: tuple[object, ...], compiled: object) -> None:
-        """Keep what Triton took and launched, unless it depends on more than the key."""
+        """Keep the kernel that Triton launched, unless it depends on more than the key."""
         if not isinstance(compiled, CompiledKernel):
             return  # a hook forbade it
         if compiled.metadata.target.backend != "cuda":
@@ -183,5 +183,5 @@ def _changed(kept: Kept) -> bool:
 
 
 def _idle(hook: Any) -> bool:
-    """Whether it is the chain that Triton has there, and empty: the launcher need not call it."""
+    """Whether it is Triton's own chain of hooks, and empty, so that it need not be called."""
     return type(hook) is HookChain and not hook.calls

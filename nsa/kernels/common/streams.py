@@ -1,11 +1,11 @@
-"""Kernels beside the caller's stream.
+"""Side streams: kernels that run beside those of the caller's stream.
 
-The gradients of the branches need nothing of each other until their shares of dq are added up, and
-none fills a GPU to its end: where one runs out of programs the next can begin. At short lengths,
+The gradients of the branches are independent until their shares of dq are added up, and none of
+them fills a GPU until its end: when one runs out of programs the next can begin. At short lengths,
 where each has fewer programs than the GPU has room for, they run side by side.
 
-Tensors are allocated on the caller's stream alone, and those that nobody else holds are kept until
-it has waited; so none is given away while a kernel beside still needs it.
+Tensors are allocated on the caller's stream only. Those without another owner are kept until that
+stream has waited, so that none is freed while a side stream still needs it.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 
-class Side:
+class SideStream:
     """One stream beside the caller's; without a stream, the caller's own."""
 
     def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
@@ -25,12 +25,12 @@ class Side:
 
     @contextmanager
     def launches(self, *kept: Tensor) -> Iterator[None]:
-        """Kernels launched here start after all that the caller's stream was given before.
+        """Kernels launched here start after all earlier work of the caller's stream.
 
-        Allocate nothing inside: what is allocated there belongs to another stream's memory.
+        Allocate nothing inside: it would belong to the memory of the other stream.
 
         Args:
-            kept: What the kernels use and the caller may let go of.
+            kept: Tensors that the kernels use and the caller may release.
         """
         if self._stream is None:
             yield
@@ -42,7 +42,7 @@ class Side:
             yield
 
     def join(self) -> None:
-        """What the caller's stream is given from now on starts after the kernels of this one."""
+        """Make later work of the caller's stream wait for the kernels of this one."""
         if self._stream is not None and self._pending:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         self._kept.clear()
@@ -50,9 +50,9 @@ class Side:
 
 
 @contextmanager
-def beside(device: torch.device, count: int) -> Iterator[list[Side]]:
-    """So many streams beside the caller's, joined at the end, by an error too."""
-    sides = [Side(stream) for stream in _streams(device, count)]
+def side_streams(device: torch.device, count: int) -> Iterator[list[SideStream]]:
+    """`count` streams beside the caller's, joined at the end, also after an error."""
+    sides = [SideStream(stream) for stream in _streams(device, count)]
     try:
         yield sides
     finally:
@@ -61,7 +61,7 @@ def beside(device: torch.device, count: int) -> Iterator[list[Side]]:
 
 
 _pools: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
-"""By device and the caller's stream: two callers must not wait for each other."""
+"""By device and the caller's stream, so that two callers do not wait for each other."""
 
 
 def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream] | list[None]:

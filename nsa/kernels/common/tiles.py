@@ -1,8 +1,8 @@
-"""Tiles of [B, T, H, D] tensors: how they come from memory, and go back.
+"""Tiles of [B, T, H, D] tensors: how they are read from memory and written back.
 
-On sm_90 the bulk copy engine brings them, told by a descriptor. sm_80 has none, and Triton would
-compute a 64-bit address and its bounds for each element; there a kernel is given the tensor and its
-strides, and copies 16 bytes at a time (cp.async). One constant, BULK, tells a kernel which.
+On sm_90 the bulk copy engine reads them through a descriptor. sm_80 has none, and Triton would
+compute a 64-bit address and its bounds for each element; there a kernel gets the tensor and its
+strides, and copies 16 bytes at a time (cp.async). The constant BULK says which of the two.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nsa.kernels.common.device import Architecture
 
 UNIT: tl.constexpr = tl.constexpr(8)
-"""Elements in 16 bytes of half precision: what strides are counted in, where there is no
-descriptor. So the compiler knows how rows are aligned, and 32 bits hold any stride."""
+"""Elements in 16 bytes of half precision: the unit of strides without a descriptor. It tells the
+compiler how rows are aligned, and lets 32 bits hold any stride."""
 
 
 def has_bulk_copies(arch: Architecture) -> bool:
-    """Whether tiles are described, or addressed by pointers."""
+    """Whether tiles are read through descriptors and not through pointers."""
     return arch != "sm_80"
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x as the bulk copy engine can read it: rows of contiguous elements, everything else 16 bytes
-    apart or a multiple of it. A copy, padded with zeros, where x is not so."""
+    """x as the bulk copy engine can read it: contiguous rows, and all other strides multiples of 16
+    bytes. If x is not so, a copy padded with zeros."""
     unit = 16 // x.element_size()
     if x.shape[-1] % unit == 0 and x.is_contiguous() and x.data_ptr() % 16 == 0:
-        return x  # as nearly always, and the host has 20 kernels to launch in a millisecond
+        return x  # the usual case; the host launches 20 kernels in a millisecond
     strides_fit = all(
         size == 1 or (stride > 0 and stride % unit == 0)
         for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)
@@ -46,7 +46,7 @@ def aligned(x: Tensor) -> Tensor:
 def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """A tile of `rows` tokens and `columns` channels of one head of x [B, T, H, D].
 
-    As TensorDescriptor(x, ...) makes it; but of what it asks, only the address is asked each time.
+    The same as TensorDescriptor(x, ...), but of its checks only the address's runs each time.
 
     Raises:
         AssertionError: TensorDescriptor does not take such a tensor.
@@ -61,8 +61,8 @@ def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
 def _layout(
     shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows: int, columns: int
 ) -> Mapping[str, object]:
-    """All that a TensorDescriptor holds, its base aside, as it took them; nobody changes them."""
-    base = SimpleNamespace(dtype=dtype, data_ptr=lambda: 0)  # the address is asked each time
+    """The fields of a TensorDescriptor except its base; nothing changes them."""
+    base = SimpleNamespace(dtype=dtype, data_ptr=lambda: 0)  # checked for each tensor
     unit = 16 // dtype.itemsize
     known = [
         unit if size == 1 else stride for size, stride in zip(shape[:-1], strides[:-1], strict=True)
@@ -74,7 +74,7 @@ def _layout(
 def sources(
     x: Tensor, rows: int, *columns: int, bulk: bool
 ) -> list[TensorDescriptor] | list[Tensor]:
-    """Where a kernel finds tiles of the blocks of x's heads; the first stands in for one of 0."""
+    """What a kernel reads tiles of x's head blocks from; the first also serves a block of 0."""
     if not bulk:
         return [x for _ in columns]
     first = descriptor(x, rows, columns[0])
@@ -82,7 +82,7 @@ def sources(
 
 
 def units(x: Tensor, *, bulk: bool) -> tuple[int | None, ...]:
-    """Strides of batch, token and head in units of 16 bytes; a descriptor knows them."""
+    """Strides of batch, token and head in units of 16 bytes; None if a descriptor has them."""
     if bulk:
         return None, None, None
     return tuple(

@@ -12,13 +12,12 @@ once for all of them.
     merge       each head's pieces, branch by branch, weighed by the gates
                 (nsa.kernels.decode.merge)
 
-On sm_90 a launch begins while the one before it ends (programmatic dependent launch): it reads
-what is older than both, and waits before it reads what the other wrote. The pieces of the window
-are done so while the blocks are chosen.
+On sm_90 a launch begins while the one before it ends (programmatic dependent launch): it first
+reads what is older than both, and waits before it reads what the other wrote. So the window is
+computed while the blocks are chosen.
 
-The launches depend on the capacity of the cache alone: what a sequence holds is read from
-`lengths` on the device, and pieces past its end return at once. One CUDA graph so serves every
-step.
+The launches depend only on the capacity of the cache: the length of a sequence is read from
+`lengths` on the device, and pieces past its end return at once. One CUDA graph serves every step.
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 5 to 12; Dao et al. 2023, "Flash-Decoding for
 long-context inference" (splitting one query's keys and merging by log-sum-exp).
@@ -45,13 +44,13 @@ from nsa.kernels.decode.pieces import attend_kernel, compress_kernel
 from nsa.kernels.decode.scores import Shares, choose_blocks
 
 COMPRESS_WARPS = 1056
-"""Warps wanted of the compress launch, at most: eight for each of 132 multiprocessors, which all
-fit at once. A longer piece reads its keys in a pipeline and leaves less to merge."""
+"""Most warps of the compress launch: eight for each of 132 multiprocessors, which all fit at once.
+A longer piece reads its keys in a pipeline and leaves less to merge."""
 ATTEND_PROGRAMS = 792
-"""Pieces wanted of the attend launch, at most: its first are done while the blocks are chosen."""
+"""Most pieces of the attend launch; its first run while the blocks are chosen."""
 CROWDED = 64
-"""Sequences times KV heads from which every multiprocessor has work of several: programs of few
-warps then hide each other's latency. Below, more warps make each program short."""
+"""Sequences times KV heads from which every multiprocessor runs several programs: programs of few
+warps then hide each other's latency. Below, more warps shorten each program."""
 KEYS = 64
 """Keys of a tile."""
 WEIGHED = 128
@@ -61,7 +60,7 @@ MERGED, MERGED_CROWDED = 128, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class DecodeTile:
     """Keys of a tile, warps of a program, stages of its software pipeline."""
 
     keys: int
@@ -69,18 +68,18 @@ class Tile:
     stages: int
 
 
-def compress_tile(Dk: int, Dv: int, crowded: bool) -> Tile:
-    """Two tiles of keys and values on their way fit sm_80's 163 KiB with any heads."""
+def compress_tile(Dk: int, Dv: int, crowded: bool) -> DecodeTile:
+    """Two tiles of keys and values in flight fit sm_80's 163 KiB for heads of any size."""
     if crowded and Dk + Dv <= 128:
-        return Tile(16, 1, 3)
-    return Tile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
+        return DecodeTile(16, 1, 3)
+    return DecodeTile(KEYS if Dk + Dv <= 384 else KEYS // 2, 4, 3)
 
 
-def attend_tile(Dk: int, Dv: int, crowded: bool) -> Tile:
-    """Its pieces are shorter than the other's, and so are its tiles."""
+def attend_tile(Dk: int, Dv: int, crowded: bool) -> DecodeTile:
+    """Its pieces, and so its tiles, are shorter than those of the compress launch."""
     if Dk + Dv <= 256:
-        return Tile(min(KEYS, 32), 4, 3)
-    return Tile(16, 2, 3) if crowded else compress_tile(Dk, Dv, crowded)
+        return DecodeTile(min(KEYS, 32), 4, 3)
+    return DecodeTile(16, 2, 3) if crowded else compress_tile(Dk, Dv, crowded)
 
 
 def decode(

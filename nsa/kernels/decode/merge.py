@@ -1,4 +1,4 @@
-"""The pieces of one query joined: branch by branch by their log-sum-exp, then by the gates.
+"""Joins the pieces of one query: branch by branch by their log-sum-exp, then by the gates.
 
 A program joins the pieces of all three branches at once: a piece's weight is its share of its
 branch's softmax denominator times the branch's gate.

@@ -2,8 +2,7 @@
 window.
 
 A program takes one piece for the G query heads of a KV head, which are the rows of its tile: each
-key is read once for all of them. It leaves the piece's output and log-sum-exp, from which
-`decode_merge` makes the whole.
+key is read once for all of them. It writes the piece's output and log-sum-exp, which `merge` joins.
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 5, 7, 8 and 12; Dao et al. 2023, "Flash-Decoding
 for long-context inference".

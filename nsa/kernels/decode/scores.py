@@ -3,7 +3,7 @@
 A program takes a chunk of select blocks: their importance, and the best n of them. The program
 that finishes last in its group merges the chunks' candidates. A candidate is one integer, its
 importance above its inverted index, so that comparing integers compares importance first and
-lets the lower index win a tie. All are compared with all, which says where each belongs at once;
+prefers the lower index in a tie. All are compared with all, which gives the place of each at once;
 a sorting network would take tens of dependent steps.
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 8 to 11; nsa.reference.top_blocks.
@@ -32,7 +32,7 @@ _ALWAYS = 0x7F800000  # the bits of +inf
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How compressed blocks fall on select blocks, and are added up before they are written."""
+    """How compressed blocks map to select blocks, and are added up before they are written."""
 
     unit: int
     """Compressed blocks added up: a power of two that divides `per_block`."""
@@ -197,8 +197,8 @@ def choose_blocks(
     """Launch the kernel.
 
     Args:
-        shares: [B * HKV, G, span, units], float32, log2 units: what every unit of compressed
-            blocks gives the select blocks that it reaches; visible blocks only.
+        shares: [B * HKV, G, span, units], float32, log2 units: the contribution of every unit of
+            compressed blocks to the select blocks that it reaches; visible blocks only.
         part_lse: [B * HKV, pieces, G], float32, log2 units; the first pieces are those of the
             compressed blocks, `piece_blocks` of them each.
         lengths: [B], int32: tokens held, the query's own included.
@@ -206,7 +206,7 @@ def choose_blocks(
         heads: HKV.
         blocks: Compressed blocks that the cache has room for.
         capacity: Tokens that the cache has room for.
-        overlap: Start before the launch that came before has ended.
+        overlap: Start before the previous launch has ended.
 
     Returns:
         [B * HKV, n], int32: ascending, -1 at the end where there are fewer.

@@ -1,12 +1,12 @@
-"""phi's backward pass; the names and the formula stand in nsa.kernels.phi.forward.
+"""phi's backward pass; names and formula are those of nsa.kernels.phi.forward.
 
 1. Through the second layer: the gradient of `mixed`, and silu(mixed) once more for dW2.
 2. dX: a tile of blocks takes the first d tokens of each, d tokens that l / d blocks share, and
-   adds up what all of them pass on: l / d products into one accumulator, no atomics. The last
-   block of a document owns its other tokens too.
+   adds up the gradients from all of them: l / d products into one accumulator. The last block of a
+   document also owns its remaining tokens.
 3. The weights, in nsa.kernels.phi.weights; dW2 is a plain product.
 
-No atomics anywhere: gradients are the same bits each time.
+There are no atomics: gradients are the same bits in every run.
 """
 
 import torch
@@ -15,17 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import Architecture, architecture, ceil_div, head_blocks, padded
-from nsa.kernels.phi.rows import Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi.rows import Blocks, ProductTile, block_rows, column_offsets
 from nsa.kernels.phi.weights import weight_gradients
 
 # For heads of any size: no spills, and two blocks of dX on one multiprocessor of sm_90.
-DMIXED: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, depth=64, warps=8, stages=2),
-    "sm_80": Tile(rows=32, depth=32, warps=8, stages=2),
+DMIXED: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=64, depth=64, warps=8, stages=2),
+    "sm_80": ProductTile(rows=32, depth=32, warps=8, stages=2),
 }
-DX: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
-    "sm_80": Tile(rows=128, columns=128, depth=32, warps=8, stages=4),
+DX: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=128, columns=128, depth=32, warps=8, stages=4),
+    "sm_80": ProductTile(rows=128, columns=128, depth=32, warps=8, stages=4),
 }
 
 
@@ -221,7 +221,7 @@ def phi_backward(
     needs_x: bool,
     needs_weights: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, position, w1, b1, w2 and b2; None for those nobody needs.
+    """Gradients of x, position, w1, b1, w2 and b2; None for those not needed.
 
     Args:
         do: Gradient of the output, [B, N, H, D], contiguous.

@@ -2,13 +2,13 @@
 
     mixed = W1 @ (the block's tokens of one head, flattened) + bias,    out = W2 @ silu(mixed) + b2
 
-where the bias holds b1 and the position encoding passed through W1. Copied out, the blocks would
-be l / d times the input; here the kernels read each token where it lies. Rows are (block, head),
-head fastest; the columns of a block's row, (token, channel), lie apart in memory by the token's
-stride, which a tile's column offsets absorb. The first product is cut along its columns, so that
-a short sequence fills the GPU too; its float32 parts meet in a second kernel, with all the rest.
+where the bias holds b1 and the position encoding passed through W1. A copy of the blocks would be
+l / d times the input, so the kernels read each token in place. Rows are (block, head), head
+fastest; the columns of a block's row, (token, channel), are apart in memory by the token's stride,
+which a tile's column offsets absorb. The first product is cut along its columns, so that a short
+sequence also fills the GPU; a second kernel adds up its float32 parts and does the rest.
 
-The backward kernels stand in nsa.kernels.phi.backward.
+The backward kernels are in nsa.kernels.phi.backward.
 
 Source: Yuan et al. 2025, arXiv:2502.11089, eq. 7. In the paper block_size is l and stride is d.
 """
@@ -31,20 +31,20 @@ from nsa.kernels.common.device import (
     padded,
 )
 from nsa.kernels.phi.backward import phi_backward
-from nsa.kernels.phi.rows import FILL, Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi.rows import FILL, Blocks, ProductTile, block_rows, column_offsets
 from nsa.reference import wide
 
 # For heads of any size: at most 48 KiB of shared memory a stage on sm_90, 32 on sm_80.
-MIX: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=128, depth=64, warps=8, stages=3),
-    "sm_80": Tile(rows=128, depth=64, warps=8, stages=3),
+MIX: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=128, depth=64, warps=8, stages=3),
+    "sm_80": ProductTile(rows=128, depth=64, warps=8, stages=3),
 }
 """The first product."""
-OUT: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, depth=64, warps=8, stages=2),
-    "sm_80": Tile(rows=32, depth=32, warps=8, stages=2),
+OUT: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=64, depth=64, warps=8, stages=2),
+    "sm_80": ProductTile(rows=32, depth=32, warps=8, stages=2),
 }
-"""The second, which registers bound: deeper steps spill on sm_80."""
+"""The second, which is bound by registers: deeper steps spill on sm_80."""
 
 
 @triton.jit(do_not_specialize=["N", "tiles", "splits"])
@@ -205,7 +205,7 @@ def phi_blocks(
             Parameters have the dtype of x, or are float32: then they are rounded for the
             products, and their gradients are float32.
         starts: First token of each block, [N], int32, from `block_starts`: packed documents,
-            B == 1. Where it is -1 the row is zeros and passes no gradient on.
+            B == 1. A row with -1 is zeros and has no gradient.
 
     Returns:
         [B, N, HKV, D], dtype of x; N = config.compressed_length(T) without starts.
@@ -215,11 +215,11 @@ def phi_blocks(
 
 
 def block_starts(cu_seqlens: Tensor, tokens: int, config: NSAConfig) -> Tensor:
-    """First token of each compressed block of packed documents, without asking the device.
+    """First token of each compressed block of packed documents, without waiting for the device.
 
     Returns:
-        [config.compressed_length(tokens)], int32, ascending: documents together have no more
-        blocks than one sequence of all their tokens. -1 fills the end.
+        [config.compressed_length(tokens)], int32, ascending; -1 fills the end, because documents
+        have at most as many blocks as one sequence of all their tokens.
     """
     first, last = cu_seqlens[:-1].long(), cu_seqlens[1:].long()
     size, stride = config.compress_block_size, config.compress_stride

@@ -1,4 +1,4 @@
-"""Where the rows and columns of phi's blocks lie: what its forward and backward kernels share."""
+"""Addresses of the rows and columns of phi's blocks, shared by its forward and backward kernels."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -14,8 +14,8 @@ FILL = 264
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """What one program of a product computes at once."""
+class ProductTile:
+    """The tile of a product that one program computes."""
 
     rows: int
     columns: int = 0
@@ -54,7 +54,7 @@ class Blocks:
         )
 
     def tiles(self, rows: int) -> int:
-        """Tiles of so many rows in one sequence; no tile spans two."""
+        """Tiles of this many rows in one sequence; no tile spans two."""
         return -(-self.count * self.heads // rows)
 
 

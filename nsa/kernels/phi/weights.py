@@ -1,8 +1,8 @@
 """Gradients of phi's first layer, its position encoding and both biases.
 
-dW1 is dmixed^T times the blocks, which are read where they lie, and one outer product more: the
-position encoding passed through W1 stands in the bias, so it meets the sum of dmixed. The product
-is cut along its rows, the long side; a second kernel adds the float32 parts and does all the rest.
+dW1 is dmixed^T times the blocks, which are read in place, plus an outer product: the position
+encoding passed through W1 is part of the bias, so it multiplies the sum of dmixed. The product is
+cut along its rows, the long side; a second kernel adds up the float32 parts and does the rest.
 """
 
 import torch
@@ -11,13 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import Architecture, architecture, ceil_div, head_blocks
-from nsa.kernels.phi.rows import FILL, Blocks, Tile, block_rows, column_offsets
+from nsa.kernels.phi.rows import FILL, Blocks, ProductTile, block_rows, column_offsets
 
-DW1: dict[Architecture, Tile] = {
-    "sm_90": Tile(rows=64, columns=128, warps=8, stages=3),
-    "sm_80": Tile(rows=64, columns=64, warps=8, stages=2),
+DW1: dict[Architecture, ProductTile] = {
+    "sm_90": ProductTile(rows=64, columns=128, warps=8, stages=3),
+    "sm_80": ProductTile(rows=64, columns=64, warps=8, stages=2),
 }
-SUM = Tile(rows=64, columns=32, warps=4, stages=2)
+SUM = ProductTile(rows=64, columns=32, warps=4, stages=2)
 
 
 @triton.jit(do_not_specialize=["N", "tiles", "total", "splits"])

@@ -1,11 +1,10 @@
 """Selected attention, key-major: backward.
 
-As in the forward pass, a program holds one block of keys and values and walks over the queries
-that selected it. Gradients of the keys and values stay in registers meanwhile, transposed
-([D, KEYS]): then every product has a gathered tile as its left side and 64 keys as its right
-one, whatever the head size. They are added to float32 buffers at the end. Each row's share of
-dq goes to a scratch buffer; a second kernel adds a query's shares up, and with them what other
-branches contribute.
+As in the forward pass, a program holds one block of keys and values and walks over the queries that
+selected it. Meanwhile the gradients of the keys and values stay in registers, transposed ([D,
+KEYS]): every product then has a gathered tile on its left and 64 keys on its right, for any head
+size. At the end they are added to float32 buffers. Each row's share of dq goes to a scratch buffer;
+a second kernel adds up the shares of a query and the gradients from the other branches.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, eq. 12.
 """
@@ -18,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.config import Positions
 from nsa.kernels.common.device import (
     LOG2_E,
     Architecture,
@@ -26,8 +26,8 @@ from nsa.kernels.common.device import (
     last_contiguous,
     power_of_2,
 )
-from nsa.kernels.common.launch import KINDS, Launch
-from nsa.kernels.common.streams import Side
+from nsa.kernels.common.launch import KINDS, KernelLaunch
+from nsa.kernels.common.streams import SideStream
 from nsa.kernels.selected.inverse import Selected
 from nsa.kernels.selected.keymajor import (
     Config,
@@ -391,15 +391,12 @@ def selected_backward(
     lse: Tensor,
     delta: Tensor,
     index: Selected,
+    at: Positions,
     *,
-    block_size: int,
-    scale: float,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
     deterministic: bool = False,
     gate: Tensor | None = None,
     add_dq: Sequence[Tensor] = (),
-    added_by: Sequence[Side] = (),
+    added_by: Sequence[SideStream] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `selected_forward`.
 
@@ -407,11 +404,11 @@ def selected_backward(
         do: [B, T, HQ, Dv], the gradient of gate * o, or of o where there is no gate.
         lse: [B, T, HQ] float32, from the forward pass.
         delta: [B, T, HQ] float32, rowsum(do * o).
-        index: From the forward pass, which must have been as deterministic.
+        index: From the forward pass, with the same `deterministic`.
         gate: [B, T, HQ].
         add_dq: At most two gradients of q, [B, T, HQ, Dk], of other branches: the dq returned is
             the sum.
-        added_by: What writes them, contiguous, and is joined before they are read.
+        added_by: The streams that write them, contiguous; joined before they are read.
 
     Returns:
         dq, dk and dv, shaped as q, k and v and in their dtypes, contiguous.
@@ -433,9 +430,8 @@ def selected_backward(
     launch = _launch(
         architecture(q.device), HKV, G, N, Dk, Dv, gate is not None, not deterministic, wide
     )
-    launch_reduce = _launch_reduce(
-        HKV, G, N, Dk, block_size, index.parts, cu_seqlens is not None, len(added)
-    )
+    block_size, documents = at.config.select_block_size, at.cu_seqlens is not None
+    launch_reduce = _launch_reduce(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
     for chunk in index.chunks:
         launch(
             (chunk.max_items,),
@@ -452,14 +448,14 @@ def selected_backward(
                 *lse.stride(),
                 *delta.stride(),
                 *strides(gate, 3),
-                scale,
-                scale * LOG2_E,
+                at.scale,
+                at.scale * LOG2_E,
                 chunk.first_token,
                 chunk.first_bin,
                 chunk.end_bin,
                 T,
                 S,
-                q_start,
+                at.q_start,
             ),
         )
         for side in added_by:
@@ -467,7 +463,7 @@ def selected_backward(
         launch_reduce(
             (chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS)),
             (partial, index.blocks, index.document_start, dq, add1, add2),
-            (*strides(add1, 3), *strides(add2, 3), chunk.first_token, T, q_start),
+            (*strides(add1, 3), *strides(add2, 3), chunk.first_token, T, at.q_start),
         )
     rounded = sums.to(k.dtype)
     return dq, rounded[: k.numel()].view(k.shape), rounded[k.numel() :].view(v.shape)
@@ -484,16 +480,18 @@ def _launch(
     gated: bool,
     atomic: bool,
     wide: bool,
-) -> Launch:
+) -> KernelLaunch:
     shared = constants(BACKWARD, arch, HKV, G, N, Dk, Dv, wide)
-    return Launch(_backward_kernel, **shared, GATED=gated, ATOMIC=atomic, HALVES=shared["D1"] > 64)
+    return KernelLaunch(
+        _backward_kernel, **shared, GATED=gated, ATOMIC=atomic, HALVES=shared["D1"] > 64
+    )
 
 
 @lru_cache(maxsize=KINDS)
 def _launch_reduce(
     HKV: int, G: int, N: int, Dk: int, block_size: int, parts: int, documents: bool, added: int
-) -> Launch:
-    return Launch(
+) -> KernelLaunch:
+    return KernelLaunch(
         _reduce_kernel,
         HKV=HKV,
         G=G,

@@ -1,8 +1,8 @@
-"""Selected attention, forward, second half: the parts of each query become one.
+"""Selected attention, forward, second half: joins the partial results of each query.
 
 A program is one warp and owns one row, a head of a query: the parts of its N slots, [N, DV], are
-read once, all in flight together. The gated sum of the three branches (eq. 5) is formed on
-the way. It moves bytes and does little else.
+read once, all in flight together. It also forms the gated sum of the three branches (eq. 5). The
+kernel is bound by memory.
 
 Source: Dao et al. 2022, arXiv:2205.14135, section 3.1 (how softmax of parts is joined).
 """
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.common.device import power_of_2
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.selected.inverse import Chunk, Selected
 from nsa.kernels.selected.keymajor import seen_slots, strides
 
@@ -165,9 +165,9 @@ def combine(
 @lru_cache(maxsize=KINDS)
 def _launch(
     HKV: int, G: int, N: int, DV: int, block_size: int, parts: int, documents: bool, gated: bool
-) -> Launch:
+) -> KernelLaunch:
     N_BLOCK = power_of_2(N)
-    return Launch(
+    return KernelLaunch(
         _combine_kernel, HKV=HKV, G=G, N=N, N_BLOCK=N_BLOCK, DV=DV, DV_BLOCK=power_of_2(DV),
         BLOCK_SIZE=block_size, PARTS=parts, VARLEN=documents, GATED=gated,
         SLOTS=min(SLOTS, N_BLOCK), num_warps=1,

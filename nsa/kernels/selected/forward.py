@@ -1,11 +1,11 @@
 """Selected attention, key-major: forward. The backward pass is in `backward`.
 
-A query-major kernel reads n blocks of keys for each query, and multiplies them with no more
-rows than the group has heads: it is bound by those reads, and leaves the tensor cores idle.
-Here a program (an *item* of nsa.kernels.selected.inverse) loads one block of keys and values
-once, and walks over the queries that selected it, in tiles of full rows: row r is head r % G of
-the item's pair r // G. A row's softmax over one block is a partial result; `combine` weighs a
-query's partial results by their log-sum-exp and adds them up, and can apply the gate.
+A query-major kernel reads n blocks of keys for each query, and multiplies them with only as many
+rows as the group has heads: it is bound by those reads, and leaves the tensor cores idle. Here a
+program (an *item* of nsa.kernels.selected.inverse) loads one block of keys and values once, and
+walks over the queries that selected it, in tiles of full rows: row r is head r % G of the item's
+pair r // G. A row's softmax over one block is a partial result; `combine` weighs the partial
+results of a query by their log-sum-exp and adds them up, and can apply the gate.
 
 Partial results go through a scratch buffer of bounded size, so queries are taken in chunks.
 
@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.config import Positions
 from nsa.kernels.common.device import LOG2_E, Architecture, architecture, last_contiguous
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.selected import inverse
 from nsa.kernels.selected.combine import combine
 from nsa.kernels.selected.inverse import Selected, invert
@@ -40,8 +41,8 @@ from nsa.kernels.selected.keymajor import (
 SCRATCH_BYTES = 1 << 30
 """Most memory for the partial results of a chunk, forward and backward."""
 MIN_CHUNK_TOKENS, MAX_CHUNK_TOKENS = 16, 10240
-"""Queries of a chunk. More than these fill the GPU no better, and small heads then need far less
-memory than SCRATCH_BYTES."""
+"""Queries of a chunk. More do not fill the GPU better, and with this limit small heads need far
+less memory than SCRATCH_BYTES."""
 
 FORWARD: Configs = {
     "sm_90": (
@@ -170,11 +171,8 @@ def selected_forward(
     k: Tensor,
     v: Tensor,
     block_indices: Tensor,
+    at: Positions,
     *,
-    block_size: int,
-    scale: float,
-    q_start: int = 0,
-    cu_seqlens: Tensor | None = None,
     deterministic: bool = False,
     gated: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Selected, Tensor | None]:
@@ -185,10 +183,10 @@ def selected_forward(
         k: [B, S, HKV, Dk], S = q_start + T.
         v: [B, S, HKV, Dv].
         block_indices: [B, T, HKV, n]; see `invert`.
-        deterministic: Of the backward pass: the same gradients, bit for bit, in every run. The
-            forward pass gives the same bits either way.
+        deterministic: Whether the backward pass must give the same gradients, bit for bit, in every
+            run. The forward pass always does.
         gated: The gates [B, T, HQ, 3], in the order of nsa.config.BRANCHES, and the outputs of
-            compress and window, [B, T, HQ, Dv]: then the gated sum is computed on the way.
+            compress and window, [B, T, HQ, Dv]: then the gated sum is computed too.
 
     Returns:
         o: [B, T, HQ, Dv], dtype of q.
@@ -200,6 +198,7 @@ def selected_forward(
     B, T, HQ, Dk = q.shape
     S, HKV, Dv = v.shape[1:]
     G = HQ // HKV
+    block_size = at.config.select_block_size
     parts = -(-block_size // inverse.MAX_PART)
     N = block_indices.shape[3] * parts
     index = invert(
@@ -209,8 +208,8 @@ def selected_forward(
         channels=Dk + Dv,
         block_size=block_size,
         chunk_tokens=_chunk_tokens(HQ * N, max(Dk, Dv), q.element_size()),
-        q_start=q_start,
-        cu_seqlens=cu_seqlens,
+        q_start=at.q_start,
+        cu_seqlens=at.cu_seqlens,
         deterministic=deterministic,
     )
     most = max(chunk.tokens for chunk in index.chunks)
@@ -237,25 +236,27 @@ def selected_forward(
             pointers,
             (
                 *strides,
-                scale * LOG2_E,
+                at.scale * LOG2_E,
                 chunk.first_token,
                 chunk.first_bin,
                 chunk.end_bin,
                 T,
-                q_start,
+                at.q_start,
             ),
         )
-        combine(partial, partial_lse, index, chunk, o, lse, gated, out, q_start=q_start)
+        combine(partial, partial_lse, index, chunk, o, lse, gated, out, q_start=at.q_start)
     return o, lse, index, out
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool) -> Launch:
+def _launch(
+    arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool
+) -> KernelLaunch:
     shared = constants(FORWARD, arch, HKV, G, N, Dk, Dv, wide)
-    return Launch(_partial_kernel, **shared, AHEAD=shared["num_stages"] == 1)
+    return KernelLaunch(_partial_kernel, **shared, AHEAD=shared["num_stages"] == 1)
 
 
 def _chunk_tokens(rows: int, size: int, element_size: int) -> int:
-    """Queries whose partial results, `rows` of so many elements each, fit the scratch buffer."""
+    """Queries whose partial results, `rows` of `size` elements each, fit the scratch buffer."""
     fit = SCRATCH_BYTES // (rows * (size * element_size + 4))
     return min(max(MIN_CHUNK_TOKENS, fit), MAX_CHUNK_TOKENS)

@@ -10,8 +10,8 @@ A *bin* is (sequence or piece of one, KV head, part of a block). Blocks of more 
 walked in parts, each with a slot of its own: N = n * PARTS. In packed documents, the bins of a
 document start at (start // l' + document) * PARTS: no prefix sum is needed, some stay empty.
 
-Three launches and a memset, and nothing waits for the device: bins are counted (the counter's
-value is the pair's rank in its list), counts become offsets, pairs and items are written there.
+Three launches and a memset, without waiting for the device: bins are counted (the counter's value
+is the pair's rank in its list), counts become offsets, and pairs and items are written there.
 """
 
 from dataclasses import dataclass
@@ -25,21 +25,21 @@ from torch import Tensor
 
 from nsa.errors import Unsupported
 from nsa.kernels.common.device import ceil_div, power_of_2
-from nsa.kernels.common.launch import KINDS, Launch
+from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 MAX_PART = 64
 """Keys of a block that one program holds; larger blocks are walked in parts."""
 MAX_BLOCK_SIZE = 128
 MAX_PAIRS = 1 << 31
 ITEM_ROWS = 2048
-"""Most rows (pairs times heads of the group) of an item; then keys are loaded once more."""
+"""Most rows (pairs times heads of the group) of an item; each item loads its keys again."""
 SMALL_HEAD = 128
-"""Channels of a key and a value together up to which that costs little, and items have half the
-rows: more of them find room on the GPU at once, and its end is less ragged."""
+"""Channels of a key and a value together up to which loading again costs little; then items have
+half the rows, so that more of them fit on the GPU and it finishes more evenly."""
 MIN_ITEM_ROWS = 512
-"""Items are made smaller down to this where there are few of them."""
+"""Smallest items, used where there are few of them."""
 FULL_ITEMS = 1024
-"""Items that fill a large GPU several times over."""
+"""Enough items to fill a large GPU several times."""
 ITEM_FIELDS = tl.constexpr(5)
 """first pair, end of pairs, sequence * HKV + KV head, first key, end of keys."""
 
@@ -51,31 +51,31 @@ _PLACES = (
 _TOKENS = 64  # of one program that counts or writes pairs
 _SCAN = 4096  # bins of one step of the scan
 _LINE = 32
-"""Counters that share a cache line. Additions to one line wait for each other, whichever they go
-to, so few counters are given a line each."""
+"""Counters that share a cache line. Additions to one line wait for each other, so that each of few
+counters gets its own line."""
 _SPREAD_COUNTS = 1 << 16
 """Counters, idle ones included, up to which they are spread."""
 
 
 class Chunk(NamedTuple):
-    """Queries computed by one launch. The host knows all of it."""
+    """Queries of one launch; all fields are known on the host."""
 
     first_token: int
     tokens: int
     first_bin: int
     end_bin: int
     max_items: int
-    """No selection has more; programs past the real number return at once."""
+    """Upper bound; programs past the real number return at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """Which queries selected each block, as the key-major kernels read it."""
+    """The queries that selected each block, as the key-major kernels read them."""
 
     blocks: Tensor
     """[B, T, HKV, n], the selection itself, contiguous."""
     pairs: Tensor
-    """[B * T * HKV * N] int32, the lists end to end; what lies behind the last is undefined."""
+    """[B * T * HKV * N] int32, the lists end to end; undefined after the last."""
     items: Tensor
     """[items, ITEM_FIELDS] int32."""
     first_item: Tensor
@@ -332,7 +332,7 @@ def invert(
     """
     if not 1 <= block_size <= MAX_BLOCK_SIZE:
         raise Unsupported(
-            f"triton: takes select blocks of at most {MAX_BLOCK_SIZE} keys, and these have "
+            f"triton: takes select blocks of at most {MAX_BLOCK_SIZE} keys, but these have "
             f"{block_size}"
         )
     B, T, HKV, n = block_indices.shape
@@ -341,7 +341,7 @@ def invert(
     tokens, pairs = B * T, B * T * HKV * N
     if pairs >= MAX_PAIRS:
         raise Unsupported(
-            f"triton: B * T * HKV * n * parts is {pairs}, and an index holds fewer than {MAX_PAIRS}"
+            f"triton: B * T * HKV * n * parts is {pairs}, but must be less than {MAX_PAIRS}"
         )
     blocks = block_indices.contiguous()
     documents = 0 if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -398,7 +398,7 @@ def invert(
 @lru_cache(maxsize=KINDS)
 def _launches(
     HKV: int, N: int, block_size: int, parts: int, documents: bool, deterministic: bool
-) -> tuple[Launch, Launch, Launch]:
+) -> tuple[KernelLaunch, KernelLaunch, KernelLaunch]:
     """Count, scan and write."""
     constants: dict[str, Any] = {
         "HKV": HKV,
@@ -410,9 +410,9 @@ def _launches(
         "TOKENS": _TOKENS,
     }
     return (
-        Launch(_count_kernel, **constants, WRITE_BINS=deterministic),
-        Launch(_scan_kernel, STEP=_SCAN, num_warps=8),
-        Launch(_write_kernel, **constants),
+        KernelLaunch(_count_kernel, **constants, WRITE_BINS=deterministic),
+        KernelLaunch(_scan_kernel, STEP=_SCAN, num_warps=8),
+        KernelLaunch(_write_kernel, **constants),
     )
 
 
@@ -442,10 +442,10 @@ def _chunks(
     item_pairs: int,
     reach: tuple[int, int, int] | None,
 ) -> tuple[Chunk, ...]:
-    """Chunks of whole sequences, or, where one does not fit, pieces of one.
+    """Chunks of whole sequences, or pieces of one that does not fit.
 
     Args:
-        sequences: Of a chunk, where a sequence is one piece.
+        sequences: Sequences of a chunk, if a sequence is one piece.
         reach: q_start, l' and PARTS, to bound the blocks that queries of a piece can see; None
             bounds them by M.
     """

@@ -23,8 +23,8 @@ class Config(NamedTuple):
 KEYS = MAX_PART
 """Keys of a tile; blocks of fewer are padded."""
 MIN_VALUES = 64
-"""Channels of a tile of values; smaller heads are padded. Both are the right side of products, and
-Triton 3.6 was seen to build one 16 wide for sm_90 that faulted."""
+"""Channels of a tile of values; smaller heads are padded. Both are the right side of products; 16
+wide, Triton 3.6 builds a kernel for sm_90 that faults."""
 
 Configs = Mapping[Architecture, tuple[tuple[int, Config], ...]]
 """Channels of a key and a value together, padded, at most -> configuration; ascending."""
@@ -33,8 +33,8 @@ Configs = Mapping[Architecture, tuple[tuple[int, Config], ...]]
 def constants(
     table: Configs, arch: Architecture, HKV: int, G: int, N: int, Dk: int, Dv: int, wide: bool
 ) -> dict[str, Any]:
-    """What the key-major kernels are all compiled for, and Triton's options: by the smallest entry
-    of the table that holds so many channels."""
+    """Constants of all key-major kernels, and Triton's options: from the smallest entry of the
+    table that holds this many channels."""
     D1, D2 = head_blocks(Dk)
     DV_BLOCK = max(MIN_VALUES, padded(Dv))
     config = next(config for limit, config in table[arch] if limit >= D1 + D2 + DV_BLOCK)
@@ -56,15 +56,15 @@ def constants(
 
 
 def strides(x: Tensor | None, axes: int) -> Sequence[int]:
-    """The first strides of a tensor, or zeros where there is none."""
+    """The first strides of a tensor, or zeros without one."""
     return [0] * axes if x is None else x.stride()[:axes]
 
 
 def needs_wide_offsets(index: Selected, *tensors: Tensor) -> bool:
-    """Whether a row of a chunk lies 2**31 elements or more behind the chunk's first.
+    """Whether a row of a chunk is 2**31 elements or more after the chunk's first row.
 
     Args:
-        tensors: [B, T, HQ, ...]: what programs read by rows, the partial results aside.
+        tensors: [B, T, HQ, ...]: what programs read by rows, except the partial results.
     """
     reach = max(
         min(index.piece_tokens, x.shape[1]) * x.stride(1) + x.shape[2] * x.stride(2)

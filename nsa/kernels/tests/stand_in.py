@@ -18,7 +18,7 @@ from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.common.device import Architecture, as_architecture
-from nsa.kernels.common.launch import Launch
+from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.tests.aot_cases import CASES, SHAPES
 
 SHAPE = "12/2/64/64"
@@ -85,12 +85,12 @@ def rounds(arch: Architecture) -> dict[str, list[list[dict[str, Any]]]]:
     triton.compiler.compile = compile_nothing
     driver.set_active(StandInDriver(arch=int(arch.removeprefix("sm_"))))
     shape = next(shape for shape in SHAPES if shape.name == SHAPE)
-    key = Launch.key
+    key = KernelLaunch.key
     done: dict[str, list[list[dict[str, Any]]]] = {}
     with as_architecture(arch):
         for case in CASES:
             for keeps in (True, True, False) if case.takes(shape) else ():
-                Launch.key = key if keeps else lambda *_: None  # type: ignore[method-assign]
+                KernelLaunch.key = key if keeps else lambda *_: None  # type: ignore[method-assign]
                 case.launch(shape, shape.T)
                 done.setdefault(case.name, []).append([told(*call) for call in calls])
                 calls.clear()

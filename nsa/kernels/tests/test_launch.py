@@ -27,7 +27,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.common import launch
 from nsa.kernels.common.device import Architecture
-from nsa.kernels.common.launch import Launch
+from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.common.tiles import descriptor
 from nsa.kernels.tests.stand_in import StandInDriver, StandInKernel
 
@@ -143,7 +143,7 @@ def test_the_kept_kernel_is_the_one_that_triton_takes(
 ) -> None:
     """In any order of calls, the first of a kind and later ones."""
     kernel = kernel_of()
-    launches = [Launch(kernel, **named) for named in NAMED]
+    launches = [KernelLaunch(kernel, **named) for named in NAMED]
     for index, device, debug, pointers, numbers in [*cases, *cases]:
         gpu.device = device
         with pytest.MonkeyPatch.context() as patch:
@@ -161,10 +161,10 @@ def test_the_kept_kernel_is_the_one_that_triton_takes(
 
 
 @pytest.fixture
-def kept(gpu: StandInDriver) -> tuple[Any, Launch, list[int]]:
-    """A kernel, a Launch that has kept it, and a list that grows when Triton launches it itself."""
+def kept(gpu: StandInDriver) -> tuple[Any, KernelLaunch, list[int]]:
+    """A kernel, a KernelLaunch that keeps it, and a list that grows when Triton launches it."""
     kernel = kernel_of()
-    launched = Launch(kernel, SIZE=16, FLAG=True)
+    launched = KernelLaunch(kernel, SIZE=16, FLAG=True)
     launched((1,), (TENSORS[1], None), (2, 3, 4))
     last_call(kernel)
     asked: list[int] = []
@@ -178,7 +178,7 @@ def kept(gpu: StandInDriver) -> tuple[Any, Launch, list[int]]:
     return kernel, launched, asked
 
 
-def test_a_kept_launch_does_not_ask_triton(kept: tuple[Any, Launch, list[int]]) -> None:
+def test_a_kept_launch_does_not_ask_triton(kept: tuple[Any, KernelLaunch, list[int]]) -> None:
     kernel, launched, asked = kept
 
     launched((3,), (TENSORS[1], None), (2, 3, 4))
@@ -189,7 +189,7 @@ def test_a_kept_launch_does_not_ask_triton(kept: tuple[Any, Launch, list[int]]) 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
 def test_hooks_see_what_triton_shows_them(
-    kept: tuple[Any, Launch, list[int]], monkeypatch: pytest.MonkeyPatch, name: str
+    kept: tuple[Any, KernelLaunch, list[int]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The launcher is given the hooks, and metadata that names the kernel, as by Triton."""
     kernel, launched, asked = kept
@@ -209,7 +209,7 @@ def test_hooks_see_what_triton_shows_them(
 
 
 def test_without_hooks_the_launcher_has_nothing_to_call(
-    kept: tuple[Any, Launch, list[int]],
+    kept: tuple[Any, KernelLaunch, list[int]],
 ) -> None:
     kernel, launched, _ = kept
 
@@ -219,7 +219,7 @@ def test_without_hooks_the_launcher_has_nothing_to_call(
 
 
 def test_a_global_that_changed_is_refused_as_by_triton(
-    kept: tuple[Any, Launch, list[int]], monkeypatch: pytest.MonkeyPatch
+    kept: tuple[Any, KernelLaunch, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, launched, _ = kept
     monkeypatch.setitem(_body.__globals__, "READ", tl.constexpr(4))
@@ -230,7 +230,7 @@ def test_a_global_that_changed_is_refused_as_by_triton(
 
 @pytest.mark.parametrize("how", ["run", "pre_run_hook", "instrumentation"])
 def test_triton_launches_where_somebody_may_be_looking(
-    kept: tuple[Any, Launch, list[int]], monkeypatch: pytest.MonkeyPatch, how: str
+    kept: tuple[Any, KernelLaunch, list[int]], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     kernel, launched, asked = kept
     seen: list[int] = []
@@ -257,7 +257,7 @@ def test_triton_launches_where_somebody_may_be_looking(
 
 def test_only_numbers_are_kept_as_numbers(gpu: StandInDriver) -> None:
     """A tensor among them would be known by its identity, which says nothing of its address."""
-    launched = Launch(kernel_of(), SIZE=16, FLAG=True)
+    launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
     misplaced: Any = TENSORS[1]
 
     launched((1,), (TENSORS[1], None), (misplaced, 3, 4))
@@ -268,7 +268,7 @@ def test_only_numbers_are_kept_as_numbers(gpu: StandInDriver) -> None:
 def test_nothing_is_kept_for_another_backend_than_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """AMD's tells small storages from large ones, which no key says."""
     monkeypatch.setattr(driver, "_active", StandInDriver("hip", "gfx942"))
-    launched = Launch(kernel_of(), SIZE=16, FLAG=True)
+    launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
 
     launched((1,), (TENSORS[1], None), (2, 3, 4))
 
@@ -279,7 +279,7 @@ def test_what_a_hook_forbids_to_compile_is_not_kept(
     gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", lambda **_: True)
-    launched = Launch(kernel_of(), SIZE=16, FLAG=True)
+    launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
     monkeypatch.setattr(JITFunction, "_call_hook", lambda *_: True)
 
     launched((1,), (TENSORS[1], None), (2, 3, 4))
@@ -291,7 +291,7 @@ def test_a_sweep_keeps_a_bounded_number(
     gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "MAX_KEPT", 4)
-    launched = Launch(kernel_of(), SIZE=16, FLAG=True)
+    launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
 
     for n in range(100):
         launched((1,), (TENSORS[1], None), (n, 3, 4))
@@ -302,7 +302,7 @@ def test_threads_share_a_launch(gpu: StandInDriver, monkeypatch: pytest.MonkeyPa
     """Each call goes to the kernel of its own arguments, whoever keeps or drops what meanwhile."""
     monkeypatch.setattr(launch, "MAX_KEPT", 3)
     kernel = kernel_of()
-    launched = Launch(kernel, SIZE=16, FLAG=True)
+    launched = KernelLaunch(kernel, SIZE=16, FLAG=True)
     kinds = [(x, n) for x in TENSORS for n in (0, 1, 16, 17)]
     expected = {
         i: taken(kernel, (x, None, n, 3, 4), launched.named) for i, (x, n) in enumerate(kinds)
@@ -329,7 +329,7 @@ def test_threads_share_a_launch(gpu: StandInDriver, monkeypatch: pytest.MonkeyPa
 )
 def test_constants_come_last_and_all_of_them(function: Any, named: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"constants must come last.*SIZE"):
-        Launch(kernel_of(function), **named)
+        KernelLaunch(kernel_of(function), **named)
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from nsa import ops
 from nsa.config import PRESETS, ModelConfig, Routes
 from nsa.flags import Prefill
-from nsa.model.attention import DenseAttention, Gate, Heads, MeanPhi, NSAttention, Phi
-from nsa.model.cache import KeyValues
+from nsa.model.attention import DenseAttention, Gate, MeanPhi, NSAttention, Phi
+from nsa.model.cache import Heads, KeyValues
 from nsa.model.rotary import Rotation, rotate
 
 TINY = PRESETS["tiny"]  # l = 8, d = 4, l' = 8, n = 4, w = 16

@@ -174,7 +174,7 @@ def test_what_a_decoder_cannot_hold_is_refused() -> None:
     decoder.step(tokens[:, :1])
     with pytest.raises(ValueError, match="10 tokens do not fit a decoder with capacity=9"):
         decoder.step(tokens[:, :1])
-    with pytest.raises(ValueError, match="lengths without a decoder"):
+    with pytest.raises(ValueError, match="lengths need a decoder"):
         generate(lm, tokens, 1, lengths=torch.ones(2))
 
 

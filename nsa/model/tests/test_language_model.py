@@ -10,7 +10,8 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from nsa.config import PRESETS, ModelConfig, Routes
-from nsa.model.attention import Heads, NSAttention
+from nsa.model.attention import NSAttention
+from nsa.model.cache import Heads
 from nsa.model.compiled import runs
 from nsa.model.decoding import generate
 from nsa.model.language_model import Block, ByteLM, cross_entropy, parse_checkpointing

@@ -6,6 +6,7 @@ its documentation says. The real ones run in test_routes.py, on a GPU.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nsa import ops, reference
-from nsa.config import NSAConfig
+from nsa.config import NSAConfig, Positions
 from nsa.routes import fa2
 from nsa.tests.operator_inputs import SMALL, draw, mean, normal, run
 
@@ -32,7 +33,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
     """Attention aligned at the end, as FlashAttention-2 aligns it."""
     assert 0 < q.shape[1] <= k.shape[1]
     q_start = k.shape[1] - q.shape[1]
-    return reference.dense_attention(q, k, v, q_start=q_start, scale=scale)
+    return reference.dense_attention(q, k, v, Positions.of(q, q_start=q_start, scale=scale))
 
 
 def compressed(T: int, config: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,11 +49,11 @@ def compressed(T: int, config: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_folding_computes_the_compress_branch(config: NSAConfig, T: int) -> None:
     q, k, v = compressed(T, config)
-    fold = partial(fa2.fold_compress, causal=causal, q_start=0, scale=0.3)
-    define = partial(reference.compress_attention, scale=0.3)
+    at = Positions.of(q, config=config, scale=0.3)
+    fold = partial(fa2.fold_compress, causal=causal)
     grad = normal(2, T, 6, 4, seed=3)
 
-    got, expected = (f(q, k, v, config=config) for f in (fold, define))
+    got, expected = (f(q, k, v, at) for f in (fold, reference.compress_attention))
 
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
     if k.shape[1]:
@@ -70,11 +71,10 @@ def test_folding_computes_the_compress_branch(config: NSAConfig, T: int) -> None
 def test_folding_the_last_queries(config: NSAConfig, total: int, T: int) -> None:
     T = min(T, total)
     q, k, v = compressed(total, config)
-    whole = reference.compress_attention(q, k, v, config=config, scale=0.3)
+    at = Positions.of(q, config=config, scale=0.3)
+    whole = reference.compress_attention(q, k, v, at)
 
-    tail = fa2.fold_compress(
-        q[:, -T:], k, v, causal=causal, config=config, q_start=total - T, scale=0.3
-    )
+    tail = fa2.fold_compress(q[:, -T:], k, v, replace(at, q_start=total - T), causal=causal)
 
     torch.testing.assert_close(tail, whole[:, -T:], atol=1e-12, rtol=0)
 
@@ -87,7 +87,7 @@ def test_folding_takes_two_calls_whatever_the_length() -> None:
         return causal(q, k, v, scale=scale)
 
     q, k, v = compressed(100, SMALL)
-    fa2.fold_compress(q, k, v, causal=counted, config=SMALL, q_start=0, scale=0.3)
+    fa2.fold_compress(q, k, v, Positions.of(q, config=SMALL), causal=counted)
 
     assert calls == [3 * 6, 1 * 6]  # d - 1 residues and the last one, as query heads
 
@@ -154,7 +154,8 @@ def test_package_decodes() -> None:
         x.q[:, -3:], x.k, x.v, window_size=9, q_start=58, route="fa2-package"
     )
 
-    whole = reference.window_attention(x.q, x.k, x.v, window_size=9)
+    at = Positions.of(x.q, config=NSAConfig(window_size=9))
+    whole = reference.window_attention(x.q, x.k, x.v, at)
     torch.testing.assert_close(tail, whole[:, -3:], atol=1e-12, rtol=0)
 
 
@@ -175,7 +176,7 @@ def test_an_absent_provider_says_why_and_nothing_else_runs(provider: str) -> Non
 @pytest.mark.parametrize(
     ("size", "dtype", "reason"),
     [
-        pytest.param(8, torch.float16, "on CUDA, and these are on cpu", id="cpu"),
+        pytest.param(8, torch.float16, "on CUDA, but these are on cpu", id="cpu"),
         pytest.param(8, torch.float32, "on CUDA", id="cpu-first"),
     ],
 )
@@ -194,8 +195,8 @@ def test_tensors_it_does_not_take(
 @pytest.mark.parametrize(
     ("size", "dtype", "reason"),
     [
-        pytest.param(8, torch.float32, "float16 or bfloat16, and these are float32", id="dtype"),
-        pytest.param(264, torch.float16, "at most 256, and these have 264", id="head-size"),
+        pytest.param(8, torch.float32, "float16 or bfloat16, but these are float32", id="dtype"),
+        pytest.param(264, torch.float16, "at most 256, but these have 264", id="head-size"),
     ],
 )
 def test_tensors_it_does_not_take_on_a_gpu(size: int, dtype: torch.dtype, reason: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa import ops, reference
-from nsa.config import ROUTES, NSAConfig
+from nsa.config import ROUTES, NSAConfig, Positions
 from nsa.routes import eager
 from nsa.tests.operator_inputs import DEVICES, SMALL, mean, normal
 
@@ -149,7 +149,8 @@ def test_routes_differ_only_where_scores_tie_within_rounding(
         normal(2, *size, 16, seed=H, device=device, dtype=dtype)
         for H, size in enumerate([(200, 6), (49, 2)])
     )
-    importance = reference.block_importance(q.double(), k_cmp.double(), config=SMALL)
+    at = Positions.of(q, config=SMALL)
+    importance = reference.block_importance(q.double(), k_cmp.double(), at)
 
     defined, chosen = (
         ops.select_blocks(q, k_cmp, config=SMALL, route=route) for route in ("reference", "eager")

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_flags")
         ({"weight_decay": math.nan}, "weight_decay=nan must be 0 or more"),
         ({"loader_timeout_s": 0}, "loader_timeout_s=0 must be positive"),
         ({"compile": "yes"}, "compile='yes' is neither 'off' nor 'on'"),
-        ({"precision": "tf32"}, "precision='tf32' is none of fp32, bf16, fp16"),
+        ({"precision": "tf32"}, "precision='tf32' is not one of fp32, bf16, fp16"),
         ({"checkpointing": "1-2"}, "within '0-1'"),
     ],
 )
@@ -53,7 +53,7 @@ def test_an_unknown_dataset_is_found_before_anything_is_built() -> None:
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("gpu", "Use cpu, cuda or cuda:N"), ("meta", "neither"), ("cuda:99", "99 is not among")],
+    [("gpu", "Use cpu, cuda or cuda:N"), ("meta", "neither"), ("cuda:99", "GPU 99 does not exist")],
 )
 def test_a_device_that_is_not_here(device: str, message: str) -> None:
     with pytest.raises(TrainError, match=message):
@@ -116,14 +116,14 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
     ("options", "message"),
     [
         (["--seqlen", "5"], "unknown option --seqlen\n  Did you mean --seq-len?"),
-        (["--ddp", "0"], "unknown option --ddp\n  python -m nsa.train --help lists"),
+        (["--ddp", "0"], "unknown option --ddp\n  For the options, run python -m nsa.train --help"),
         (["resume"], "unknown argument resume\n"),
         (["--steps=5", "--no-cg"], "unknown option --no-cg\n  Did you mean --no-gc?"),
         (["--seq", "5"], "unknown option --seq\n"),
         (["--seq-len", "0"], "--seq-len: '0' is not a whole number of at least 1"),
         (["--preset", "smal"], "Did you mean small?"),
         (["--precision", "bf61"], "Did you mean bf16?"),
-        (["--attention", "sparse"], "'sparse' is none of nsa, dense"),
+        (["--attention", "sparse"], "'sparse' is not one of nsa, dense"),
         (["--dataset", "txt"], "Did you mean 'text'?"),
         (["--gc", "3-9"], "'3-9' is neither 'off', 'on' nor a range"),
         (["--gc", "on", "--no-gc"], "--no-gc: not allowed with argument --gc"),

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -13,12 +14,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from nsa.train import data
 from nsa.train.data import (
     SYNTHETIC_BITS_PER_BYTE,
     ByteStream,
     DataError,
     Loader,
     bits_per_byte,
+    fetches,
     open_stream,
     text_corpus,
     unigram_entropy,
@@ -130,8 +133,38 @@ def test_held_out_text_is_not_in_the_training_text() -> None:
     assert len(shared) <= len(places) // 4  # tables of encodings repeat each other
 
 
+def test_every_20th_source_is_held_out_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of their names, counted from 1: the split decides which losses compare."""
+    for number in range(1, 42):
+        (tmp_path / f"m{number:02}.py").write_bytes(bytes([number]))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+
+    held_out, training = (text_corpus.__wrapped__(split) for split in ("held_out", "train"))
+
+    assert held_out.tolist() == [20, 40]
+    assert training.tolist() == [n for n in range(1, 42) if n % 20]
+
+
+def test_a_row_may_be_the_whole_text() -> None:
+    corpus = np.arange(9, dtype=np.uint8)
+
+    rows = data._windows(corpus, np.random.default_rng(0), (2, 9))
+
+    assert (rows == corpus).all()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "fetched"),
+    [("synthetic", False), ("text", False), ("fineweb_edu", True), ("fineweb_edu:a.txt", True)],
+)
+def test_only_documents_are_fetched(dataset: str, fetched: bool) -> None:
+    assert fetches(dataset) is fetched
+
+
 def test_a_row_longer_than_the_text_is_refused() -> None:
-    with pytest.raises(DataError, match="Shorten --seq-len"):
+    with pytest.raises(DataError, match="Lower --seq-len"):
         first("text", seq_len=10**9)
 
 
@@ -247,7 +280,7 @@ def test_the_seed_shuffles_within_a_fetch(tmp_path: Path) -> None:
         pytest.param('["a"]\n', r"a\.jsonl:1: .*has a list", id="not an object"),
         pytest.param('{"text": "\\ud800"}\n', r"a\.jsonl:1: not Unicode", id="half a pair"),
         pytest.param(b'{"text": "\xff"}\n', r"a\.jsonl:1: not JSON", id="not UTF-8"),
-        pytest.param("\n\n", "nothing for rank 0 of 1", id="empty"),
+        pytest.param("\n\n", "no document for rank 0 of 1", id="empty"),
     ],
 )
 def test_malformed_jsonl_names_the_line(tmp_path: Path, content: str | bytes, message: str) -> None:
@@ -278,7 +311,7 @@ def test_an_error_stays_an_error(tmp_path: Path) -> None:
     ("dataset", "message"),
     [
         pytest.param("txt", "Did you mean 'text'", id="near a name"),
-        pytest.param("c4", "there are synthetic, text, fineweb_edu", id="unknown"),
+        pytest.param("c4", "known are synthetic, text, fineweb_edu", id="unknown"),
         pytest.param("text:/tmp", "only fineweb_edu takes a path", id="path for text"),
         pytest.param("fineweb_edu:", "only fineweb_edu takes a path, after", id="no path"),
         pytest.param("fineweb_edu:/nowhere", "/nowhere: no such file", id="absent"),

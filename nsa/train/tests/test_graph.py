@@ -107,9 +107,9 @@ def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("settings", "device", "launch", "message"),
     [
-        ({}, "cpu", Launch(), r"a CUDA graph on cpu\n  Use --device cuda"),
-        ({}, "cuda", Launch(rank=1, world_size=2), "over 2 processes"),
-        ({"precision": "fp16"}, "cuda", Launch(), "a CUDA graph in fp16.*\n  Use --precision bf16"),
+        ({}, "cpu", Launch(), r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
+        ({}, "cuda", Launch(rank=1, world_size=2), "of 2 processes"),
+        ({"precision": "fp16"}, "cuda", Launch(), "cannot train in fp16.*\n  Use --precision bf16"),
     ],
 )
 def test_where_a_step_cannot_be_a_graph(
@@ -126,7 +126,7 @@ def test_a_graph_on_the_cpu_is_refused_before_anything_is_built(
 
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("error: a CUDA graph on cpu")
+    assert captured.err.startswith("error: a CUDA graph needs a GPU, not cpu")
 
 
 @pytest.mark.gpu

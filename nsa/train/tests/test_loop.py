@@ -31,10 +31,10 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_flags")
 def test_training_beats_the_unigram_entropy_on_text_it_has_not_seen(model) -> None:
     """On 16 KiB of it: the files, and so the text, differ from one Python to the next."""
     config = TrainConfig(
-        model=model, seq_len=32, batch_size=8, steps=250, lr=2e-2, warmup_steps=5, weight_decay=0.0
+        model=model, seq_len=32, batch_size=8, steps=120, lr=2e-2, warmup_steps=5, weight_decay=0.0
     )
     with Trainer(config, MASKED) as trainer:
-        *_, last = train(trainer, log_every=250, held_out_batches=64)
+        *_, last = train(trainer, log_every=120, held_out_batches=16)
 
     unigram = unigram_entropy(text_corpus("held_out"))
     assert last.held_out_bits_per_byte is not None
