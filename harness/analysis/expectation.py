@@ -14,6 +14,7 @@ from harness.records import (
     Expectation,
     Outcome,
     Suite,
+    gpu_matches,
 )
 
 # Dense peak FLOP/s with float32 accumulation, by exact NVML name (fnmatch, so that a MIG slice
@@ -161,7 +162,7 @@ def _assess(expectation: Expectation, summary: CaseSummary, environment: Environ
     value = actual.value if actual else bound
     judgement = (
         _judge(expectation, actual, bound)
-        if expectation.applies_to(environment.device_name)
+        if gpu_matches(expectation.gpu, environment.device_name)
         else Judgement.OTHER_GPU
     )
     return Assessment(
