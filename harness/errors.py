@@ -1,14 +1,14 @@
-"""Errors that the person at the keyboard can fix.
+"""Errors that a user can fix.
 
 HarnessError            exit 2, one message, no traceback
-    SuiteError          a suite file does not describe something runnable
+    SuiteError          a suite cannot be run as written
         CaseRefused     a workload refuses a case before it runs
-    StoreError          a run is absent, unwritable, or was written by another schema
-        AmbiguousRun    a name is the beginning of several runs' ids
-    ProbeError          an instrument the suite requires is not readable
+    StoreError          a run is absent, cannot be written, or has another schema
+        AmbiguousRun    several run ids start with the given name
+    ProbeError          a probe that the suite requires cannot be read
     ReportError         a report cannot be written
 
-Anything else that escapes is a defect in the harness and keeps its traceback.
+Any other exception that escapes is a defect in the harness and keeps its traceback.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ class HarnessError(Exception):
 
 
 class SuiteError(HarnessError):
-    """A suite file does not describe something runnable."""
+    """A suite cannot be run as written."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SuiteError(HarnessError):
         line: int = 0,
         column: int = 0,
     ) -> None:
-        """`line` and `column` count from 1; 0 where the problem is the whole file."""
+        """`line` and `column` count from 1; 0 if the problem is the whole file."""
         place = f"{path}:{line}:{column}" if line else f"{path}"
         super().__init__(f"{place}: {problem}", remedy)
 
@@ -57,15 +57,15 @@ class CaseRefused(SuiteError):
 
 
 class StoreError(HarnessError):
-    """A run is absent, unwritable, or was written by another schema."""
+    """A run is absent, cannot be written, or has another schema."""
 
 
 class AmbiguousRun(StoreError):
-    """A name is the beginning of several runs' ids."""
+    """Several run ids start with the given name."""
 
 
 class ProbeError(HarnessError):
-    """An instrument the suite requires is not readable."""
+    """A probe that the suite requires cannot be read."""
 
 
 class ReportError(HarnessError):

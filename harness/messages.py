@@ -1,7 +1,7 @@
-"""What parent and worker say to each other: one JSON object a line, over a pipe of their own.
+"""Messages between parent and worker: one JSON object per line, over a pipe of their own.
 
-The worker's stdout and stderr go to its log, so whatever a workload prints cannot be mistaken
-for an answer. Times are readings of time.monotonic, which parent and child share on Linux.
+The worker's stdout and stderr go to its log, so output of a workload cannot be taken for an answer.
+Times are readings of time.monotonic, which parent and child share on Linux.
 """
 
 import json
@@ -16,14 +16,14 @@ import pydantic
 from harness.records import Case, Measurement, SelfTestReadings, Work
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 3
-"""By this signal a worker writes the Python stacks of its threads to its log. Not SIGUSR1 or 2:
-LLVM takes both for itself, silently, in every process in which Triton has compiled something."""
+"""On this signal a worker writes the Python stacks of its threads to its log. Not SIGUSR1 or 2:
+LLVM takes over both in every process in which Triton has compiled something."""
 MAX_LINE_BYTES = 64 * 2**20
-"""Longer than any answer; a line that passes it is not one."""
+"""More than any answer has."""
 
 
 class Garbled(Exception):
-    """What came over the pipe is not a message."""
+    """A line from the pipe is not a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +37,9 @@ class MeasureOrder:
     device: str = ""
     """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
     roots: tuple[str, ...] = ()
-    """Folders that the code under test must come from; empty allows any."""
+    """Folders from which the code under test must be loaded; empty allows any."""
     elsewhere: tuple[str, ...] = ()
-    """Working trees of the repository that no code may come from, except from the roots."""
+    """Working trees of the repository from which no code may be loaded, except for the roots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +69,17 @@ class DescribeOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseBegan:
-    """A phase began. Naming the present phase again moves its beginning."""
+    """A phase began. Sending the current phase again moves its start."""
 
     kind: Literal["phase"] = "phase"
     name: str
     at: float
-    """May lie in the past: sampling began where the readings turned out to be steady."""
+    """May be in the past: sampling starts with the first of the readings found to be steady."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The workload is built: what one run of it does, known even if none is ever finished."""
+    """The workload is built. What one step does is known even if no step finishes."""
 
     kind: Literal["built"] = "built"
     tokens: int | None
@@ -94,14 +94,14 @@ class StepsDone:
     kind: Literal["progress"] = "progress"
     runs: int
     spent_s: float
-    """Time of all finished runs together."""
+    """Total time of the finished steps."""
     shortest_s: float
-    """Of the finished runs; 0 before the first."""
+    """Shortest finished step; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The worker's last word; the parent adds what only it can know."""
+    """The worker's result; the parent completes it with what only the parent can see."""
 
     kind: Literal["answer"] = "answer"
     measurement: Measurement
@@ -109,7 +109,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preliminary:
-    """What the answer will be, sent before a search for the cause that may itself go wrong."""
+    """The answer so far, sent before a search for the cause that may itself fail."""
 
     kind: Literal["preliminary"] = "preliminary"
     measurement: Measurement
@@ -125,13 +125,13 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a case cannot run, known before anything does."""
+    """Why a case cannot run, found before the run starts."""
 
     case_id: str
     problem: str
     remedy: str = ""
     of_factory: bool = False
-    """Whether the suite's `factory:` is at fault, not the case."""
+    """Whether the cause is the suite's `factory:`, not the case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Checked:
     kind: Literal["checked"] = "checked"
     refusals: tuple[Refusal, ...]
     work: Mapping[str, Work] = field(default_factory=dict)
-    """Case id -> what one run will do, where its module can tell."""
+    """Case id -> the work of one step, if the factory's module can compute it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,25 +172,25 @@ def decode_order(data: bytes) -> Order:
 
 
 def signal_name(exit_code: int) -> str:
-    """`SIGSEGV` for -11; nothing for an exit that no signal made."""
+    """`SIGSEGV` for -11; empty for an exit without a signal."""
     if exit_code >= 0:
         return ""
     return {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
 
 
 class Channel:
-    """The worker's end of the pipe. Only the process that opened it may speak."""
+    """The worker's end of the pipe. Only the process that opened it may send."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._owner = os.getpid()
 
     def send(self, message: Message) -> None:
-        """Write one message whole.
+        """Write one complete message.
 
         Raises:
-            RuntimeError: In a process forked by a workload, which is not ours to hear.
-            TypeError: The message holds something JSON cannot.
+            RuntimeError: Called in a process that the workload forked.
+            TypeError: JSON cannot represent the message.
         """
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
@@ -207,13 +207,13 @@ class MessageReader:
         self._fd = fd
         self._rest = b""
         self.at_end = False
-        """The worker, and whoever inherited its end, have closed the pipe."""
+        """Whether the worker and all that inherited its end have closed the pipe."""
 
     def drain(self, each: Callable[[Message], None]) -> None:
         """Pass on every message that has arrived.
 
         Raises:
-            Garbled: A line is no message.
+            Garbled: A line is not a message.
         """
         while not self.at_end:
             try:

@@ -1,8 +1,8 @@
-"""SI numbers as people read them. Pure formatting: no number is computed here.
+"""Numbers in SI units, formatted for people. No number is computed here.
 
-Inside the harness every quantity is in an SI base unit; it becomes "1.23 ms" or "7.21 GiB"
-here and nowhere else. A number without an interval gets three significant digits; one with an
-interval gets as many as the interval justifies.
+Inside the harness every quantity is in an SI base unit; only this module turns it into "1.23 ms" or
+"7.21 GiB". A number without an interval gets three significant digits; a number with an interval
+gets as many as the interval justifies.
 """
 
 import datetime
@@ -12,23 +12,23 @@ from collections.abc import Callable, Mapping
 from harness.records import METRICS, Estimate, Fact, Finding, Outcome
 
 NOTHING_LEFT = -100.0
-"""How much longer, in percent, what takes no time takes: no measured effect is that."""
+"""The change, in percent, to no time at all: no measured effect can reach it."""
 MOST_PLACES = 4
-"""Decimal places to which the end of a wide interval is told at most."""
+"""Most decimal places of the end of a wide interval."""
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 Formatter = Callable[[float], str]
 Scale = Callable[[float], tuple[float, str]]
-"""Chooses for a magnitude the unit to print it in: (that unit in SI, suffix)."""
+"""The unit in which a magnitude is printed: (that unit in SI, suffix)."""
 
 
 def number(value: float, digits: int | None = None) -> str:
     """Significant digits with thousands separators: 11, 10,500, 0.0123.
 
     Args:
-        digits: Keep exactly so many, trailing zeros included, as for a measured value.
-            None: at most three, without trailing zeros, as for a value that was stated.
+        digits: Exact number, with trailing zeros, as for a measured value. None: at most three,
+            without trailing zeros, as for a stated value.
     """
     if not math.isfinite(value):
         return str(value)
@@ -56,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def tokens_per_s(value: float) -> str:
-    """11, 10,500, 1.2 M; the unit stands in the heading."""
+    """11, 10,500, 1.2 M; the unit is in the heading."""
     one, unit = _rate(value)
     return number(value / one) + unit
 
@@ -73,7 +73,7 @@ def percent(ratio: float) -> str:
 
 
 def factor(ratio: float) -> str:
-    """29x, 1.07x: how many times, to two digits, three near one."""
+    """29x, 1.07x: two digits, three near one."""
     return number(ratio, 3 if 0.5 < ratio < 2 else 2) + "x"
 
 
@@ -124,13 +124,13 @@ _SCALES: Mapping[str, Scale] = {
     "ratio": lambda _: (0.01, " %"),
     "B": _bytes,
 }
-"""By the unit of a metric; in any other it is printed as it is."""
+"""By unit; values in other units are printed as they are."""
 _NAMED_ONCE = ("tokens/s", "cycles", "cores")
-"""Units that a table names in its heading, and that a sentence must add."""
+"""Units that a table has in its heading, and that a sentence must add."""
 
 
 def _unit(metric: str) -> str:
-    """Empty for a metric that a program names: its values are printed as the program gave them."""
+    """Empty for a metric that only a program knows: its values are printed as reported."""
     return METRICS[metric].unit if metric in METRICS else ""
 
 
@@ -149,10 +149,10 @@ def _is_count(metric: str) -> bool:
 
 
 def plain(metric: str, value: float, digits: int | None = None) -> str:
-    """A value of a metric, to stand beside the metric's name: `tokens/s ≥ 500`."""
-    one, unit = _scaled(metric, value)
+    """A value of a metric, for use beside the metric's name: `tokens/s ≥ 500`."""
     if _is_count(metric):
         return _count(value)
+    one, unit = _scaled(metric, value)
     return number(value / one, digits) + unit
 
 
@@ -164,7 +164,7 @@ def quantity(metric: str, value: float) -> str:
 def cell(metric: str, estimate: Estimate) -> str:
     """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
 
-    A count stands to the digit, and without an interval of no width.
+    A count has all its digits, and no interval if all processes agree.
     """
     if _is_count(metric) and estimate.low == estimate.value == estimate.high:
         return _count(estimate.value)
@@ -178,7 +178,7 @@ def cell(metric: str, estimate: Estimate) -> str:
 
 
 def value(metric: str, estimate: Estimate) -> str:
-    """A measured metric alone, to the digits that its interval justifies, as in `cell`."""
+    """A measured metric without its interval, with the same digits as in `cell`."""
     return cell(metric, estimate).partition(" [")[0]
 
 
@@ -188,9 +188,9 @@ def measured(metric: str, estimate: Estimate) -> str:
 
 
 def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """How one time compares with another: `+24 % [+20 … +28]`, or from twofold `2.4x [2.2 … 2.6]`.
+    """A ratio of times: `+24 % [+20 … +28]`, from twice on `2.4x [2.2 … 2.6]`.
 
-    A ratio under one half is turned over and marked: `91x [90 … 92] less`.
+    Below one half it is inverted: `91x [90 … 92] less`.
     """
     if 0.5 < ratio < 2:
         below, above = (None if end is None else _percent_more(end) for end in (low, high))
@@ -202,12 +202,12 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
 
 
 def _percent_more(ratio: float) -> float:
-    """What is left of a time, however little, is above -100 %."""
+    """Above -100 % for every positive ratio, however small."""
     return max((ratio - 1) * 100, math.nextafter(NOTHING_LEFT, 0)) if ratio > 0 else NOTHING_LEFT
 
 
 def _count(value: float) -> str:
-    """1,203, to the last digit; a stated bound may have a fraction."""
+    """1,203, with all digits; a stated bound may have a fraction."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,}"
 
 
@@ -220,12 +220,11 @@ def _with_interval(
     sign: bool = False,
     digits: int = 3,
 ) -> str:
-    """All three in one unit and to one decimal place, the one that the interval justifies.
+    """Value and interval in one unit, with the decimal places that the interval justifies.
 
-    Three significant digits, unless the interval is so wide that fewer mean anything (the
-    rounding rule of the Particle Data Group), or so narrow that three would hide it. An end has
-    digits of its own where those would make it 0, or an effect's -100 %, and it is not; and the
-    value of an effect, before the point, where they would make it 0.
+    Three significant digits, but fewer for a wide interval (the rounding rule of the Particle Data
+    Group), and more for one so narrow that three would hide it. An end that would be rounded to 0,
+    or to an effect's -100 %, keeps a digit of its own; so does a value that would become 0.
     """
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         rounded = _rounded(value, digits)
@@ -238,15 +237,15 @@ def _with_interval(
     else:
         place = _place(value, 3)
     coarse = place < 0 and round(value, place) == 0
-    told = _fixed(value, min(0, _place(value, 1)) if coarse else place, sign)
+    text = _fixed(value, min(0, _place(value, 1)) if coarse else place, sign)
     below, above = (_end(x, place, sign) for x in (low, high))
-    return f"{told}{unit} [{below} … {above}]"
+    return f"{text}{unit} [{below} … {above}]"
 
 
 def _end(value: float, place: int, sign: bool) -> str:
-    """To this decimal place, unless that says 0, or of an effect -100 %, of what is not.
+    """To this decimal place, unless that rounds it to 0, or an effect to -100 %.
 
-    Then to the first digit that tells it from there; `<0.0001` where that is too far right.
+    Then to the first digit that differs from that limit, or `<0.0001` if it is too far right.
     """
     for limit in (0.0, NOTHING_LEFT) if sign else (0.0,):
         if value != limit and round(value, place) == limit:
@@ -260,12 +259,12 @@ def _end(value: float, place: int, sign: bool) -> str:
 
 
 def _rounded(value: float, digits: int) -> float:
-    """To so many significant digits: 0.9996 becomes 1.0, and has its decimal places."""
+    """To this number of significant digits: 0.9996 becomes 1.0."""
     return float(f"{value:.{digits - 1}e}")
 
 
 def _place(value: float, digits: int) -> int:
-    """Decimal place of the last of so many significant digits; negative left of the point."""
+    """Decimal place of the last significant digit; negative left of the point."""
     if value == 0 or not math.isfinite(value):
         return digits - 1
     return digits - 1 - math.floor(math.log10(abs(value)))
@@ -285,7 +284,7 @@ def scalar(value: bool | int | float | str | None) -> str:
 
 
 def finding_sentence(f: Finding) -> str:
-    """The fact of a finding, without its case."""
+    """What a finding states, without its case."""
     value = measured(f.metric, f.estimate) if f.estimate else ""
     match f.fact:
         case Fact.STATED:
@@ -303,31 +302,31 @@ def finding_sentence(f: Finding) -> str:
         case Fact.ATTESTED:
             return "the required kernels and operators ran"
         case Fact.NOT_ATTESTED:
-            return f"not attested: {f.detail}"
+            return f"unknown whether the required kernels and operators ran: {f.detail}"
         case Fact.KERNELS_INVISIBLE:
             return "no GPU here: kernels cannot be seen"
         case Fact.OTHER_DEVICE:
             return f"this is {f.detail}"
         case Fact.NO_GROUP:
-            return f"in no group of cases with three values of {f.detail}"
+            return f"not in a group of cases with three values of {f.detail}"
         case Fact.NO_FIT:
             return f.detail
         case Fact.SINGLE_PROCESSES:
-            return f"{value} from cases with a single process"
+            return f"{value}, from cases with one process each"
         case Fact.NO_METRIC:
             return f"{METRICS[f.metric].title} not available"
         case Fact.AT_MOST:
             return f"timed out: at most {quantity(f.metric, f.bound or 0.0)}"
         case Fact.AT_LEAST:
-            return f"timed out: at least {duration(f.bound or 0.0)} a step"
+            return f"timed out: at least {duration(f.bound or 0.0)} per step"
         case Fact.NO_INTERVAL:
-            return f"{value} from one process, which has no interval"
+            return f"{value} from one process, so without an interval"
         case Fact.NOT_FINITE:
-            return f"{value} is not a finite interval"
+            return f"{value} has no finite interval"
         case Fact.INTERVAL:
             return value
         case Fact.ACROSS:
-            return f"{value} lies across a threshold"
+            return f"{value} crosses a threshold"
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:

@@ -1,3 +1,5 @@
-"""Records in, records out, nothing read or written: statistics, summaries, scaling, effects,
-comparisons, and a suite's verdict.
+"""Pure functions from records to records: no files, no processes, no torch.
+
+In come stored runs and their suites. Out come summaries of cases with intervals, scaling fits,
+effects, dead axes, comparisons of a baseline and a candidate, and the verdict of a suite's rules.
 """

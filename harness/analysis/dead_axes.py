@@ -218,13 +218,13 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
     differs = False in (counted, ran, outputs)
     if not differs and not (counted and outputs):
         return None
+    censuses = [m.census for m in (*first, *second)]
     times = [a.metrics["step_s"], b.metrics["step_s"]]
     return _ComparedPair(
         same=not differs,
         ratio=times[1].value / times[0].value,
         time_differs=not _within_noise(times, unknown=LARGE),
-        without_kernels=ran is None
-        or any(m.census is None or bool(m.census.no_kernels) for m in (*first, *second)),
+        without_kernels=ran is None or any(c is None or bool(c.no_kernels) for c in censuses),
     )
 
 

@@ -14,53 +14,41 @@ from harness.records import (
     Expectation,
     Outcome,
     Suite,
+    gpu_matches,
 )
+
+SUSPICIOUS_MFU = 0.01
+"""A target below this share of the peak proves little when it is met."""
+
+
+def _flops(bf16: float, tf32: float, fp32: float) -> Mapping[str, float]:
+    return {"bf16": bf16, "fp16": bf16, "tf32": tf32, "fp32": fp32}
+
 
 # Dense peak FLOP/s with float32 accumulation, by exact NVML name (fnmatch, so that a MIG slice
 # or a "Ti" gets none). Data sheets give tensor-core numbers with 2:4 sparsity; these are half.
 # NVIDIA data sheets: A100 (2021), H100 (2022, 2024), H200 (2024), L40S (2023); RTX 3090 from the
 # GA102 whitepaper, table 3, "FP16 with FP32 accumulate" and TF32, both dense.
-_HOPPER_SXM = {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp32": 67e12}
-_HOPPER_NVL = {"bf16": 835e12, "fp16": 835e12, "tf32": 417e12, "fp32": 60e12}
-_A100 = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}
 _PEAKS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
-    ("NVIDIA A100-*GB", "A100", _A100),
-    ("NVIDIA A100 80GB PCIe", "A100", _A100),
-    (
-        "NVIDIA H100 PCIe",
-        "H100 PCIe",
-        {"bf16": 756e12, "fp16": 756e12, "tf32": 378e12, "fp32": 51e12},
-    ),
-    ("NVIDIA H100 NVL", "H100 NVL", _HOPPER_NVL),
-    ("NVIDIA H100 80GB HBM3", "H100 SXM", _HOPPER_SXM),
-    ("NVIDIA H200 NVL", "H200 NVL", _HOPPER_NVL),
-    ("NVIDIA H200", "H200 SXM", _HOPPER_SXM),
-    (
-        "NVIDIA L40S",
-        "L40S",
-        {"bf16": 362e12, "fp16": 362e12, "tf32": 183e12, "fp32": 91.6e12},
-    ),
-    (
-        "NVIDIA GeForce RTX 3090",
-        "RTX 3090",
-        {"bf16": 71e12, "fp16": 71e12, "tf32": 35.6e12, "fp32": 35.6e12},
-    ),
+    ("NVIDIA A100-*GB", "A100", _flops(312e12, 156e12, 19.5e12)),
+    ("NVIDIA A100 80GB PCIe", "A100", _flops(312e12, 156e12, 19.5e12)),
+    ("NVIDIA H100 PCIe", "H100 PCIe", _flops(756e12, 378e12, 51e12)),
+    ("NVIDIA H100 NVL", "H100 NVL", _flops(835e12, 417e12, 60e12)),
+    ("NVIDIA H100 80GB HBM3", "H100 SXM", _flops(989e12, 494e12, 67e12)),
+    ("NVIDIA H200 NVL", "H200 NVL", _flops(835e12, 417e12, 60e12)),
+    ("NVIDIA H200", "H200 SXM", _flops(989e12, 494e12, 67e12)),
+    ("NVIDIA L40S", "L40S", _flops(362e12, 183e12, 91.6e12)),
+    ("NVIDIA GeForce RTX 3090", "RTX 3090", _flops(71e12, 35.6e12, 35.6e12)),
 )
 
-_PRECISIONS = {
-    "bf16": "bf16",
+_DTYPES = ("bf16", "fp16", "fp32", "fp64")
+_ALIASES = {
     "bfloat16": "bf16",
-    "fp16": "fp16",
     "float16": "fp16",
     "half": "fp16",
-    "fp32": "fp32",
     "float32": "fp32",
-    "fp64": "fp64",
     "float64": "fp64",
 }
-
-SUSPICIOUS_MFU = 0.01
-"""A target below this share of the peak proves little when it is met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +76,12 @@ def stated_peak(gpu_pattern: str, precision: str | None) -> Peak | None:
     return min(known, key=lambda p: p.flops_per_s) if wanted and known else None
 
 
+def _peak(label: str, flops: Mapping[str, float], precision: str | None) -> Peak | None:
+    if precision is None or precision not in flops:
+        return None
+    return Peak(gpu=label, precision=precision, flops_per_s=flops[precision])
+
+
 def precision_of(
     axes: Mapping[str, object], effective: Mapping[str, object], environment: Environment
 ) -> str | None:
@@ -98,10 +92,10 @@ def precision_of(
     for source in (effective, axes):
         for name in ("precision", "dtype"):
             stated = str(source.get(name, "")).removeprefix("torch.").lower()
-            if (precision := _PRECISIONS.get(stated)) == "fp32":
-                tf32 = environment.torch_settings.get("allow_tf32_matmul") is True
-                return "tf32" if tf32 else "fp32"
-            if precision is not None:
+            precision = _ALIASES.get(stated, stated)
+            if precision == "fp32" and environment.torch_settings.get("allow_tf32_matmul") is True:
+                return "tf32"
+            if precision in _DTYPES:
                 return precision
     return None
 
@@ -161,7 +155,7 @@ def _assess(expectation: Expectation, summary: CaseSummary, environment: Environ
     value = actual.value if actual else bound
     judgement = (
         _judge(expectation, actual, bound)
-        if expectation.applies_to(environment.device_name)
+        if gpu_matches(expectation.gpu, environment.device_name)
         else Judgement.OTHER_GPU
     )
     return Assessment(
@@ -205,9 +199,3 @@ def _factors(expectation: Expectation, value: float | None) -> tuple[float, ...]
     if expectation.low is None and value <= ends[0]:
         return ()
     return tuple(sorted(max(end / value, value / end) for end in ends))
-
-
-def _peak(label: str, flops: Mapping[str, float], precision: str | None) -> Peak | None:
-    if precision is None or precision not in flops:
-        return None
-    return Peak(gpu=label, precision=precision, flops_per_s=flops[precision])

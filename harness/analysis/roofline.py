@@ -109,14 +109,12 @@ def modest(
         targets = [
             target
             for case in suite.cases
-            if match.accepts(case) and case.case_id in work
-            for seen in [(effective or {}).get(case.case_id, {})]
-            if (target := _target(by, most, gpu, case, work[case.case_id], seen, environment))
+            if match.accepts(case)
+            and (target := _target(by, most, gpu, case, work, effective or {}, environment))
         ]
-        if targets:
-            highest = max(targets, key=lambda t: t.mfu)
-            if highest.mfu < SUSPICIOUS_MFU:
-                found.append(highest)
+        highest = max(targets, key=lambda t: t.mfu, default=None)
+        if highest is not None and highest.mfu < SUSPICIOUS_MFU:
+            found.append(highest)
     return tuple(found)
 
 
@@ -134,15 +132,16 @@ def _target(
     tokens_per_s: float,
     gpu: str,
     case: Case,
-    work: Work,
-    effective: Mapping[str, Scalar],
+    work: Mapping[str, Work],
+    effective: Mapping[str, Mapping[str, Scalar]],
     environment: Environment,
 ) -> Target | None:
-    precision = precision_of(case.axes, effective, environment)
+    step = work.get(case.case_id)
+    precision = precision_of(case.axes, effective.get(case.case_id, {}), environment)
     card = stated_peak(gpu, precision)
     if gpu_matches(gpu, environment.device_name):
         card = peak(environment.device_name, precision) or card
-    if card is None or not work.tokens or not work.flops:
+    if card is None or step is None or not step.tokens or not step.flops:
         return None
-    mfu = tokens_per_s * work.flops / work.tokens / card.flops_per_s
+    mfu = tokens_per_s * step.flops / step.tokens / card.flops_per_s
     return Target(stated_by=by, tokens_per_s=tokens_per_s, case_id=case.case_id, mfu=mfu, peak=card)

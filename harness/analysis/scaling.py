@@ -190,29 +190,20 @@ def _tobit(x: Floats, y: Floats, x_c: Floats, y_c: Floats) -> tuple[float, float
     a sweep it is wider than the asymptotic chi-square.
     """
     ones, ones_c = np.ones_like(x), np.ones_like(x_c)
-    full = _maximise(np.column_stack([ones, x]), y, np.column_stack([ones_c, x_c]), y_c)
-    slope, intercept = float(full.beta[1]), float(full.beta[0])
-
-    def profile(b: float) -> float:
-        return _maximise(ones[:, None], y - b * x, ones_c[:, None], y_c - b * x_c).log_likelihood
-
+    beta, best = _maximise(np.column_stack([ones, x]), y, np.column_stack([ones_c, x_c]), y_c)
+    intercept, slope = map(float, beta)
     n = len(x)
-    cut = full.log_likelihood - 0.5 * n * math.log1p(t_factor(n - 2) ** 2 / (n - 2))
+    cut = best - 0.5 * n * math.log1p(t_factor(n - 2) ** 2 / (n - 2))
 
     def excess(b: float) -> float:
-        return profile(b) - cut
+        """The profile likelihood at slope b, above the cut."""
+        return _maximise(ones[:, None], y - b * x, ones_c[:, None], y_c - b * x_c)[1] - cut
 
     return slope, _crossing(excess, slope, -1.0), _crossing(excess, slope, 1.0), intercept
 
 
-@dataclass(frozen=True, slots=True)
-class _Maximum:
-    beta: Floats
-    log_likelihood: float
-
-
-def _maximise(X: Floats, y: Floats, X_c: Floats, y_c: Floats) -> _Maximum:
-    """Maximum-likelihood regression with right-censored points (X_c, y_c).
+def _maximise(X: Floats, y: Floats, X_c: Floats, y_c: Floats) -> tuple[Floats, float]:
+    """Coefficients and log-likelihood of a regression with right-censored points (X_c, y_c).
 
     In Olsen's parameters theta = 1 / sigma and gamma = beta / sigma the log-likelihood is
     concave: sum(log theta - r^2 / 2) + sum(log Phi(-r_c)), with r = theta * y - X @ gamma.
@@ -242,7 +233,7 @@ def _maximise(X: Floats, y: Floats, X_c: Floats, y_c: Floats) -> _Maximum:
         options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-7},
     )
     theta, gamma = result.x[0], result.x[1:]
-    return _Maximum(beta=gamma / theta, log_likelihood=-float(result.fun))
+    return gamma / theta, -float(result.fun)
 
 
 def _crossing(excess: Callable[[float], float], start: float, direction: float) -> float:

@@ -208,27 +208,22 @@ def _metrics(
     environment: Environment,
     limit: RooflineBound | None,
 ) -> Mapping[str, Estimate]:
-    samples = sum(len(m.kept_s) for m in ok)
     steps = [float(np.median(m.kept_s)) for m in ok]
-    metrics = {"step_s": statistics.geometric(steps, samples=samples)}
-    if limit is not None:
-        shares = [limit.seconds / s for s in steps]
-        metrics["floor_share"] = statistics.geometric(shares, samples=samples)
-    clocks = [median_clock_hz(m) for m in ok]
-    cycles = [s * hertz for s, hertz in zip(steps, clocks, strict=True) if hertz]
-    if len(cycles) == len(ok):
-        metrics["step_cycles"] = statistics.geometric(cycles, samples=samples)
-
-    tokens = [m.tokens / s for m, s in zip(ok, steps, strict=True) if m.tokens]
-    if len(tokens) == len(ok):
-        metrics["tokens_per_s"] = statistics.geometric(tokens, samples=samples)
-
+    timed = list(zip(ok, steps, strict=True))
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
-    flops = [m.flops / s for m, s in zip(ok, steps, strict=True) if m.flops]
-    if card is not None and len(flops) == len(ok):
-        shares = [f / card.flops_per_s for f in flops]
-        metrics["mfu"] = statistics.geometric(shares, samples=samples)
-
+    by_process = {
+        "step_s": steps,
+        "floor_share": [limit.seconds / s for s in steps] if limit else [],
+        "step_cycles": [s * hertz for m, s in timed if (hertz := median_clock_hz(m))],
+        "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
+        "mfu": [m.flops / s / card.flops_per_s for m, s in timed if card and m.flops],
+    }
+    samples = sum(len(m.kept_s) for m in ok)
+    metrics = {
+        name: statistics.geometric(values, samples=samples)
+        for name, values in by_process.items()
+        if len(values) == len(ok)
+    }
     memory = [m.peak_memory_bytes for m in ok if m.peak_memory_bytes is not None]
     if memory:
         metrics["peak_memory_bytes"] = _bounded(statistics.arithmetic(memory, samples=len(memory)))

@@ -66,19 +66,13 @@ def judge(
     )
 
 
-# --- every case ran ----------------------------------------------------------------------
+# --- built-in rules ----------------------------------------------------------------------
 
 
 def _every_case_ran(suite: Suite, summaries: Sequence[CaseSummary]) -> RuleResult:
     by_id = {s.case.case_id: s for s in summaries}
     findings = [ran(case, by_id.get(case.case_id)) for case in suite.cases]
-    decision, decisive = _settle(findings, WORST_FIRST)
-    return RuleResult(
-        rule=EVERY_CASE_RAN,
-        decision=decision,
-        findings=tuple(f for f in decisive if f.fact is not Fact.RAN),
-        judged=len(findings),
-    )
+    return _built_in(EVERY_CASE_RAN, findings, passed=Fact.RAN)
 
 
 def ran(case: Case, summary: CaseSummary | None) -> Finding:
@@ -120,24 +114,27 @@ def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
     """
     about = [found for s in summaries if (found := attested(s))]
     if about:
-        decision, decisive = _settle(about, WORST_FIRST)
-        yield RuleResult(
-            rule=WHAT_RAN,
-            decision=decision,
-            findings=tuple(f for f in decisive if f.fact is not Fact.ATTESTED),
-            judged=len(about),
-        )
+        yield _built_in(WHAT_RAN, about, passed=Fact.ATTESTED)
     if invisible := tuple(s.case.case_id for s in summaries if s.kernels_invisible):
-        unseen = Finding(
-            decision=Decision.INCONCLUSIVE, fact=Fact.KERNELS_INVISIBLE, cases=invisible
-        )
-        yield RuleResult(
-            rule=KERNELS_THAT_RAN,
-            decision=Decision.INCONCLUSIVE,
-            findings=(unseen,),
-            judged=1,
-            applies=False,
-        )
+        yield _not_applied(KERNELS_THAT_RAN, Fact.KERNELS_INVISIBLE, cases=invisible)
+
+
+def _built_in(name: str, findings: Sequence[Finding], *, passed: Fact) -> RuleResult:
+    decision, decisive = _settle(findings, WORST_FIRST)
+    kept = tuple(f for f in decisive if f.fact is not passed)
+    return RuleResult(rule=name, decision=decision, findings=kept, judged=len(findings))
+
+
+def _not_applied(name: str, fact: Fact, *, stated: Rule | None = None, **known: Any) -> RuleResult:
+    finding = Finding(decision=Decision.INCONCLUSIVE, fact=fact, **known)
+    return RuleResult(
+        rule=name,
+        stated=stated,
+        decision=Decision.INCONCLUSIVE,
+        findings=(finding,),
+        judged=1,
+        applies=False,
+    )
 
 
 # --- a stated rule -----------------------------------------------------------------------
@@ -151,15 +148,7 @@ def _judge_rule(
 ) -> RuleResult:
     if not gpu_matches(rule.gpu, environment.device_name):
         device = environment.device_name
-        other = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.OTHER_DEVICE, detail=device)
-        return RuleResult(
-            rule=rule.name,
-            stated=rule,
-            decision=Decision.INCONCLUSIVE,
-            findings=(other,),
-            judged=1,
-            applies=False,
-        )
+        return _not_applied(rule.name, Fact.OTHER_DEVICE, stated=rule, detail=device)
     matched = [s for s in summaries if rule.match.accepts(s.case)]
     if rule.metric == "scaling_exponent":
         findings = _exponents(rule, matched, fits)

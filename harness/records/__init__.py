@@ -1,7 +1,11 @@
-"""What was asked, measured and judged: the frozen records that all rooms share.
+"""The frozen records that all rooms share: what a suite asks, what a worker measures, what follows.
 
-Suites of any commit import from here: `from harness.records import Scalar`.
+No records come in: this room imports no other. All rooms get their records from here, and the
+suites of any commit do too: `from harness.records import Scalar`.
 """
+
+# ruff: noqa: F401
+# mypy: implicit-reexport
 
 from harness.records.asked import Case, CostPlan, Expectation, Match, MeasureSettings, Rule, Suite
 from harness.records.comparison import (
@@ -53,69 +57,3 @@ from harness.records.profile import (
 )
 from harness.records.program import INTERPRETER, REPORTED, MetricSource, Program, Steps
 from harness.records.self_test import Peaks, Proof, ProofCheck, SelfTestReadings
-
-__all__ = [
-    "COUNTERS",
-    "FAILURES",
-    "INTERPRETER",
-    "LINES",
-    "MAX_USES",
-    "METRICS",
-    "OPTIMIZER",
-    "REPORTED",
-    "SCHEMA_VERSION",
-    "VARIABLE_PREFIXES",
-    "Accuracy",
-    "Breakdown",
-    "ByCase",
-    "Case",
-    "CaseSummary",
-    "Change",
-    "Clock",
-    "Comparison",
-    "CostPlan",
-    "Counters",
-    "Decision",
-    "Environment",
-    "Estimate",
-    "Evidence",
-    "EvidenceFile",
-    "Expectation",
-    "Fact",
-    "Finding",
-    "Frame",
-    "Git",
-    "Gpu",
-    "Match",
-    "MeasureSettings",
-    "Measurement",
-    "Metric",
-    "MetricSource",
-    "NonFiniteOrigin",
-    "Outcome",
-    "Pair",
-    "PathRule",
-    "Peaks",
-    "Phase",
-    "Profile",
-    "Program",
-    "Proof",
-    "ProofCheck",
-    "Rule",
-    "RuleResult",
-    "Run",
-    "Scalar",
-    "SelfTestReadings",
-    "Steps",
-    "Suite",
-    "Telemetry",
-    "TensorDigest",
-    "TensorError",
-    "Thresholds",
-    "Use",
-    "Verdict",
-    "Work",
-    "gpu_matches",
-    "least_pairs",
-    "thresholds_of",
-]

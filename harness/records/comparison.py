@@ -1,4 +1,4 @@
-"""The records of a comparison: what goes in, the numbers of the decision, what comes out."""
+"""The records of a comparison: pairs, thresholds and the result."""
 
 import math
 from collections.abc import Mapping
@@ -8,23 +8,21 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A process of the baseline and one of the candidate, run next to each other."""
+    """A process of the baseline and one of the candidate that ran one after the other."""
 
     baseline_s: float
-    """Median step time of the process after its steady state."""
+    """Median step time of the process in its steady state."""
     candidate_s: float
     baseline_hz: float | None = None
-    """Mean SM clock while the samples were taken; None where it was not read."""
+    """Mean SM clock while the samples were taken; None if it was not read."""
     candidate_hz: float | None = None
     wall_s: float | None = None
-    """How long the two processes held the GPU; states what more pairs would cost."""
+    """How long the two processes held the GPU: the cost of one more pair."""
 
     def __post_init__(self) -> None:
         for name in ("baseline_s", "candidate_s", "baseline_hz", "candidate_hz", "wall_s"):
             value = getattr(self, name)
-            if value is None and name not in ("baseline_s", "candidate_s"):
-                continue
-            if value is None or not math.isfinite(value) or value <= 0:
+            if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}={value} is not a positive, finite number")
 
 
@@ -33,87 +31,86 @@ class Thresholds:
     """The numbers of the decision; reports/studies/README.md has the defaults' error rates."""
 
     screen_pairs: int = 6
-    """Pairs of the screen: three whole A B B A blocks, on which linear drift cancels. Five, as the
-    first simulations had it, send 29 % of a typical node's clean cases on; six, 13 %."""
+    """Pairs of the screen: three whole A B B A blocks, in which linear drift cancels. Of a typical
+    node's clean cases 13 % need a confirmation then; with five pairs, 29 %."""
     screen_ratio: float = 1.012
-    """Ratio up to which the screen lets a case pass. From those simulations."""
+    """Largest ratio that passes the screen."""
     confirm_pairs: int = 20
-    """New pairs of the confirmation, ten whole blocks. From those simulations."""
+    """New pairs of the confirmation: ten whole blocks."""
     alpha: float = 0.005
-    """Chance that any of a clean change's cases is called slower, and the error of each bound of
-    an interval. Half of the 1 % that is promised: a case has two chances to pass, and drift makes
-    neighbouring pairs a little alike, which the exact test does not know."""
+    """Probability that any case of a clean change is called slower, and the error of each bound of
+    an interval. Half of the promised 1 %: a slow case has two chances to pass, and drift makes
+    neighbouring pairs slightly alike, which the exact test does not model."""
     practical: float = 0.015
-    """Slowdown below which a difference is of no account, however sure. From those simulations."""
+    """Slowdown below which a difference does not matter, however certain it is."""
     tolerance: float = 0.03
-    """Slowdown that a case must be shown to stay under to pass: the smallest worth finding."""
+    """Slowdown that must be ruled out for a case to pass: the smallest worth finding."""
     stored_tolerance: float = 0.05
-    """The same against a stored baseline, whose day is another: days differ by more than a pair."""
+    """The same against a stored baseline: days differ by more than the processes of a pair."""
 
     def __post_init__(self) -> None:
         if self.screen_pairs < 2:
-            raise ValueError(f"screen_pairs={self.screen_pairs}: fewer than two have no spread")
+            raise ValueError(f"screen_pairs={self.screen_pairs}: a spread needs two or more")
         if not 0 < self.alpha < 0.5:
             raise ValueError(f"alpha={self.alpha} is not between 0 and 0.5")
         if 0.5**self.confirm_pairs > self.alpha:
             raise ValueError(
-                f"confirm_pairs={self.confirm_pairs}: an exact test of so few pairs never reaches "
-                f"alpha={self.alpha}; take at least {least_pairs(1, self.alpha)}"
+                f"confirm_pairs={self.confirm_pairs}: too few for an exact test to reach "
+                f"alpha={self.alpha}; set at least {least_pairs(1, self.alpha)}"
             )
         if not 1 < self.screen_ratio < 1 + self.tolerance:
             raise ValueError(f"screen_ratio={self.screen_ratio} is not between 1 and tolerance")
         if not 0 <= self.practical <= self.tolerance <= self.stored_tolerance:
             raise ValueError(
                 f"practical={self.practical}, tolerance={self.tolerance}, stored_tolerance="
-                f"{self.stored_tolerance} do not ascend from 0"
+                f"{self.stored_tolerance} must ascend from 0"
             )
 
 
 ByCase = Thresholds | Mapping[str, Thresholds]
-"""The same for all cases, or each case's own, as its calibrated noise needs; alpha is shared."""
+"""The same for all cases, or by case id, widened to a case's noise; alpha is the same for all."""
 
 
 class Change(StrEnum):
-    """What the pairs say of the candidate."""
+    """How the candidate compares with the baseline."""
 
-    SAME = "same"  # shown to stay under the tolerance
+    SAME = "same"  # shown to be below the tolerance
     SLOWER = "slower"
-    FASTER = "faster"  # reported, never a failure
+    FASTER = "faster"  # reported, not a failure
     UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The answer for one case. Ratios are candidate over baseline: above one is slower."""
+    """The result for one case. Ratios are candidate over baseline: above one is slower."""
 
     case_id: str
     change: Change
     ratio: float
     low: float | None
     high: float | None
-    """Bounds of the ratio, each wrong at most as often as alpha; None where the pairs are too few
-    to bound it."""
+    """Bounds of the ratio, each wrong at most as often as alpha; None with too few pairs."""
     p_value: float | None
-    """One-sided, that the candidate is slower, adjusted by Holm: compare with alpha. None where
-    the screen settled the case or nothing was confirmed."""
+    """One-sided, for a slower candidate, adjusted by Holm: compare with alpha. None without a
+    confirmation."""
     pairs: int
-    """Pairs behind the numbers above: those of the confirmation, or of the screen without one."""
+    """Pairs behind these numbers: of the confirmation, or of the screen if there was none."""
     clock_explained: bool
-    """The gap in time vanishes in cycles: the GPU's clock differed, not the code. Undecided."""
+    """The change in time is absent in cycles: the GPU clock differed. The case is undecided."""
     smallest_effect: float | None
     """Slowdown that would have been found nine times in ten, as a fraction; None if unbounded."""
     pairs_needed: int | None
     """Pairs of a new confirmation that would decide, nine times in ten, if the ratio is as
-    estimated. None where the case is decided, or where pairs cannot decide it."""
+    estimated. None if the case is decided, or if more pairs cannot decide it."""
     minutes_needed: float | None
-    """Minutes that their processes take; None where no pair says how long it took."""
+    """Minutes for these pairs; None if no pair recorded its time."""
     reason: str
     tolerance: float | None = None
-    """The slowdown that the interval neither exceeds nor excludes, where that leaves it open."""
+    """The slowdown that the interval contains, if this is why the case is undecided."""
 
 
 def least_pairs(cases: int, alpha: float) -> int:
-    """Fewest pairs at which one of so many confirmed cases can be called slower at all."""
+    """Fewest pairs with which one of `cases` confirmed cases can be called slower."""
     return math.ceil(math.log2(cases / alpha))
 
 
@@ -121,7 +118,7 @@ def thresholds_of(thresholds: ByCase, case_id: str) -> Thresholds:
     """The thresholds of one case.
 
     Raises:
-        ValueError: The mapping leaves the case out.
+        ValueError: The mapping does not have the case.
     """
     if isinstance(thresholds, Thresholds):
         return thresholds

@@ -1,4 +1,4 @@
-"""The machine and the code that a run was measured with."""
+"""The machine and the code of a run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,17 +24,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Git:
-    """Where the code under test stood."""
+    """The commit of the code under test."""
 
     commit: str
     branch: str
     dirty_sha256: str = ""
-    """Hash of the diff against the commit and of untracked files; empty when clean."""
+    """Hash of the diff from the commit and of untracked files; empty if clean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where, on what and with what a run was made."""
+    """The machine, the software and the code of a run."""
 
     captured_at: str
     hostname: str
@@ -46,16 +46,16 @@ class Environment:
     gpu_unavailable: str = ""
     """Why `gpu` is None."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
-    """python, torch, triton, flash-attn, numpy, harness, cuda, cudnn: None where absent."""
+    """python, torch, triton, flash-attn, numpy, harness, cuda, cudnn: None if absent."""
     torch_settings: Mapping[str, Scalar] = field(default_factory=dict)
-    """As a worker saw them: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode,
-    deterministic, num_threads, device."""
+    """In a worker: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode, deterministic,
+    num_threads, device."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """NSA_*, CUDA_*, TORCH_*, PYTORCH_*, NCCL_*, OMP_* and TRITON_* of the parent."""
+    """The parent's environment variables with one of VARIABLE_PREFIXES."""
     git: Git | None = None
     command: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
-    """Path of data that a case names -> its size and a hash."""
+    """Path of the data of a case -> its size and a hash."""
 
     @property
     def device_name(self) -> str:
@@ -64,15 +64,15 @@ class Environment:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether the code under test was not all in its commit."""
+        """Whether the code under test had uncommitted changes."""
         return bool(self.git and self.git.dirty_sha256)
 
 
 def gpu_matches(pattern: str, gpu_name: str) -> bool:
-    """Whether a GPU name fits a pattern, ignoring case; `A100` means `*A100*`."""
+    """Whether a GPU name matches a pattern, ignoring case; `A100` means `*A100*`."""
     pattern, name = pattern.lower(), gpu_name.lower()
     return fnmatchcase(name, pattern) or (not any(c in pattern for c in "*?[") and pattern in name)
 
 
 VARIABLE_PREFIXES = ("NSA_", "CUDA_", "TORCH_", "PYTORCH_", "NCCL_", "OMP_", "TRITON_")
-"""Environment variables with these beginnings move numbers; no other is recorded."""
+"""Environment variables that can change numbers; others are not recorded."""

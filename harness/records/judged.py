@@ -1,4 +1,4 @@
-"""What follows from measurements: estimates, summaries, findings and verdicts."""
+"""What is derived from measurements: estimates, summaries, findings and verdicts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
-    """None with fewer than two processes: one process cannot say how sure it is."""
+    """None with one process."""
     processes: int
     samples: int
 
@@ -26,31 +26,30 @@ class CaseSummary:
 
     case: Case
     outcome: Outcome | None
-    """OK if every process was; else the first other outcome; None if no process ran."""
+    """OK if every process was; otherwise the first other outcome; None if no process ran."""
     detail: str = ""
     metrics: Mapping[str, Estimate] = field(default_factory=dict)
-    """By metric name; a metric that cannot be known is absent."""
+    """By metric name; unknown metrics are absent."""
     lower_bound_s: float | None = None
     """From TIMEOUT or HANG: the step time is at least this."""
     tokens: int | None = None
-    """Tokens of one run, also where no process finished one: bounds tokens/s from above."""
+    """Tokens of one step, also if no step finished: they bound tokens/s from above."""
     flops: int | None = None
-    """Floating-point operations of one run."""
+    """Floating-point operations of one step."""
     effective: Mapping[str, Scalar] = field(default_factory=dict)
     floor_s: float | None = None
-    """Least time of one run by the machine's measured peaks; None where it is unknown."""
+    """Roofline bound of one step by the machine's measured peaks; None if unknown."""
     floor_by: str = ""
-    """What that is: compute, bandwidth or launches."""
+    """The term that sets it: compute, bandwidth or launches."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
     attested: bool | None = None
-    """Whether what the suite states of kernels and operators, and a machine like this one can see,
-    was seen to hold in every process; None where it states nothing of the kind. A breach is an
-    outcome, PATH_MISMATCH."""
+    """Whether the kernels and operators of every process are known to follow the suite's rules;
+    None if no rule can be checked here. A violation is the outcome PATH_MISMATCH."""
     unattested: str = ""
-    """Why it was not seen, where `attested` is False."""
+    """Why `attested` is False."""
     kernels_invisible: bool = False
-    """Whether the suite states kernels and there is no GPU to see them on."""
+    """Whether the suite has rules for kernels but there is no GPU."""
 
 
 class Decision(StrEnum):
@@ -61,82 +60,81 @@ class Decision(StrEnum):
 
     @property
     def exit_status(self) -> int:
-        """0 go, 1 no-go, 3 anything a person must still decide."""
+        """0 GO, 1 NO-GO, 3 otherwise: a person must decide."""
         return {Decision.GO: 0, Decision.NO_GO: 1}.get(self, 3)
 
 
 class Fact(StrEnum):
-    """What a finding states; harness.report.phrases has one sentence for each."""
+    """What a finding states; harness.units.finding_sentence makes a sentence of each."""
 
-    STATED = "stated"  # `reason` is the sentence
+    STATED = "stated"  # the sentence in `reason`
     NOT_RUN = "not_run"
     RAN = "ran"
     TOO_FEW_PROCESSES = "too_few_processes"  # `count` of `asked`
-    ALLOWED = "allowed"  # `outcome`, which the suite allows, and why
+    ALLOWED = "allowed"  # `outcome` is allowed by the suite; `detail` is why
     ENDED = "ended"  # `outcome` and its detail
-    ATTESTED = "attested"  # the kernels and operators that the suite states were seen
+    ATTESTED = "attested"  # the required kernels and operators ran
     NOT_ATTESTED = "not_attested"
     KERNELS_INVISIBLE = "kernels_invisible"
-    OTHER_DEVICE = "other_device"  # stated for the GPU in `detail`
-    NO_GROUP = "no_group"  # of three values of the axis in `detail`
+    OTHER_DEVICE = "other_device"  # the run's device is in `detail`
+    NO_GROUP = "no_group"  # with three values of the axis in `detail`
     NO_FIT = "no_fit"
-    SINGLE_PROCESSES = "single_processes"  # behind the points of a fit
+    SINGLE_PROCESSES = "single_processes"  # of the points of a fit
     NO_METRIC = "no_metric"
     AT_MOST = "at_most"  # a timeout bounds the metric by `bound`
     AT_LEAST = "at_least"
     NO_INTERVAL = "no_interval"
     NOT_FINITE = "not_finite"
-    INTERVAL = "interval"  # it decides: it lies on one side
+    INTERVAL = "interval"  # on one side of the thresholds, so it decides
     ACROSS = "across"  # the interval contains a threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One fact that a rule or a check found, of one case, of several or of the whole."""
+    """One fact that a rule or check found about one case, several cases or the whole run."""
 
     check: str = ""
-    """The rule or check, in few words: `ran`, `against the baseline`, `exemption`."""
+    """Short name of the rule or check: `ran`, `against the baseline`, `exemption`."""
     decision: Decision
     fact: Fact = Fact.STATED
     subject: str = ""
-    """The case, or the group of cases; empty for the whole."""
+    """The case or group of cases; empty for the whole run."""
     cases: tuple[str, ...] = ()
     """Ids of the cases behind it."""
     reason: str = ""
     """As a sentence."""
     counts: bool = True
-    """False where the policy excuses it: it is reported, and decides nothing."""
+    """False if the policy excuses it: it is reported but decides nothing."""
     metric: str = ""
     estimate: Estimate | None = None
     bound: float | None = None
     outcome: Outcome | None = None
     detail: str = ""
-    """What the record says beside the outcome, or why something is unknown."""
+    """The detail of the outcome, or why something is unknown."""
     count: int = 0
     asked: int = 0
     may_be_go: bool = True
-    """Of what is undecided: whether it may turn out to be GO."""
+    """If undecided: whether it may turn out to be GO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleResult:
-    """The answer of one rule, with the findings that it rests on."""
+    """The decision of one rule, with the findings behind it."""
 
     rule: str
     stated: Rule | None = None
-    """None for the rules that every suite has without writing them."""
+    """None for built-in rules."""
     decision: Decision
     findings: tuple[Finding, ...] = ()
-    """Those that decided."""
+    """The findings that decided."""
     perhaps: tuple[Finding, ...] = ()
-    """Undecided ones that may turn out GO, where one GO is enough."""
+    """Undecided findings that may turn out to be GO, if one GO is enough."""
     judged: int = 0
-    """How many cases, or fits over cases, the rule is about."""
+    """Number of cases, or fits over cases, that were judged."""
     matched: int = 0
-    """How many cases the rule matches, with those whose outcome the suite allows."""
+    """Number of matched cases, including those with an allowed outcome."""
     applies: bool = True
-    """False where the rule was stated for another GPU, or of kernels where there is no GPU; it then
-    turns no verdict."""
+    """False if the rule is for another GPU, or for kernels without a GPU."""
 
     @property
     def evidence(self) -> tuple[str, ...]:
@@ -145,7 +143,7 @@ class RuleResult:
 
     @property
     def said(self) -> str:
-        """The decision, if it is one."""
+        """The decision, or that the rule does not apply."""
         return str(self.decision) if self.applies else "not applicable"
 
 
@@ -155,7 +153,7 @@ class Verdict:
 
     decision: Decision
     rule: RuleResult | None
-    """The one that decided: the worst; None where no stated rule applies."""
+    """The worst rule, which decided; None if no stated rule applies."""
     rules: tuple[RuleResult, ...] = ()
     device: str = ""
 

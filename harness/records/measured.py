@@ -1,13 +1,12 @@
-"""The records that travel through the harness.
+"""What worker processes measured of the cases of one run.
 
-Suite -> Case -> Measurement -> Run -> CaseSummary -> Verdict. All are frozen: a stage returns
-new records and never edits the ones it was given. Every quantity is in an SI base unit named
-by its suffix (_s, _bytes, _w, _hz); human units appear only in reports.
+Suite -> Case -> Measurement -> Run -> CaseSummary -> Verdict. All are frozen. Every quantity is in
+an SI base unit, named by its suffix (_s, _bytes, _w, _hz); reports alone use other units.
 
-Schema history
-    1  first schema: environment, cases and one line per worker process.
-    2  what ran and why: counters, kernel census, where the step goes, evidence of failures,
-       discarded samples, the proof of the instrument. All absent from runs of schema 1.
+Schema versions
+    1  environment, cases and one line per worker process.
+    2  also counters, profile, breakdown of the step, evidence of failures, discarded samples and
+       the self-test. All are absent from runs of schema 1.
 """
 
 import math
@@ -24,35 +23,29 @@ from harness.records.self_test import Proof
 SCHEMA_VERSION = 2
 
 
-# --- what is asked -----------------------------------------------------------------------
-
-
-# --- what was seen -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """How far one output lies from the reference."""
+    """The error of one output."""
 
     name: str
     error: float
     """Largest absolute difference from the reference, over the reference's largest value."""
     bound: float
-    """What was allowed: the eager error at the same precision, plus rounding."""
+    """Largest allowed error: that of the eager definition at the same precision, plus rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """The check that comes before timing."""
+    """The comparison with the reference, before timing."""
 
     tensors: tuple[TensorError, ...] = ()
     skipped: str = ""
-    """Why nothing was compared; empty when something was."""
+    """Why nothing was compared; empty if something was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDigest:
-    """An output in a few numbers. Equal outputs have equal ones."""
+    """An output in a few numbers; equal outputs have equal digests."""
 
     name: str
     dtype: str
@@ -60,12 +53,12 @@ class TensorDigest:
     norm: float
     """Root of the sum of squares, in float64."""
     projection: float
-    """Sum weighted by cos(i), i counted from 0: it changes where elements change places."""
+    """Sum weighted by cos(i), with i from 0: it changes if elements change places."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of a worker's life, in seconds since the parent launched it."""
+    """A phase of a worker, in seconds since the parent launched it."""
 
     name: str  # start, setup, accuracy, warmup, sampling, census
     start_s: float
@@ -74,76 +67,75 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What the parent's probes read while a worker lived."""
+    """Readings of the parent's probes during the lifetime of a worker."""
 
     t_s: tuple[float, ...] = ()
     """Time of each reading, in seconds since the parent launched the worker."""
     channels: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """Readings by channel, aligned with t_s; None where that one reading failed. Channels:
-    gpu_utilisation (0..1), gpu_memory_bytes, gpu_power_w, gpu_sm_clock_hz, gpu_temperature_c,
-    gpu_throttle_reasons (NVML bit mask), gpu_foreign_processes (count), cpu_utilisation
-    (cores), rss_bytes."""
+    """Readings by channel, aligned with t_s; None for a failed reading. Channels: gpu_utilisation
+    (0..1), gpu_memory_bytes, gpu_power_w, gpu_sm_clock_hz, gpu_temperature_c, gpu_throttle_reasons
+    (NVML bit mask), gpu_foreign_processes (count), cpu_utilisation (cores), rss_bytes."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
-    """Channel -> why it could not be read at all."""
+    """Channel -> why it could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFile:
-    """One thing that was kept of a failure, or could not be."""
+    """One file of evidence of a failure, or why there is none."""
 
     name: str
     """python stacks, native stacks, traceback, telemetry or reproduce."""
     path: str = ""
-    """Relative to the run folder; empty where there is no such file."""
+    """Relative to the run folder; empty if there is no file."""
     note: str = ""
-    """By which means it was had, or why it was not."""
+    """How it was made, or why it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteOrigin:
-    """Where NaN or Inf first appeared when a computation was run again and watched."""
+    """Where NaN or Inf first appeared when a computation was repeated under observation."""
 
     computation: str
-    """run, check, eager or reference: the last two say whether the definition fails too."""
+    """run, check, eager or reference; the last two show whether the definition fails too."""
     precision: str
-    """Dtype of the tensor in which it appeared; of the outputs where all stayed finite."""
+    """Dtype of the tensor in which it appeared, or of the outputs if all are finite."""
     value: str = ""
-    """NaN or Inf; empty where every value stayed finite."""
+    """NaN or Inf; empty if every value is finite."""
     step: int | None = None
-    """For `run`: which one, counted from 0."""
+    """For `run`: the step, counted from 0."""
     tensor: str = ""
-    """As the operator or the module names it: `output 0 of aten.div`, a parameter, `loss`."""
+    """`output 0 of aten.div`, a parameter, `loss`."""
     operator: str = ""
-    """The first operator with such a value in its result and none in its arguments."""
+    """The first operator with such a value in its result but not in its arguments."""
     module: str = ""
-    """Path of the innermost module that was running, or its class where the path is unknown."""
+    """Path of the innermost running module, or its class if the path is unknown."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What was seen of a process that did not end OK. None is what could not be known."""
+    """Facts about a process that did not end OK; None if unknown."""
 
     phase: str = ""
-    """Where it was when it was last heard of."""
+    """Phase of its last message."""
     runs: int | None = None
-    """Steps finished by then, at least: quick ones are not all reported."""
+    """Steps finished by then, at least: not all quick steps are reported."""
     pace_s: float | None = None
-    """Mean time of a finished run."""
+    """Mean time of a finished step."""
     needed_s: float | None = None
-    """Time in which the samples asked for would have been taken, at that pace."""
+    """Time that the requested samples would have taken at this pace."""
     silent_s: float | None = None
-    """Time from its last sign of life to the judgement."""
+    """Time from its last sign of life to the decision."""
     stall_limit_s: float | None = None
     """The silence that was allowed."""
     signal: str = ""
     """Name of the signal that ended it."""
     stderr_tail: str = ""
-    """The end of what a program wrote to stderr."""
+    """The end of a program's stderr."""
     frame: str = ""
     """The innermost Python frame: `function (file:line)`."""
     last_kernel: str = ""
-    """On a GPU: whether a kernel still runs. Some stored runs name the last launch too."""
+    """On a GPU: whether a kernel is still running. Some stored runs also name the last launch."""
     peak_host_bytes: int | None = None
     """Largest resident memory of the process."""
     peak_device_bytes: int | None = None
@@ -158,94 +150,92 @@ class Evidence:
 class Measurement:
     """What one worker process measured of one case.
 
-    The samples are kept whole. Every statistic is computed from them afterwards, so an old
-    run can be read again with a better method.
+    All samples are kept, so that statistics can be computed again by a better method.
     """
 
     case_id: str
     process: int
-    """Which of the case's worker processes this was, from 0."""
+    """Number of the process within its case, from 0."""
     outcome: Outcome
     detail: str = ""
-    """Why the outcome is not OK, as the worker said it or as the watchdog saw it."""
+    """Why the outcome is not OK, by the worker or the watchdog."""
     clock: Clock | None = None
     warmup_s: tuple[float, ...] = ()
-    """Readings before the steady state, in the order taken."""
+    """Times of the steps before the steady state, in order."""
     samples_s: tuple[float, ...] = ()
-    """Time of each steady run on `clock`, in the order taken."""
+    """Time of each steady step on `clock`, in order."""
     host_samples_s: tuple[float, ...] = ()
-    """The same runs on the host's clock, synchronised at both ends."""
+    """The same steps on the host's clock, synchronised at both ends."""
     samples_at_s: tuple[float, ...] = ()
-    """When each of the samples began, on the host's clock, in seconds since the launch; empty in
-    runs of schema 1."""
+    """Start of each sample on the host's clock, in seconds since the launch; empty in schema 1."""
     discarded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Reason (throttled, shared, clock_dropped) -> indices of the samples that were taken while
-    the telemetry was so. They stay among the samples, and enter no estimate."""
+    """Reason (throttled, shared, clock_dropped) -> indices of the samples taken meanwhile. They
+    stay among the samples but enter no estimate."""
     steady: bool | None = None
-    """Whether the rule found a steady state; None where nothing was timed, or all of a program."""
+    """Whether a steady state was found; None if nothing was timed, or a whole program is a sample.
+    """
     tokens: int | None = None
-    """Tokens one run processes; None where the workload has no notion of tokens."""
+    """Tokens that one step processes; None if the workload has no tokens."""
     flops: int | None = None
-    """Floating-point operations the mathematics of one run needs."""
+    """Floating-point operations that one step needs mathematically."""
     bytes: int | None = None
-    """Bytes a perfect implementation of one run moves."""
+    """Bytes that a perfect implementation of one step moves."""
     lower_bound_s: float | None = None
-    """For TIMEOUT and HANG: one run takes at least this long. A censored observation."""
+    """For TIMEOUT and HANG: one step takes at least this long."""
     peak_memory_bytes: int | None = None
     """Largest allocation on the device during sampling; None without a device."""
     accuracy: Accuracy | None = None
     effective: Mapping[str, Scalar] = field(default_factory=dict)
-    """The configuration in force as the workload observed it: shapes, dtypes, routes."""
+    """The configuration that the workload observed: shapes, dtypes, routes."""
     flags_read: Mapping[str, bool] = field(default_factory=dict)
-    """Variables that were set, by the case or around it, and that the workload knows as flags:
-    whether anything asked for them. A variable that is not here may or may not have been read."""
+    """Variables that were set and that the workload knows as flags -> whether they were read. Of
+    other variables it is unknown."""
     output_digest: tuple[TensorDigest, ...] = ()
-    """Of what the first run returned; empty where it returned no finite numbers."""
+    """Of the result of the first step; empty if that has no finite numbers."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """Package -> file it was loaded from, where the run asked for a certain tree. For a program:
+    """Package -> the file it was loaded from, if the run requires a certain tree. For a program:
     `program` -> the folder it ran in."""
     counters: Counters | None = None
     census: Profile | None = None
     readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """What a program told of itself by metric, but for step times, in the order told."""
+    """Values that a program reported by metric, without step times, in order."""
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""
     """ISO 8601, UTC."""
     wall_s: float = 0.0
-    """Life of the process, launch to exit."""
+    """Lifetime of the process, launch to exit."""
     log: str = ""
     """Path of the process's output, relative to the run folder."""
     evidence: Evidence | None = None
-    """What was kept where the outcome is not OK; None in runs of schema 1."""
+    """If the outcome is not OK; None in schema 1."""
 
     def __post_init__(self) -> None:
         if (self.outcome is Outcome.OK) != bool(self.samples_s):
             raise ValueError(
                 f"{self.case_id}: outcome {self.outcome} with {len(self.samples_s)} samples; "
-                "samples belong to ok and to nothing else"
+                "only ok has samples"
             )
         if not all(math.isfinite(s) and s > 0 for s in self.samples_s):
-            raise ValueError(f"{self.case_id}: a sample is not a positive, finite time")
+            raise ValueError(f"{self.case_id}: a sample must be a positive, finite time")
 
     @property
     def kept_s(self) -> tuple[float, ...]:
-        """The samples that count: all but the discarded."""
+        """The samples that were not discarded."""
         bad = {i for indices in self.discarded.values() for i in indices}
         return tuple(s for i, s in enumerate(self.samples_s) if i not in bad)
 
     @property
     def breakdown(self) -> Breakdown | None:
-        """Where the time of a step goes, by the clock of the samples, as all else that is told of
-        it: a host that waits for the result of a short step sees it take longer, and records held
-        that time until 2026-11-22."""
+        """Where the time of a step goes; the step time is by the clock of the samples. Some stored
+        runs have the host's time, which is longer for a short step."""
         recorded = self.census.breakdown if self.census else None
         if recorded is None or not self.kept_s:
             return recorded
         return replace(recorded, step_s=statistics.median(self.kept_s))
 
     def is_evidence(self, min_samples: int) -> bool:
-        """Whether enough samples are left for a number to rest on."""
+        """Whether the process kept enough samples to count."""
         return bool(self.samples_s) and (
             not self.discarded or len(self.kept_s) >= max(1, min_samples)
         )
@@ -262,33 +252,28 @@ class Run:
     measurements: tuple[Measurement, ...] = ()
     started_at: str = ""
     ended_at: str = ""
-    """Empty while the run is unfinished: in progress, interrupted or crashed."""
+    """Empty if the run is unfinished: in progress, interrupted or crashed."""
     elapsed_s: float | None = None
-    """From beginning to end by the monotonic clock; None where the run was resumed, or is of
-    schema 1: then only the wall clock knows."""
+    """From start to end by the monotonic clock; None if the run was resumed, and in schema 1."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of the record itself: resumed, last line cut short."""
+    """What a reader must know about the record: resumed, last line cut short."""
     proofs: tuple[Proof, ...] = ()
-    """The instrument's proof, and one more for each time the run was resumed."""
+    """The self-test, and one more for each time the run was resumed."""
     wall_s: float | None = None
-    """From the command's start to its last measurement; None while unfinished, and for a run
-    that was resumed, of whose first part nobody knows."""
+    """From the start of the command to its last measurement; None if unfinished or resumed."""
 
     @property
     def proof(self) -> Proof | None:
-        """The last one; None in runs of schema 1."""
+        """The last self-test; None in schema 1."""
         return self.proofs[-1] if self.proofs else None
 
     def of(self, case_id: str) -> tuple[Measurement, ...]:
         return tuple(m for m in self.measurements if m.case_id == case_id)
 
 
-# --- what follows from it ----------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one run of a case does; known before it runs, where its workload can tell."""
+    """The work of one step of a case, which some workloads can compute before the run."""
 
     tokens: int | None
     flops: int | None

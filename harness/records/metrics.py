@@ -1,4 +1,4 @@
-"""The one table of metrics: name, unit, direction, how each is printed."""
+"""The table of metrics: name, unit, direction, and how values are printed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ class Metric:
     name: str
     title: str
     unit: str
-    """Of METRICS, also how a value is printed: see harness.units."""
+    """For METRICS it also sets how values are printed: see harness.units."""
     higher_is_better: bool
     counted: bool = False
-    """An exact count of one step, without noise: of harness.records.profile.COUNTERS."""
+    """An exact count of one step, without noise: one of harness.records.COUNTERS."""
     of_case: bool = True
-    """Whether one case has a value, so that an expectation may name it."""
+    """Whether a single case has a value, so that an expectation may name the metric."""
     about: str = ""
-    """What the name cannot say, for editors of a suite."""
+    """What the name does not say, for editors of a suite."""
 
 
 METRICS: Mapping[str, Metric] = {
@@ -42,10 +42,10 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(
             name="floor_share",
-            title="share of floor",
+            title="share of roofline",
             unit="ratio",
             higher_is_better=True,
-            about="Least time by the machine's measured peaks over the time taken, 0 to 1.",
+            about="Shortest time by the machine's measured peaks over the measured time, 0 to 1.",
         ),
         Metric(name="peak_memory_bytes", title="peak memory", unit="B", higher_is_better=False),
         Metric(
@@ -60,7 +60,7 @@ METRICS: Mapping[str, Metric] = {
             title="CPU",
             unit="cores",
             higher_is_better=False,
-            about="In cores: 1.0 is one core kept busy.",
+            about="In cores: 1.0 is one busy core.",
         ),
         Metric(
             name="scaling_exponent",
@@ -76,18 +76,18 @@ METRICS: Mapping[str, Metric] = {
                 unit="1",
                 higher_is_better=False,
                 counted=True,
-                about="A count of one step.",
+                about="A count per step.",
             )
             for name, title in (
-                ("dispatched_ops", "operators a step"),
-                ("host_syncs", "host syncs a step"),
-                ("allocations", "allocations a step"),
-                ("kernel_launches", "kernel launches a step"),
-                ("device_waits", "waits for the device a step"),
-                ("host_device_copies", "host-device copies a step"),
+                ("dispatched_ops", "operators per step"),
+                ("host_syncs", "host syncs per step"),
+                ("allocations", "allocations per step"),
+                ("kernel_launches", "kernel launches per step"),
+                ("device_waits", "waits for the device per step"),
+                ("host_device_copies", "host-device copies per step"),
             )
         ),
     )
 }
-"""Every metric of the harness. The keys of a suite's expectations and the way that values are
-printed follow from this table."""
+"""Every metric of the harness. It defines the keys of a suite's expectations and how values are
+printed."""

@@ -1,4 +1,4 @@
-"""How a case ended, on which clock, and what an axis may hold."""
+"""Outcomes, clocks, and the values of an axis."""
 
 from enum import StrEnum
 
@@ -6,34 +6,28 @@ Scalar = bool | int | float | str
 
 
 class Outcome(StrEnum):
-    """How a case ended. Only OK carries samples: a wrong kernel has no latency."""
+    """How a case ended. Only OK has samples."""
 
     OK = "ok"
-    INCORRECT = "incorrect"  # output differs from the reference beyond its bound
-    NON_FINITE = "non_finite"  # NaN or Inf where a number belongs
+    INCORRECT = "incorrect"  # output differs from the reference by more than its bound
+    NON_FINITE = "non_finite"  # NaN or Inf in an output
     OUT_OF_MEMORY = "out_of_memory"
     HANG = "hang"  # no progress for many expected steps
-    TIMEOUT = "timeout"  # slow: progress, but not done in timeout_s; a censored observation
+    TIMEOUT = "timeout"  # slow: progress, but not finished in timeout_s; a lower bound
     CRASH = "crash"  # exception, signal, or exit without a result
     UNSUPPORTED = "unsupported"  # the provider declined these axes
-    PATH_MISMATCH = "path_mismatch"  # something else ran than was asked for
+    PATH_MISMATCH = "path_mismatch"  # other code, kernels or operators ran than the suite requires
     INVALID_ENVIRONMENT = "invalid_environment"
 
 
 FAILURES = frozenset(
-    {
-        Outcome.INCORRECT,
-        Outcome.NON_FINITE,
-        Outcome.HANG,
-        Outcome.CRASH,
-        Outcome.PATH_MISMATCH,
-    }
+    {Outcome.INCORRECT, Outcome.NON_FINITE, Outcome.HANG, Outcome.CRASH, Outcome.PATH_MISMATCH}
 )
-"""Outcomes that say the code under test is wrong, whatever its speed."""
+"""Outcomes that mean the code under test is wrong."""
 
 
 class Clock(StrEnum):
-    """Which clock a sample was read from."""
+    """The clock of a sample."""
 
     CUDA_EVENT = "cuda_event"
     HOST = "host"

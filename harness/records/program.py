@@ -1,65 +1,62 @@
-"""Records of a program that is measured as it is: the `command:` of a suite, bound to one case.
-
-Parts of harness.records, which every stage knows; apart because only they speak of programs.
-"""
+"""A program that is measured as it is: the `command:` of a suite, bound to one case."""
 
 from dataclasses import dataclass
 
 REPORTED = ("step_s", "tokens_per_s", "mfu", "peak_memory_bytes")
-"""The metrics of the harness that a program may tell of itself; it may name others freely."""
+"""Metrics of the harness that a program may report itself; it may also report its own."""
 INTERPRETER = "{python}"
-"""As the first word of a command: the interpreter that runs the harness."""
+"""First word of a command: the interpreter that runs the harness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSource:
-    """Where a metric is read: from lines by `line`, from JSON lines by `json`, or from a file."""
+    """Where a metric is read: lines (`line`), JSON lines (`json`), or a file."""
 
     metric: str
     unit: str = ""
-    """Of a free metric; those of the harness have theirs."""
+    """For a metric that the harness does not define."""
     higher_is_better: bool = False
     """Likewise."""
     line: str = ""
     """Regular expression with a group `value`, searched for in every line of output."""
     json: str = ""
-    """Keys with dots between them, into a JSON object: one a line of output, or in `file`."""
+    """Keys separated by dots, into the JSON object in a line of output or in `file`."""
     prefix: str = ""
-    """What a JSON line begins with, before the object."""
+    """Text before the object in a JSON line."""
     file: str = ""
-    """Read when the program has ended, from its folder; it must be written anew by then."""
+    """Read from the program's folder when it has ended; the program must have updated it."""
     csv: str = ""
     """Column of `file`."""
     scale: float = 1.0
-    """What is read times this is the value in the metric's unit."""
+    """Factor from the number that is read to the metric's unit."""
     last: bool = False
-    """Only the last value counts; otherwise the median of all."""
+    """Use the last value; otherwise the median of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """By which lines of output a program tells that it goes on."""
+    """Lines of output that report the progress of a program."""
 
     step: str
-    """Regular expression of a line that means: a step is finished. Groups: `step` is how many
-    are by now, `step_s` or `step_ms` what it took."""
+    """Regular expression of a line that reports a finished step. Groups: `step` is the number of
+    finished steps, `step_s` or `step_ms` the time of the step."""
     alive: str = ""
-    """Lines that are a sign of life, though no step."""
+    """Regular expression of a line that is a sign of life, but not a step."""
     setup_steps: int = 1
-    """Steps that are setup: they compile or fill caches, and are neither warm-up nor samples."""
+    """Steps that compile or fill caches; they are neither warm-up nor samples."""
     until_sampled: bool = False
-    """End the program when there are enough samples; otherwise it runs to its own end."""
+    """Stop the program when there are enough samples; otherwise it runs to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to run, and how to read it."""
+    """A command, and how to read its output."""
 
     argv: tuple[str, ...]
     cwd: str = "."
-    """Seen from the folder the harness was started in, or from the root of the tree under test."""
+    """Relative to the folder in which the harness was started, or to the root under test."""
     steps: Steps | None = None
-    """None: one run of the whole program is one sample, unless it tells `step_s`."""
+    """None: the whole program is one sample, unless it reports `step_s`."""
     readings: tuple[MetricSource, ...] = ()
     tokens: int | None = None
     """Tokens of one step."""

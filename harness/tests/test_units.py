@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formatting of numbers."""
 
 import math
 
@@ -42,14 +42,13 @@ def test_tokens_per_s(value: float, text: str) -> None:
     assert units.tokens_per_s(value) == text
 
 
-def test_memory_is_named_by_the_unit_it_is_counted_in() -> None:
-    """80 GB of memory is 74.5 GiB; to print either number with the other's name is an error."""
+def test_memory_has_binary_units() -> None:
     assert units.size(80e9) == "74.5 GiB"
     assert units.size(7 * 2**20) == "7.00 MiB"
     assert units.size(12) == "12.0 B"
 
 
-def test_the_other_quantities() -> None:
+def test_other_quantities() -> None:
     assert units.percent(0.0021) == "0.21 %"
     assert units.factor(785 / 27) == "29x"
     assert units.factor(1.074) == "1.07x"
@@ -64,14 +63,14 @@ def test_the_other_quantities() -> None:
     ("value", "low", "high", "text"),
     [
         pytest.param(10_512, 10_301, 10_728, "10,500 [10,300 … 10,700]", id="plain"),
-        pytest.param(10_512, 10_507, 10_517, "10,512 [10,507 … 10,517]", id="narrow-is-not-hidden"),
-        pytest.param(24.2, 3.1, 310, "24 [3 … 310]", id="wide-claims-no-digits"),
+        pytest.param(10_512, 10_507, 10_517, "10,512 [10,507 … 10,517]", id="narrow"),
+        pytest.param(24.2, 3.1, 310, "24 [3 … 310]", id="wide"),
         pytest.param(11.3, None, None, "11.3", id="one-process"),
         pytest.param(0.9996, None, None, "1.00", id="one-process-rounds-up"),
         pytest.param(1_512_000, 1_501_000, 1_523_000, "1.51 M [1.50 … 1.52]", id="millions"),
     ],
 )
-def test_an_interval_sets_the_digits(
+def test_the_interval_sets_the_digits(
     value: float, low: float | None, high: float | None, text: str
 ) -> None:
     assert units.cell("tokens_per_s", estimate(value, low, high)) == text
@@ -103,7 +102,7 @@ def test_change(ratio: tuple[float, float, float], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "told", "text"),
+    ("metric", "values", "text"),
     [
         ("step_s", (0.927, 0.00625, 137.4), "900 ms [6 … 137,400]"),
         ("tokens_per_s", (276, 1.86, 40_957), "280 [2 … 40,960]"),
@@ -112,18 +111,18 @@ def test_change(ratio: tuple[float, float, float], text: str) -> None:
         ("scaling_exponent", (0.4, -0.02, 0.8), "0.4 [-0.02 … 0.8]"),
     ],
 )
-def test_an_end_has_digits_of_its_own_where_it_would_be_0(
-    metric: str, told: tuple[float, float, float], text: str
+def test_an_end_that_would_be_rounded_to_0_has_digits_of_its_own(
+    metric: str, values: tuple[float, float, float], text: str
 ) -> None:
-    assert units.cell(metric, estimate(*told)) == text
+    assert units.cell(metric, estimate(*values)) == text
 
 
 POSITIVE = st.floats(1e-12, 1e15)
 
 
 @given(st.sampled_from(sorted(METRICS)), st.lists(POSITIVE, min_size=3, max_size=3))
-def test_an_end_that_is_not_0_is_not_printed_as_0(metric: str, told: list[float]) -> None:
-    low, value, high = sorted(told)
+def test_only_0_is_printed_as_0(metric: str, values: list[float]) -> None:
+    low, value, high = sorted(values)
 
     ends = printed_ends(units.cell(metric, estimate(value, low, high)))
 
@@ -131,8 +130,8 @@ def test_an_end_that_is_not_0_is_not_printed_as_0(metric: str, told: list[float]
 
 
 @given(st.lists(st.floats(1e-300, 1e6), min_size=3, max_size=3))
-def test_no_end_of_an_effect_is_printed_as_what_it_is_not(told: list[float]) -> None:
-    low, ratio, high = sorted(told)
+def test_only_an_end_of_0_or_minus_100_percent_is_printed_as_such(values: list[float]) -> None:
+    low, ratio, high = sorted(values)
 
     text = units.change(ratio, low, high)
 
@@ -145,14 +144,13 @@ def test_no_end_of_an_effect_is_printed_as_what_it_is_not(told: list[float]) -> 
 
 
 def printed_ends(text: str) -> list[float]:
-    """Those between brackets; none where what is counted is the same in all processes."""
+    """The numbers between brackets; none for a count without an interval."""
     inside = text.partition("[")[2].partition("]")[0]
     return [float(end.replace(",", "").lstrip("<>")) for end in inside.split(" … ") if end]
 
 
 @given(st.sampled_from(sorted(METRICS)), st.floats(1e-9, 1e15), st.floats(0, 0.5))
-def test_the_printed_value_is_the_value(metric: str, value: float, spread: float) -> None:
-    """Whatever the magnitude, rounding moves it less than its interval or 0.6 %."""
+def test_a_printed_value_is_close_to_the_value(metric: str, value: float, spread: float) -> None:
     e = estimate(value, value * (1 - spread), value * (1 + spread))
 
     text = units.cell(metric, e)

@@ -244,7 +244,7 @@ def test_operators_that_nobody_saw_leave_a_case_undecided_without_a_gpu_too() ->
         answer = judged(unseen, gpu=None, summary=head, case=stated, mode=mode, policy=policy)
 
         assert answer.decision is OPEN
-        assert answer.reason == "not attested: switched off (measure.census)"
+        assert answer.reason.endswith("switched off (measure.census)")
 
 
 def test_a_known_noisy_case_is_excused_from_comparison_and_from_nothing_else() -> None:
