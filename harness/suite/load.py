@@ -185,12 +185,13 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
             )
             for r in model.verdict
         ),
-        cost=model.cost
-        and CostPlan(
+        cost=CostPlan(
             steps=model.cost.steps,
             match=sweep.match(model.cost.match),
             usd_per_gpu_hour=model.cost.usd_per_gpu_hour,
-        ),
+        )
+        if model.cost
+        else None,
     )
 
 
