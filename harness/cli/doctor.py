@@ -15,6 +15,7 @@ from harness.records import Decision, Environment, Run
 from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.suite import load as suites
+from harness.suite.schema import json_schema
 
 
 def doctor_(
@@ -93,4 +94,4 @@ def schema() -> None:
     \b
     harness schema > suite.schema.json
     """
-    document(suites.json_schema())
+    document(json_schema())

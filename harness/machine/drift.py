@@ -119,7 +119,7 @@ def differences(baseline: Environment, candidate: Environment) -> tuple[Differen
 def _environment(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
     sides = (baseline, candidate)
     gpus = [asdict(e.gpu) if e.gpu else {} for e in sides]
-    yield from _one("GPU", *(g.get("name") for g in gpus), "the chip has other limits")
+    yield from _one("GPU", "the chip has other limits", *(g.get("name") for g in gpus))
     for name, field, how in (
         ("GPU UUID", "uuid", "cards of one model differ by some per cent, up to a tenth"),
         ("GPU memory", "memory_bytes", "ECC, a slice of the card, or another variant of it"),
@@ -129,12 +129,12 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
         ("highest SM clock (Hz)", "max_sm_clock_hz", "the clock bounds every kernel"),
     ):
         if all(gpus):
-            yield from _one(name, *(g[field] for g in gpus), how)
-    yield from _mapped(*(e.versions for e in sides), _VERSIONS, "other code runs below the model")
-    yield from _mapped(*(e.torch_settings for e in sides), _SETTINGS, "torch behaves differently")
+            yield from _one(name, how, *(g[field] for g in gpus))
+    yield from _mapped(_VERSIONS, "other code runs below the model", *(e.versions for e in sides))
+    yield from _mapped(_SETTINGS, "torch behaves differently", *(e.torch_settings for e in sides))
     for name in sorted({*baseline.variables, *candidate.variables}):
         how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
-        yield from _one(name, *(e.variables.get(name) for e in sides), how)
+        yield from _one(name, how, *(e.variables.get(name) for e in sides))
     gits = [asdict(e.git) if e.git else {} for e in sides]
     if not any(gits):
         how = "the code may differ: it is not in a git repository"
@@ -143,12 +143,10 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
         ("commit", "commit", "the code under test differs"),
         ("uncommitted changes", "dirty_sha256", "the code under test differs from its commit"),
     ):
-        yield from _one(name, *(g.get(field, "")[:10] or None for g in gits), how)
-    yield from _mapped(
-        *({f"data {name}": value for name, value in e.data.items()} for e in sides),
-        {},
-        "the data differs: lengths, loading time and loss change",
-    )
+        yield from _one(name, how, *(g.get(field, "")[:10] or None for g in gits))
+    for name in sorted({*baseline.data, *candidate.data}):
+        how = "the data differs: lengths, loading time and loss change"
+        yield from _one(f"data {name}", how, *(e.data.get(name) for e in sides))
     for name, field, how in (
         ("CPU", "cpu", "launches and data loading follow the speed of one core"),
         ("CPU count", "cpu_count", "loaders and compilers share the cores"),
@@ -156,7 +154,22 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
         ("operating system", "os", "the cost of scheduling and system calls changes"),
         ("host", "hostname", "other cooling, other neighbours, another PCIe slot"),
     ):
-        yield from _one(name, *(getattr(e, field) for e in sides), how)
+        yield from _one(name, how, *(getattr(e, field) for e in sides))
+
+
+def _mapped(
+    known: Mapping[str, str], otherwise: str, *sides: Mapping[str, Any]
+) -> Iterator[Difference]:
+    """The differences of two mappings, in the order of `known`, then by name."""
+    names = {name for side in sides for name in side}
+    for name in (*known, *sorted(names - known.keys())):
+        yield from _one(name, known.get(name, otherwise), *(side.get(name) for side in sides))
+
+
+def _one(name: str, how: str, *sides: Any) -> Iterator[Difference]:
+    baseline, candidate = sides
+    if baseline != candidate:
+        yield Difference(name=name, baseline=_word(baseline), candidate=_word(candidate), how=how)
 
 
 # --- two expansions of a suite -----------------------------------------------------------
@@ -217,26 +230,6 @@ def _program(program: Program) -> dict[str, Any]:
         "command": " ".join(program.argv),
         **{f"program.{name}": value for name, value in how.items()},
     }
-
-
-# --- both --------------------------------------------------------------------------------
-
-
-def _mapped(
-    baseline: Mapping[str, Any],
-    candidate: Mapping[str, Any],
-    known: Mapping[str, str],
-    otherwise: str,
-) -> Iterator[Difference]:
-    """The differences of two mappings, in the order of `known`, then by name."""
-    for name in (*known, *sorted({*baseline, *candidate} - known.keys())):
-        how = known.get(name, otherwise)
-        yield from _one(name, baseline.get(name), candidate.get(name), how)
-
-
-def _one(name: str, baseline: Any, candidate: Any, how: str) -> Iterator[Difference]:
-    if baseline != candidate:
-        yield Difference(name=name, baseline=_word(baseline), candidate=_word(candidate), how=how)
 
 
 def _few(names: list[str]) -> str:

@@ -1,3 +1,3 @@
-"""A suite file read, validated and expanded: YAML in, `Suite` with its `Case`s out; every mistake
-names its place.
+"""Suite files. In: YAML, overrides and filters. Out: a `Suite` with its `Case`s, or an error that
+names place, cause and remedy of each mistake.
 """

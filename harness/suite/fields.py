@@ -1,11 +1,12 @@
-"""What the forms of YAML files share: names, values, problems in the author's words, JSON Schema.
+"""Shared by the forms of YAML files: names, values, old keys, messages, JSON Schema.
 
-A form is a pydantic model of a file that people write: a suite (harness.suite.schema), the policy
-of a gate (harness.gate.policy). Its model yields its schema, which editors show as one types.
+A form is a pydantic model of a file that people write: a suite (harness.suite.schema) or the policy
+of a gate (harness.gate.policy).
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -22,7 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from harness.records import Outcome, Scalar
-from harness.suite.positions import Document, Problem, nearest, show
+from harness.suite.positions import Document, Loc, Problem, nearest, show
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
@@ -30,14 +31,19 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
 
-_PATTERNS = {
-    NAME: "letters, digits and . _ + -, a letter or digit first",
-    AXIS: "lower_case, or UPPER_CASE for an environment variable",
-    VARIABLE: "letters, digits and _, no digit first",
-    FACTORY: "package.module:function",
-    SUBJECT: "at most 80 letters, digits, spaces and . _ + -, for it names the report's file",
+ALIASES: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("measure", "census"): ("profile", "0.2"),
 }
-_FORMS = {
+"""(key above, old key) -> the new key, and the version that introduced it."""
+
+_PATTERNS = {
+    NAME: "letters, digits and . _ + -, starting with a letter or digit",
+    AXIS: "lower_case, or UPPER_CASE for an environment variable",
+    VARIABLE: "letters, digits and _, not starting with a digit",
+    FACTORY: "package.module:function",
+    SUBJECT: "at most 80 letters, digits, spaces and . _ + -: it names the file of the report",
+}
+_TYPES = {
     "model_type": "must be a mapping of `key: value` lines",
     "dict_type": "must be a mapping of `key: value` lines",
     "list_type": "must be a list",
@@ -46,11 +52,11 @@ _FORMS = {
     "float_type": "must be a number",
     "bool_type": "must be true or false",
 }
-"""Pydantic's error types, in the words of a suite's author."""
+"""Pydantic's error types, for authors of suites."""
 
 
 def wrong(text: str, *, key: str = "", remedy: str = "") -> PydanticCustomError:
-    """What a validator here raises; `key` says which key of a mapping is at fault."""
+    """The error of a validator; `key` is the wrong key of a mapping."""
     return PydanticCustomError("suite", "{text}", {"text": text, "key": key, "remedy": remedy})
 
 
@@ -76,7 +82,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 AxisName = Annotated[str, Field(pattern=AXIS)]
 VariableName = Annotated[str, Field(pattern=VARIABLE)]
 Matching = dict[str, Values]
-"""Axis (or `workload`, `provider`) -> the value it must have, or a list of such values."""
+"""Axis (or `workload`, `provider`) -> its value, or a list of allowed values."""
 AllowedOutcome = Annotated[Outcome, Field(strict=False)]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -90,7 +96,7 @@ class Form(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
-        """Refuse an unknown key before pydantic does, to say which were meant."""
+        """Refuse an unknown key before pydantic does, with the nearest valid one."""
         known = [f.alias or name for name, f in cls.model_fields.items()]
         for key in data if isinstance(data, dict) else ():
             if key not in known:
@@ -102,11 +108,49 @@ class Form(BaseModel):
         return data
 
 
+def current_key(above: str, key: str) -> str:
+    """The present name of a key."""
+    return ALIASES.get((above, key), (key, ""))[0]
+
+
+def renamed(document: Document) -> Document:
+    """The document with the present names of its keys.
+
+    Raises:
+        SuiteError: A key is given by both names.
+    """
+    places: dict[Loc, Loc] = {}
+    for loc in document.keys:
+        above = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
+        new = current_key(above, str(loc[-1]))
+        if new == loc[-1]:
+            continue
+        if (*loc[:-1], new) in document.keys:
+            text = f"{loc[-1]!r} is the old name of {new!r}, which is given too"
+            raise document.error([Problem(loc, text, f"Remove {loc[-1]!r}.", at_key=True)])
+        places[loc] = (*loc[:-1], new)
+    for loc, new_loc in places.items():
+        mapping = document.data
+        for step in loc[:-1]:
+            mapping = mapping[step]
+        mapping[new_loc[-1]] = mapping.pop(loc[-1])
+    return replace(
+        document,
+        values={places.get(loc, loc): place for loc, place in document.values.items()},
+        keys={places.get(loc, loc): place for loc, place in document.keys.items()},
+    )
+
+
 AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 def checked(model: type[AnyForm], document: Document) -> AnyForm:
-    """The document as a model; a SuiteError as `validate` where it has not its form."""
+    """The document as a model.
+
+    Raises:
+        SuiteError: The places of the first problems, and the nearest valid names.
+    """
+    document = renamed(document)
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
@@ -121,7 +165,7 @@ def schema_of(model: type[Form]) -> dict[str, Any]:
 
 
 class _NoNulls(GenerateJsonSchema):
-    """None stands for an absent key; the word null is refused in a suite."""
+    """None stands for an absent key; a suite cannot contain null."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         inner: CoreSchema = schema["schema"]
@@ -135,7 +179,7 @@ class _NoNulls(GenerateJsonSchema):
 
 
 def problem(error: ErrorDetails, data: Any) -> Problem:
-    """A pydantic error in the words and at the place of the suite's author."""
+    """A pydantic error as a message for the author, with its place in the file."""
     context: Mapping[str, Any] = error.get("ctx", {})
     loc, value = _place([*error["loc"], context.get("key", "")], data)
     remedy = context.get("remedy", "")
@@ -149,17 +193,17 @@ def problem(error: ErrorDetails, data: Any) -> Problem:
         case "missing":
             return Problem(loc, f"{error['loc'][-1]} is missing")
         case "string_pattern_mismatch":
-            text = f"{show(loc[-1] if at_key else value)} is no valid name"
-            return Problem(loc, text, f"Write {_PATTERNS[context['pattern']]}.", at_key=at_key)
+            text = f"{show(loc[-1] if at_key else value)} is not a valid name"
+            return Problem(loc, text, f"Use {_PATTERNS[context['pattern']]}.", at_key=at_key)
         case "enum":
             valid = [outcome.value for outcome in Outcome if outcome is not Outcome.OK]
             given = str(loc[-1] if at_key else value)
-            return Problem(loc, f"{show(given)} is no outcome", nearest(given, valid), at_key)
+            return Problem(loc, f"{show(given)} is not an outcome", nearest(given, valid), at_key)
         case "too_short" | "string_too_short":
             least = context["min_length"]
             text = "must not be empty" if least == 1 else f"needs at least {least} items"
             return Problem(loc, f"{name} {text}")
-    text = f"{name} {_FORMS.get(kind) or re.sub(r'^Input should', 'must', error['msg'])}"
+    text = f"{name} {_TYPES.get(kind) or re.sub(r'^Input should', 'must', error['msg'])}"
     if isinstance(value, bool | int | float | str) and "not " not in text:
         text += f", not {show(value)}"
     if kind == "string_type":
@@ -168,9 +212,9 @@ def problem(error: ErrorDetails, data: Any) -> Problem:
 
 
 def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:
-    """The part of pydantic's location that leads through the file, and the value there.
+    """The part of pydantic's location that exists in the file, and the value there.
 
-    Pydantic names union members and `[key]` on the way; those stand nowhere in the file.
+    Pydantic also lists union members and `[key]`, which are not in the file.
     """
     loc: list[str | int] = []
     for step in steps:
@@ -184,7 +228,7 @@ def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...]
 
 
 def _name(loc: Sequence[str | int]) -> str:
-    """A short name for a place: `axes.seq_len[1]` rather than the whole way from the root."""
+    """A short name of a place, such as `axes.seq_len[1]`."""
     name = ""
     for step in loc:
         if isinstance(step, int):

@@ -1,9 +1,8 @@
-"""Suite files: what to measure, what is expected of it, and what decides.
+"""Loads suite files: what to measure, what is expected, and which rules decide.
 
-A suite is read as YAML with positions (harness.suite.positions), checked for form
-(harness.suite.schema) and expanded into cases (harness.suite.sweep); here its rules are checked
-against those cases, and overrides and filters of the command line are applied. Whatever is wrong
-is told with file, line and column.
+A suite is read as YAML with positions (harness.suite.positions), validated (harness.suite.schema)
+and expanded into cases (harness.suite.sweep). This module checks its rules against those cases and
+applies overrides and filters of the command line. Errors have file, line and column.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,46 +24,32 @@ from harness.records import (
     Suite,
 )
 from harness.suite import program, sweep
-from harness.suite.fields import Matching
+from harness.suite.fields import Matching, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
 from harness.suite.schema import (
-    CostModel,
     MeasureModel,
     SuiteModel,
     WorkloadModel,
-    json_schema,
     measure_setting,
     validate,
 )
-
-__all__ = [
-    "available",
-    "factory_place",
-    "json_schema",
-    "load",
-    "loads",
-    "shipped_roots",
-    "workload_lines",
-]
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
 _SETTING = "measure."
 MAX_BYTES = 2**20
-"""Of a suite file: the shipped ones have 6 kB, and a parser must not be fed gigabytes."""
+"""Of a suite file; the shipped ones have 6 kB."""
 
 
 def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
     """Read, check and expand a suite.
 
     Args:
-        ref: A path, or the name of a shipped suite (`smoke`, `suites/smoke.yaml`), which is
-            found from any directory.
-        overrides: `axis=value[,value...]` replaces that axis in every workload that has it;
-            `measure.processes=1` replaces a setting of every workload. An overridden axis is
-            always named in the case ids.
-        filters: Patterns (fnmatch) or parts of case ids; a case is kept if any fits. One with a
-            leading `!` leaves its cases out.
+        ref: A path, or the name of a shipped suite (`smoke`, `suites/smoke.yaml`) in any folder.
+        overrides: `axis=value[,value...]` replaces an axis in every workload that has it, and the
+            case ids then name it; `measure.processes=1` replaces a setting of every workload.
+        filters: Patterns (fnmatch) or parts of case ids. A case is kept if one matches and none
+            with a leading `!` does.
 
     Raises:
         SuiteError: With place, problem and the nearest valid name.
@@ -84,7 +69,7 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
 
 
 def loads(text: str, path: Path | str) -> Suite:
-    """The suite that a file of this text would be; `path` gives it its name.
+    """The suite that a text describes; `path` gives it its name.
 
     Raises:
         SuiteError: As `load`.
@@ -93,7 +78,7 @@ def loads(text: str, path: Path | str) -> Suite:
 
 
 def workload_lines(suite: Suite) -> Mapping[str, int]:
-    """The line, from 1, on which each workload of a suite begins in its file."""
+    """Workload -> its line in the suite's file, from 1."""
     document = read(suite.text, suite.path)
     return {
         workload["name"]: document.values["workloads", i][0]
@@ -102,9 +87,8 @@ def workload_lines(suite: Suite) -> Mapping[str, int]:
 
 
 def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
-    """Line and column, from 1, at which a suite's file names the factory of a case; 0, 0 where the
-    suite has no file."""
-    if not suite.text:  # it was not made from a file
+    """Line and column, from 1, of a case's factory in the suite's file; 0, 0 without a file."""
+    if not suite.text:
         return 0, 0
     document = read(suite.text, suite.path)
     names = [workload["name"] for workload in document.data["workloads"]]
@@ -112,28 +96,28 @@ def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
 
 
 def available() -> tuple[Path, ...]:
-    """The suites that ship, sorted by name."""
+    """The shipped suites, sorted by name."""
     return tuple(sorted((_shipped_folder() / "suites").glob("*.yaml")))
 
 
 def shipped_roots(suite: Suite) -> tuple[Path, ...]:
-    """The folder that workers of a shipped suite import from; empty for every other suite."""
+    """The folder that workers of a shipped suite import from; empty for other suites."""
     try:
         file, _ = _find(suite.path)
-    except SuiteError:  # it has no file here
+    except SuiteError:  # it has no file
         return ()
     folder = _shipped_folder()
     return (folder,) if file.resolve().parent == folder / "suites" else ()
 
 
 def _shipped_folder() -> Path:
-    """Holds the packages `suites` and `nsa`: in a wheel, or at the root of a checkout."""
+    """The folder of the packages `suites` and `nsa`, in a wheel or a checkout."""
     here = Path(__file__).resolve().parents[1]
     return here / "shipped" if (here / "shipped" / "suites").is_dir() else here.parent
 
 
 def _find(ref: str | Path) -> tuple[Path, Path]:
-    """Where a suite lies, and the path to show for it, which `load` takes again anywhere."""
+    """The file of a suite, and the path to show, which `load` accepts in any folder."""
     path = Path(ref)
     if not path.is_file() and path.parent in (Path(), Path("suites")):
         for file in available():
@@ -141,7 +125,7 @@ def _find(ref: str | Path) -> tuple[Path, Path]:
                 return file, Path("suites") / file.name
     if not path.exists():
         names = [file.stem for file in available()]
-        raise SuiteError(path, "there is no such suite", nearest(path.stem, names))
+        raise SuiteError(path, "no such suite", nearest(path.stem, names))
     return path, path
 
 
@@ -201,15 +185,13 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
             )
             for r in model.verdict
         ),
-        cost=_cost_plan(model.cost) if model.cost else None,
-    )
-
-
-def _cost_plan(cost: CostModel) -> CostPlan:
-    return CostPlan(
-        steps=cost.steps,
-        match=sweep.match(cost.match),
-        usd_per_gpu_hour=cost.usd_per_gpu_hour,
+        cost=CostPlan(
+            steps=model.cost.steps,
+            match=sweep.match(model.cost.match),
+            usd_per_gpu_hour=model.cost.usd_per_gpu_hour,
+        )
+        if model.cost
+        else None,
     )
 
 
@@ -217,18 +199,22 @@ def _cost_plan(cost: CostModel) -> CostPlan:
 
 
 def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
-    """What keeps workloads from being expanded."""
+    """Problems that prevent the expansion of workloads."""
     names: set[str] = set()
     for w, workload in enumerate(model.workloads):
         if workload.name in names:
-            yield Problem(("workloads", w, "name"), f"a second workload named {workload.name!r}")
+            yield Problem(
+                ("workloads", w, "name"),
+                f"two workloads are named {workload.name!r}",
+                "Rename one.",
+            )
         names.add(workload.name)
         yield from sweep.check(workload, ("workloads", w))
     yield from program.check_same(model)
 
 
 def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
-    """What in the suite speaks of cases that it does not have."""
+    """Parts of the suite that refer to cases it does not have."""
     cases: list[Case] = []
     for w, workload in enumerate(model.workloads):
         loc: Loc = ("workloads", w)
@@ -245,8 +231,8 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
         for key, criteria in _matches(workload):
             yield from sweep.check_match(criteria, (*loc, *key, "match"), kept)
     if len(cases) > sweep.MAX_CASES:
-        text = f"{len(cases)} cases; a suite may have {sweep.MAX_CASES}"
-        yield Problem(("workloads",), text, "Split it.", at_key=True)
+        text = f"{len(cases)} cases, but a suite may have at most {sweep.MAX_CASES}"
+        yield Problem(("workloads",), text, "Split the suite.", at_key=True)
     for e, expectation in enumerate(model.expectations):
         yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
     names: set[str] = set()
@@ -258,7 +244,9 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
         elif contrary := rule.contrary(higher_is_better=known[rule.metric].higher_is_better):
             yield Problem(("verdict", r, "abort"), f"abort {contrary}")
         if rule.name in names:
-            yield Problem(("verdict", r, "name"), f"a second rule named {rule.name!r}")
+            yield Problem(
+                ("verdict", r, "name"), f"two rules are named {rule.name!r}", "Rename one."
+            )
         names.add(rule.name)
         yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
         if rule.axis is not None and not problems:
@@ -269,7 +257,7 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
 
 
 def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Matching]]:
-    """The cases that parts of env, kernels and operators are for, by where that stands."""
+    """Place and `match` of each part of env, kernels and operators."""
     if isinstance(workload.env, list):
         yield from ((("env", i), some.match) for i, some in enumerate(workload.env))
     for key, stated in (("kernels", workload.kernels), ("operators", workload.operators)):
@@ -287,11 +275,12 @@ def _measure_problems(
             yield from sweep.check_match(some.match, (*loc, "measure", i, "match"), cases)
     if contrary := _contrary(cases):
         own = any(m.model_fields_set & {"min_samples", "max_samples"} for m in measures)
-        yield Problem((*loc, "measure") if own else ("measure",), contrary, at_key=True)
+        place = (*loc, "measure") if own else ("measure",)
+        yield Problem(place, contrary, "Lower min_samples or raise max_samples.", at_key=True)
 
 
 def _contrary(cases: Sequence[Case]) -> str:
-    """Settings that no process could follow, if there are any."""
+    """Settings that contradict each other; empty without any."""
     for case in cases:
         fewest, most = case.settings.min_samples, case.settings.max_samples
         if fewest > most:
@@ -300,14 +289,15 @@ def _contrary(cases: Sequence[Case]) -> str:
 
 
 def _allow_problems(workload: WorkloadModel, loc: Loc, cases: Sequence[Case]) -> Iterator[Problem]:
-    needless = "ok needs no allowance"
+    needless = "ok is always allowed"
+    remedy = "Remove it."
     if isinstance(workload.allow, dict):
         if Outcome.OK in workload.allow:
-            yield Problem((*loc, "ok"), needless, at_key=True)
+            yield Problem((*loc, "ok"), needless, remedy, at_key=True)
         return
     for i, allowed in enumerate(workload.allow):
         if allowed.outcome is Outcome.OK:
-            yield Problem((*loc, i, "outcome"), needless)
+            yield Problem((*loc, i, "outcome"), needless, remedy)
         yield from sweep.check_match(allowed.match, (*loc, i, "match"), cases)
 
 
@@ -316,7 +306,7 @@ def _allow_problems(workload: WorkloadModel, loc: Loc, cases: Sequence[Case]) ->
 
 @dataclass(frozen=True, slots=True)
 class _Overrides:
-    """What `--set` changes. A rule it leaves without cases stays, to say that it judged nothing."""
+    """The changes of `--set`. A rule without remaining cases is kept: it must not pass unseen."""
 
     axes: Mapping[str, tuple[str, ...]]
     """Axis -> new values, as typed."""
@@ -331,6 +321,9 @@ class _Overrides:
         given: set[str] = set()
         for text in texts:
             name, equals, value = text.partition("=")
+            if name.startswith(_SETTING):
+                setting = current_key("measure", name.removeprefix(_SETTING))
+                name = _SETTING + setting
             if not equals or not value:
                 raise _set_error(text, "no value", "Write axis=value[,value...].")
             if name in given:
@@ -338,7 +331,7 @@ class _Overrides:
             given.add(name)
             if name.startswith(_SETTING):
                 try:
-                    settings |= measure_setting(name.removeprefix(_SETTING), scalar(value))
+                    settings |= measure_setting(setting, scalar(value))
                 except ValueError as error:
                     raise _set_error(text, *map(str, error.args)) from None
             elif name in known:
@@ -354,15 +347,15 @@ class _Overrides:
         return changes
 
     def apply(self, workload: WorkloadModel) -> WorkloadModel:
-        """The workload with its axes replaced; those are then swept."""
+        """The workload with replaced axes, which are then swept."""
         new = {n: self._values(n, workload) for n in workload.axes if n in self.axes}
         return workload.model_copy(update={"axes": workload.axes | new})
 
     def _values(self, name: str, workload: WorkloadModel) -> list[Scalar]:
-        """Typed values: as the file has them where it does, so that "1" stays text."""
+        """The values with their types in the file, so that "1" stays text."""
         written = workload.axes[name]
         by_text = {
-            sweep.as_text(v): v for v in (written if isinstance(written, list) else [written])
+            program.as_text(v): v for v in (written if isinstance(written, list) else [written])
         }
         values = []
         for text in self.axes[name]:
@@ -380,7 +373,7 @@ def _set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
 
 def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:
     if any(not f.removeprefix("!") for f in filters):
-        raise SuiteError(path, "an empty filter fits every case", "Leave it out to run them all.")
+        raise SuiteError(path, "an empty filter matches every case", "Omit it to run all cases.")
     kept = tuple(case for case in cases if passes(case.case_id, filters))
     if not kept and not filters:
         raise SuiteError(path, "every case is excluded with these overrides")
@@ -388,14 +381,13 @@ def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -
         ids = [case.case_id for case in cases[:_SHOWN_IDS]]
         more = f"\n  and {len(cases) - len(ids)} more" if len(cases) > len(ids) else ""
         raise SuiteError(
-            path, f"no case fits {' '.join(filters)}", "Cases:\n  " + "\n  ".join(ids) + more
+            path, f"no case matches {' '.join(filters)}", "Cases:\n  " + "\n  ".join(ids) + more
         )
     return kept
 
 
 def passes(case_id: str, filters: Sequence[str]) -> bool:
-    """Whether filters keep a case: one of those without `!` fits it, or there is none, and none
-    with `!` does."""
+    """Whether filters keep a case: one without `!` matches, if there is one, and none with `!`."""
     wanted = [f for f in filters if not f.startswith("!")]
     unwanted = [f[1:] for f in filters if f.startswith("!")]
     return (not wanted or any(fits(case_id, f) for f in wanted)) and not any(
@@ -404,7 +396,7 @@ def passes(case_id: str, filters: Sequence[str]) -> bool:
 
 
 def fits(case_id: str, pattern: str) -> bool:
-    """As a pattern of the whole id where it holds one of `*?[`, else as a part of it."""
+    """Whether a case id matches a pattern (with `*?[`), or contains a text without them."""
     if any(c in pattern for c in "*?["):
         return fnmatchcase(case_id, pattern)
     return pattern in case_id

@@ -1,8 +1,7 @@
 """YAML 1.2 as plain values, each with its place in the file.
 
-Only mappings, lists, text, numbers and booleans come out: a tag such as `!!python/name` is
-refused rather than constructed, and so is anything that would silently mean something else than
-it seems to (a repeated key, an empty value, NaN).
+The values are mappings, lists, text, numbers and booleans. Tags such as `!!python/name` are
+refused, and so is what could be misread: a repeated key, an empty value, NaN.
 """
 
 import math
@@ -21,12 +20,12 @@ from harness.errors import SuiteError
 from harness.records import Scalar
 
 Loc = tuple[str | int, ...]
-"""The way to a value: keys and list indices from the root of the file."""
+"""Path of a value: keys and list indices from the root of the file."""
 
 MAX_VALUES = 100_000
-"""Values in one file, aliases expanded: ten nested aliases can otherwise fill any memory."""
+"""Values in one file with aliases expanded: nested aliases could otherwise fill the memory."""
 MAX_SHOWN = 4
-"""Further problems named in an error, besides the first."""
+"""Problems in an error after the first."""
 
 _TAG = "tag:yaml.org,2002:"
 _NULL = _TAG + "null"
@@ -34,29 +33,29 @@ _NULL = _TAG + "null"
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong at one place of a document."""
+    """A mistake at one place of a document."""
 
     loc: Loc
     text: str
     remedy: str = ""
     at_key: bool = False
-    """Whether the key itself is at fault, not its value."""
+    """Whether the key is wrong, not its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML file as plain values, and where each of them stands."""
+    """A YAML file as plain values with their places."""
 
     path: Path | str
     data: Any
     """Nested dict, list, str, int, float and bool."""
     values: Mapping[Loc, tuple[int, int]]
-    """Line and column, from 1, at which each value begins."""
+    """Line and column of each value, from 1."""
     keys: Mapping[Loc, tuple[int, int]]
-    """The same for the key of each mapping entry."""
+    """Line and column of each key of a mapping."""
 
     def position(self, problem: Problem) -> tuple[int, int]:
-        """Line and column of a problem; of the nearest enclosing value if its own is absent."""
+        """Line and column of a problem; those of the enclosing value if its own are unknown."""
         if problem.at_key and problem.loc in self.keys:
             return self.keys[problem.loc]
         loc = problem.loc
@@ -65,7 +64,7 @@ class Document:
         return self.values[loc]
 
     def error(self, problems: Iterable[Problem]) -> SuiteError:
-        """One error for one or more problems, in the order of the file."""
+        """One error for all problems, in the order of the file."""
         first, *others = sorted(problems, key=self.position)
         line, column = self.position(first)
         also = [
@@ -83,20 +82,20 @@ def read(
     """Parse one YAML document.
 
     Args:
-        least: The remedy for an empty file: what such a file says at least, or an example.
+        least: The remedy for an empty file.
 
     Raises:
-        SuiteError: The text is not YAML, is empty, or holds something this module refuses.
+        SuiteError: The text is not YAML, is empty, or contains something that is refused.
     """
     yaml = YAML(typ="safe", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows to name an anchor anew
-    reader = _Reader(path)
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows redefining an anchor
+    reader = _NodeReader(path)
     try:
         root = yaml.compose(text)
         data = reader.plain(root, ()) if root is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        remedy = "Indent with spaces; YAML allows no tabs there." if "'\\t'" in str(error) else ""
+        remedy = "Indent with spaces, not tabs." if "'\\t'" in str(error) else ""
         raise SuiteError(
             path,
             f"not YAML: {error.problem}",
@@ -108,7 +107,7 @@ def read(
         before = text[: error.position]
         raise SuiteError(
             path,
-            f"not text: character #x{ord(text[error.position]):04x}",
+            f"not text: invalid character #x{ord(text[error.position]):04x}",
             line=before.count("\n") + 1,
             column=len(before) - before.rfind("\n"),
         ) from None
@@ -120,26 +119,26 @@ def read(
 
 
 @dataclass(slots=True)
-class _Reader:
-    """Turns composed nodes into plain values and notes where they stand."""
+class _NodeReader:
+    """Converts composed nodes to plain values, and records their places."""
 
     path: Path | str
     values: dict[Loc, tuple[int, int]] = field(default_factory=dict)
     keys: dict[Loc, tuple[int, int]] = field(default_factory=dict)
     open: list[Node] = field(default_factory=list)
-    """The mappings and lists being read, outermost first."""
+    """Mappings and lists that are being read, outermost first."""
 
     def plain(self, node: Node, loc: Loc) -> Any:
         if node in self.open:
             raise self._refuse(node, "an alias contains itself")
         if len(self.values) >= MAX_VALUES:
-            raise self._refuse(node, f"more than {MAX_VALUES} values, aliases expanded")
+            raise self._refuse(node, f"more than {MAX_VALUES} values with aliases expanded")
         self.values[loc] = _place(node)
         if isinstance(node, ScalarNode):
             return self._scalar(node, loc)
         kind = "map" if isinstance(node, MappingNode) else "seq"
         if node.tag != _TAG + kind:
-            raise self._refuse(node, f"tag {node.tag} is not allowed", "This file is plain data.")
+            raise self._refuse(node, f"tag {node.tag} is not allowed", "Remove the tag.")
         self.open.append(node)
         value = (
             self._mapping(node, loc)
@@ -153,14 +152,14 @@ class _Reader:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _TAG + "merge":
-                raise self._refuse(key_node, "'<<' is not YAML 1.2", "Write the keys out.")
+                raise self._refuse(key_node, "'<<' is not part of YAML 1.2", "Write out the keys.")
             if key_node.tag != _TAG + "str" or not isinstance(key_node, ScalarNode):
                 raise self._refuse(key_node, "a key must be text", "Put it in quotes.")
             key = key_node.value
             if key in mapping:
                 line, _ = self.keys[*loc, key]
                 raise self._refuse(
-                    key_node, f"key {key!r} stands here again", f"First: line {line}."
+                    key_node, f"key {key!r} is repeated", f"Remove it here or on line {line}."
                 )
             self.keys[*loc, key] = _place(key_node)
             mapping[key] = self.plain(value_node, (*loc, key))
@@ -170,9 +169,9 @@ class _Reader:
         tag = str(node.tag)
         if tag == _NULL:
             name = next((step for step in reversed(loc) if isinstance(step, str)), "the file")
-            raise self._refuse(node, f"{name} has no value", "Give one, or drop the line.")
+            raise self._refuse(node, f"{name} has no value", "Add a value, or remove the line.")
         if tag not in _SCALARS:
-            raise self._refuse(node, f"tag {tag} is not allowed", "This file is plain data.")
+            raise self._refuse(node, f"tag {tag} is not allowed", "Remove the tag.")
         try:
             return _convert(tag, node.value)
         except ValueError as error:
@@ -188,14 +187,14 @@ def _place(node: Node) -> tuple[int, int]:
 
 
 def scalar(text: str) -> Scalar:
-    """What a bare word of a command line would be in a suite: 512, 0.5, true, or text.
+    """The value that a word of a command line has in a suite: 512, 0.5, true, or text.
 
     Raises:
         ValueError: The word means null, NaN or infinity.
     """
     tag = str(YAML(typ="safe", pure=True).resolver.resolve(ScalarNode, text, (True, False)))
     if tag == _NULL:
-        raise ValueError(f"{text!r} is no value")
+        raise ValueError(f"{text!r} is not a value")
     return _convert(tag, text) if tag in _SCALARS else text
 
 
@@ -204,7 +203,7 @@ def _convert(tag: str, text: str) -> Scalar:
     try:
         return convert(text)
     except (KeyError, ValueError):
-        raise ValueError(f"{text} is no {kind}") from None
+        raise ValueError(f"{text} is not a {kind}") from None
 
 
 def _boolean(text: str) -> bool:
@@ -223,7 +222,7 @@ def _finite(text: str) -> float:
 
 _SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
     _TAG + "str": ("text", str),
-    _TAG + "timestamp": ("text", str),  # YAML 1.2 knows no dates
+    _TAG + "timestamp": ("text", str),  # YAML 1.2 has no dates
     _TAG + "bool": ("boolean", _boolean),
     _TAG + "int": ("whole number", _integer),
     _TAG + "float": ("finite number", _finite),
@@ -231,14 +230,14 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
 
 
 def show(value: Scalar) -> str:
-    """A value as one would write it in a suite: text in quotes, `true`, 512."""
+    """A value as written in a suite: text in quotes, `true`, 512."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value)
 
 
 def nearest(value: Scalar, valid: Sequence[Scalar]) -> str:
-    """A remedy: the valid value nearest to a wrong one, and what else there is."""
+    """A remedy: the valid value nearest to a wrong one, and the other valid ones."""
     if not valid:
         return ""
     if isinstance(value, int | float) and all(isinstance(v, int | float) for v in valid):
@@ -246,5 +245,6 @@ def nearest(value: Scalar, valid: Sequence[Scalar]) -> str:
     else:
         by_text = {str(v).lower(): v for v in valid}
         close = [by_text[t] for t in get_close_matches(str(value).lower(), by_text, n=1)]
-    shown = ", ".join(show(v) for v in valid[:12]) + (", ..." if len(valid) > 12 else "")
+    shown = ", ".join(show(v) for v in valid[:12])
+    shown += f" and {len(valid) - 12} more" if len(valid) > 12 else ""
     return f"Did you mean {show(close[0])}? Valid: {shown}." if close else f"Valid: {shown}."

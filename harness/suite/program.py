@@ -1,4 +1,4 @@
-"""A workload of a suite that is a program: what is wrong with it, and what it is for one case."""
+"""A workload that is a program: its problems, and the program of one case."""
 
 import re
 import shlex
@@ -20,13 +20,13 @@ from harness.suite.positions import Loc, Problem, nearest, show
 from harness.suite.schema import ReadingModel, SuiteModel, WorkloadModel
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
-"""Doubled braces, a field with or without a text to show where it is true, or a stray brace."""
-_OF_A_FACTORY = {"flush_l2": False, "rotate_inputs": 1, "graph": False}
-"""Settings that only a factory's workload can follow, as they are when not set."""
+"""Double braces, a field (also `{axis:text if true}`), or a single brace."""
+_FACTORY_ONLY = {"flush_l2": False, "rotate_inputs": 1, "graph": False}
+"""Settings for factories only, with their defaults."""
 
 
 def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
-    """What is wrong with a program, its arguments and its metrics, taken by themselves."""
+    """Problems of a program, its arguments and its metrics."""
     if workload.command is None:
         return
     try:
@@ -35,7 +35,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
         yield Problem((*loc, "command"), f"command cannot be split: {error}", "Use a list.")
         return
     if not words:
-        yield Problem((*loc, "command"), "command names no program")
+        yield Problem((*loc, "command"), "command is empty")
         return
     used: set[str] = set()
     problems: list[Problem] = []
@@ -46,9 +46,9 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
         swept = isinstance(values, list)
         if swept and not name.isupper() and name not in used and not problems:
             remedy = (
-                f"Write {{{name}}} in command, or call it {name.upper()}: then it is a variable."
+                f"Write {{{name}}} in command, or rename it {name.upper()} to make it a variable."
             )
-            text = f"{show(name)} is swept and does not reach the program"
+            text = f"{show(name)} is swept but does not reach the program"
             yield Problem((*loc, "axes", name), text, remedy, at_key=True)
     for key in ("tokens", "flops"):
         yield from _check_product(workload, key, (*loc, key))
@@ -56,38 +56,38 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
 
 
 def check_settings(cases: Sequence[Case], loc: Loc) -> Iterator[Problem]:
-    """Settings of a program's cases that no program can follow."""
-    for name, default in _OF_A_FACTORY.items():
+    """Settings of cases with a program that need a factory."""
+    for name, default in _FACTORY_ONLY.items():
         if any(case.program and getattr(case.settings, name) != default for case in cases):
-            text = f"{name} needs a factory; a program arranges its own runs"
+            text = f"{name} needs a factory; a program controls its own steps"
             yield Problem((*loc, "measure"), text, at_key=True)
 
 
 def free_metrics(model: SuiteModel) -> Mapping[str, Metric]:
-    """The metrics that programs of a suite tell and the harness does not know."""
+    """The metrics that only programs of the suite report."""
     return {
-        name: _metric(name, told)
+        name: _metric(name, reading)
         for workload in model.workloads
-        for name, told in workload.metrics.items()
+        for name, reading in workload.metrics.items()
         if name not in METRICS
     }
 
 
 def check_same(model: SuiteModel) -> Iterator[Problem]:
-    """Two programs that mean different things by one metric."""
+    """Metrics that two programs define differently."""
     known: dict[str, tuple[str, Metric]] = {}
     for w, workload in enumerate(model.workloads):
-        for name, told in workload.metrics.items():
-            here = _metric(name, told)
+        for name, reading in workload.metrics.items():
+            here = _metric(name, reading)
             first, there = known.setdefault(name, (workload.name, here))
             if name not in METRICS and here != there:
                 text = f"{show(name)} has another unit or direction in {first}"
                 place: Loc = ("workloads", w, "metrics", name)
-                yield Problem(place, text, "Give one of them another name.", at_key=True)
+                yield Problem(place, text, "Rename one of them.", at_key=True)
 
 
 def bind(workload: WorkloadModel, case: Case) -> Program | None:
-    """The program of one case of a workload that `check` has accepted; None for a factory."""
+    """The program of one case of a workload that passed `check`; None for a factory."""
     if workload.command is None:
         return None
     words = _words(workload)
@@ -102,29 +102,29 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         argv=tuple(argv),
         cwd=_filled(workload.cwd, case),
         steps=_steps(workload),
-        readings=tuple(_reading(name, told, case) for name, told in workload.metrics.items()),
+        readings=tuple(_source(name, reading, case) for name, reading in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
     )
 
 
 def _words(workload: WorkloadModel) -> list[str]:
-    """The command's words, with their fields; ValueError where a quote is not closed."""
+    """The words of the command, with their fields; ValueError for an open quote."""
     if isinstance(workload.command, str):
         return shlex.split(workload.command)
-    return [_as_text(word) for word in workload.command or ()]
+    return [as_text(word) for word in workload.command or ()]
 
 
 def _texts(workload: WorkloadModel, words: Sequence[str]) -> Iterator[tuple[Loc, str, bool]]:
-    """Where fields may stand: place, text, and whether it is an argument by itself."""
+    """Texts that may have fields: place, text, and whether it is an argument."""
     listed = not isinstance(workload.command, str)
     for i, word in enumerate(words):
         yield (("command", i) if listed else ("command",)), word, i > 0
     if "cwd" in workload.model_fields_set:
         yield ("cwd",), workload.cwd, False
-    for name, told in workload.metrics.items():
-        if told.file:
-            yield ("metrics", name, "file"), told.file, False
+    for name, reading in workload.metrics.items():
+        if reading.file:
+            yield ("metrics", name, "file"), reading.file, False
 
 
 def _check_fields(
@@ -138,14 +138,14 @@ def _check_fields(
         if field[0] in ("{{", "}}"):
             continue
         if name is None:
-            yield Problem(loc, f"a brace stands alone in {show(text)}", "Double it: {{ or }}.")
+            yield Problem(loc, f"single brace in {show(text)}", "Double it: {{ or }}.")
         elif f"{{{name}}}" == INTERPRETER:
-            yield Problem(loc, "{python} is the first word of a command, and nothing else")
+            yield Problem(loc, "{python} must be the first word of a command")
         elif name not in names:
-            yield Problem(loc, f"{show(name)} is no axis here", nearest(name, names))
+            yield Problem(loc, f"{show(name)} is not an axis here", nearest(name, names))
         elif shown is not None and not (whole and field[0] == text):
-            yield Problem(loc, f"{field[0]} must be an argument by itself")
-        elif shown is not None and not all(isinstance(v, bool) for v in _values(workload, name)):
+            yield Problem(loc, f"{field[0]} must be a whole argument")
+        elif shown is not None and not all(isinstance(v, bool) for v in values_of(workload, name)):
             yield Problem(loc, f"{field[0]} needs an axis that is true or false")
         else:
             used.add(name)
@@ -157,70 +157,71 @@ def _check_product(workload: WorkloadModel, key: str, loc: Loc) -> Iterator[Prob
         if isinstance(factor, int):
             continue
         if factor not in workload.axes:
-            text = f"{show(factor)} is no axis here"
+            text = f"{show(factor)} is not an axis here"
             yield Problem((*loc, i), text, nearest(factor, [*workload.axes]))
-        elif not all(_is_count(value) for value in _values(workload, factor)):
-            yield Problem((*loc, i), f"{factor} is not always a whole number above 0")
+        elif not all(_is_count(value) for value in values_of(workload, factor)):
+            yield Problem((*loc, i), f"{factor} must be a positive whole number in every case")
 
 
 def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     timed = re.compile(_steps_model(workload)).groupindex if workload.progress else {}
-    for name, told in workload.metrics.items():
+    for name, reading in workload.metrics.items():
         place = (*loc, name)
         if name in METRICS:
             if name not in REPORTED:
-                text = f"{name} is measured, and not for a program to tell"
-                yield Problem(place, text, f"It may tell {', '.join(REPORTED)}.", at_key=True)
-            elif told.unit or told.better:
-                text = f"{name} has the unit {METRICS[name].unit} and its direction already"
-                yield Problem(place, text, "Use scale, and drop unit and better.", at_key=True)
-        elif not (told.unit and told.better):
-            text = f"{show(name)} is not one of the harness's; it needs unit and better"
+                text = f"{name} is measured by the harness; a program cannot report it"
+                remedy = f"A program can report {', '.join(REPORTED)}."
+                yield Problem(place, text, remedy, at_key=True)
+            elif reading.unit or reading.better:
+                text = f"{name} already has the unit {METRICS[name].unit} and a direction"
+                yield Problem(place, text, "Use scale; remove unit and better.", at_key=True)
+        elif not (reading.unit and reading.better):
+            text = f"{show(name)} is not a metric of the harness, so it needs unit and better"
             yield Problem(place, text, nearest(name, REPORTED), at_key=True)
     if "tokens_per_s" in workload.metrics and workload.tokens is not None:
-        yield Problem((*loc, "tokens_per_s"), "tokens gives tokens_per_s already", at_key=True)
+        yield Problem((*loc, "tokens_per_s"), "tokens already gives tokens_per_s", at_key=True)
     if "step_s" in workload.metrics and {"step_s", "step_ms"} & {*timed}:
-        yield Problem((*loc, "step_s"), "progress tells the step's time already", at_key=True)
+        yield Problem((*loc, "step_s"), "progress already gives the time of a step", at_key=True)
 
 
 def _steps_model(workload: WorkloadModel) -> str:
-    """The regular expression of a step."""
+    """Regular expression of a step."""
     if isinstance(workload.progress, str):
         return workload.progress
     return workload.progress.step if workload.progress else ""
 
 
 def _steps(workload: WorkloadModel) -> Steps | None:
-    told = workload.progress
-    if told is None:
+    progress = workload.progress
+    if progress is None:
         return None
-    if isinstance(told, str):
-        return Steps(step=told)
+    if isinstance(progress, str):
+        return Steps(step=progress)
     return Steps(
-        step=told.step,
-        alive=told.alive or "",
-        setup_steps=told.setup_steps,
-        until_sampled=told.until == "sampled",
+        step=progress.step,
+        alive=progress.alive or "",
+        setup_steps=progress.setup_steps,
+        until_sampled=progress.until == "sampled",
     )
 
 
-def _metric(name: str, told: ReadingModel) -> Metric:
-    higher = told.better == "higher"
-    return Metric(name=name, title=name, unit=told.unit or "", higher_is_better=higher)
+def _metric(name: str, reading: ReadingModel) -> Metric:
+    higher = reading.better == "higher"
+    return Metric(name=name, title=name, unit=reading.unit or "", higher_is_better=higher)
 
 
-def _reading(name: str, told: ReadingModel, case: Case) -> MetricSource:
+def _source(name: str, reading: ReadingModel, case: Case) -> MetricSource:
     return MetricSource(
         metric=name,
-        unit=told.unit or "",
-        higher_is_better=told.better == "higher",
-        line=told.line or "",
-        json=told.json_ or "",
-        prefix=told.prefix or "",
-        file=_filled(told.file, case) if told.file else "",
-        csv=told.csv or "",
-        scale=told.scale,
-        last=told.take == "last",
+        unit=reading.unit or "",
+        higher_is_better=reading.better == "higher",
+        line=reading.line or "",
+        json=reading.json_ or "",
+        prefix=reading.prefix or "",
+        file=_filled(reading.file, case) if reading.file else "",
+        csv=reading.csv or "",
+        scale=reading.scale,
+        last=reading.take == "last",
     )
 
 
@@ -231,27 +232,28 @@ def _product(factors: int | Sequence[int | str] | None, case: Case) -> int | Non
 
 
 def _optional(word: str) -> tuple[str, str] | None:
-    """Axis and argument of a word that is there only where the axis is true."""
+    """Axis and argument of a word that is only used if the axis is true."""
     field = _FIELD.fullmatch(word)
     return (field[1], field[2]) if field and field[2] is not None else None
 
 
 def _filled(text: str, case: Case) -> str:
-    """A text with its fields filled in."""
     if text == INTERPRETER:
         return text
 
     def fill(field: re.Match[str]) -> str:
-        return field[0][0] if field[1] is None else _as_text(case.get(field[1]))
+        return field[0][0] if field[1] is None else as_text(case.get(field[1]))
 
     return _FIELD.sub(fill, text)
 
 
-def _as_text(value: Scalar | None) -> str:
+def as_text(value: Scalar | None) -> str:
+    """A value in a case id, in an argument and in the environment: `true`, `512`, `off`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _values(workload: WorkloadModel, name: str) -> Sequence[Scalar]:
+def values_of(workload: WorkloadModel, name: str) -> Sequence[Scalar]:
+    """The values of an axis, or the providers."""
     if name == "provider":
         return workload.providers
     values = workload.axes[name]

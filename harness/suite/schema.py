@@ -1,7 +1,7 @@
-"""The form of a suite file: what may stand where, and what each key means.
+"""The form of a suite file: its keys and what they mean.
 
-The models below validate a suite and yield its JSON Schema, which editors show as one types.
-What concerns a suite's own names (an axis, a case to match) is in harness.suite.sweep.
+The models validate a suite and give its JSON Schema, which editors show. Checks of names that a
+suite defines itself (axes, cases) are in harness.suite.sweep and harness.suite.program.
 """
 
 import re
@@ -42,38 +42,38 @@ from harness.suite.positions import Document, nearest
 
 
 class MeasureModel(Form):
-    """How a case is measured. What is not set here has the harness's default."""
+    """How a case is measured. Settings that are absent have the default of the harness."""
 
     processes: Annotated[int, Field(ge=1)] | None = None
-    """Fresh processes per case; one process never decides a comparison. Default 3."""
+    """Fresh processes per case; a comparison needs several. Default 3."""
     min_samples: Annotated[int, Field(ge=1)] | None = None
-    """Steady samples every process must take before it may stop. Default 5."""
+    """Steady samples that a process takes at least. Default 5."""
     max_samples: Annotated[int, Field(ge=1)] | None = None
     """Steady samples after which a process stops. Default 200."""
     sample_s: Positive | None = None
     """Seconds after which a process stops sampling, once it has min_samples. Default 2."""
     warmup_s: Annotated[float, Field(ge=0)] | None = None
-    """Longest time spent looking for the steady state. Default 20."""
+    """Longest search for the steady state, in seconds. Default 20."""
     timeout_s: Positive | None = None
-    """Longest life of one process; past it the case is a timeout. Default 300."""
+    """Longest duration of one process in seconds; then the outcome is timeout. Default 300."""
     stall_s: Positive | None = None
-    """Longest silence between two signs of progress; past it the case hangs. Default 120."""
+    """Longest time without progress in seconds; then the outcome is hang. Default 120."""
     flush_l2: bool | None = None
     """Empty the GPU's L2 cache before every sample. Default false."""
     accuracy: bool | None = None
     """Compare with the reference before timing. Default true."""
     rotate_inputs: Annotated[int, Field(ge=1)] | None = None
-    """Sets of inputs that take turns, so that no run finds its own in the cache. Default 1."""
+    """Sets of inputs in rotation, so that no step finds its own in the cache. Default 1."""
     graph: bool | None = None
-    """Time the replay of a CUDA graph that holds one run. Default false."""
+    """Time the replay of a CUDA graph of one step. Default false."""
     telemetry: bool | None = None
-    """Read NVML and CPU while the worker works. Default true."""
-    census: bool | None = None
-    """Profile a few steps after the last sample: what ran, and where time goes. Of a program they
-    are counted too, in one more process. Default true."""
+    """Read NVML and CPU while the worker runs. Default true."""
+    census: bool | None = Field(default=None, alias="profile")
+    """Profile a few steps after the last sample: which kernels ran, and for how long. A program
+    needs one more process for it, which also counts. Default true."""
 
     def given(self) -> dict[str, Any]:
-        """The settings that are set, as fields of MeasureSettings."""
+        """The settings that are present, as fields of MeasureSettings."""
         return self.model_dump(exclude_unset=True, exclude={"match"})
 
 
@@ -85,7 +85,7 @@ class MeasureSomeModel(MeasureModel):
 
 
 class AllowModel(Form):
-    """An outcome other than ok that is expected of some cases."""
+    """An expected outcome of some cases other than ok."""
 
     match: Matching = {}
     """Cases of this workload; all of them if absent."""
@@ -102,12 +102,12 @@ class SomeEnvModel(Form):
 
 
 class PathModel(Form):
-    """Names that must, and must not, be among those that ran; patterns (fnmatch)."""
+    """Names that must run and must not run; patterns (fnmatch)."""
 
     must: list[Text] = []
-    """Each must fit at least one name."""
+    """Each must match at least one name."""
     must_not: list[Text] = []
-    """None may fit any name."""
+    """Each must match no name."""
 
     @model_validator(mode="after")
     def _says_something(self) -> "PathModel":
@@ -133,7 +133,7 @@ def _pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise wrong(f"is no regular expression: {error}") from None
+        raise wrong(f"is not a regular expression: {error}") from None
     return text
 
 
@@ -163,59 +163,59 @@ Product = Annotated[
 
 
 class ProgressModel(Form):
-    """By which lines of output a program tells that it goes on."""
+    """Lines of output that show the progress of a program."""
 
     step: Pattern
-    """Regular expression of a line that means: a step is finished. Where it has the groups:
-    `step` is how many are by now, `step_s` or `step_ms` what this one took. Without a time, the
-    time between two such lines is taken."""
+    """Regular expression of the line after each step. Optional groups: `step`, the number of
+    finished steps; `step_s` or `step_ms`, the duration of this one. Without a duration, the time
+    between two such lines counts."""
     alive: Pattern | None = None
-    """Lines that are a sign of life, though no step: an evaluation, a checkpoint."""
+    """Lines that show progress without a step: an evaluation, a checkpoint."""
     setup_steps: Annotated[int, Field(ge=0)] = 1
-    """Steps that compile or fill caches, and are neither warm-up nor samples. Default 1."""
+    """Steps that compile or fill caches; neither warm-up nor samples. Default 1."""
     until: Literal["exit", "sampled"] = "exit"
-    """`sampled`: end the program when there are enough samples. `exit`: it runs to its own end."""
+    """`sampled`: end the program after enough samples. `exit`: let it run to its end."""
 
 
 class ReadingModel(Form):
-    """Where one metric of a program is read: `line`, `json`, or `file` with `json` or `csv`."""
+    """Where a metric of a program is read: `line`, `json`, or `file` with `json` or `csv`."""
 
     line: Annotated[Text, AfterValidator(_with_value)] | None = None
-    """Regular expression with a group `value`, searched for in every line of output."""
+    """Regular expression with a group `value`, searched in every line of output."""
     json_: Text | None = Field(default=None, alias="json")
-    """Key of a JSON object that is a line of output, or stands in `file`: `train.loss`."""
+    """Key of a JSON object in a line of output, or in `file`: `train.loss`."""
     prefix: Text | None = None
-    """What a JSON line begins with, before the object."""
+    """Text before the object in a JSON line."""
     file: Text | None = None
-    """Read when the program has ended, from its folder. One document, or one a line."""
+    """File in the folder of the program, read after its end. One document, or one per line."""
     csv: Text | None = None
     """Column of `file`."""
     scale: Positive = 1.0
-    """What is read times this is the value: 0.001 for milliseconds. Default 1."""
+    """Factor from the number to the value: 0.001 for milliseconds. Default 1."""
     take: Literal["all", "last"] = "all"
-    """`last`: the last value counts; `all`: the median of them. Default all."""
+    """`last`: the last value counts; `all`: the median. Default all."""
     unit: Text | None = None
-    """Of a metric that the harness does not know."""
+    """Only for a metric that the harness does not know."""
     better: Literal["higher", "lower"] | None = None
-    """Likewise: what is good."""
+    """Likewise: which direction is good."""
 
     @model_validator(mode="after")
     def _one_place(self) -> "ReadingModel":
         ways = [name for name, way in self._ways().items() if way]
         if len(ways) != 1:
-            said = "needs" if not ways else f"says {' and '.join(ways)}; it needs"
-            raise wrong(f"{said} one of line, json or csv")
+            given = f"has {' and '.join(ways)}, but " if ways else ""
+            raise wrong(f"{given}needs one of line, json or csv")
         if (self.csv and not self.file) or (self.line and self.file):
-            raise wrong("reads a file by json or csv, and output by line or json")
+            raise wrong("needs json or csv with a file, line or json without one")
         if self.prefix and (self.file or not self.json_):
-            raise wrong("goes with a JSON line of output, and with nothing else", key="prefix")
+            raise wrong("needs json without file", key="prefix")
         return self
 
     def _ways(self) -> Mapping[str, str | None]:
         return {"line": self.line, "json": self.json_, "csv": self.csv}
 
 
-_OF_PROGRAMS = ("cwd", "progress", "metrics", "tokens", "flops")
+_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops")
 
 
 class WorkloadModel(Form):
@@ -224,7 +224,7 @@ class WorkloadModel(Form):
     name: Name
     """First part of the case ids."""
     factory: Annotated[str, Field(pattern=FACTORY)] | None = None
-    """`package.module:function`; the worker calls it with provider and axes."""
+    """`package.module:function`, which the worker calls with provider and axes."""
     command: (
         Annotated[
             Annotated[Text, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
@@ -232,12 +232,12 @@ class WorkloadModel(Form):
         ]
         | None
     ) = None
-    """Instead of a factory: a program and its arguments, as a list or as text that is split like
-    a shell would, without one. `{axis}` is an axis, `{provider}` the provider, `{python}` in
-    front the harness's interpreter; `{axis:--flag}` is an argument where the axis is true."""
+    """Instead of a factory: a program and its arguments, as a list or as text that is split like in
+    a shell. `{axis}` is an axis, `{provider}` the provider, `{python}` as first word the
+    interpreter of the harness; `{axis:--flag}` is an argument if the axis is true."""
     cwd: Text = "."
-    """Folder of the program, seen from where the harness was started; where a gate or a bisection
-    measures commits, from the root of each one's tree. Default there."""
+    """Folder of the program, relative to the folder of the harness command, or in a gate or a
+    bisection to the root of each commit's tree. Default `.`."""
     progress: (
         Annotated[
             Annotated[Pattern, Tag("one")] | Annotated[ProgressModel, Tag("mapping")],
@@ -245,63 +245,63 @@ class WorkloadModel(Form):
         ]
         | None
     ) = None
-    """Lines of a program's output that mean a step is finished: a regular expression, or more."""
+    """Lines of a program's output that mark a step: a regular expression, or a mapping."""
     metrics: dict[Name, ReadingModel] = {}
-    """What a program tells of itself: `step_s`, `tokens_per_s`, `mfu`, `peak_memory_bytes`, or
-    any other name with its unit and direction."""
+    """Metrics that a program reports: `step_s`, `tokens_per_s`, `mfu`, `peak_memory_bytes`, or any
+    other name with unit and direction."""
     tokens: Product | None = None
     """Tokens of one step of a program: a number, or a list of numbers and axes to multiply."""
     flops: Product | None = None
     """Floating-point operations of one step of a program, likewise."""
     providers: Annotated[list[Name], Field(min_length=1)] = ["program"]
-    """The implementations to measure. A program may do without."""
+    """The implementations to measure. Optional for a program."""
     axes: dict[AxisName, Values] = {}
-    """A list is swept, a single value fixed. An UPPER_CASE axis is an environment variable of
-    the worker as well."""
+    """A list is swept, a single value fixed. An UPPER_CASE axis is also an environment variable of
+    the worker."""
     zip: list[Annotated[list[AxisName], Field(min_length=2)]] = []
-    """Groups of swept axes that advance together instead of being crossed."""
+    """Groups of swept axes that vary together instead of being crossed."""
     exclude: list[Annotated[Matching, Field(min_length=1)]] = []
-    """Combinations to leave out; every line must match at least one."""
+    """Combinations to exclude; every entry must match at least one."""
     env: Annotated[
         Annotated[dict[VariableName, Value], Tag("one")]
         | Annotated[list[SomeEnvModel], Tag("list")],
         Discriminator(one_or_list),
     ] = {}
-    """Environment variables of the worker: the same for all cases, or a list of `{match, set}`.
-    A flag that is set for a case and that nothing asks for is a path_mismatch."""
+    """Environment variables of the worker: for all cases, or a list of `{match, set}`. A flag that
+    a case sets and no code reads is a path_mismatch."""
     kernels: Paths | None = None
-    """What must and must not run on the device: `{must, must_not}`, or a list of
-    `{match, must, must_not}`. A breach is a path_mismatch; without a GPU it is not attested."""
+    """Kernels that must and must not run: `{must, must_not}`, or a list of
+    `{match, must, must_not}`. A violation is a path_mismatch; nothing is checked without a GPU."""
     operators: Paths | None = None
-    """The same of PyTorch's operators, as its profiler names them, on any device."""
+    """Likewise for PyTorch's operators by their names in the profiler, on any device."""
     measure: Annotated[
         Annotated[MeasureModel, Tag("one")] | Annotated[list[MeasureSomeModel], Tag("list")],
         Discriminator(one_or_list),
     ] = MeasureModel()
-    """Overrides the suite's: settings for all cases of the workload, or a list of settings, each
-    with the cases it is for: `{match, timeout_s}`."""
+    """Overrides settings of the suite, for all cases of the workload or in a list for some:
+    `{match, timeout_s}`."""
     allow: Annotated[
         Annotated[dict[AllowedOutcome, Text], Tag("one")]
         | Annotated[list[AllowModel], Tag("list")],
         Discriminator(one_or_list),
     ] = {}
-    """Outcomes expected here, each with the reason: `{timeout: why}`, or a list of
+    """Expected outcomes with their reasons: `{timeout: why}`, or a list of
     `{match, outcome, reason}`."""
 
     @model_validator(mode="after")
     def _factory_or_program(self) -> "WorkloadModel":
         if (self.factory is None) == (self.command is None):
-            raise wrong("needs a factory or a command, and not both")
+            raise wrong("needs either a factory or a command")
         if self.factory is not None:
-            if foreign := [key for key in _OF_PROGRAMS if key in self.model_fields_set]:
+            if foreign := [key for key in _PROGRAM_ONLY if key in self.model_fields_set]:
                 raise wrong("goes with command, not with factory", key=foreign[0])
             if "providers" not in self.model_fields_set:
-                raise wrong("needs providers beside its factory")
+                raise wrong("needs providers with a factory")
         return self
 
 
 class RangeModel(Form):
-    """Bounds of an expected number, in SI base units; at least one of them."""
+    """Bounds of an expected number in SI base units; at least one."""
 
     low: float | None = None
     high: float | None = None
@@ -330,19 +330,19 @@ else:
 
 
 class ExpectationModel(_Bounds):
-    """What somebody expects of some cases, on a GPU, and on whose word. Names one metric."""
+    """An expected range of one metric for some cases on a GPU, with its source."""
 
     match: Matching = {}
     gpu: Text = "*"
-    """GPU the number was stated for, a pattern: `A100` means `*A100*`; `cpu` for no GPU."""
+    """Pattern of the GPU that the number is for: `A100` means `*A100*`; `cpu` for no GPU."""
     source: Text
-    """Who said so: a report, a data sheet, a runbook, with its date."""
+    """Where the number comes from: a report, a data sheet, a runbook, with its date."""
 
     @model_validator(mode="after")
     def _one_metric(self) -> "ExpectationModel":
         if len(self.model_fields_set & METRICS.keys()) != 1:
             names = ", ".join(_Bounds.model_fields)
-            raise wrong("must name exactly one metric", remedy=f"{names}.")
+            raise wrong("must name exactly one metric", remedy=f"Metrics: {names}.")
         return self
 
     @property
@@ -359,43 +359,43 @@ def metric_name(name: str) -> str:
 
 
 class RuleModel(Form):
-    """One line of the verdict. GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
+    """A rule of the verdict: GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
 
     name: Text
     metric: Annotated[Text, Field(json_schema_extra={"examples": [*METRICS]})]
-    """One of the harness's metrics, or one that a program of the suite tells."""
+    """A metric of the harness, or one that a program of the suite reports."""
     go: float
     abort: float | None = None
-    """Without it, missing `go` is already NO-GO."""
+    """If absent, everything worse than `go` is NO-GO."""
     match: Matching = {}
-    """The cases judged; all of them if absent."""
+    """The cases to judge; all if absent."""
     quantifier: Literal["all", "any"] = "all"
-    """`all`: every matched case must hold. `any`: the best one decides."""
+    """`all`: every case must pass. `any`: the best case decides."""
     axis: str | None = None
-    """For scaling_exponent: the axis it is fitted over."""
+    """For scaling_exponent: the axis of the fit."""
     gpu: Text = "*"
-    """Pattern of the GPUs the rule speaks of."""
+    """Pattern of the GPUs that the rule applies to."""
 
     @model_validator(mode="after")
     def _sensible(self) -> "RuleModel":
         if self.metric == "scaling_exponent" and self.axis is None:
-            raise wrong("needs an axis to be fitted over", key="metric", remedy="Add axis.")
+            raise wrong("needs an axis for the fit", key="metric", remedy="Add axis.")
         if self.metric != "scaling_exponent" and self.axis is not None:
-            raise wrong("goes with scaling_exponent and with nothing else", key="axis")
+            raise wrong("is only for scaling_exponent", key="axis")
         return self
 
     def contrary(self, *, higher_is_better: bool) -> str:
-        """What is wrong with `abort`, if anything is."""
+        """What is wrong with `abort`; empty if nothing."""
         if self.abort is None or self.abort == self.go:
             return ""
-        good = "high" if higher_is_better else "low"
+        better = "higher" if higher_is_better else "lower"
         if (self.abort > self.go) != higher_is_better:
             return ""
-        return f"must be worse than go, and {self.metric} is good when {good}"
+        return f"must be worse than go; for {self.metric}, {better} is better"
 
 
 class RequiresModel(Form):
-    """What the machine must be for the numbers to mean what they are taken for."""
+    """The machine that the suite needs."""
 
     gpu: Text | None = None
     """Pattern of the GPU's name; `H200` means `*H200*`."""
@@ -404,28 +404,28 @@ class RequiresModel(Form):
 
 
 class CostModel(Form):
-    """The training run that the report extrapolates to."""
+    """The training run for which the report extrapolates time and cost."""
 
     steps: Annotated[int, Field(ge=1)]
     match: Matching = {}
-    """The cases to extrapolate from."""
+    """The cases to extrapolate from; all if absent."""
     usd_per_gpu_hour: Positive | None = None
 
 
 class SuiteModel(Form):
-    """What to measure, what is expected of it, and what decides."""
+    """What to measure, what is expected, and which rules decide."""
 
     version: Literal[1] = Field(alias="schema")
     """Version of this format."""
     title: Text
     subject: Annotated[str, Field(pattern=SUBJECT)]
-    """Goes into the report's file name."""
+    """Part of the report's file name."""
     question: Text
-    """What the suite is there to answer."""
+    """The question that the suite answers."""
     device: Literal["any", "cuda", "cpu"] = "any"
-    """`cuda` refuses to run without an NVIDIA GPU; `cpu` uses none where there is one."""
+    """`cuda` refuses to run without an NVIDIA GPU; `cpu` never uses a GPU."""
     requires: RequiresModel = RequiresModel()
-    """Where the machine is another, every case ends as invalid_environment."""
+    """On another machine, every case ends as invalid_environment."""
     measure: MeasureModel = MeasureModel()
     workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
     expectations: list[ExpectationModel] = []
@@ -434,20 +434,15 @@ class SuiteModel(Form):
 
 
 def validate(document: Document) -> SuiteModel:
-    """Check the form of a parsed suite.
-
-    Raises:
-        SuiteError: With the place of the first problem and the nearest valid name, and the
-            next few problems in short.
-    """
+    """Check the form of a parsed suite; a SuiteError as `checked`."""
     return checked(SuiteModel, document)
 
 
 def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:
-    """One checked setting of MeasureSettings, as `{name: value}`.
+    """One checked field of MeasureSettings, as `{name: value}`.
 
     Raises:
-        ValueError: With problem and remedy as its two arguments.
+        ValueError: With problem and remedy as arguments.
     """
     try:
         return MeasureModel.model_validate({name: value}).given()

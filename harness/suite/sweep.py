@@ -1,8 +1,7 @@
-"""From a workload of a suite to its cases, and from a `match` to the cases it means.
+"""Expands a workload of a suite into its cases, and a `match` into the cases that it selects.
 
-A case id names workload, provider and every swept axis: `train/nsa/seq_len=512/gc=off`. It is
-the key that joins runs, so it depends on nothing but the file, and it can stand in a path or on
-a command line without quotes.
+A case id names workload, provider and every swept axis: `train/nsa/seq_len=512/gc=off`. It joins
+runs, so it depends only on the file; it is valid in a path and on a command line without quotes.
 """
 
 import re
@@ -22,22 +21,23 @@ from harness.suite.schema import MeasureModel, PathModel, PathSomeModel, Workloa
 MAX_CASES = 10_000
 """Cases of one suite before exclusions."""
 MIN_FIT_POINTS = 3
-"""Values of an axis without which an exponent has no residual to judge it by."""
+"""Values of an axis that a fit needs to have a residual."""
 
 _SAFE = re.compile(r"[A-Za-z0-9._+-]+")
 PSEUDO_AXES = ("workload", "provider")
 
 
 def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
-    """What is wrong with a workload's providers and axes, taken by themselves."""
+    """Problems of a workload's providers and axes."""
     problems = [*_check_values(workload.providers, (*loc, "providers"))]
     for name, values in workload.axes.items():
         if name in PSEUDO_AXES:
             text = f"{show(name)} cannot be an axis; every case has it already"
-            problems.append(Problem((*loc, "axes", name), text, at_key=True))
+            remedy = "Give the axis another name."
+            problems.append(Problem((*loc, "axes", name), text, remedy, at_key=True))
         for place in _set_in_env(workload, name):
-            text = f"{name} is an axis and in env as well"
-            problems.append(Problem((*loc, *place), text, "Keep one of them.", at_key=True))
+            text = f"{name} is both an axis and in env"
+            problems.append(Problem((*loc, *place), text, "Remove one of them.", at_key=True))
         if isinstance(values, list):
             repeats = any(name in group for group in workload.zip)
             problems += _check_values(values, (*loc, "axes", name), repeats=repeats)
@@ -46,7 +46,7 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
     if not problems:
         points = len(workload.providers) * prod(len(rows) for rows in _dimensions(workload))
         if points > MAX_CASES:
-            text = f"{points} cases; a suite may have {MAX_CASES}"
+            text = f"{points} cases, but a suite may have at most {MAX_CASES}"
             problems.append(Problem((*loc, "axes"), text, "Split it, or zip axes.", at_key=True))
     return problems
 
@@ -55,13 +55,13 @@ def _check_values(values: Sequence[Scalar], loc: Loc, *, repeats: bool = False) 
     problems = []
     seen: set[Scalar] = set()
     for i, value in enumerate(values):
-        text = as_text(value)
+        text = program.as_text(value)
         if not _SAFE.fullmatch(text):
-            problem = f"{show(value)} cannot stand in a case id"
-            remedy = "A swept value has letters, digits and . _ + - only."
+            problem = f"{show(value)} cannot be part of a case id"
+            remedy = "Use only letters, digits and . _ + - in swept values."
             problems.append(Problem((*loc, i), problem, remedy))
         if not repeats and (value in seen or text in seen):
-            problems.append(Problem((*loc, i), f"{show(value)} is listed twice"))
+            problems.append(Problem((*loc, i), f"{show(value)} is listed twice", "Remove one."))
         seen |= {value, text}
     return problems
 
@@ -73,18 +73,18 @@ def _check_zip(workload: WorkloadModel, loc: Loc) -> list[Problem]:
     for g, group in enumerate(workload.zip):
         for i, name in enumerate(group):
             if name not in swept:
-                text = f"{show(name)} is no swept axis"
+                text = f"{show(name)} is not a swept axis"
                 problems.append(Problem((*loc, g, i), text, nearest(name, swept)))
             elif name in zipped:
                 problems.append(Problem((*loc, g, i), f"{show(name)} is zipped twice"))
             zipped.add(name)
-        columns = {name: _values(workload, name) for name in group if name in swept}
+        columns = {name: program.values_of(workload, name) for name in group if name in swept}
         if len({len(values) for values in columns.values()}) > 1:
             listed = ", ".join(f"{name} has {len(values)}" for name, values in columns.items())
-            text = f"zipped axes need equally many values: {listed}"
+            text = f"zipped axes must have the same number of values: {listed}"
             problems.append(Problem((*loc, g), text))
         elif len(rows := [*zip(*columns.values(), strict=True)]) > len(set(rows)):
-            problems.append(Problem((*loc, g), f"{' and '.join(group)} repeat a combination"))
+            problems.append(Problem((*loc, g), f"{' and '.join(group)} have a combination twice"))
     return problems
 
 
@@ -95,16 +95,15 @@ def cases(
     *,
     excluded: bool = False,
 ) -> tuple[Case, ...]:
-    """The cases of a workload that `check` has accepted.
+    """The cases of a workload that passed `check`.
 
-    The provider varies slowest, the last axis fastest; zipped axes advance where the first of
-    them stands.
+    The provider varies slowest, the last axis fastest; zipped axes vary in the place of the first.
 
     Args:
         workload: One entry of the suite.
-        measure: Fields of MeasureSettings that the suite sets; the workload's own go before.
-        overrides: Fields of MeasureSettings that go before both.
-        excluded: Whether to return the excluded combinations too.
+        measure: Fields of MeasureSettings from the suite; the workload's own override them.
+        overrides: Fields of MeasureSettings that override both.
+        excluded: Whether to include the excluded combinations.
     """
     exclusions = [] if excluded else [match(m) for m in workload.exclude]
     swept = tuple(name for name, values in workload.axes.items() if isinstance(values, list))
@@ -112,15 +111,15 @@ def cases(
     for provider, rows in product(workload.providers, [*product(*_dimensions(workload))]):
         bound = {name: value for row in rows for name, value in row.items()}
         axes = {name: bound[name] for name in workload.axes}
-        parts = [workload.name, provider, *(f"{name}={as_text(axes[name])}" for name in swept)]
+        labels = (f"{name}={program.as_text(axes[name])}" for name in swept)
         case = Case(
-            case_id="/".join(parts),
+            case_id="/".join((workload.name, provider, *labels)),
             workload=workload.name,
             factory=workload.factory or "",
             provider=provider,
             axes=axes,
             swept=swept,
-            env={name: as_text(v) for name, v in axes.items() if name.isupper()},
+            env={name: program.as_text(v) for name, v in axes.items() if name.isupper()},
         )
         case = replace(case, env={**_env(workload, case), **case.env})
         case = replace(case, program=program.bind(workload, case))
@@ -139,7 +138,7 @@ def cases(
 
 
 def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
-    """The variables of one case, but for its axes."""
+    """The variables of one case, without its axes."""
     given: dict[str, Scalar] = {}
     if isinstance(workload.env, dict):
         given |= workload.env
@@ -147,18 +146,18 @@ def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
         for some in workload.env:
             if match(some.match).accepts(case):
                 given |= some.set
-    return {name: as_text(value) for name, value in given.items()}
+    return {name: program.as_text(value) for name, value in given.items()}
 
 
 def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
-    """Where `env` sets a variable."""
+    """Places where `env` sets a variable."""
     if isinstance(workload.env, dict):
         return [("env", name)] if name in workload.env else []
     return [("env", i, "set", name) for i, some in enumerate(workload.env) if name in some.set]
 
 
 def _path(stated: PathModel | list[PathSomeModel] | None, case: Case) -> PathRule:
-    """All that is stated of a case."""
+    """The rules that apply to a case."""
     if stated is None:
         return PathRule()
     rules = [stated] if isinstance(stated, PathModel) else stated
@@ -192,23 +191,13 @@ def _dimensions(workload: WorkloadModel) -> list[list[dict[str, Scalar]]]:
     for name in workload.axes:
         group = group_of.get(name, [name])
         if name == min(group, key=list(workload.axes).index):
-            columns = zip(*(_values(workload, n) for n in group), strict=True)
+            columns = zip(*(program.values_of(workload, n) for n in group), strict=True)
             dimensions.append([dict(zip(group, row, strict=True)) for row in columns])
     return dimensions
 
 
-def _values(workload: WorkloadModel, name: str) -> Sequence[Scalar]:
-    values = workload.axes[name]
-    return values if isinstance(values, list) else [values]
-
-
-def as_text(value: Scalar) -> str:
-    """A value in a case id and in the environment: `true`, `512`, `off`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def match(criteria: Matching) -> Match:
-    """The record of a `match`; a single value is a list of one."""
+    """The record of a `match`."""
     return Match(
         criteria={
             name: tuple(wanted) if isinstance(wanted, list) else (wanted,)
@@ -218,7 +207,7 @@ def match(criteria: Matching) -> Match:
 
 
 def check_match(criteria: Matching, loc: Loc, candidates: Sequence[Case]) -> list[Problem]:
-    """What keeps a `match` from choosing any of the candidates."""
+    """Why a `match` selects no candidate."""
     chosen = match(criteria).criteria
     pool = [c for c in candidates if c.workload in chosen.get("workload", (c.workload,))]
     pool = pool or list(candidates)
@@ -226,7 +215,7 @@ def check_match(criteria: Matching, loc: Loc, candidates: Sequence[Case]) -> lis
     problems = []
     for name, wanted in chosen.items():
         if name not in names:
-            text = f"{show(name)} is no axis here"
+            text = f"{show(name)} is not an axis here"
             problems.append(Problem((*loc, name), text, nearest(name, names), at_key=True))
             continue
         taken = [*dict.fromkeys(v for case in pool if (v := case.get(name)) is not None)]
@@ -236,12 +225,13 @@ def check_match(criteria: Matching, loc: Loc, candidates: Sequence[Case]) -> lis
                 text = f"{name} is never {show(value)}"
                 problems.append(Problem(place, text, nearest(value, taken)))
     if not problems and not any(match(criteria).accepts(case) for case in candidates):
-        problems.append(Problem(loc, "matches no case", "No case has all of this at once."))
+        remedy = "Each value exists, but no case has all of them."
+        problems.append(Problem(loc, "matches no case", remedy))
     return problems
 
 
 def check_fit(axis: str, loc: Loc, matched: Sequence[Case]) -> list[Problem]:
-    """What keeps a scaling exponent over an axis from being fitted to any curve."""
+    """Why no curve allows the fit of a scaling exponent over an axis."""
     curves: defaultdict[object, set[Scalar]] = defaultdict(set)
     for case in matched:
         value = case.axes.get(axis)
@@ -255,10 +245,10 @@ def check_fit(axis: str, loc: Loc, matched: Sequence[Case]) -> list[Problem]:
             for name in case.swept
             if isinstance(case.axes[name], int | float)
         )
-        text = f"{show(axis)} is no swept axis of numbers here"
+        text = f"{show(axis)} is not a swept axis of numbers here"
         return [Problem(loc, text, nearest(axis, [*numeric]))]
     longest = max(len(points) for points in curves.values())
     if longest < MIN_FIT_POINTS:
         text = f"a fit over {axis} needs {MIN_FIT_POINTS} values; no curve has more than {longest}"
-        return [Problem(loc, text)]
+        return [Problem(loc, text, "Add values to the axis.")]
     return []

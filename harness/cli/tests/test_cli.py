@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from harness.cli import main as cli
 from harness.git import repository
-from harness.suite.load import json_schema
+from harness.suite.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""Suite files: what becomes of a good one, where it is found, and those that ship."""
+"""Good suite files, where they are found, and the shipped ones."""
 
 import json
 from dataclasses import fields
@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from harness.errors import SuiteError
 from harness.records import METRICS, Case, MeasureSettings, Outcome
 from harness.suite import load as suites
-from harness.suite.schema import ExpectationModel, MeasureModel
+from harness.suite.schema import ExpectationModel, MeasureModel, json_schema
 from harness.tests.good_suite import GOOD, error_of, ids
 
 SHIPPED = (
@@ -23,7 +23,7 @@ SHIPPED = (
 # --- a good suite ------------------------------------------------------------------------
 
 
-def test_a_case_carries_axes_environment_settings_and_allowances() -> None:
+def test_a_case_has_axes_environment_settings_and_allowances() -> None:
     case = suites.loads(GOOD, "x.yaml").cases[1]
 
     assert case == Case(
@@ -39,7 +39,7 @@ def test_a_case_carries_axes_environment_settings_and_allowances() -> None:
     )
 
 
-def test_rules_expectations_and_cost_arrive_whole() -> None:
+def test_rules_expectations_and_cost_are_complete() -> None:
     loaded = suites.loads(GOOD, "folder/x.yaml")
 
     assert (loaded.name, loaded.path, loaded.text) == ("x", "folder/x.yaml", GOOD)
@@ -55,14 +55,14 @@ def test_rules_expectations_and_cost_arrive_whole() -> None:
     assert (loaded.cost.steps, loaded.cost.usd_per_gpu_hour) == (50000, 2.0)
 
 
-def test_the_words_off_and_on_are_text_and_booleans_are_spelt_out_in_ids() -> None:
+def test_off_and_on_are_text_and_booleans_are_spelled_out_in_ids() -> None:
     loaded = suites.loads(GOOD.replace('gc: ["off", "on"]', "gc: [off, on, true]"), "x.yaml")
 
     assert loaded.cases[0].axes["gc"] == "off"
     assert "train/nsa/seq_len=128/gc=true/NSA_USE_FA2=0" in ids(loaded)
 
 
-def test_settings_and_allowances_can_be_for_some_cases_only() -> None:
+def test_settings_and_allowances_can_be_for_some_cases() -> None:
     text = GOOD.replace(
         "measure: {timeout_s: 60}",
         "measure: [{match: {seq_len: 512}, timeout_s: 120}, {match: {gc: 'on'}, processes: 2}]",
@@ -79,7 +79,7 @@ def test_settings_and_allowances_can_be_for_some_cases_only() -> None:
     assert {c.axes["seq_len"] for c in cases if Outcome.TIMEOUT in c.allow} == {512}
 
 
-def test_variables_may_be_set_for_some_cases() -> None:
+def test_variables_can_be_set_for_some_cases() -> None:
     listed = "[{match: {provider: nsa}, set: {A: 1, B: x}}, {match: {seq_len: 512}, set: {A: 2}}]"
     cases = suites.loads(GOOD.replace("{OMP_NUM_THREADS: 1}", listed), "x.yaml").cases
 
@@ -101,7 +101,7 @@ def test_aliases_repeat_a_value() -> None:
     assert throughput.match == scaling.match
 
 
-# --- what must run -----------------------------------------------------------------------
+# --- kernels and operators that must run -------------------------------------------------
 
 MUST = """\
     kernels:
@@ -111,7 +111,7 @@ MUST = """\
 """
 
 
-def test_each_case_has_what_is_stated_of_it() -> None:
+def test_each_case_has_the_rules_that_match_it() -> None:
     loaded = suites.loads(GOOD.replace("    env:", MUST + "    env:"), "x.yaml")
 
     stated = {
@@ -131,7 +131,7 @@ def test_each_case_has_what_is_stated_of_it() -> None:
         ("must: [_forward_kernel]", "mast: [_forward_kernel]", "unknown key 'mast'"),
     ],
 )
-def test_a_statement_that_says_nothing_is_refused(old: str, new: str, said: str) -> None:
+def test_a_wrong_rule_about_kernels_is_an_error(old: str, new: str, said: str) -> None:
     text = GOOD.replace("    env:", MUST.replace(old, new) + "    env:")
 
     assert said in error_of(text)
@@ -149,7 +149,7 @@ def test_shipped_suites_are_found_by_name_from_any_directory(
         assert suites.load(ref).path == "suites/smoke.yaml"
 
 
-def test_a_file_at_hand_goes_before_a_shipped_suite(
+def test_a_local_file_wins_over_a_shipped_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -158,7 +158,7 @@ def test_a_file_at_hand_goes_before_a_shipped_suite(
     assert suites.load("smoke.yaml").title == "Retest"
 
 
-def test_a_missing_file_lists_the_suites_there_are(tmp_path: Path) -> None:
+def test_a_missing_file_lists_the_shipped_suites(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="no such suite") as caught:
         suites.load(tmp_path / "smok.yaml")
 
@@ -166,7 +166,7 @@ def test_a_missing_file_lists_the_suites_there_are(tmp_path: Path) -> None:
     assert all(name in str(caught.value) for name in SHIPPED)
 
 
-def test_a_binary_file_and_a_folder_are_told_as_such(tmp_path: Path) -> None:
+def test_a_binary_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     binary = tmp_path / "x.yaml"
     binary.write_bytes(b"\x89PNG\xff\x00")
 
@@ -176,7 +176,7 @@ def test_a_binary_file_and_a_folder_are_told_as_such(tmp_path: Path) -> None:
         suites.load(tmp_path)
 
 
-def test_the_text_is_kept_as_it_stands_in_the_file(tmp_path: Path) -> None:
+def test_the_text_is_stored_byte_for_byte(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_bytes(GOOD.replace("\n", "\r\n").encode())
 
@@ -194,11 +194,11 @@ def test_the_exported_schema_is_up_to_date() -> None:
     """Regenerate it with `harness schema > suites/suite.schema.json`."""
     written = (suites.available()[0].parent / "suite.schema.json").read_text()
 
-    assert json.loads(written) == suites.json_schema()
+    assert json.loads(written) == json_schema()
 
 
-def test_the_schema_accepts_a_good_suite_and_refuses_a_bad_one() -> None:
-    schema = suites.json_schema()
+def test_the_schema_accepts_a_good_suite_and_rejects_a_bad_one() -> None:
+    schema = json_schema()
     yaml = YAML(typ="safe", pure=True)
 
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -212,7 +212,7 @@ def test_the_schema_accepts_a_good_suite_and_refuses_a_bad_one() -> None:
             jsonschema.validate(yaml.load(GOOD.replace(old, new)), schema)
 
 
-def test_the_format_knows_every_setting_and_every_metric() -> None:
+def test_the_format_has_every_setting_and_every_metric() -> None:
     defaults = {f.name: f.default for f in fields(MeasureSettings)}
 
     assert set(MeasureModel.model_fields) == set(defaults)
@@ -223,7 +223,7 @@ def test_the_format_knows_every_setting_and_every_metric() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_suite_opens_with_its_question_and_names_its_schema(name: str) -> None:
+def test_a_shipped_suite_starts_with_schema_and_question(name: str) -> None:
     loaded = suites.load(name)
 
     lines = loaded.text.splitlines()
@@ -231,14 +231,14 @@ def test_a_shipped_suite_opens_with_its_question_and_names_its_schema(name: str)
     assert lines[2].endswith("?")
     assert loaded.question.endswith("?")
     assert loaded.rules
-    jsonschema.validate(YAML(typ="safe", pure=True).load(loaded.text), suites.json_schema())
+    jsonschema.validate(YAML(typ="safe", pure=True).load(loaded.text), json_schema())
 
 
-def test_no_suite_ships_untested() -> None:
+def test_every_shipped_suite_is_tested() -> None:
     assert tuple(path.stem for path in suites.available()) == SHIPPED
 
 
-def test_the_retest_keeps_the_floors_and_the_matrix_of_the_report_of_2025_08_31() -> None:
+def test_the_retest_has_the_limits_and_the_matrix_of_its_report() -> None:
     retest = suites.load("a100-retest")
 
     throughput = retest.rules[0]

@@ -1,4 +1,4 @@
-"""Sweeps: what axes expand to, and what overrides and filters leave of it."""
+"""Sweeps: the cases of axes, overrides and filters."""
 
 import json
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from harness.tests.good_suite import GOOD, error_of, ids, write_suite
 # --- what a sweep expands to -------------------------------------------------------------
 
 
-def test_cases_follow_the_declared_order_and_leave_out_what_is_excluded() -> None:
+def test_cases_have_the_order_of_the_file_without_the_excluded() -> None:
     assert ids(suites.loads(GOOD, "x.yaml")) == [
         "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0",
         "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=1",
@@ -64,7 +64,7 @@ def swept_suite(axes: Sequence[Sequence[int]], exclude: str = "", zipped: str = 
 
 @given(st.lists(axis_values, min_size=1, max_size=3), st.data())
 @settings(max_examples=40, deadline=None)
-def test_a_sweep_has_every_combination_once_but_the_excluded(
+def test_a_sweep_has_every_combination_once_except_the_excluded(
     axes: list[list[int]], data: st.DataObject
 ) -> None:
     out = [data.draw(st.sets(st.sampled_from(values))) for values in axes]
@@ -98,21 +98,21 @@ def test_a_zipped_sweep_is_as_long_as_its_axes(length: int, crossed: list[int]) 
     assert all(c.axes["a2"] == 10 + int(c.axes["a0"]) for c in loaded.cases)
 
 
-# --- sweeps that cannot be ---------------------------------------------------------------
+# --- wrong sweeps ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("zipped", "said"),
     [
         pytest.param("[seq_len, gcc]", "did you mean 'gc'", id="unknown"),
-        pytest.param("[seq_len, preset]", "'preset' is no swept axis", id="fixed"),
+        pytest.param("[seq_len, preset]", "'preset' is not a swept axis", id="fixed"),
         pytest.param("[seq_len, gc]", "seq_len has 3, gc has 2", id="unequal"),
         pytest.param("[gc, NSA_USE_FA2], [gc, seq_len]", "'gc' is zipped twice", id="twice"),
         pytest.param("[gc]", "at least 2", id="alone"),
-        pytest.param("[gc, other]", "gc and other repeat a combination", id="repeated"),
+        pytest.param("[gc, other]", "gc and other have a combination twice", id="repeated"),
     ],
 )
-def test_a_zip_that_cannot_advance_is_told(zipped: str, said: str) -> None:
+def test_a_wrong_zip_is_an_error_with_its_cause(zipped: str, said: str) -> None:
     axes = GOOD.replace('gc: ["off", "on"]', 'gc: ["off", "on", "off"]\n      other: [1, 2, 1]')
     text = axes if "other" in zipped else GOOD
 
@@ -122,12 +122,12 @@ def test_a_zip_that_cannot_advance_is_told(zipped: str, said: str) -> None:
     assert said in message.replace("Did", "did")
 
 
-def test_the_number_of_cases_is_bounded_before_they_are_made() -> None:
+def test_the_number_of_cases_is_checked_before_they_are_made() -> None:
     values = list(range(20))
 
     message = error_of(swept_suite([values, values, values]))
 
-    assert message.startswith("x.yaml:9:5: 16000 cases; a suite may have 10000")
+    assert message.startswith("x.yaml:9:5: 16000 cases")
 
 
 def test_excluding_everything_is_an_error() -> None:
@@ -136,19 +136,19 @@ def test_excluding_everything_is_an_error() -> None:
     assert message.startswith("x.yaml:15:5: every combination is excluded")
 
 
-def test_workloads_bear_different_names_and_share_the_bound_on_cases() -> None:
+def test_workloads_need_different_names_and_share_the_limit_on_cases() -> None:
     values = list(range(20))
     one = swept_suite([values, values, range(10)])  # 8000 cases
     again = one[one.index("  - name: w") :]
 
-    assert "a second workload named 'w'" in error_of(one + again)
+    assert "two workloads are named 'w'" in error_of(one + again)
     assert "16000 cases" in error_of(one + again.replace("name: w", "name: v"))
 
 
 # --- overrides ---------------------------------------------------------------------------
 
 
-def test_an_override_replaces_the_axis_and_keeps_the_ids_of_the_cases_left(tmp_path: Path) -> None:
+def test_an_override_replaces_the_axis_and_keeps_the_ids_of_remaining_cases(tmp_path: Path) -> None:
     path = write_suite(tmp_path)
 
     some = suites.load(path, overrides=["seq_len=512", "NSA_USE_FA2=0", "measure.processes=1"])
@@ -160,7 +160,7 @@ def test_an_override_replaces_the_axis_and_keeps_the_ids_of_the_cases_left(tmp_p
 
 
 def test_an_overridden_fixed_axis_enters_the_id(tmp_path: Path) -> None:
-    """Else two different measurements would bear one name."""
+    """Otherwise two different measurements would have one name."""
     loaded = suites.load(write_suite(tmp_path), overrides=["preset=tiny"])
 
     assert loaded.cases[0].case_id == "train/nsa/preset=tiny/seq_len=128/gc=off/NSA_USE_FA2=0"
@@ -175,8 +175,8 @@ def test_an_override_keeps_the_type_that_the_file_gives_a_value(tmp_path: Path) 
     assert loaded.cases[0].axes["NSA_USE_FA2"] == 0
 
 
-def test_a_rule_that_an_override_leaves_without_cases_is_kept(tmp_path: Path) -> None:
-    """The gate must say that it judged nothing, rather than pass without it."""
+def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
+    """The verdict must show that the rule judged nothing."""
     loaded = suites.load(write_suite(tmp_path), overrides=["seq_len=64"])
 
     assert len(loaded.rules) == 2
@@ -190,8 +190,8 @@ def test_a_rule_that_an_override_leaves_without_cases_is_kept(tmp_path: Path) ->
         pytest.param("seq_ln=512", "did you mean 'seq_len'", id="unknown-axis"),
         pytest.param("seq_len", "axis=value", id="no-value"),
         pytest.param("seq_len=", "axis=value", id="empty-value"),
-        pytest.param("seq_len=1,,2", "'' is no value", id="gap"),
-        pytest.param("seq_len=.inf", "no finite number", id="infinite"),
+        pytest.param("seq_len=1,,2", "'' is not a value", id="gap"),
+        pytest.param("seq_len=.inf", "not a finite number", id="infinite"),
         pytest.param("seq_len=1,1", "1 is listed twice", id="twice"),
         pytest.param("seq_len=a/b", "case id", id="unsafe"),
         pytest.param("measure.proceses=1", "did you mean 'processes'", id="unknown-setting"),
@@ -199,10 +199,10 @@ def test_a_rule_that_an_override_leaves_without_cases_is_kept(tmp_path: Path) ->
         pytest.param(
             "measure.max_samples=2", "min_samples 5 is above max_samples 2", id="contrary"
         ),
-        pytest.param("seq_len=" + ",".join(map(str, range(9999))), "a suite may have", id="many"),
+        pytest.param("seq_len=" + ",".join(map(str, range(9999))), "cases, but", id="many"),
     ],
 )
-def test_a_bad_override_is_told_with_a_remedy(tmp_path: Path, override: str, said: str) -> None:
+def test_a_wrong_override_has_a_remedy(tmp_path: Path, override: str, said: str) -> None:
     path = write_suite(tmp_path)
 
     with pytest.raises(SuiteError, match=r"^--set ") as caught:
@@ -212,7 +212,7 @@ def test_a_bad_override_is_told_with_a_remedy(tmp_path: Path, override: str, sai
     assert len(str(caught.value)) < 400
 
 
-def test_an_override_to_excluded_combinations_only_is_an_error(tmp_path: Path) -> None:
+def test_an_override_that_leaves_only_excluded_cases_is_an_error(tmp_path: Path) -> None:
     text = GOOD.replace("[nsa, dense]", "[dense, nsa]").replace("provider: dense", "provider: nsa")
     path = write_suite(tmp_path, text.replace("seq_len: [256, 512]", "provider: dense"))
 
@@ -245,13 +245,13 @@ def test_filters_choose_cases(tmp_path: Path, filters: list[str], count: int) ->
 
 @pytest.mark.parametrize("empty", ["", "!"])
 def test_an_empty_filter_is_refused(tmp_path: Path, empty: str) -> None:
-    """It would fit every case: an unset shell variable must not start the whole suite."""
+    """An unset shell variable must not start the whole suite."""
     with pytest.raises(SuiteError, match="empty filter"):
         suites.load(write_suite(tmp_path), filters=["train", empty])
 
 
-def test_a_filter_that_leaves_nothing_shows_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="no case fits nothing") as caught:
+def test_a_filter_without_a_match_lists_cases(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="no case matches nothing") as caught:
         suites.load(write_suite(tmp_path), filters=["nothing"])
 
     assert "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0" in str(caught.value)
