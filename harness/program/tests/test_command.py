@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.program.output import Lines, Log
+from harness.program.output import BoundedLog, Lines
 from harness.program.reported import Step
-from harness.program.steps import Series
+from harness.program.steps import ProgramSteps
 from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
@@ -190,7 +190,7 @@ sys.stdout.write("y" * 5_000_000)
     log = (tmp_path / m.log).read_bytes()
     assert len(log) < 13 * 2**20
     assert log.startswith(b"xxx")
-    assert b"left out what the program wrote" in log
+    assert b"left out output" in log
     assert log.endswith(b"y" * 1000)
     assert m.telemetry is not None
 
@@ -199,7 +199,7 @@ def test_the_log_keeps_head_and_tail(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"before\n")
     with path.open("ab") as file:
-        log = Log(file.fileno(), head=100, tail=50)
+        log = BoundedLog(file.fileno(), head=100, tail=50)
         for i in range(200):
             log.write(b"%09d\n" % i)
             assert path.stat().st_size < 7 + 100 + 2 * 50 + 100
@@ -241,7 +241,7 @@ print("RESULT", json.dumps({"pid": child.pid}))
 
 
 def test_lines_that_arrive_together_share_their_time() -> None:
-    series = Series(MeasureSettings(), setup_steps=1)
+    series = ProgramSteps(MeasureSettings(), setup_steps=1)
 
     assert series.add([Step(1, None)], 10.0) == []
     assert series.add([Step(2, None), Step(3, None)], 10.5) == [0.25, 0.25]
@@ -252,11 +252,11 @@ def test_lines_that_arrive_together_share_their_time() -> None:
 
 
 def test_lines_that_speak_of_several_steps_are_known() -> None:
-    series = Series(MeasureSettings(), setup_steps=1)
+    series = ProgramSteps(MeasureSettings(), setup_steps=1)
     for number, count in enumerate((None, 1, 2, 2, 1, 2)):
         series.add([Step(count, None)], 10.0 + number)
-    assert series.by_the_step
+    assert series.one_by_one
 
     series.add([Step(12, None)], 20.0)
 
-    assert not series.by_the_step, "such a line is no step that a hook could count"
+    assert not series.one_by_one, "such a line is no step that a hook could count"

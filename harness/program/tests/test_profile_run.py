@@ -20,13 +20,13 @@ from torch import nn
 from harness.git import origin
 from harness.messages import ASK_FOR_STACKS
 from harness.program import process, profile_run, step_hook
-from harness.program.profile_run import Timed
+from harness.program.profile_run import TimedProgram
 from harness.program.startup import sitecustomize
-from harness.program.step_hook import ANSWER, CLAIM, UNHEARD, HookOrder, Marks
+from harness.program.step_hook import ANSWER, CLAIM, UNHEARD, HookOrder, StepHook
 from harness.records import LINES, OPTIMIZER, Case, Counters, Measurement, Outcome, PathRule
 from harness.suite import load as suites
 
-TIMED = Timed(setup_s=50.0, step_s=0.001, steps=8, setup_steps=1, by_lines=True)
+TIMED = TimedProgram(setup_s=50.0, step_s=0.001, steps=8, setup_steps=1, by_lines=True)
 """Of a program that makes as few steps as can be counted."""
 HEAD = """
 schema: 1
@@ -90,7 +90,7 @@ def case_of(folder: Path, *lines: str) -> Case:
 
 def attested(
     case: Case,
-    timed: Timed | str = TIMED,
+    timed: TimedProgram | str = TIMED,
     roots: tuple[str, ...] = (),
     left_s: float = 600.0,
     elsewhere: tuple[str, ...] = (),
@@ -163,7 +163,7 @@ def test_neither_forked_nor_started_children_count(
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        (SLOW, r"counting was not done in \d\.\d+ s"),
+        (SLOW, r"counting did not end within \d\.\d+ s"),
         ("print('step', 1)", "the program is not Python with torch"),
         ("import sys; sys.exit('no data')", "the process that counts exited with 1: no data"),
     ],
@@ -199,7 +199,7 @@ def test_a_program_that_is_not_python_has_a_reason_of_its_own(tmp_path: Path) ->
     ],
 )
 def test_no_process_is_started_where_it_could_not_answer(
-    timed: Timed | str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    timed: TimedProgram | str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "start", lambda *_: pytest.fail("a process was started"))
 
@@ -225,12 +225,12 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """An answer as the hook gives it, for a program that is not run."""
     ran = {
         "counters": {"dispatched_ops": 3, "steps": 2},
-        "census": {"fingerprint": "f", "steps": 2},
+        "profile": {"fingerprint": "f", "steps": 2},
         "kernels": ["flash_fwd_kernel"],
         "operators": ["aten::mm"],
     }
     answer = {"ran": ran, "by": OPTIMIZER, "torch": "2.11", "device": "cuda", "places": {}}
-    monkeypatch.setattr(profile_run._Attempt, "answer", lambda *_: answer)
+    monkeypatch.setattr(profile_run._HookedRun, "answer", lambda *_: answer)
     return answer
 
 
@@ -315,16 +315,16 @@ class Marked:
             step=r"step (?P<step>\d+)", by_lines=by_lines, skip=skip, step_s=0.05, profile_s=0.1,
             ends_at=time.monotonic() + 60,
         )  # fmt: skip
-        self.marks = Marks(asked, folder, lambda **said: self.notes.append(said))
+        self.hook = StepHook(asked, folder, lambda **said: self.notes.append(said))
 
     def step(self, number: int, *, line: bool = True) -> None:
         self.model(torch.ones(1, 3)).sum().backward()
         for optimizer in self.optimizers:
-            self.marks.stepped(optimizer)
+            self.hook.optimizer_stepped(optimizer)
         if line:
-            self.marks.wrote(f"step {number} done")
-            self.marks.wrote(f"step {number} evaluated")
-            self.marks.wrote("saved")
+            self.hook.line_written(f"step {number} done")
+            self.hook.line_written(f"step {number} evaluated")
+            self.hook.line_written("saved")
 
     @property
     def answer(self) -> dict[str, Any] | None:
@@ -373,7 +373,7 @@ def test_lines_that_python_does_not_write_leave_it_to_the_optimiser(tmp_path: Pa
 def test_a_line_of_a_reporting_thread_is_not_a_mark(tmp_path: Path) -> None:
     marked = Marked(tmp_path)
 
-    thread = threading.Thread(target=marked.marks.wrote, args=("step 1",))
+    thread = threading.Thread(target=marked.hook.line_written, args=("step 1",))
     thread.start()
     thread.join()
 
@@ -383,7 +383,7 @@ def test_a_line_of_a_reporting_thread_is_not_a_mark(tmp_path: Path) -> None:
 def test_a_process_that_only_reports_does_not_count_zero(tmp_path: Path) -> None:
     marked = Marked(tmp_path)
     for number in range(1, 40):
-        marked.marks.wrote(f"step {number}")
+        marked.hook.line_written(f"step {number}")
 
     assert marked.answer is None
     assert "runs no operators" in marked.notes[0]["failed"]
@@ -396,7 +396,7 @@ def test_one_process_counts_until_it_ends(tmp_path: Path) -> None:
         second.step(number)
     assert second.answer is None, "the first still lives"
 
-    first.marks.left()
+    first.hook.process_ends()
     for number in range(9, 20):
         second.step(number)
 
@@ -420,11 +420,11 @@ def test_a_process_that_was_killed_leaves_its_place(tmp_path: Path) -> None:
 
 def test_a_forked_child_of_the_one_that_counts_does_not(tmp_path: Path) -> None:
     marked = Marked(tmp_path)
-    marked.marks.forked()
+    marked.hook.forked()
     marked.step(1)
     assert (tmp_path / CLAIM).exists(), "the parent had not begun to"
 
-    marked.marks.forked()
+    marked.hook.forked()
     for number in range(2, 20):
         marked.step(number)
 
@@ -450,7 +450,7 @@ def test_what_goes_wrong_in_counting_is_noted_and_not_raised(
         yield
         raise RuntimeError("CUPTI is in use")
 
-    monkeypatch.setattr("harness.measure.profile.asked", broken)
+    monkeypatch.setattr("harness.measure.profile.requests", broken)
     marked = Marked(tmp_path)
     for number in range(1, 9):
         marked.step(number)
