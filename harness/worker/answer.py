@@ -23,7 +23,7 @@ from harness.messages import (
     SelfTestOrder,
 )
 from harness.program import command
-from harness.records import Accuracy, Case, Evidence, Measurement, NonFiniteOrigin, Outcome
+from harness.records import Case, Evidence, Measurement, NonFiniteOrigin, Outcome
 from harness.worker import case as worker_case
 from harness.worker import factory
 from harness.worker.case import DeviceMissing, WorkerReporter
@@ -87,42 +87,36 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
 
 def _failure(case: Case, process: int, error: Exception) -> Measurement:
     outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
-    checked: Accuracy | None = None
-    evidence = Evidence()
-    seen: dict[str, Any] = {}
+    fields: dict[str, Any] = {"evidence": Evidence()}
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             outcome = Outcome.INVALID_ENVIRONMENT
         case DeviceMissing():
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
         case attestation.PathMismatch():
-            outcome, detail, seen = Outcome.PATH_MISMATCH, str(error), error.seen
+            outcome, detail = Outcome.PATH_MISMATCH, str(error)
+            fields |= error.seen
         case ImportError() if instead := factory.hides(error):
             outcome, detail = Outcome.PATH_MISMATCH, instead
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():
-            outcome, detail, checked = Outcome.INCORRECT, str(error), error.accuracy
+            outcome, detail = Outcome.INCORRECT, str(error)
+            fields["accuracy"] = error.accuracy
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
             if error.computation == "run":
-                evidence = Evidence(phase="run", runs=error.steps)
+                fields["evidence"] = Evidence(phase="run", runs=error.steps)
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
-            evidence = Evidence(
+            fields["evidence"] = Evidence(
                 peak_host_bytes=memory.host_peak_bytes(),
                 peak_device_bytes=memory.device_peak_bytes(),
             )
         case RuntimeError() if any(text in str(error) for text in _CONTEXT_LOST):
             detail = f"{detail} [the CUDA context is lost; a new process gets a new one]"
     return Measurement(
-        case_id=case.case_id,
-        process=process,
-        outcome=outcome,
-        detail=detail,
-        accuracy=checked,
-        evidence=evidence,
-        **seen,
+        case_id=case.case_id, process=process, outcome=outcome, detail=detail, **fields
     )
 
 

@@ -396,22 +396,18 @@ def attested(case: Case) -> StepProfile:
     return attest(case, attend, step_s=1e-3, time_left_s=60.0, effective={"dtype": "fp32"})
 
 
-def test_a_broken_rule_is_a_mismatch_with_the_profile() -> None:
-    rule = PathRule(must=("aten::mm", "*flash*"), must_not=("aten::re*",))
+def test_only_a_broken_rule_is_a_mismatch() -> None:
+    kept = PathRule(must=("aten::mm",), must_not=("*flash*",))
+    broken = PathRule(must=("aten::mm", "*flash*"), must_not=("aten::re*",))
 
+    assert "aten::mm" in attested(replace(CASE, operators=kept)).operators
     with pytest.raises(PathMismatch) as caught:
-        attested(replace(CASE, operators=rule))
+        attested(replace(CASE, operators=broken))
 
     assert "'*flash*'" in str(caught.value)
     assert "'aten::relu'" in str(caught.value)
     assert caught.value.seen["census"].operators
     assert caught.value.seen["effective"] == {"dtype": "fp32"}
-
-
-def test_a_rule_that_what_ran_fits_passes() -> None:
-    rule = PathRule(must=("aten::mm",), must_not=("*flash*",))
-
-    assert "aten::mm" in attested(replace(CASE, operators=rule)).operators
 
 
 @pytest.mark.parametrize("census", [True, False])
