@@ -1,18 +1,16 @@
-"""Is the answer right? Asked before anything is timed.
-
-Code under test and eager definition are both judged against the reference, tensor by tensor:
+"""Accuracy of the code under test, checked before anything is timed, tensor by tensor:
 
     error(x) = max |x - reference| / max |reference|
     bound    = 2 error(eager) + 2 eps        eps: machine epsilon of the tensor's dtype
 
-The eager definition at the working precision says what that precision costs here; nobody picks
-a tolerance. Twice, because two orders of summation err alike but not equally, and the largest
-of many errors varies. 2 eps, because eager may by luck be exact: one for the rounding of the
-output, one for that of an intermediate (flash attention rounds the probabilities). Where eager
-tells nothing, being absent or no less precise than the reference, the bound is 8 eps instead:
-three bits of the working precision. A reference of zeros is compared absolutely.
+The error of the eager definition shows what the working precision costs, so no tolerance is chosen
+by hand. The factor 2: two orders of summation have similar, not equal errors, and the largest of
+many errors varies. The 2 eps: eager may be exact by luck; one for the rounding of the output, one
+for that of an intermediate (flash attention rounds the probabilities). If eager is absent or as
+precise as the reference, the bound is 8 eps: three bits of the working precision. If the reference
+is zero, the error is absolute.
 
-The largest of few errors varies most: compare tensors of many elements, not a scalar loss.
+The largest of a few errors varies most: compare tensors of many elements, not a scalar loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +25,7 @@ EAGER_FACTOR = 2.0
 ROUNDING_EPS = 2.0
 ROUNDING_EPS_WITHOUT_EAGER = 8.0
 SMALL = 1024
-"""Elements of a tensor that is looked at after every run."""
+"""Most elements of a tensor that is checked after every step."""
 
 
 class Incorrect(Exception):
@@ -39,14 +37,12 @@ class Incorrect(Exception):
 
 
 class NonFinite(Exception):
-    """NaN or Inf where a number belongs."""
+    """An output contains NaN or Inf."""
 
     computation = "check"
-    """Which of the workload's computations gave it: check or run."""
-    step: int | None = None
-    """For run: which one, counted from 0; None where only the last was looked at."""
-    runs = 0
-    """How many runs were done by then."""
+    """Which of the workload's functions returned it: check or run."""
+    steps = 0
+    """Steps done by then."""
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
@@ -57,9 +53,9 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
         progress: Called after each of the three.
 
     Raises:
-        NonFinite: An output of the code under test holds NaN or Inf.
-        Incorrect: An output has another shape than the reference, or lies beyond its bound.
-        ValueError: The three do not name the same tensors, or the yardstick holds NaN or Inf.
+        NonFinite: An output of the code under test contains NaN or Inf.
+        Incorrect: An output's shape differs from the reference, or its error exceeds the bound.
+        ValueError: The three name different tensors, or reference or eager contain NaN or Inf.
     """
     if workload.check is None or workload.reference is None:
         return Accuracy(skipped=workload.no_reference or "the workload has nothing to compare")
@@ -71,11 +67,10 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
     progress()
     eager = workload.eager() if workload.eager else None
     progress()
-    _require_names("check()", outputs, reference)
-    _require_yardstick("reference()", reference)
+    _require_comparable("check()", outputs, reference)
+    _require_comparable("reference()", reference, reference, finite=True)
     if eager is not None:
-        _require_names("eager()", eager, reference)
-        _require_yardstick("eager()", eager)
+        _require_comparable("eager()", eager, reference, finite=True)
 
     tensors = tuple(
         _judge(name, outputs[name], exact, None if eager is None else eager[name])
@@ -92,7 +87,7 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
 
 
 def require_finite(name: str, value: Tensor) -> None:
-    """Raise NonFinite, with the name and the count, unless every element is a number."""
+    """Raise NonFinite, with name and count, if the tensor contains NaN or Inf."""
     if value.is_floating_point() or value.is_complex():
         bad = int((~torch.isfinite(value)).sum())
         if bad:
@@ -100,11 +95,11 @@ def require_finite(name: str, value: Tensor) -> None:
 
 
 def require_finite_step(output: object, step: int) -> None:
-    """Check what one run in a series returned, as far as it is small: a loss, not a tensor whose
-    reading would sweep the caches before the next sample.
+    """Check small outputs of a step, such as a loss; reading a large one would change the caches
+    before the next sample.
 
     Raises:
-        NonFinite: It holds NaN or Inf; with the step.
+        NonFinite: One contains NaN or Inf.
     """
     named = output.items() if isinstance(output, Mapping) else [("output", output)]
     for name, value in named:
@@ -112,41 +107,30 @@ def require_finite_step(output: object, step: int) -> None:
             try:
                 require_finite(str(name), value)
             except NonFinite as error:
-                error.computation, error.step, error.runs = "run", step, step + 1
-                error.args = (f"{error}, first in run {step} (counted from 0)",)
+                error.computation, error.steps = "run", step + 1
+                error.args = (f"{error}, first in step {step} (counted from 0)",)
                 raise
 
 
-def require_finite_output(output: object, *, runs: int = 1) -> None:
-    """Check what the last of so many `run()` returned: a tensor, tensors by name, or nothing.
+def require_finite_output(output: object, *, steps: int = 1) -> None:
+    """Check what the last of `steps` calls of `run()` returned.
 
     Raises:
-        NonFinite: It holds NaN or Inf.
-        TypeError: It is something else, which cannot be checked.
+        NonFinite: It contains NaN or Inf.
+        TypeError: It is not a tensor, a mapping of names to tensors, or None.
     """
-    try:
-        _require_finite_output(output)
-    except NonFinite as error:
-        error.computation, error.runs = "run", runs
-        raise
-
-
-def _require_finite_output(output: object) -> None:
-    match output:
-        case None:
-            pass
-        case Tensor():
-            require_finite("output", output)
-        case Mapping():
-            for name, value in output.items():
-                if not isinstance(value, Tensor):
-                    raise TypeError(f"run() returned a {type(value).__name__} named {name!r}")
-                require_finite(str(name), value)
-        case _:
+    named = output if isinstance(output, Mapping) else {"output": output}
+    for name, value in named.items() if output is not None else ():
+        if not isinstance(value, Tensor):
             raise TypeError(
-                f"run() returned a {type(output).__name__}; a tensor, a mapping of names to "
-                "tensors, or None is what can be checked"
+                f"run() returned a {type(value).__name__} as {name!r}; "
+                "return a tensor, a mapping of names to tensors, or None"
             )
+        try:
+            require_finite(str(name), value)
+        except NonFinite as error:
+            error.computation, error.steps = "run", steps
+            raise
 
 
 def _judge(name: str, output: Tensor, exact: Tensor, eager: Tensor | None) -> TensorError:
@@ -171,16 +155,19 @@ def _error(value: Tensor, exact: Tensor) -> float:
 
 
 def _eps(dtype: torch.dtype) -> float:
-    """Machine epsilon; 0 for integers and booleans, which must be equal."""
+    """Machine epsilon; 0 for integers and booleans, so that they must be equal."""
     return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
-def _require_names(who: str, got: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
-    if got.keys() != reference.keys():
-        raise ValueError(f"{who} names {sorted(got)}, reference() names {sorted(reference)}")
-
-
-def _require_yardstick(who: str, tensors: Mapping[str, Tensor]) -> None:
-    for name, value in tensors.items():
+def _require_comparable(
+    source: str,
+    tensors: Mapping[str, Tensor],
+    reference: Mapping[str, Tensor],
+    *,
+    finite: bool = False,
+) -> None:
+    if tensors.keys() != reference.keys():
+        raise ValueError(f"{source} names {sorted(tensors)}, reference() names {sorted(reference)}")
+    for name, value in tensors.items() if finite else ():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ValueError(f"{who} holds NaN or Inf in {name!r}: it cannot be a yardstick")
+            raise ValueError(f"{source} contains NaN or Inf in {name!r}; nothing can be compared")

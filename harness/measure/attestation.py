@@ -1,19 +1,19 @@
-"""What ran, against what was asked for: axes and flags, kernels and operators."""
+"""Compares what ran with what the case asked for: axes and flags, kernels and operators."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from harness.measure import profile
-from harness.measure.profile import WhatRan
+from harness.measure.profile import StepProfile
 from harness.records import Case, PathRule, Scalar
 from harness.workload import Workload
 
 SHOWN = 6
-"""Names of what ran that a mismatch lists, those with most time."""
+"""Names, those with most time first, that a mismatch lists."""
 
 
 class PathMismatch(Exception):
-    """Something else ran than was asked for."""
+    """What ran is not what the case asked for."""
 
     def __init__(self, problem: str, **seen: Any) -> None:
         """`seen`: fields of the Measurement that show what ran."""
@@ -21,54 +21,38 @@ class PathMismatch(Exception):
         self.seen = seen
 
 
-def effective(workload: Workload) -> dict[str, Scalar]:
-    """The configuration as the workload observed it.
+def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[str, bool]]:
+    """The configuration that the workload observed, and for each variable that is set and known to
+    it, whether anything read it.
 
-    Raises:
-        TypeError: It tells something that is no scalar.
-    """
-    observed = dict(workload.effective()) if workload.effective else {}
-    for name, value in observed.items():
-        if not isinstance(value, bool | int | float | str):
-            raise TypeError(f"effective() gives {name!r} a {type(value).__name__}, not a scalar")
-    return observed
-
-
-def flags_read(workload: Workload) -> dict[str, bool]:
-    """Each variable that is set and known to the workload, and whether anything asked for it.
-
-    Raises:
-        TypeError: It tells something else.
-    """
-    told = dict(workload.flags()) if workload.flags else {}
-    for name, was_read in told.items():
-        if not isinstance(was_read, bool):
-            raise TypeError(f"flags() gives {name!r} a {type(was_read).__name__}, not a bool")
-    return told
-
-
-def require(case: Case, seen: Mapping[str, Scalar], read: Mapping[str, bool]) -> None:
-    """Compare a case with what ran.
-
-    A variable that the workload does not know is no mismatch: torch or CUDA may read it, and
-    nobody can tell.
+    A variable that the workload does not know is not a mismatch: torch or CUDA may read it.
 
     Raises:
         PathMismatch: An axis was observed, under its own name, with another value; or nothing
-            asked for a variable of the case.
+            read a variable of the case.
+        TypeError: `effective` or `flags` returned a value of another type.
     """
+    seen = dict(workload.effective()) if workload.effective else {}
+    for name, value in seen.items():
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(f"effective() gives {name!r} a {type(value).__name__}, not a scalar")
+    read = dict(workload.flags()) if workload.flags else {}
+    for name, was_read in read.items():
+        if not isinstance(was_read, bool):
+            raise TypeError(f"flags() gives {name!r} a {type(was_read).__name__}, not a bool")
     wrong = [
         f"{name}: asked for {asked}, ran with {seen[name]}"
         for name, asked in case.axes.items()
         if seen.get(name, asked) != asked
     ]
     wrong += [
-        f"{name}={value} was set, and nothing that ran asked for it"
+        f"{name}={value} was set, but nothing that ran read it"
         for name, value in case.env.items()
         if not read.get(name, True)
     ]
     if wrong:
-        raise PathMismatch("; ".join(wrong), effective=dict(seen), flags_read=dict(read))
+        raise PathMismatch("; ".join(wrong), effective=seen, flags_read=read)
+    return seen, read
 
 
 def attest(
@@ -79,20 +63,20 @@ def attest(
     time_left_s: float,
     progress: Callable[[], None] = lambda: None,
     **seen: Any,
-) -> WhatRan:
-    """Count and profile what was timed, and compare it with what the suite states.
+) -> StepProfile:
+    """Count and profile what was timed, and compare it with the case's rules.
 
     Args:
         case: What was asked for.
         run: What was timed.
-        step_s: What it took, typically.
+        step_s: Typical time of a step.
         time_left_s: Until the process must be done.
-        progress: Called after every run.
-        seen: Fields of the Measurement to keep, should it be a mismatch.
+        progress: Called after every step.
+        seen: Fields of the Measurement to keep in a mismatch.
 
     Raises:
-        PathMismatch: A kernel or operator that must run did not, or one that must not did. Where
-            nothing is known of them there is no mismatch, and the verdict finds no pass either.
+        PathMismatch: A kernel or operator that must run did not, or one that must not run did.
+            Without a profile there is no mismatch, but the verdict does not pass either.
     """
     ran = profile.take(
         run,
@@ -102,17 +86,17 @@ def attest(
         profile_s=min(profile.PROFILE_S, case.settings.sample_s),
         progress=progress,
     )
-    if found := breach(case, ran):
-        raise PathMismatch(found, counters=ran.counters, census=ran.census, **seen)
+    if problem := mismatch(case, ran):
+        raise PathMismatch(problem, counters=ran.counters, census=ran.profile, **seen)
     return ran
 
 
-def breach(case: Case, ran: WhatRan) -> str:
-    """What is wrong with what ran; empty where nothing is, or where nothing is known of it."""
-    if ran.census.skipped:
+def mismatch(case: Case, ran: StepProfile) -> str:
+    """Which rules the profile breaks; empty if none, or without a profile."""
+    if ran.profile.skipped:
         return ""
     found = [_broken(case.operators, ran.operators, "operators")]
-    if not ran.census.no_kernels:
+    if not ran.profile.no_kernels:
         found.append(_broken(case.kernels, ran.kernels, "kernels"))
     return "; ".join(filter(None, found))
 

@@ -1,12 +1,12 @@
-"""Count, without a clock, what one step asks of PyTorch: operators, and values read by the host.
+"""Counts of one step: operators that PyTorch dispatches, and values that the host reads.
 
-A dispatch mode sees every operator below autograd, in the backward pass too, because autograd
-carries the mode to its threads. Compiled functions stay compiled under it: of them it sees what
-their code still calls. The replay of a CUDA graph dispatches nothing.
+A dispatch mode sees every operator below autograd, also in the backward pass, because autograd
+passes the mode to its threads. Compiled functions stay compiled; only operators that their code
+still calls are seen. The replay of a CUDA graph dispatches nothing.
 
-Some reads never reach the dispatcher on a CPU: `tolist`, `numpy` and `cpu` of a tensor that lies
-there already. Those are counted where they are called, once, whatever they call. (A function
-mode would see them too, but compiled functions are compiled anew under one.)
+`tolist`, `numpy` and `cpu` of a tensor on the CPU do not reach the dispatcher, so these methods are
+wrapped, and each call counts once. (A function mode would see them, but recompiles compiled
+functions.)
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,72 +36,49 @@ _READS = frozenset(
         aten.item,
     }
 )
-"""Operators that need a value on the host before they, or their caller, can go on."""
+"""Operators for whose values the host waits."""
 _MASKED = frozenset(
     {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 )
-"""Operators that count the true elements where an index is a boolean mask."""
-_SIZED_BY_VALUES = frozenset({aten.repeat_interleave})
-"""Operators whose output is as long as the sum of a tensor, unless they are told its length."""
+"""Operators that count the true elements of an index that is a boolean mask."""
+_MASK_TYPES = (torch.bool, torch.uint8)
 _METHODS = ("tolist", "numpy", "cpu", "__array__")
-"""Methods that need all values on the host."""
+"""Methods that copy all values to the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """One step."""
+@dataclass(slots=True)
+class StepCount:
+    """Counts of one step; complete when `counting` ends."""
 
-    dispatched_ops: int
-    host_syncs: int
-    device_allocations: int | None
+    dispatched_ops: int = 0
+    host_syncs: int = 0
+    device_allocations: int | None = None
     """None without a GPU."""
 
 
-class Counting:
-    """One step that is being counted."""
-
-    counted: Counted
-    """Once it is over."""
-
-
-def count(run: Callable[[], Any]) -> Counted:
-    """Run once, and count."""
-    with counting() as step:
-        output = run()
-    del output
-    return step.counted
-
-
 @contextmanager
-def counting() -> Iterator[Counting]:
-    """Count what this thread does until the block ends, autograd's threads on its behalf too."""
-    step = Counting()
+def counting() -> Iterator[StepCount]:
+    """Count what this thread, and autograd's threads for it, do until the block ends."""
+    step = StepCount()
     allocated = _device_allocations()
-    with _Operators() as operators, _watching_methods(operators):
+    with _CountingMode(step) as mode, _watching_methods(mode):
         yield step
-    after = _device_allocations()
-    step.counted = Counted(
-        dispatched_ops=operators.seen,
-        host_syncs=operators.reads,
-        device_allocations=None if allocated is None or after is None else after - allocated,
-    )
+    if allocated is not None:
+        step.device_allocations = (_device_allocations() or 0) - allocated
 
 
-class _Operators(TorchDispatchMode):
-    """Sees every operator that torch dispatches, autograd's threads' too."""
-
+class _CountingMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, step: StepCount) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = 0
-        self.reads = 0
+        self.step = step
         self.inside_method = False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Or compiled functions would run uncompiled, which is neither what is timed nor, at
-        long lengths, what fits in memory."""
+        """Without this, compiled functions would run uncompiled: not as timed, and at long lengths
+        in more memory."""
         return True
 
     def __torch_dispatch__(
@@ -113,18 +90,18 @@ class _Operators(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         if getattr(func, "namespace", "") != "profiler":  # a named range computes nothing
-            self.seen += 1
+            self.step.dispatched_ops += 1
         if not self.inside_method and _reads(func, args, given):
-            self.reads += 1
+            self.step.host_syncs += 1
         return func(*args, **given)
 
 
 @contextmanager
-def _watching_methods(operators: _Operators) -> Iterator[None]:
-    """Count calls of _METHODS as reads, and no operator inside them."""
+def _watching_methods(mode: _CountingMode) -> Iterator[None]:
+    """Count each call of _METHODS as one read, without the operators inside it."""
     own = {name: vars(Tensor)[name] for name in _METHODS if name in vars(Tensor)}
     for name in _METHODS:
-        setattr(Tensor, name, _watched(getattr(Tensor, name), operators))
+        setattr(Tensor, name, _watched(getattr(Tensor, name), mode))
     try:
         yield
     finally:
@@ -132,20 +109,20 @@ def _watching_methods(operators: _Operators) -> Iterator[None]:
             if name in own:
                 setattr(Tensor, name, own[name])
             else:
-                delattr(Tensor, name)  # what it inherits shows again
+                delattr(Tensor, name)  # restores the inherited one
 
 
-def _watched(method: Callable[..., Any], operators: _Operators) -> Callable[..., Any]:
+def _watched(method: Callable[..., Any], mode: _CountingMode) -> Callable[..., Any]:
     @wraps(method)
     def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if operators.inside_method:
+        if mode.inside_method:
             return method(self, *args, **kwargs)
-        operators.reads += _waited_for((self,))
-        operators.inside_method = True
+        mode.step.host_syncs += _waited_for((self,))
+        mode.inside_method = True
         try:
             return method(self, *args, **kwargs)
         finally:
-            operators.inside_method = False
+            mode.inside_method = False
 
     return call
 
@@ -157,25 +134,22 @@ def _reads(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if packet in _MASKED:
         masks = [i for i in args[1] if isinstance(i, Tensor) and i.dtype in _MASK_TYPES]
         return bool(masks) and _waited_for(masks)
-    if packet in _SIZED_BY_VALUES:
-        told = kwargs.get("output_size") is not None
-        return not told and any(isinstance(a, Tensor) for a in args[-2:]) and _waited_for(args)
+    if packet is aten.repeat_interleave:  # its output is as long as the sum of a tensor
+        sized = kwargs.get("output_size") is not None
+        return not sized and any(isinstance(a, Tensor) for a in args[-2:]) and _waited_for(args)
     if packet in (aten._to_copy, aten.copy_):
         return _copied_to_host(packet, args, kwargs)
     return False
 
 
-_MASK_TYPES = (torch.bool, torch.uint8)
-
-
 def _waited_for(values: Any) -> bool:
-    """Whether one of these tensors lies where the host must wait for it."""
+    """Whether the host must wait for one of these tensors; without a GPU, for any."""
     tensors = [v for v in values if isinstance(v, Tensor)]
     return any(t.is_cuda for t in tensors) or (bool(tensors) and not torch.cuda.is_available())
 
 
 def _copied_to_host(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """A copy from the device that the host waits for."""
+    """Whether this is a copy from the device that the host waits for."""
     if packet is aten._to_copy:
         device = kwargs.get("device")
         away = args[0].is_cuda and device is not None and torch.device(device).type == "cpu"

@@ -1,11 +1,10 @@
-"""Where did NaN or Inf come from? A second, watched run of what has failed.
+"""Finds the origin of NaN or Inf by running a failed computation again, with checks.
 
-Nothing is watched while a case is measured: it would cost more than the step. After the fact the
-workload is built anew, run plainly up to the step that went wrong, and that step and the one
-before it (whose update may have spoilt a weight) are run with every operator's result looked at.
-The origin is the first operator with such a value in its result and none in its arguments. A
-kernel launched past torch's dispatcher is not seen; the operator that takes its NaN is, and so is
-the module whose output holds it.
+Checks would slow a measured step down. So the workload is built again, run to the step that failed,
+and that step and the one before (whose update may have damaged a weight) run with a check of every
+operator's result. The origin is the first operator with such a value in its result and none in its
+arguments. A kernel launched without torch's dispatcher is not seen, but the operator that reads its
+NaN is, and so is the module that returns it.
 """
 
 import gc
@@ -26,40 +25,38 @@ from harness.records import NonFiniteOrigin
 from harness.workload import Workload
 
 BUDGET_S = 60.0
-"""Longest time the search may take; the case has its outcome already."""
+"""Longest time of the search."""
 
 _UNINITIALISED = ("empty", "resize", "new_empty")
-"""Operators whose result holds whatever lay there."""
-_MEANT = ("fill", "full", "masked_fill", "scalar_tensor", "constant_pad", "lift_fresh")
-"""Operators that write a number somebody wrote down; -inf in a mask is one."""
+"""Operators that return uninitialised memory."""
+_LITERAL = ("fill", "full", "masked_fill", "scalar_tensor", "constant_pad", "lift_fresh")
+"""Operators that write a given number, such as the -inf of a mask."""
 _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_")
-"""Operators that do not read what they write."""
+"""Operators that overwrite an argument without reading it."""
 
 
 def find(
     build: Callable[[], Workload],
     failure: NonFinite,
     *,
-    runs: int,
     progress: Callable[[], None],
     budget_s: float = BUDGET_S,
 ) -> tuple[NonFiniteOrigin, ...]:
-    """Search for the origin of a value that is not finite.
+    """Search for the origin of NaN or Inf.
 
     Args:
-        build: Makes the workload as it was made before; called up to twice.
-        failure: What was seen, and in which computation.
-        runs: How often `run` had been called by then.
+        build: Builds the workload as before; called up to twice.
+        failure: The error, with its computation and steps.
         progress: Called between the steps of the search.
-        budget_s: No step begins later than that.
+        budget_s: No step of the search begins later.
 
     Returns:
-        One entry for the code under test; after a failed `check`, also for the definition at the
-        working precision and in the reference's, to say whether they stay finite.
+        One origin for the code under test; after a failed `check`, also one for `eager` and
+        `reference`, which shows whether they stay finite.
     """
     deadline = time.monotonic() + budget_s
     if failure.computation == "run":
-        return (_in_run(build, runs, deadline, progress),)
+        return (_in_run(build, failure.steps, deadline, progress),)
     workload = build()
     parts = {"check": workload.check, "eager": workload.eager, "reference": workload.reference}
     found = []
@@ -68,7 +65,7 @@ def find(
         if compute is None:
             continue
         if time.monotonic() > deadline:
-            note = f"not looked at: {budget_s:g} s were over"
+            note = f"not checked: the limit of {budget_s:g} s was reached"
             found.append(NonFiniteOrigin(computation=name, precision="", note=note))
             continue
         with _watching() as watch:
@@ -79,23 +76,23 @@ def find(
 
 
 def _in_run(
-    build: Callable[[], Workload], runs: int, deadline: float, progress: Callable[[], None]
+    build: Callable[[], Workload], steps: int, deadline: float, progress: Callable[[], None]
 ) -> NonFiniteOrigin:
     workload, output, bad = build(), None, None
-    for step in range(runs):
+    for step in range(steps):
         progress()
         if time.monotonic() > deadline:
-            note = f"no such value in the {step} runs that were repeated in the time allowed"
+            note = f"no such value in the {step} steps that could be repeated in the time allowed"
             return NonFiniteOrigin(computation="run", precision="", note=note)
         output = workload.run()
         if _kind(output):
             bad = step
             break
     if bad is None:
-        note = f"not seen again in {runs} runs: it does not depend on the case alone"
+        note = f"not reproduced in {steps} steps: it does not depend on the case alone"
         return NonFiniteOrigin(computation="run", precision=_precision(output), note=note)
 
-    del workload, output  # or both would be alive
+    del workload, output  # so that only one workload is alive
     gc.collect()
     workload = build()
     for _ in range(bad - 1):
@@ -110,10 +107,9 @@ def _in_run(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    """The first sight of such a value."""
+class _FirstSeen:
+    """Where NaN or Inf appeared first."""
 
-    value: str
     tensor: str
     precision: str
     operator: str
@@ -123,7 +119,7 @@ class _Event:
 
 
 class _Watch(TorchDispatchMode):
-    """Looks at every operator's result, and knows which module is running."""
+    """Checks every operator's result and tracks the running module."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -131,16 +127,16 @@ class _Watch(TorchDispatchMode):
         self._named: dict[int, str] = {}
         self._paths: dict[int, str] = {}
         self._running: list[nn.Module] = []
-        self._first: dict[str, _Event] = {}
+        self._first: dict[str, _FirstSeen] = {}
 
     def origin(self, computation: str, outputs: object) -> NonFiniteOrigin:
-        """The answer, given what the computation returned."""
+        """The origin of NaN or Inf in what the computation returned."""
         kind = _kind(outputs)
         event = self._first.get(kind)
         if not kind:
             return NonFiniteOrigin(computation=computation, precision=_precision(outputs))
         if event is None:
-            note = "no operator of torch made it: a kernel launched past its dispatcher did"
+            note = "no operator produced it: a kernel launched without torch's dispatcher did"
             return NonFiniteOrigin(
                 computation=computation,
                 precision=_precision(outputs),
@@ -151,8 +147,8 @@ class _Watch(TorchDispatchMode):
         earlier, note = self._first.get("Inf"), event.note
         if kind == "NaN" and earlier is not None and list(self._first) == ["Inf", "NaN"]:
             where = f" in {earlier.module}" if earlier.module else ""
-            note = "; ".join(filter(None, [note, f"Inf came before it, from {earlier.tensor}"]))
-            note += where
+            before = f"Inf appeared earlier, from {earlier.tensor}{where}"
+            note = "; ".join(filter(None, [note, before]))
         return NonFiniteOrigin(
             computation=computation,
             precision=event.precision,
@@ -179,10 +175,10 @@ class _Watch(TorchDispatchMode):
             kind = _kind(tensor)
             if kind and kind not in self._first:
                 arrived = before if writes else [_kind(t) for t in given]
-                self._note(kind, f"aten.{name}", i, tensor, given, arrived)
+                self._record(kind, f"aten.{name}", i, tensor, given, arrived)
         return result
 
-    def _note(
+    def _record(
         self,
         kind: str,
         operator: str,
@@ -192,23 +188,22 @@ class _Watch(TorchDispatchMode):
         arrived: Sequence[str],
     ) -> None:
         if kind not in arrived:
-            if kind == "Inf" and operator.removeprefix("aten.").startswith(_MEANT):
+            if kind == "Inf" and operator.removeprefix("aten.").startswith(_LITERAL):
                 return
             self._seen(kind, f"output {index} of {operator}", tensor, operator)
             return
         if kind == "Inf":
-            return  # a mask's, or one that was seen where it arose
+            return  # from a mask, or recorded where it appeared
         source = given[arrived.index(kind)]
         name = self._named.get(_address(source), "")
         which = name or f"input {arrived.index(kind)} of {operator}"
-        note = "it was there before any operator ran" if name else "it came from outside torch"
+        note = "present before any operator ran" if name else "produced outside torch's operators"
         self._seen(kind, which, source, "", note)
 
     def _seen(self, kind: str, tensor: str, value: Tensor, operator: str, note: str = "") -> None:
         if torch._C._current_graph_task_id() != -1:
             note = "; ".join(filter(None, [note, "in the backward pass"]))
-        self._first[kind] = _Event(
-            value=kind,
+        self._first[kind] = _FirstSeen(
             tensor=tensor,
             precision=_precision(value),
             operator=operator,
@@ -228,7 +223,7 @@ class _Watch(TorchDispatchMode):
         if self._running and self._running[-1] is module:
             if _kind(output) == "NaN" and "NaN" not in self._first and _kind(given) != "NaN":
                 (bad, *_) = (t for t in _tensors(output) if _kind(t) == "NaN")
-                note = "a kernel launched past torch's dispatcher made it"
+                note = "produced by a kernel launched without torch's dispatcher"
                 self._seen("NaN", "the module's output", bad, "", note)
             self._running.pop()
 
@@ -240,7 +235,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def _watching() -> Iterator[_Watch]:
-    """Watch everything that runs inside."""
+    """Check every operator and module that runs inside."""
     watch = _Watch()
     handles = (
         hooks.register_module_forward_pre_hook(watch.entered),
@@ -255,17 +250,14 @@ def _watching() -> Iterator[_Watch]:
 
 
 def _tensors(values: object) -> list[Tensor]:
-    """Those that can hold such a value."""
+    """The floating-point and complex tensors of a nested structure."""
     leaves = tree_leaves(dict(values) if isinstance(values, Mapping) else values)
-    return [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-    ]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [t for t in tensors if t.is_floating_point() or t.is_complex()]
 
 
 def _kind(values: object) -> str:
-    """NaN, Inf or nothing: the worst that tensors hold."""
+    """NaN if a tensor contains it, else Inf if one contains that, else empty."""
     worst = ""
     for tensor in _tensors(values):
         if tensor.is_meta or tensor.numel() == 0:

@@ -1,11 +1,11 @@
-"""What the first run gave, in a few numbers: enough to see whether two cases computed the same.
+"""The output of the first step in a few numbers, which show whether two cases computed the same.
 
-The first run of a process starts from seeded weights and inputs, so that cases which differ in
-nothing that matters give the same; from the second on, a training step has moved the weights.
+The first step of a process starts from seeded weights and inputs; a training step then changes
+the weights.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,20 +16,20 @@ from harness.measure.timing import Stopwatch, TimedStep
 from harness.records import Clock, TensorDigest
 
 CHUNK = 2**18
-"""Elements in float64 at a time: 2 MB, so that a device that is nearly full has room for it."""
+"""Elements in float64 at a time: 2 MB, which also fits on a nearly full device."""
 MOST = 2**20
-"""Elements looked at; of a larger tensor every n-th, n odd, so that no column is left out."""
+"""Most elements read; of a larger tensor every n-th, n odd, so that every column is read."""
 
 
-class OfFirst:
-    """A stopwatch that takes the digest of the first reading's output, when it has been timed."""
+class FirstOutputWatch:
+    """A stopwatch that computes the digest of the first output after timing it."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
         self._taken = False
         self._peak_bytes = 0
         self.digest: tuple[TensorDigest, ...] = ()
-        """Empty before the first reading, and where its output holds no finite numbers."""
+        """Empty before the first reading, and if its output contains NaN or Inf."""
 
     @property
     def clock(self) -> Clock:
@@ -49,27 +49,22 @@ class OfFirst:
         return reading
 
     def device_peak_bytes(self) -> int | None:
-        """The device's peak since it was last forgotten, that of the digest left out."""
+        """The device's peak since `memory.start_peak`, without that of the digest."""
         peak = memory.device_peak_bytes()
         return None if peak is None else max(peak, self._peak_bytes)
 
 
 def of(output: Any) -> tuple[TensorDigest, ...]:
-    """The digests of a tensor, or of the tensors of a mapping, in the order of their names.
-
-    Returns:
-        Nothing where there is no tensor, or where one holds NaN or Inf.
-    """
-    digests = tuple(_of_tensor(name, tensor) for name, tensor in sorted(_tensors(output)))
+    """The digests of a tensor, or of a mapping's tensors sorted by name; empty if one contains
+    NaN or Inf."""
+    named = output if isinstance(output, Mapping) else {"": output}
+    digests = tuple(
+        _of_tensor(str(name), value.detach())
+        for name, value in sorted(named.items(), key=lambda item: str(item[0]))
+        if isinstance(value, Tensor)
+    )
     finite = all(math.isfinite(d.norm) and math.isfinite(d.projection) for d in digests)
     return digests if finite else ()
-
-
-def _tensors(output: Any) -> Iterator[tuple[str, Tensor]]:
-    named = output if isinstance(output, Mapping) else {"": output}
-    for name, value in named.items():
-        if isinstance(value, Tensor):
-            yield str(name), value.detach()
 
 
 @torch.no_grad()
@@ -81,7 +76,7 @@ def _of_tensor(name: str, tensor: Tensor) -> TensorDigest:
     for start in range(0, numbers.numel(), CHUNK * step):
         stop = min(numbers.numel(), start + CHUNK * step)
         i = torch.arange(start, stop, step, device=numbers.device)
-        # By indices: to flatten a tensor that is not contiguous would copy it whole.
+        # Indexed, because flattening a tensor that is not contiguous would copy all of it.
         at = torch.unravel_index(i, numbers.shape) if numbers.dim() else ()
         x = numbers[at].double().reshape(-1)
         squares += x @ x

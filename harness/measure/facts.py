@@ -1,4 +1,4 @@
-"""Child side: what torch, and the GPU as torch sees it, are like in a worker process."""
+"""Child side: versions and settings of torch, and the GPU as torch sees it, in a worker."""
 
 import os
 import warnings
@@ -11,14 +11,14 @@ from harness.records import Scalar
 
 
 def describe() -> dict[str, Any]:
-    """The facts that only a process with torch can know, ready for JSON.
+    """Facts that need torch, ready for JSON.
 
     Returns:
-        versions: torch, triton, cuda, cudnn, flash-attn; None where absent.
-        torch_settings: As a workload finds them before it changes any.
-        gpu_uuid: The first GPU's, as NVML writes it; None without one.
+        versions: torch, triton, cuda, cudnn, flash-attn; None if absent.
+        torch_settings: As a workload finds them.
+        gpu_uuid: Of the first GPU, as NVML writes it; None without a GPU.
         gpu: Its name, memory_bytes and compute_capability, for machines without NVML; or None.
-        cuda_unavailable: Why torch has no GPU; empty when it has one.
+        cuda_unavailable: Why torch has no GPU; empty if it has one.
     """
     problem = _cuda_problem()
     gpu = None if problem else torch.cuda.get_device_properties(0)
@@ -63,7 +63,7 @@ def _settings(*, on_gpu: bool) -> dict[str, Scalar]:
 
 
 def _allocator() -> dict[str, Scalar]:
-    """The CUDA allocator's settings as it parsed them, whichever variable they came from."""
+    """The CUDA allocator's settings as parsed, from either environment variable."""
     torch.cuda.init()
     in_force = torch.cuda.memory._snapshot()["allocator_settings"]
     return {
@@ -74,24 +74,24 @@ def _allocator() -> dict[str, Scalar]:
 
 
 def _cuda_problem() -> str:
-    """Why torch cannot use a GPU, in torch's words; empty when it can."""
+    """Why torch cannot use a GPU, in torch's words; empty if it can."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA"
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if torch.cuda.is_available():
             return ""
-    if said:
-        return str(said[0].message)
+    if caught:
+        return str(caught[0].message)
     try:
         torch.cuda.init()
     except RuntimeError as error:
         return str(error)
-    return "torch.cuda.is_available() is False, and torch does not say why"
+    return "torch.cuda.is_available() is False; torch gives no reason"
 
 
 def _cudnn_version() -> str | None:
-    """cuDNN's version as people write it: torch says 91900 for 9.19.0."""
+    """For example 9.19.0, which torch returns as 91900."""
     number = torch.backends.cudnn.version()
     if number is None:
         return None
@@ -107,7 +107,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _flash_attn_version() -> str | None:
-    """Not imported: a build for another torch would fail, or end the process, on import."""
+    """Without importing it: a build for another torch may end the process on import."""
     if util.find_spec("flash_attn") is None:
         return None
     return _version("flash-attn") or "unknown"

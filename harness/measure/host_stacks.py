@@ -1,7 +1,7 @@
-"""Where in Python the host is, looked at again and again by a thread beside it.
+"""Samples of the Python stack of the thread that launches work, taken by a second thread.
 
-The interpreter lets the other thread look when it gives up its lock: whenever an operator runs
-without it, and otherwise after SWITCH_S. So a look falls a little late, and never early.
+The second thread gets the interpreter's lock when an operator releases it, or after SWITCH_S. A
+sample is therefore a little late, never early.
 """
 
 import re
@@ -16,26 +16,26 @@ from pathlib import PurePath
 from types import FrameType
 
 INTERVAL_S = 5e-4
-"""Time between two looks; of a long step more, so that there are at most MAX_LOOKS."""
+"""Least time between two samples; longer for long steps, so that there are at most MAX_SAMPLES."""
 SWITCH_S = 5e-4
-MAX_LOOKS = 4000
+MAX_SAMPLES = 4000
 _LIBRARIES = (
     *{sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")},
     "<frozen",
 )
 _OTHERS = ("/site-packages/", "/dist-packages/")
-_HARNESS = "/harness/measure/"
+_ROOM = __file__.rpartition("/")[0]
 _GENERATED = re.compile(r"c[a-z2-7]{51}")
-"""Name of a file that torch.compile wrote: a hash of its content, which tells a reader nothing."""
+"""Name of a file that torch.compile wrote: a hash."""
 _ENGINE = "_engine_run_backward"
-"""Where the calling thread waits while autograd's own threads run the backward pass."""
+"""Function in which the calling thread waits while autograd's threads run the backward pass."""
 
 Spot = tuple[str, str, int]
 """File, function and line."""
 
 
-class Looks:
-    """What was seen, and when (time.time_ns)."""
+class StackSamples:
+    """Innermost own code of the sampled thread, and when (time.time_ns)."""
 
     def __init__(self) -> None:
         self.at_ns: list[int] = []
@@ -43,19 +43,19 @@ class Looks:
 
 
 @contextmanager
-def looking(*, expected_s: float) -> Iterator[Looks]:
-    """Look at the calling thread until the block ends, which takes about `expected_s`."""
-    looks, done = Looks(), threading.Event()
+def sampling(*, expected_s: float) -> Iterator[StackSamples]:
+    """Sample the calling thread until the block ends, in about `expected_s`."""
+    samples, done = StackSamples(), threading.Event()
     watched = threading.get_ident()
-    interval_s = max(INTERVAL_S, expected_s / MAX_LOOKS)
+    interval_s = max(INTERVAL_S, expected_s / MAX_SAMPLES)
     thread = threading.Thread(
-        target=_look, args=(watched, looks, done, interval_s), name="harness-looks", daemon=True
+        target=_sample, args=(watched, samples, done, interval_s), name="stacks", daemon=True
     )
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, SWITCH_S))
     thread.start()
     try:
-        yield looks
+        yield samples
     finally:
         done.set()
         thread.join()
@@ -63,19 +63,18 @@ def looking(*, expected_s: float) -> Iterator[Looks]:
 
 
 def summarise(spots: Sequence[tuple[Spot, str]], most: int) -> list[tuple[str, str, float]]:
-    """Functions by how often they were seen: label, range and share, the most frequent first.
+    """The `most` frequent functions: label, range and share of all samples.
 
     Args:
-        spots: What was seen, each with the range it was seen in.
-        most: How many to keep.
+        spots: Samples, each with its range.
+        most: Functions to return.
     """
-    seen: Counter[tuple[str, str, str]] = Counter()
     lines: dict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
     for (file, function, line), where in spots:
-        seen[file, function, where] += 1
         lines[file, function, where][line] += 1
+    counts = Counter({key: seen.total() for key, seen in lines.items()})
     found = []
-    for key, count in seen.most_common(most):
+    for key, count in counts.most_common(most):
         file, function, where = key
         line = lines[key].most_common(1)[0][0]
         path = PurePath(file)
@@ -86,50 +85,40 @@ def summarise(spots: Sequence[tuple[Spot, str]], most: int) -> list[tuple[str, s
     return found
 
 
-def _look(watched: int, looks: Looks, done: threading.Event, interval_s: float) -> None:
+def _sample(watched: int, samples: StackSamples, done: threading.Event, interval_s: float) -> None:
     me = threading.get_ident()
     while not done.wait(interval_s):
         frames = sys._current_frames()
         frame = frames.get(watched)
         at_ns = time.time_ns()
-        if frame is None or len(looks.spots) >= MAX_LOOKS:
+        if frame is None or len(samples.spots) >= MAX_SAMPLES:
             continue
-        spot = _spot(frame)
+        own = [_own_spot(frame)]
         if frame.f_code.co_name == _ENGINE:
-            busy = [f for i, f in frames.items() if i not in (me, watched) and _is_code(f)]
-            spot = _spot(busy[0]) if busy else spot
-        looks.at_ns.append(at_ns)
-        looks.spots.append(spot)
-        del frames, frame
+            own = [_own_spot(f) for i, f in frames.items() if i not in (me, watched)] + own
+        code = frame.f_code
+        innermost = code.co_filename, code.co_name, frame.f_lineno
+        samples.at_ns.append(at_ns)
+        samples.spots.append(next(filter(None, own), innermost))
+        del frames, frame, code
 
 
-def _spot(frame: FrameType) -> Spot:
-    """The innermost frame of somebody's own code; the innermost of all where there is none.
-
-    Where it only waits for the backward pass, which has no frames, its name says so.
-    """
+def _own_spot(frame: FrameType) -> Spot | None:
+    """The innermost frame of the user's own code; None if there is none. If it waits for the
+    backward pass, whose operators have no frames, its name says so."""
     at: FrameType | None = frame
     backward = ""
     while at is not None:
-        if at.f_code.co_name == _ENGINE:
+        code = at.f_code
+        if code.co_name == _ENGINE:
             backward = ", backward pass"
-        if _is_own(at.f_code.co_filename):
-            return at.f_code.co_filename, at.f_code.co_name + backward, at.f_lineno
+        if _is_own(code.co_filename):
+            return code.co_filename, code.co_name + backward, at.f_lineno
         at = at.f_back
-    return frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno
-
-
-def _is_code(frame: FrameType) -> bool:
-    """Whether a thread is in somebody's own code at all, and not merely waiting."""
-    at: FrameType | None = frame
-    while at is not None:
-        if _is_own(at.f_code.co_filename):
-            return True
-        at = at.f_back
-    return False
+    return None
 
 
 def _is_own(file: str) -> bool:
-    if any(part in file for part in _OTHERS) or _HARNESS in file:
+    if any(part in file for part in _OTHERS) or file.rpartition("/")[0] == _ROOM:
         return False
     return not file.startswith(_LIBRARIES)

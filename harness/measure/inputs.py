@@ -1,8 +1,8 @@
-"""What is run each time a sample is taken: the workload's run, on rotated inputs, or replayed.
+"""The function that is timed: the workload's run, on rotated inputs, or replayed from a CUDA graph.
 
-Rotated inputs take turns, so that what a run reads has been pushed out of the cache by the runs
-between. A replay of a CUDA graph leaves out what launching costs the host. Neither is ever
-replaced by the plain run: a workload that cannot be arranged so is unsupported, with the reason.
+Rotated inputs take turns, so that the steps between push a step's inputs out of the cache. A replay
+excludes the host's time to launch. A workload that allows neither is unsupported; its plain run is
+not timed instead.
 
 Source: PyTorch, "CUDA semantics", section "CUDA Graphs": warm-up on a side stream, and what a
 capture may not do.
@@ -21,59 +21,56 @@ from harness.workload import Unsupported, Workload
 
 Run = Callable[[], Any]
 WARM_UPS = 3
-"""Runs before a capture: they compile, tune and make handles, which a capture may not."""
+"""Steps before a capture: they compile, tune and create handles, which a capture must not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arranged:
-    """A run as the settings want it."""
+class TimedRun:
+    """A run as the settings ask for it."""
 
     run: Run
     own_bytes: int
-    """Device memory of the inputs that were added for rotation."""
-    how: Mapping[str, Scalar]
-    """What was arranged, for the effective configuration; empty where nothing was."""
+    """Device memory of the inputs added for rotation."""
+    effective: Mapping[str, Scalar]
+    """What differs from the plain run, for the effective configuration."""
 
 
-def arrange(workload: Workload, settings: MeasureSettings) -> Arranged:
-    """The run that is to be timed.
+def prepare(workload: Workload, settings: MeasureSettings) -> TimedRun:
+    """The run to time.
 
     Raises:
         Unsupported: The workload cannot rotate its inputs, or its run cannot be captured.
     """
-    runs, own_bytes, how = [workload.run], 0, dict[str, Scalar]()
+    runs, own_bytes, effective = [workload.run], 0, dict[str, Scalar]()
     if settings.rotate_inputs > 1:
         if workload.rotated is None:
-            raise Unsupported("rotate_inputs: this workload offers no other inputs to rotate")
+            raise Unsupported("rotate_inputs: this workload cannot rotate its inputs")
         before = _allocated_bytes()
         runs = list(workload.rotated(settings.rotate_inputs))
         if len(runs) != settings.rotate_inputs:
-            raise ValueError(
-                f"rotated({settings.rotate_inputs}) gave {len(runs)} runs; it must give as many"
-            )
+            raise ValueError(f"rotated({settings.rotate_inputs}) returned {len(runs)} runs")
         added = _allocated_bytes() - before
         own_bytes = added - added // len(runs)
-        how["rotated_inputs"] = len(runs)
+        effective["rotated_inputs"] = len(runs)
     if settings.graph:
         if not workload.capturable:
             raise Unsupported(
-                "graph: this workload does not say that its run may be captured; a replay might "
-                "not do the work of a call"
+                "graph: this workload is not marked capturable; a replay might do less than a call"
             )
         if not torch.cuda.is_available():
             raise Unsupported("graph: replay needs a CUDA device")
         runs = [captured(run) for run in runs]
-        how["timed_as"] = "graph replay"
+        effective["timed_as"] = "graph replay"
     turns = cycle(runs)
     run = runs[0] if len(runs) == 1 else lambda: next(turns)()
-    return Arranged(run=run, own_bytes=own_bytes, how=how)
+    return TimedRun(run=run, own_bytes=own_bytes, effective=effective)
 
 
 def captured(run: Run) -> Run:
-    """One run as a CUDA graph; calling the result replays it, and returns what it writes.
+    """A function that replays a CUDA graph of one run and returns its outputs.
 
     Raises:
-        Unsupported: The run cannot be captured, or its replay does not write what it returns.
+        Unsupported: The run cannot be captured, or a replay does not write its outputs.
     """
     stream: Any = torch.cuda.Stream()  # untyped in torch
     stream.wait_stream(torch.cuda.current_stream())
@@ -88,8 +85,9 @@ def captured(run: Run) -> Run:
             output = run()
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # torch's one class for what CUDA refuses
-        raise Unsupported(f"graph: the run cannot be captured: {_first_line(error)}") from error
+    except RuntimeError as error:  # torch has no narrower class
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Unsupported(f"graph: the run cannot be captured: {reason}") from error
 
     def replay() -> Any:
         graph.replay()
@@ -100,46 +98,37 @@ def captured(run: Run) -> Run:
 
 
 def require_written(replay: Run) -> None:
-    """Poison what a replay returns, replay, and look whether it was written again.
+    """Overwrite the outputs of a replay (NaN, or the largest integer), replay, and compare.
 
     Raises:
-        Unsupported: Something was not: the captured run does less than the run.
+        Unsupported: A replay left an output as it was: it does less than the run.
     """
-    outputs = _tensors(replay())
-    for output in outputs.values():
-        output.fill_(_poison(output))
-    replay()
-    missing = [name for name, output in outputs.items() if _poisoned(output)]
-    if missing:
-        raise Unsupported(f"graph: a replay does not write {', '.join(missing)}")
-
-
-def _tensors(output: object) -> dict[str, Tensor]:
-    """What can be poisoned: every tensor that can hold a value no computation returns."""
-    named = output if isinstance(output, Mapping) else {"its output": output}
-    return {
+    returned = replay()
+    named = returned if isinstance(returned, Mapping) else {"its output": returned}
+    outputs = {
         str(name): value.detach()
         for name, value in named.items()
         if isinstance(value, Tensor) and value.numel() and value.dtype is not torch.bool
     }
+    for output in outputs.values():
+        output.fill_(_marker(output))
+    replay()
+    missing = [name for name, output in outputs.items() if _is_filled(output)]
+    if missing:
+        raise Unsupported(f"graph: a replay does not write {', '.join(missing)}")
 
 
-def _poison(output: Tensor) -> float | int:
-    if output.is_floating_point() or output.is_complex():
-        return float("nan")
-    return torch.iinfo(output.dtype).max
+def _marker(output: Tensor) -> float | int:
+    numbers = output.is_floating_point() or output.is_complex()
+    return float("nan") if numbers else torch.iinfo(output.dtype).max
 
 
-def _poisoned(output: Tensor) -> bool:
-    """Whether all of it still is what it was filled with; a part may well be NaN by itself."""
-    if output.is_floating_point() or output.is_complex():
-        return bool(torch.isnan(output).all())
-    return bool((output == torch.iinfo(output.dtype).max).all())
+def _is_filled(output: Tensor) -> bool:
+    """Whether every element is the marker; a few may be NaN by themselves."""
+    marker = _marker(output)
+    same = output == marker if isinstance(marker, int) else torch.isnan(output)
+    return bool(same.all())
 
 
 def _allocated_bytes() -> int:
     return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

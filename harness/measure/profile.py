@@ -1,9 +1,8 @@
-"""A short profiled pass after the last sample: what a step ran, counted and by name.
+"""Counters and profile of a few steps after the last sample.
 
-It comes after timing for three reasons. The profiler's hooks into the driver outlive a profile,
-so what is timed has never had them. By then everything is compiled, tuned and allocated, so that
-two steps can be alike to the digit. And the length of a step is known, so that the pass can be
-kept short, or left out where it would not fit, with the reason.
+They come after timing, because the profiler's hooks stay in the driver; because then everything is
+compiled, tuned and allocated, so that steps can be exactly alike; and because the known length of a
+step shows whether the profile fits into the time left.
 """
 
 import gc
@@ -20,27 +19,28 @@ from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
 from harness.measure import host_stacks
-from harness.measure.counters import Counted, counting
+from harness.measure.counters import StepCount, counting
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
 from harness.records import COUNTERS, MAX_USES, Breakdown, Counters, Frame, Profile, Use
 
 MAX_STEP_S = 30.0
-"""A longer step is not run once more only to be counted."""
+"""A longer step is not counted."""
 LONG_STEP_S = 1.0
-"""A step from which on one is profiled, not several."""
+"""Of a longer step only one is counted and profiled."""
 PROFILE_S = 0.1
-"""Time to fill with profiled steps, so that the host is looked at often enough."""
+"""Time to fill with profiled steps, for enough samples of the host's stack."""
 MAX_PROFILED_STEPS = 20
 MAX_OPERATORS = 4_000
-"""Operators of all profiled steps together, where one step does not have more."""
+"""Operators of all profiled steps, if two steps have fewer."""
 TOO_MANY_OPERATORS = 300_000
-"""Operators of one step from which on a profile takes minutes and gigabytes."""
+"""With more operators a step, a profile takes minutes and gigabytes."""
 SLOWER = 4.0
-"""A step that is counted or profiled may take so many times its time."""
+"""Assumed slowdown of a counted or profiled step."""
 MAX_SHARE_OF_TIME_LEFT = 0.8
 MIN_LOOKS = 10
-"""Looks under which no function is named."""
+"""Samples of the host's stack needed to name functions."""
 TOP_FRAMES = 5
+SWITCHED_OFF = "switched off (measure.census)"
 
 _RUNTIME = re.compile(r"cu(da)?[A-Z]\w*")
 _OF_THE_PROFILER = frozenset(
@@ -54,115 +54,101 @@ _OF_THE_PROFILER = frozenset(
         "Runtime Triggered Module Loading",
     }
 )
-"""Events that tell of the profiler's own work."""
+"""Events of the profiler's own work."""
 
 NO_GPU = "no GPU"
 NO_CUPTI = "the profiler saw no call of CUDA (CUPTI is absent, in use or not permitted)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatRan:
-    """The answer of the pass."""
+class StepProfile:
+    """Counters and profile, and the names of all kernels and operators, most time first."""
 
     counters: Counters
-    census: Profile
+    profile: Profile
     kernels: tuple[str, ...] = ()
-    """Names of all kernels, the one with most time first."""
     operators: tuple[str, ...] = ()
 
 
-def take(
-    run: Callable[[], Any],
-    *,
-    step_s: float,
-    time_left_s: float,
-    profiling: bool = True,
-    profile_s: float = PROFILE_S,
-    progress: Callable[[], None] = lambda: None,
-) -> WhatRan:
-    """Count and profile a few more runs of a computation that is warm.
-
-    Args:
-        run: What was timed.
-        step_s: What it took, typically.
-        time_left_s: Until the process must be done.
-        profiling: Whether to profile at all, or only to count operators.
-        profile_s: Time to fill with profiled steps; two are profiled at least.
-        progress: Called after every run.
-    """
-    asking = asked(
-        step_s=step_s,
-        time_left_s=time_left_s,
-        profiling=profiling,
-        profile_s=profile_s,
-        progress=progress,
-    )
+def take(run: Callable[[], Any], **settings: Any) -> StepProfile:
+    """Count and profile a few steps of `run`, which is warm; settings as of `requests`."""
+    steps = requests(**settings)
     output = None
     while True:
         try:
-            next(asking)
+            next(steps)
         except StopIteration as done:
-            ran: WhatRan = done.value
+            ran: StepProfile = done.value
             return ran
-        del output  # before the next one is there
+        del output  # so that only one output is alive at a time
         output = run()
 
 
-def asked(
+def requests(
     *,
     step_s: float,
     time_left_s: float,
     profiling: bool = True,
     profile_s: float = PROFILE_S,
     progress: Callable[[], None] = lambda: None,
-) -> Generator[None, None, WhatRan]:
-    """The pass of `take`, for whoever makes the runs: each yield asks for one, and is to be
-    resumed by the thread that made it."""
+) -> Generator[None, None, StepProfile]:
+    """Count and profile steps that the caller runs: one between each yield and the next resumption,
+    all in one thread.
+
+    Args:
+        step_s: Typical time of a step.
+        time_left_s: Until the process must be done.
+        profiling: Whether to profile, or only to count operators.
+        profile_s: Time to fill with profiled steps; at least two are profiled.
+        progress: Called after every step.
+    """
     began = time.monotonic()
     if why := _too_long(step_s, time_left_s):
-        return WhatRan(counters=_uncounted(why), census=Profile(skipped=why))
+        return without_profile(why)
     gc.collect()
     counted = []
     for _ in range(1 if step_s > LONG_STEP_S else 2):
         with counting() as step:
             yield
-        counted.append(step.counted)
+        counted.append(step)
         progress()
-    if not profiling:
-        why = "switched off (measure.census)"
-        return WhatRan(
-            counters=_counters(counted, None, why),
-            census=Profile(skipped=why, wall_s=time.monotonic() - began),
-        )
     dispatched = counted[0].dispatched_ops
-    if dispatched > TOO_MANY_OPERATORS:
-        why = f"a step of {dispatched:,} operators is too much to profile"
-        return WhatRan(
+    why = "" if profiling else SWITCHED_OFF
+    if profiling and dispatched > TOO_MANY_OPERATORS:
+        why = f"a step of {dispatched:,} operators is too large to profile"
+    if why:
+        return StepProfile(
             counters=_counters(counted, None, why),
-            census=Profile(skipped=why, wall_s=time.monotonic() - began),
+            profile=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
-    seen, looks = yield from _profiled(_steps(step_s, dispatched, profile_s), step_s, progress)
+    seen, samples = yield from _profiled(_steps(step_s, dispatched, profile_s), step_s, progress)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
     elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
         no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
-    return WhatRan(
+    return StepProfile(
         counters=_counters(counted, seen, no_kernels),
         kernels=_names(kernels),
         operators=_names(operators),
-        census=Profile(
+        profile=Profile(
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
             fingerprint=_fingerprint(kernels, operators),
             runtime=seen.runtime(),
-            breakdown=_breakdown(seen, looks, step_s, on_device=not no_kernels),
+            breakdown=_breakdown(seen, samples, step_s, on_device=not no_kernels),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
         ),
     )
+
+
+def without_profile(why: str) -> StepProfile:
+    """Nothing was counted or profiled, for this reason."""
+    unknown = Counters(unknown=dict.fromkeys(COUNTERS, why))
+    return StepProfile(counters=unknown, profile=Profile(skipped=why))
 
 
 def _names(uses: Sequence[Use]) -> tuple[str, ...]:
@@ -178,20 +164,18 @@ def _fingerprint(kernels: Sequence[Use], operators: Sequence[Use]) -> str:
 
 
 def _too_long(step_s: float, time_left_s: float) -> str:
-    """Why the pass is left out; empty where it is not."""
+    """Why steps are not counted; empty if they are."""
     if step_s > MAX_STEP_S:
         return f"one step takes {step_s:.3g} s, over {MAX_STEP_S:g} s"
     needed_s = SLOWER * step_s * (2 if step_s > LONG_STEP_S else 4)
     if needed_s > MAX_SHARE_OF_TIME_LEFT * time_left_s:
-        return (
-            f"it may take {needed_s:.3g} s, and {max(0.0, time_left_s):.3g} s are left until "
-            "timeout_s"
-        )
+        left_s = max(0.0, time_left_s)
+        return f"it may take {needed_s:.3g} s, and {left_s:.3g} s are left until timeout_s"
     return ""
 
 
 def _steps(step_s: float, operators: int, profile_s: float) -> int:
-    """How many steps to profile: two at least, unless one is long."""
+    """Steps to profile: at least two, unless one is long."""
     if step_s > LONG_STEP_S:
         return 1
     fill = int(profile_s / step_s)
@@ -201,14 +185,14 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 
 def _profiled(
     steps: int, step_s: float, progress: Callable[[], None]
-) -> Generator[None, None, tuple[Trace, host_stacks.Looks]]:
+) -> Generator[None, None, tuple[Trace, host_stacks.StackSamples]]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         with (
-            host_stacks.looking(expected_s=steps * step_s) as looks,
+            host_stacks.sampling(expected_s=steps * step_s) as samples,
             profile(use_kineto=True, use_device=device, profile_memory=not on_gpu) as profiler,
         ):
             for _ in range(steps):
@@ -221,11 +205,11 @@ def _profiled(
     finally:
         if was_enabled:
             gc.enable()
-    return Trace(_events(profiler)), looks
+    return Trace(_events(profiler)), samples
 
 
 def _events(profiler: profile) -> Iterator[Event]:
-    """The profiler's events in our own words."""
+    """The profiler's events as ours."""
     results: Any = profiler.kineto_results
     for e in results.events():
         name, start_ns = e.name(), e.start_ns()
@@ -245,12 +229,12 @@ def _events(profiler: profile) -> Iterator[Event]:
 
 def _kind(e: Any, name: str) -> EventKind | None:
     if name == "[memory]":
-        return EventKind.MEMORY if e.nbytes() > 0 else None  # or given back
+        return EventKind.MEMORY if e.nbytes() > 0 else None  # else it was freed
     if name.startswith("aten::"):
         return EventKind.OPERATOR
     if e.device_type() != DeviceType.CPU:
         if e.is_user_annotation():
-            return None  # a range, drawn once more beside the kernels
+            return None  # a copy of a range
         return EventKind.COPY if name.startswith(("Memcpy", "Memset")) else EventKind.KERNEL
     if e.is_user_annotation():
         return EventKind.RANGE
@@ -259,14 +243,14 @@ def _kind(e: Any, name: str) -> EventKind | None:
     return None if name in _OF_THE_PROFILER else EventKind.OPERATOR
 
 
-def _counters(counted: Sequence[Counted], seen: Trace | None, why: str) -> Counters:
-    """All counts: of operators without a profiler, of the rest under it."""
+def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Counters:
+    """Operators and reads as counted without the profiler, the rest from the profile; `why` there
+    is nothing of kernels."""
     on_gpu = torch.cuda.is_available()
     series: dict[str, list[int]] = {
         "dispatched_ops": [c.dispatched_ops for c in counted],
         "host_syncs": [c.host_syncs for c in counted],
     }
-    unknown: dict[str, str] = {}
     if on_gpu:
         series["allocations"] = [
             c.device_allocations for c in counted if c.device_allocations is not None
@@ -279,24 +263,20 @@ def _counters(counted: Sequence[Counted], seen: Trace | None, why: str) -> Count
             series["kernel_launches"] = [c.kernel_launches for c in profiled]
             series["device_waits"] = [c.device_waits for c in profiled]
             series["host_device_copies"] = [c.host_device_copies for c in profiled]
-    unknown |= {name: why for name in COUNTERS if name not in series}
     return Counters(
         **{name: values[0] for name, values in series.items()},
         steps=min(map(len, series.values())),
         differing=tuple(name for name, values in series.items() if len(set(values)) > 1),
-        unknown=unknown,
+        unknown={name: why for name in COUNTERS if name not in series},
         hidden=() if seen is None else seen.hidden(),
     )
 
 
-def _uncounted(why: str) -> Counters:
-    return Counters(unknown=dict.fromkeys(COUNTERS, why))
-
-
 def _breakdown(
-    seen: Trace, looks: host_stacks.Looks, step_s: float, *, on_device: bool
+    seen: Trace, samples: host_stacks.StackSamples, step_s: float, *, on_device: bool
 ) -> Breakdown:
-    """Where the time goes; the frames are those of the device's idle time where there is one."""
+    """Where the time goes. Functions are those of the device's idle time, or of all time without a
+    device."""
     busy = [interval for w in seen.windows for interval in seen.busy(w)] if on_device else []
     starts = [start for start, _ in busy]
 
@@ -308,7 +288,7 @@ def _breakdown(
 
     spots = [
         (spot, seen.range_at(at))
-        for at, spot in zip(looks.at_ns, looks.spots, strict=True)
+        for at, spot in zip(samples.at_ns, samples.spots, strict=True)
         if counts(at)
     ]
     named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []

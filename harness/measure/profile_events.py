@@ -1,13 +1,11 @@
-"""From the events of a profile to what ran and where the time went. No torch in here.
+"""What ran and where the time went, from the events of a profile. Does not import torch.
 
-A profile holds operators, named ranges and memory requests of the host's threads, calls of the
-CUDA runtime, and what the device did. A kernel belongs to the innermost range in which it was
-launched, by the thread of the operator that launched it: a fused operator opens ranges within
-itself. Where that lies in the backward pass it belongs to the range of the forward operator whose
-gradient it computes, which autograd numbers alike.
+Events are operators, named ranges and memory requests of the host's threads, calls of the CUDA
+runtime, and work of the device. A kernel belongs to the innermost range, in the thread of its
+operator, in which it was launched: a fused operator opens ranges of its own. A kernel of the
+backward pass belongs to the range of the forward operator with the same number of autograd.
 
-Steps are windows: a range STEP around each run, and a range DRAIN around the wait for the device
-that follows it, so that what a step launched is done before the next begins.
+Each step is a range STEP, followed by a range DRAIN in which the host waits for the device.
 """
 
 import re
@@ -24,7 +22,7 @@ from harness.records import Use
 STEP = "harness.step"
 DRAIN = "harness.drain"
 MAX_NAME = 160
-"""Letters of a kernel's name that are kept; templates write on for a thousand."""
+"""Characters kept of a kernel's name; names of templates can have a thousand."""
 
 _LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")
 _GRAPH = re.compile(r"cu(da)?GraphLaunch")
@@ -34,8 +32,6 @@ _COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFuncti
 
 
 class EventKind(Enum):
-    """What an event tells of."""
-
     OPERATOR = auto()
     RANGE = auto()
     MEMORY = auto()  # one request to the CPU's allocator
@@ -45,7 +41,7 @@ class EventKind(Enum):
 
 
 class Event(NamedTuple):
-    """One event, whatever wrote it. A tuple, for there are a hundred thousand."""
+    """One event; a tuple, because a profile has a hundred thousand."""
 
     kind: EventKind
     name: str
@@ -53,16 +49,16 @@ class Event(NamedTuple):
     end_ns: int
     thread: int = 0
     id: int = 0
-    """Of an operator or range; of a runtime call and the kernel it launched what they share."""
+    """Of an operator or range; equal for a runtime call and the kernel it launched."""
     link: int = 0
-    """Of a kernel, copy or runtime call: the id of the operator or range that made it; or 0."""
+    """Of a kernel, copy or runtime call: id of the operator or range that issued it, or 0."""
     sequence: int = -1
-    """Autograd's number of an operator, forward and backward alike; -1 for none."""
+    """Autograd's number of an operator, equal in forward and backward; -1 without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCounts:
-    """Exact counts of one window."""
+    """Exact counts of one step."""
 
     allocations: int
     kernel_launches: int
@@ -79,26 +75,31 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A step: the host's part up to `returned_ns`, the device's up to `end_ns`."""
+    """A step: the host's part ends at `returned_ns`, the device's at `end_ns`."""
 
     start_ns: int
     returned_ns: int
     end_ns: int
 
-    def holds(self, at_ns: int) -> bool:
-        return self.start_ns <= at_ns <= self.end_ns
+    def contains(self, event: Event) -> bool:
+        return self.start_ns <= event.start_ns <= self.end_ns
+
+    def calls(self, event: Event) -> bool:
+        """Whether the event began in the host's part."""
+        return self.start_ns <= event.start_ns <= self.returned_ns
 
 
 class Trace:
-    """Events, put in order once and asked many things."""
+    """The events of a profile in order."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_kind: dict[EventKind, list[Event]] = defaultdict(list)
         for event in events:
             self._by_kind[event.kind].append(event)
         for some in self._by_kind.values():
-            some.sort(key=attrgetter("end_ns"), reverse=True)  # of two that begin as one, the
-            some.sort(key=attrgetter("start_ns"))  # outer one first: sorting is stable
+            # If two begin together the outer one comes first: sorting is stable.
+            some.sort(key=attrgetter("end_ns"), reverse=True)
+            some.sort(key=attrgetter("start_ns"))
         self.windows = self._windows()
         self._ranges = _Ranges(self._by_kind[EventKind.RANGE], self._by_kind[EventKind.OPERATOR])
         self._owners = {
@@ -112,22 +113,15 @@ class Trace:
         return bool(self._by_kind[kind])
 
     def counts(self) -> tuple[StepCounts, ...]:
-        """Of every step by itself."""
+        """Counts of every step."""
         found = []
         for w in self.windows:
-            calls = {
-                (e.name, e.id): e
-                for e in self._by_kind[EventKind.RUNTIME]
-                if w.start_ns <= e.start_ns <= w.returned_ns
-            }
+            calls = {(e.name, e.id) for e in self._by_kind[EventKind.RUNTIME] if w.calls(e)}
             names = [name for name, _ in calls]
-            copies = [e.name for e in self._by_kind[EventKind.COPY] if w.holds(e.start_ns)]
+            copies = [e.name for e in self._by_kind[EventKind.COPY] if w.contains(e)]
             found.append(
                 StepCounts(
-                    allocations=sum(
-                        w.start_ns <= e.start_ns <= w.returned_ns
-                        for e in self._by_kind[EventKind.MEMORY]
-                    ),
+                    allocations=sum(map(w.calls, self._by_kind[EventKind.MEMORY])),
                     kernel_launches=sum(bool(_LAUNCH.match(n)) for n in names),
                     device_waits=sum(bool(_WAIT.match(n)) for n in names),
                     host_device_copies=sum("HtoD" in n or "DtoH" in n for n in copies),
@@ -136,27 +130,23 @@ class Trace:
         return tuple(found)
 
     def kernels(self) -> tuple[Use, ...]:
-        """Kernels by name and range, the longest first, per step."""
+        """Kernels by name and range, most time first, per step."""
         return self._uses((e, e.end_ns - e.start_ns) for e in self._inside(EventKind.KERNEL))
 
     def operators(self) -> tuple[Use, ...]:
-        """Operators by name and range, the one with most time of its own first, per step."""
+        """Operators by name and range, most time of their own first, per step."""
         timed = _own_times(self._inside(EventKind.OPERATOR))
         return self._uses((e, own) for e, own in timed if not e.name.startswith(_BACKWARD))
 
     def runtime(self) -> Mapping[str, float]:
-        """Calls of CUDA's interface, and copies by kind, per step."""
-        counted = Counter(
-            e.name
-            for w in self.windows
-            for e in self._by_kind[EventKind.RUNTIME]
-            if w.start_ns <= e.start_ns <= w.returned_ns
-        )
+        """CUDA calls, and copies by kind, per step."""
+        calls = self._by_kind[EventKind.RUNTIME]
+        counted = Counter(e.name for w in self.windows for e in calls if w.calls(e))
         counted.update(e.name for e in self._inside(EventKind.COPY))
         return {name: n / len(self.windows) for name, n in counted.most_common()}
 
     def hidden(self) -> tuple[str, ...]:
-        """What kept operators from the dispatcher."""
+        """What ran operators without the dispatcher."""
         found = []
         kinds = (EventKind.OPERATOR, EventKind.RANGE)
         if any(e.name.startswith(_COMPILED) for kind in kinds for e in self._inside(kind)):
@@ -167,17 +157,16 @@ class Trace:
 
     @property
     def step_s(self) -> float:
-        """Mean length of a step, the device's part included."""
+        """Mean length of a step, including the device's part."""
         return sum(w.end_ns - w.start_ns for w in self.windows) / len(self.windows) / 1e9
 
     def busy_s(self) -> float:
-        """Time of a step in which the device does anything, on average."""
-        return sum(end - start for w in self.windows for start, end in self.busy(w)) / (
-            len(self.windows) * 1e9
-        )
+        """Mean time of a step in which the device is busy."""
+        busy_ns = sum(end - start for w in self.windows for start, end in self.busy(w))
+        return busy_ns / (len(self.windows) * 1e9)
 
     def busy(self, window: Window) -> list[tuple[int, int]]:
-        """When the device works, as intervals apart from each other, in order."""
+        """When the device is busy, as disjoint intervals in order."""
         merged: list[tuple[int, int]] = []
         for event in self._on_device(window):
             if merged and event.start_ns <= merged[-1][1]:
@@ -187,8 +176,8 @@ class Trace:
         return merged
 
     def gap_by_range(self) -> Mapping[str, float]:
-        """Share of the device's idle time by the range whose kernel it waited for; "" holds what
-        came after the last kernel too."""
+        """Share of the device's idle time by the range of the next kernel; that after the last
+        kernel counts as ""."""
         idle: defaultdict[str, int] = defaultdict(int)
         for w in self.windows:
             reached = w.start_ns
@@ -200,7 +189,7 @@ class Trace:
         return _shares(idle)
 
     def host_by_range(self) -> Mapping[str, float]:
-        """Share of the host's part of the steps by range, ranges inside a range apart."""
+        """Share of the host's part of the steps by range, without the ranges inside it."""
         own: defaultdict[str, int] = defaultdict(int)
         for w in self.windows:
             covered = 0
@@ -211,7 +200,7 @@ class Trace:
         return _shares(own)
 
     def range_at(self, at_ns: int) -> str:
-        """The innermost range that any thread of the host was in at that time."""
+        """The innermost range of any host thread at that time."""
         return self._ranges.at(at_ns)
 
     def _windows(self) -> tuple[Window, ...]:
@@ -228,17 +217,12 @@ class Trace:
         starts = [w.start_ns for w in self.windows]
         for event in self._by_kind[kind]:
             i = bisect_right(starts, event.start_ns) - 1
-            if i >= 0 and self.windows[i].holds(event.start_ns):
+            if i >= 0 and self.windows[i].contains(event):
                 yield event
 
     def _on_device(self, window: Window) -> list[Event]:
-        found = [
-            e
-            for kind in (EventKind.KERNEL, EventKind.COPY)
-            for e in self._by_kind[kind]
-            if window.holds(e.start_ns)
-        ]
-        return sorted(found, key=lambda e: e.start_ns)
+        work = self._by_kind[EventKind.KERNEL] + self._by_kind[EventKind.COPY]
+        return sorted(filter(window.contains, work), key=attrgetter("start_ns"))
 
     def _range_of(self, event: Event) -> str:
         if event.kind not in (EventKind.KERNEL, EventKind.COPY):
@@ -269,7 +253,7 @@ class Trace:
 
 
 class _Ranges:
-    """Ranges by thread, those of the backward pass included."""
+    """Ranges by thread, including those of the backward pass."""
 
     def __init__(self, ranges: Sequence[Event], operators: Sequence[Event]) -> None:
         self._spans: dict[int, list[_Span]] = defaultdict(list)
@@ -283,7 +267,7 @@ class _Ranges:
             if e.name.startswith(_BACKWARD):
                 backward.append(e)
             elif e.sequence >= 0 and (name := self.around(e)):
-                forward[e.sequence] = name  # the last: numbers are handed on until one is used
+                forward[e.sequence] = name  # the last one; autograd reuses unused numbers
         for e in backward:
             if e.sequence in forward:
                 name = forward[e.sequence]
@@ -291,7 +275,7 @@ class _Ranges:
         self._index()
 
     def around(self, event: Event) -> str:
-        """The innermost range on the event's thread that it began in."""
+        """The innermost range of the event's thread in which it began."""
         return self._innermost(event.thread, event.start_ns)
 
     def at(self, at_ns: int) -> str:
@@ -301,7 +285,7 @@ class _Ranges:
         return ""
 
     def own_times(self, start_ns: int, end_ns: int) -> Iterator[tuple[_Span, int]]:
-        """Every range that began in between, with its time less that of ranges inside it."""
+        """Every range that began in between, with its time without that of ranges inside it."""
         for spans in self._spans.values():
             inside = [s for s in spans if start_ns <= s.start_ns <= end_ns]
             for i, span in enumerate(inside):
@@ -315,7 +299,7 @@ class _Ranges:
                 yield span, max(0, span.end_ns - span.start_ns - nested)
 
     def _index(self) -> None:
-        """Which range is innermost from when on, by thread."""
+        """By thread: the times at which the innermost range changes, and its name from then on."""
         self._turns: dict[int, tuple[list[int], list[str]]] = {}
         for thread, spans in self._spans.items():
             spans.sort(key=lambda s: (s.start_ns, -s.end_ns))
@@ -341,12 +325,12 @@ class _Ranges:
 
 
 def short(name: str) -> str:
-    """A kernel's name without what no reader wants."""
+    """The name, shortened to MAX_NAME characters."""
     return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
 def _own_times(operators: Iterable[Event]) -> Iterator[tuple[Event, int]]:
-    """Each operator with its time less that of the operators it called."""
+    """Each operator with its time without that of the operators it called."""
     open_: dict[int, list[tuple[Event, int]]] = defaultdict(list)
     for event in operators:
         stack = open_[event.thread]
@@ -359,7 +343,7 @@ def _own_times(operators: Iterable[Event]) -> Iterator[tuple[Event, int]]:
 
 
 def _closed(stack: list[tuple[Event, int]]) -> tuple[Event, int]:
-    """Take the innermost operator off, and its time off that of the one around it."""
+    """Pop the innermost operator and subtract its time from the one around it."""
     event, own_ns = stack.pop()
     if stack:
         outer, outer_ns = stack[-1]

@@ -1,11 +1,11 @@
-"""The instrument put to things whose size is known, before it measures anything else.
+"""Self-test of the clocks and probes on work of known size, before anything is measured.
 
-A worker of its own waits, burns and spins, and tells what its stopwatches read; the parent's
-probes look on. harness.analysis.self_test judges. What a card can do is measured in passing: matrix
-products, a copy, a launch; floors of step times rest on that and not on data sheets.
+A worker waits, keeps the device busy and spins, and reports what its stopwatches read, while the
+parent's probes sample it; harness.analysis.self_test judges. The worker also measures the peaks of
+the device (matrix products, a copy, a launch), from which roofline bounds are computed.
 
-`torch.cuda._sleep(n)` launches one thread that spins until the SM's own counter has advanced by n
-cycles, so its length is known in cycles and the clock follows from two lengths.
+`torch.cuda._sleep(n)` launches one thread that spins for n cycles of the SM's counter; the SM clock
+follows from the times of two such launches.
 """
 
 import time
@@ -22,27 +22,25 @@ WAITS_S = (0.004, 0.02)
 WAITS = 5
 REST_S = 0.3
 GPU_REST_S = 0.7
-"""Longer: NVML's utilisation looks back, and must have forgotten the start."""
+"""Longer, because NVML's utilisation is an average over a past window."""
 BURN_S = 1.0
 SPIN_CYCLES = (5_000_000, 40_000_000)
 SPINS = 12
 L2_SHARE = 8
-"""A copy reads and writes this part of the L2 each; half of a cache may be another's copy of it."""
+"""A copy reads and writes an eighth of the L2 each: half of the L2 may duplicate the other half."""
 COPIES = 21
 LINE_UP_CYCLES = 200_000
-"""Keeps the device busy for 0.1 ms, while flush and copy are launched."""
+"""Keeps the device busy for 0.1 ms while flush and copy are launched."""
 GPU_SIDE, CPU_SIDE = 8192, 1024
-"""Of the square matrices that are multiplied."""
+"""Rows of the square matrices."""
 COPY_BYTES, CPU_COPY_BYTES = 2**30, 2**26
 LAUNCHES = 2000
 
-Say = Callable[[str], None]
 
-
-def prove(phase: Say) -> SelfTestReadings:
-    """Read everything; `phase` is told of each phase as it begins, for the parent's probes."""
+def run(phase: Callable[[str], None]) -> SelfTestReadings:
+    """Take all readings; calls `phase` with the name of each phase as it begins."""
     if torch.cuda.is_available():
-        return _prove_cuda(phase)
+        return _run_cuda(phase)
     phase("rest")
     time.sleep(REST_S)
     phase("burn")
@@ -56,7 +54,7 @@ def prove(phase: Say) -> SelfTestReadings:
 
 
 def cpu_peaks() -> Peaks:
-    """A float32 product, and a copy or a sum, with the threads torch has in this process."""
+    """Of a float32 matrix product, and of a copy or a sum, with torch's threads in this process."""
     a, b = (torch.randn(CPU_SIDE, CPU_SIDE) for _ in range(2))
     source = torch.ones(CPU_COPY_BYTES // 4)
     target = torch.empty_like(source)
@@ -70,11 +68,8 @@ def cpu_peaks() -> Peaks:
 
 
 def _read_waits() -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two busy waits, by another clock of the system's and by the host stopwatch.
-
-    Of several, the one on which the two differ least: whatever else runs can come between the
-    clocks' readings, and only pull them apart.
-    """
+    """Two busy waits by another system clock and by the host stopwatch: of several, those on which
+    the two differ least, because other processes can only increase the difference."""
     watch = HostStopwatch()
     pairs = []
     for seconds in WAITS_S:
@@ -87,7 +82,7 @@ def _read_waits() -> tuple[tuple[float, float], tuple[float, float]]:
 
 
 def _wait(seconds: float) -> float:
-    """Be busy for so long; how long it was in the end."""
+    """Wait actively; returns the time waited."""
     began = now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
     while now - began < seconds:
         now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
@@ -95,24 +90,24 @@ def _wait(seconds: float) -> float:
 
 
 def _burn_cpu() -> float:
-    """Keep one core busy for BURN_S; the CPU seconds that took by the process's own account."""
+    """Keep one core busy for BURN_S; returns the CPU time of this process for it."""
     began, until = time.process_time(), time.monotonic() + BURN_S
     while time.monotonic() < until:
         pass
     return time.process_time() - began
 
 
-def _best_s(run: Callable[[], object], times: int = 5) -> float:
-    """The shortest, on the host's clock, after one run that does not count."""
-    run()
+def _best_s(compute: Callable[[], object], times: int = 5) -> float:
+    """The shortest time by the host's clock, after a first run that is not timed."""
+    compute()
     watch = HostStopwatch()
-    return min(watch.read(run).time_s for _ in range(times))
+    return min(watch.read(compute).time_s for _ in range(times))
 
 
 # --- on a GPU ----------------------------------------------------------------------------
 
 
-def _prove_cuda(phase: Say) -> SelfTestReadings:
+def _run_cuda(phase: Callable[[str], None]) -> SelfTestReadings:
     products = _Products()
     phase("rest")
     time.sleep(GPU_REST_S)
@@ -120,18 +115,13 @@ def _prove_cuda(phase: Say) -> SelfTestReadings:
     began = time.process_time()
     products.burn(BURN_S)
     burn_cpu_s = time.process_time() - began
-    phase("waits")  # first: meanwhile the clock, which the burn's power held down, comes back
+    phase("waits")  # meanwhile the SM clock recovers from the power limit
     waits_s, host_s = _read_waits()
     phase("spin")
     events, hosts = _read_spins()
     phase("flush")
     resident_s, flushed_s = _read_copies()
     phase("peaks")
-    peaks = Peaks(
-        flops_per_s=products.reached(),
-        bytes_per_s=_bandwidth(),
-        launch_s=_launch_s(),
-    )
     return SelfTestReadings(
         waits_s=waits_s,
         host_s=host_s,
@@ -141,12 +131,12 @@ def _prove_cuda(phase: Say) -> SelfTestReadings:
         spin_host_s=hosts,
         resident_s=resident_s,
         flushed_s=flushed_s,
-        peaks=peaks,
+        peaks=Peaks(flops_per_s=products.reached(), bytes_per_s=_bandwidth(), launch_s=_launch_s()),
     )
 
 
 def _read_spins() -> tuple[tuple[float, float], tuple[float, float]]:
-    """Both spins on both clocks, taking turns; medians."""
+    """Medians of both spins, in turns, by both clocks."""
     sleep: Any = torch.cuda._sleep  # untyped in torch
     watch = CudaStopwatch()
     watch.read(lambda: sleep(SPIN_CYCLES[0]))
@@ -160,9 +150,9 @@ def _read_spins() -> tuple[tuple[float, float], tuple[float, float]]:
 
 
 def _read_copies() -> tuple[float, float]:
-    """One copy with its data in the L2 and one after the flush, taking turns; medians.
+    """Medians of a copy with its data in the L2 and of one after a flush, in turns.
 
-    The device spins while they are launched, so that neither reading holds a launch.
+    The device spins meanwhile, so that neither reading includes a launch.
     """
     sleep: Any = torch.cuda._sleep
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
@@ -187,7 +177,7 @@ def _read_copies() -> tuple[float, float]:
 
 
 class _Products:
-    """Square matrix products: the burn, and what the card reaches at each precision."""
+    """Square matrix products, to keep the device busy and for its peak at each precision."""
 
     def __init__(self) -> None:
         self._flops = 2 * GPU_SIDE**3
@@ -195,11 +185,11 @@ class _Products:
             torch.randn(GPU_SIDE, GPU_SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2)
         ]
         self._out = torch.empty_like(self._half[0])
-        torch.mm(*self._half, out=self._out)  # makes the handle, chooses the kernel
+        torch.mm(*self._half, out=self._out)  # creates the handle and selects the kernel
         torch.cuda.synchronize()
 
     def burn(self, seconds: float) -> None:
-        """Multiply for so long without a pause."""
+        """Multiply without a pause."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for _ in range(10):
@@ -207,7 +197,7 @@ class _Products:
             torch.cuda.synchronize()
 
     def reached(self) -> dict[str, float]:
-        """FLOP/s at each precision, the best of a few products."""
+        """FLOP/s at each precision: the best of several products."""
         found = {
             "bf16": self._reached(*self._half),
             "fp16": self._reached(*(x.half() for x in self._half)),
@@ -229,24 +219,20 @@ class _Products:
 
 
 def _bandwidth() -> float:
-    """Bytes a second of a copy far larger than the cache, read and written, or of a sum over as
-    much, which is only read: whichever is more."""
+    """Bytes a second, read and written, of a copy far larger than the cache, or read by a sum:
+    the larger."""
     free_bytes, _ = torch.cuda.mem_get_info()
     size = min(COPY_BYTES, free_bytes // 8) // 4 * 4
     source = torch.ones(size // 4, device="cuda")
     target, watch = torch.empty_like(source), CudaStopwatch()
 
-    def reached(moved: int, run: Callable[[], object]) -> float:
-        return moved / min(watch.read(run).time_s for _ in range(8))
-
-    return max(
-        reached(2 * size, lambda: target.copy_(source)),
-        reached(size, lambda: source.sum()),
-    )
+    copy_s = min(watch.read(lambda: target.copy_(source)).time_s for _ in range(8))
+    sum_s = min(watch.read(lambda: source.sum()).time_s for _ in range(8))
+    return max(2 * size / copy_s, size / sum_s)
 
 
 def _launch_s() -> float:
-    """Seconds a launch, many of an empty kernel in a row: the least a launch from here costs."""
+    """Least time of one launch, from many launches of an empty kernel."""
     sleep: Any = torch.cuda._sleep
     took = []
     for _ in range(4):

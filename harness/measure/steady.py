@@ -1,46 +1,128 @@
-"""From where on is a series of step times steady? By rule, never by "skip 10".
+"""Where the steady state of a series of step times begins.
 
-Two questions, in this order:
-
-1. Where does the warm-up end? MSER: cut where the standard error of what remains is smallest,
+1. The end of the warm-up, by MSER: cut where the standard error of the rest is smallest,
    d* = argmin_d  s^2(d) / (n - d),  over the first half of the series. Readings far from the
-   level of the second half are first pulled in to its edge, so that one straggler cannot cut
-   off all that came before it (MSER-5 averages batches of five for this, and so hides a slow
-   second or third step in its batch). A cut in the very middle is no cut: it would go further.
-2. Is what remains steady? Its two halves must agree in their medians, within a hundredth or
-   within what the spread explains. A drift, or a warm-up that never ended, does not.
+   level of the second half are clipped first, so that one outlier cannot cut off everything
+   before it (MSER-5 averages batches of five instead, which hides a slow second or third step).
+   A cut in the very middle is rejected: a longer search would cut later.
+2. The rest is steady if the medians of its halves differ by at most a hundredth, or by no more
+   than their spread explains. A drift or an endless warm-up fails this.
 
 Sources: White, "An effective truncation heuristic for bias reduction in simulation output",
 Simulation 69(6), 1997, and White, Cobb & Spratt, "A comparison of five steady-state truncation
-heuristics for simulation", WSC 2000 (MSER-5). That each process must reach its own steady
-state, and that some never do: Kalibera & Jones, "Rigorous benchmarking in reasonable time",
-ISMM 2013.
+heuristics for simulation", WSC 2000 (MSER-5). Each process must reach its own steady state, and
+some never do: Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013.
 """
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.records import MeasureSettings
+
 MIN_STEADY = 4
-"""Two readings a half: fewer cannot show a drift."""
+"""Two readings in each half; fewer cannot show a drift."""
 TOLERANCE = 0.01
-"""A difference between the halves under this share of the median is of no consequence."""
+"""Difference of the halves, as a share of the median, that does not matter."""
 STANDARD_ERRORS = 3.0
-"""A difference between the halves under so many standard errors is noise."""
+"""Difference of the halves, in standard errors, that counts as noise."""
 CLIP_SIGMAS = 3.0
-"""How far from the level of the second half a reading may pull."""
+"""Distance from the level of the second half at which readings are clipped."""
+EVERY_READING = 50
+"""Readings after each of which the series is divided; then after every twentieth more."""
+MIN_SAMPLES_WHEN_CUT = 2
+"""Samples needed to end a series at the deadline instead of in a timeout."""
+OVERRUN = 1.1
+"""Assumed longest time of the next step, relative to the last."""
 
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 _MEDIAN_OVER_MEAN = 1.2533  # standard error of the median over that of the mean, likewise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """A series divided into warm-up and samples."""
+
+    start: int
+    """Index of the first sample; the number of readings if there is none yet."""
+    steady: bool
+    """Whether the samples are steady by rule, or only the last ones taken."""
+
+
+class StepSeries:
+    """The step times of one process, divided anew as they arrive."""
+
+    def __init__(self, settings: MeasureSettings, *, first: int) -> None:
+        """`first`: index of the earliest reading that can be a sample."""
+        self._settings = settings
+        self._first = first
+        self._next_look = 1
+        self.warm_at: float | None = None
+        """time.monotonic at which the time allowed for warm-up began."""
+        self.began_at = array("d")
+        self.time_s = array("d")
+        self.host_s = array("d")
+        self.division = Division(start=first, steady=False)
+
+    def append(self, began_at: float, time_s: float, host_s: float) -> None:
+        self.began_at.append(began_at)
+        self.time_s.append(time_s)
+        self.host_s.append(host_s)
+
+    @property
+    def count(self) -> int:
+        return len(self.time_s)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are `max_samples`, or `min_samples` that took `sample_s` in total."""
+        samples, settings = self.count - self.division.start, self._settings
+        if samples >= settings.max_samples:
+            return True
+        host_s = self.host_s[self.division.start :]
+        return samples >= settings.min_samples and sum(host_s) >= settings.sample_s
+
+    def must_end(self, now: float, deadline: float) -> bool:
+        """Whether the next step may end past the deadline, and there are samples to keep."""
+        if self.count - self._first < MIN_SAMPLES_WHEN_CUT:
+            return False
+        return now + OVERRUN * self.host_s[-1] > deadline
+
+    def look(self) -> Division:
+        """The present division; computed anew if enough readings have come."""
+        if self.count >= self._next_look or self.enough:
+            self._next_look = self.count + max(1, (self.count - EVERY_READING) // 20)
+            self.division = self._divided()
+        return self.division
+
+    def finish(self, *, fewest: int = 1) -> Division:
+        """The last division. With fewer samples than `fewest`, the last `min_samples` readings are
+        the samples; of more than `max_samples`, the last are."""
+        found, settings = self._divided(), self._settings
+        if self.count - found.start < fewest:
+            start = max(self._first, self.count - settings.min_samples)
+            found = Division(start=start, steady=False)
+        newest = max(found.start, self.count - settings.max_samples)
+        self.division = Division(start=newest, steady=found.steady)
+        return self.division
+
+    def _divided(self) -> Division:
+        """By the rule; without a steady state, at the end of the time allowed for warm-up."""
+        start = steady_start(np.asarray(self.time_s[self._first :]))
+        if start is not None:
+            return Division(start=self._first + start, steady=True)
+        until = (self.warm_at or 0.0) + self._settings.warmup_s
+        return Division(start=max(self._first, bisect_left(self.began_at, until)), steady=False)
+
+
 def steady_start(readings_s: NDArray[np.float64]) -> int | None:
-    """Find the index from which readings are steady.
+    """Index of the first steady reading, under N / 2; None without a steady state.
 
     Args:
         readings_s: Step times in the order taken, shape [N], seconds.
-
-    Returns:
-        The index of the first steady reading, under N / 2; None where no steady state shows.
     """
     cuts = len(readings_s) // 2
     if cuts == 0:
@@ -50,7 +132,7 @@ def steady_start(readings_s: NDArray[np.float64]) -> int | None:
 
 
 def is_steady(readings_s: NDArray[np.float64]) -> bool:
-    """Whether both halves of the readings, shape [N], have the same median; N >= MIN_STEADY."""
+    """Whether N >= MIN_STEADY and both halves of the readings, shape [N], have the same median."""
     if len(readings_s) < MIN_STEADY:
         return False
     first, second = np.array_split(readings_s, 2)
@@ -61,7 +143,7 @@ def is_steady(readings_s: NDArray[np.float64]) -> bool:
 
 
 def _clipped(readings_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Deviations from the level of the second half, each pulled in to what is usual there."""
+    """Deviations from the level of the second half, clipped at CLIP_SIGMAS."""
     level = readings_s[len(readings_s) // 2 :]
     centre = float(np.median(level))
     reach = CLIP_SIGMAS * max(_sigma(level), TOLERANCE * centre)
@@ -70,7 +152,7 @@ def _clipped(readings_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _squared_standard_errors(deviations: NDArray[np.float64]) -> NDArray[np.float64]:
-    """s^2(d) / (n - d) of deviations[d:] for every d, from sums over the tail; shape [N]."""
+    """s^2(d) / (n - d) of deviations[d:] for every d; shape [N]."""
     remaining = np.arange(len(deviations), 0, -1)
     total = np.cumsum(deviations[::-1])[::-1]
     squares = np.cumsum(deviations[::-1] ** 2)[::-1]
@@ -79,5 +161,5 @@ def _squared_standard_errors(deviations: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def _sigma(values: NDArray[np.float64]) -> float:
-    """Standard deviation as the median absolute deviation tells it."""
+    """Standard deviation, estimated by the median absolute deviation."""
     return _MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))

@@ -1,44 +1,34 @@
-"""Time a computation again and again, until it is steady and there are enough samples.
+"""Time a computation repeatedly until it is steady and there are enough samples.
 
-Every reading is kept, the warm-up too. The first is never a sample: it compiles, allocates and
-tunes. What is published begins where harness.measure.steady says so, judged on all readings.
+Every reading is kept, also of the warm-up. The first is never a sample: it compiles, allocates and
+tunes. The samples begin where harness.measure.steady finds the steady state of all readings.
 """
 
 import gc
 import math
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from harness.measure import steady
 from harness.records import Clock, MeasureSettings
 
-EVERY_READING = 50
-"""So many readings are judged one by one; after that, whenever a twentieth more have come."""
-MIN_SAMPLES_WHEN_CUT = 2
-"""Samples that are worth more than a timeout, when the deadline leaves no time for all."""
-OVERRUN = 1.1
-"""How much longer than the last one the next run may take."""
-
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One run, timed."""
+    """One step, timed."""
 
     began_at: float
-    """time.monotonic before it began."""
+    """time.monotonic at its beginning."""
     time_s: float
-    """On the stopwatch's clock."""
+    """By the stopwatch's clock."""
     host_s: float
-    """On the host's clock, synchronised at both ends."""
+    """By the host's clock, synchronised at both ends."""
     output: Any
-    """What the run returned."""
 
 
 class Stopwatch(Protocol):
@@ -49,13 +39,13 @@ class Stopwatch(Protocol):
 
     @property
     def own_bytes(self) -> int:
-        """Device memory of the stopwatch, to be taken off the computation's peak."""
+        """Device memory of the stopwatch, which is subtracted from the computation's peak."""
 
     def read(self, run: Callable[[], Any]) -> TimedStep: ...
 
 
 class HostStopwatch:
-    """The host's clock, for computations that are done when they return."""
+    """The host's clock, for computations that are complete when they return."""
 
     clock = Clock.HOST
     own_bytes = 0
@@ -68,11 +58,11 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """CUDA events around the run on the current stream, which is idle when it begins.
+    """CUDA events around the run on the current stream, which is idle at the beginning.
 
-    The first launch is thus part of the time, as it is for whoever calls the computation once.
-    With `flush_l2` the device is still emptying its cache when the run is launched, so that a
-    kernel's own time remains; that of the flush is in neither reading.
+    The time thus includes the first launch, as for a single call. With `flush_l2` the device still
+    flushes its cache while the run is launched, so that only kernel time remains; neither reading
+    includes the flush.
     """
 
     clock = Clock.CUDA_EVENT
@@ -88,7 +78,7 @@ class CudaStopwatch:
         return 0 if self._flush is None else self._flush.nbytes
 
     def flush(self) -> None:
-        """Empty the L2 cache, on the current stream; nothing unless made to."""
+        """Flush the L2 cache on the current stream, if `flush_l2` was set."""
         if self._flush is not None:
             self._flush.zero_()
 
@@ -112,7 +102,7 @@ class CudaStopwatch:
 
 
 def stopwatch(*, flush_l2: bool) -> Stopwatch:
-    """The one for this machine. CUDA events are right for work on the CPU too, if idle."""
+    """CUDA events on a GPU machine, also for work on the CPU; else the host's clock."""
     return CudaStopwatch(flush_l2=flush_l2) if torch.cuda.is_available() else HostStopwatch()
 
 
@@ -124,13 +114,13 @@ class Timing:
     samples_s: tuple[float, ...]
     host_samples_s: tuple[float, ...]
     samples_at: tuple[float, ...]
-    """Reading of time.monotonic before each sample."""
+    """time.monotonic at the beginning of each sample."""
     steady: bool
-    """Whether the samples are steady by rule, or merely the last ones taken."""
+    """Whether the samples are steady by rule, or only the last ones taken."""
     cut: bool
-    """Whether the deadline ended it before the settings would have."""
+    """Whether the deadline ended the series early."""
     output: Any
-    """What the last run returned."""
+    """Of the last step."""
 
 
 def take(
@@ -143,54 +133,45 @@ def take(
     sampling: Callable[[float], None] = lambda _: None,
     inspect: Callable[[Any, int], None] = lambda *_: None,
 ) -> Timing:
-    """Run until steady, then until there are enough samples.
+    """Run until steady, then until there are `max_samples`, or `min_samples` that took `sample_s`.
 
-    Enough is `min_samples` that also took `sample_s` together, or `max_samples`. If no steady
-    state shows within `warmup_s`, the readings after that are the samples, marked as not
-    steady; should one show later after all, it counts. No run is begun that would, at the pace
-    of the last one, end past the deadline, once there are two samples.
+    Without a steady state within `warmup_s`, later readings are the samples, marked as not steady,
+    unless they become steady after all. With two samples, no step starts that would probably end
+    past the deadline.
 
     Args:
         run: The computation.
-        settings: How many, and for how long.
-        watch: Times one run.
-        deadline: Reading of time.monotonic by which the process must be done.
-        progress: Called after each run with the host's seconds it took.
-        sampling: Called with time.monotonic of the beginning of the first sample, when it is
-            first known and whenever further readings move it.
-        inspect: Called after each run with what it returned and its number, counted from 0.
+        settings: Numbers of samples and time limits.
+        watch: Times one step.
+        deadline: time.monotonic by which the process must be done.
+        progress: Called after each step with its host time in seconds.
+        sampling: Called with time.monotonic at the beginning of the first sample, once it is known
+            and whenever later readings move it.
+        inspect: Called after each step with its output and its index.
     """
-    series = _Series()
-    division = _Division(start=1, steady=False)
-    next_look = 1
+    series = steady.StepSeries(settings, first=1)
     announced: float | None = None
-    with _collecting_only_between_runs() as collect:
-        warmup_until = time.monotonic() + settings.warmup_s
+    with _collecting_only_between_steps() as collect:
+        series.warm_at = time.monotonic()
         while True:
             collect()
             reading = watch.read(run)
-            series.append(reading)
+            series.append(reading.began_at, reading.time_s, reading.host_s)
             progress(reading.host_s)
             inspect(reading.output, series.count - 1)
-
-            if series.count >= next_look or series.enough(division.start, settings):
-                division = series.divide(warmup_until)
-                next_look = series.count + max(1, (series.count - EVERY_READING) // 20)
-                began = series.began_at[division.start : division.start + 1]
-                if began and began[0] != announced:
-                    announced = began[0]
-                    sampling(announced)
-                if series.enough(division.start, settings):
-                    cut = False
-                    break
-            finished_by = time.monotonic() + OVERRUN * reading.host_s
-            if finished_by > deadline and series.count > MIN_SAMPLES_WHEN_CUT:
-                division = series.divide_in_haste(warmup_until, settings.min_samples)
-                cut = True
+            start = series.look().start
+            if start < series.count and series.began_at[start] != announced:
+                announced = series.began_at[start]
+                sampling(announced)
+            if series.enough:
+                cut = False
                 break
-            del reading  # or its output would be alive beside the next one
+            if cut := series.must_end(time.monotonic(), deadline):
+                break
+            del reading  # so that only one output is alive at a time
 
-    start = max(division.start, series.count - settings.max_samples)
+    division = series.finish(fewest=steady.MIN_SAMPLES_WHEN_CUT if cut else 1)
+    start = division.start
     if series.began_at[start] != announced:
         sampling(series.began_at[start])
     return Timing(
@@ -204,57 +185,12 @@ def take(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Division:
-    start: int
-    """Index of the first sample; the number of readings where there is none yet."""
-    steady: bool
-
-
-class _Series:
-    """The readings so far, without their outputs."""
-
-    def __init__(self) -> None:
-        self.began_at: list[float] = []
-        self.time_s: list[float] = []
-        self.host_s: list[float] = []
-
-    @property
-    def count(self) -> int:
-        return len(self.time_s)
-
-    def append(self, reading: TimedStep) -> None:
-        self.began_at.append(reading.began_at)
-        self.time_s.append(reading.time_s)
-        self.host_s.append(reading.host_s)
-
-    def enough(self, start: int, settings: MeasureSettings) -> bool:
-        samples = self.count - start
-        if samples >= settings.max_samples:
-            return True
-        return samples >= settings.min_samples and sum(self.host_s[start:]) >= settings.sample_s
-
-    def divide(self, warmup_until: float) -> _Division:
-        """By the rule; without a steady state, at the end of the time allowed for finding one."""
-        start = steady.steady_start(np.asarray(self.time_s[1:]))
-        if start is not None:
-            return _Division(start=1 + start, steady=True)
-        return _Division(start=max(1, bisect_left(self.began_at, warmup_until)), steady=False)
-
-    def divide_in_haste(self, warmup_until: float, min_samples: int) -> _Division:
-        """By the rule; without enough after that, the last readings, but never the first."""
-        division = self.divide(warmup_until)
-        if self.count - division.start >= MIN_SAMPLES_WHEN_CUT:
-            return division
-        return _Division(start=max(1, self.count - min_samples), steady=False)
-
-
 @contextmanager
-def _collecting_only_between_runs() -> Iterator[Callable[[], object]]:
-    """Keep the garbage collector out of the readings; yields what collects between them.
+def _collecting_only_between_steps() -> Iterator[Callable[[], object]]:
+    """Keep the garbage collector out of the readings; yields a function that collects.
 
-    What exists before the first run, and what that run leaves behind, is not walked again before
-    every other one: after torch.compile that took 30 ms, in which the device had nothing to do.
+    Objects that exist before the first step, and those it leaves behind, are collected only once:
+    after torch.compile a collection took 30 ms, in which the device was idle.
     """
     was_enabled = gc.isenabled()
     freezes = 2

@@ -1,3 +1,4 @@
-"""A script of somebody else, run as it is in a child: started, watched, its steps timed, its own
-metrics read, its kernels profiled.
+"""A user's program, run unchanged by a worker. A Case with a `command` comes in; a Measurement goes
+out, made from the program's output: steps and their times, metrics that it reports, and, from one
+more process with a hook, counters and profile.
 """

@@ -1,9 +1,8 @@
-"""In the worker's place: runs a program as it is, watches its output, and answers for it.
+"""Runs a case's program in place of a workload, reads its output, and makes its measurement.
 
-The worker stays the program's parent and leaves the GPU alone. It reads what the program writes,
-tells the watchdog of finished steps as a workload does, and makes the measurement when the program
-has ended, or, where the suite says so, when there are enough samples. Whatever the program leaves
-behind is ended with the worker.
+The worker stays the parent of the program and does not use the GPU. It reports finished steps, as
+for a workload. The program runs to its end, or, if the suite says so, until there are enough
+samples; its descendants end with the worker.
 """
 
 import re
@@ -12,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,16 +19,23 @@ from typing import Protocol
 from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, signal_name
 from harness.program import process, profile_run
-from harness.program.output import Log
+from harness.program.output import BoundedLog
 from harness.program.process import Read, Tail
-from harness.program.reported import Metrics, MissingMetric, NotFinite, Step, StepReader
-from harness.program.steps import Series
-from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program
+from harness.program.reported import (
+    MissingMetric,
+    NotFinite,
+    ReportedMetrics,
+    Step,
+    StepReader,
+    Value,
+)
+from harness.program.steps import ProgramSteps
+from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 
 ALIVE_S = 0.1
-"""Lines are a sign of life at most so often."""
+"""Least time between two signs of life."""
 CUT_S = 1.0
-"""So long before the worker's timeout a program that may be ended is ended."""
+"""A program that may be ended early is ended this long before the worker's timeout."""
 LAST_BYTES = 200
 
 _OUT_OF_MEMORY = re.compile(
@@ -39,7 +46,7 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 class Reporter(Protocol):
-    """Tells the parent how it goes; the worker's own."""
+    """Reports phases and progress to the parent."""
 
     def phase(self, name: str, at: float | None = None) -> None: ...
 
@@ -51,7 +58,7 @@ class Reporter(Protocol):
 def measure(
     order: MeasureOrder, program: Program, channel: Channel, reporter: Reporter
 ) -> Measurement:
-    """Run the program of a case and say how it went."""
+    """Run the program of a case and measure it."""
     case = order.case
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
     reporter.phase("setup")
@@ -59,12 +66,12 @@ def measure(
     try:
         session.run()
     except NotFinite as error:
-        return session.failed(Outcome.NON_FINITE, f"{error}{session.at_step()}")
+        return session.failed(Outcome.NON_FINITE, f"{error}{session.after_step()}")
     except MissingMetric as error:
-        return session.failed(Outcome.CRASH, f"{error}{session.at_step()}")
+        return session.failed(Outcome.CRASH, f"{error}{session.after_step()}")
     finally:
         process.kill(session.process)
-    measured = session.answer()
+    measured = session.measurement()
     if measured.outcome is not Outcome.OK:
         return measured
     if case.settings.census:
@@ -73,7 +80,7 @@ def measure(
         measured,
         case,
         timed=session.timed(),
-        ends_at=order.launched_at + case.settings.timeout_s - CUT_S,
+        ends_at=session.deadline,
         roots=order.roots,
         elsewhere=order.elsewhere,
         alive=session.alive,
@@ -82,7 +89,7 @@ def measure(
 
 @dataclass(slots=True)
 class _Session:
-    """One life of a program."""
+    """One process of a program."""
 
     program: Program
     order: MeasureOrder
@@ -91,29 +98,32 @@ class _Session:
     stdout: Tail = field(default_factory=Tail)
     stderr: Tail = field(default_factory=Tail)
     ended: str = ""
-    """Why the program was ended from here; empty where it ended by itself."""
+    """Why the worker ended the program; empty if it ended by itself."""
     began_at: float = 0.0
     ended_at: float = 0.0
     lines: int = 0
     alive_at: float = 0.0
     warm: bool = False
     sampling_at: float | None = None
+    deadline: float = field(init=False)
+    setup_steps: int = field(init=False)
     folder: Path = field(init=False)
-    metrics: Metrics = field(init=False)
-    series: Series = field(init=False)
+    metrics: ReportedMetrics = field(init=False)
+    series: ProgramSteps = field(init=False)
 
     def __post_init__(self) -> None:
+        self.deadline = self.order.launched_at + self.order.case.settings.timeout_s - CUT_S
+        self.setup_steps = self.program.steps.setup_steps if self.program.steps else 0
         self.folder = process.folder(self.program, self.order.roots)
-        self.metrics = Metrics(self.program, self.folder)
-        setup_steps = self.program.steps.setup_steps if self.program.steps else 0
-        self.series = Series(self.order.case.settings, setup_steps=setup_steps)
+        self.metrics = ReportedMetrics(self.program, self.folder)
+        self.series = ProgramSteps(self.order.case.settings, setup_steps=self.setup_steps)
 
     def run(self) -> None:
-        """See the program through.
+        """Run the program to its end.
 
         Raises:
-            MissingMetric: It did not tell what it should.
-            NotFinite: It told NaN or infinity.
+            MissingMetric: It did not report a metric or a step.
+            NotFinite: It reported NaN or infinity.
         """
         env = process.environment(self.order.case, self.order.roots)
         self.process = process.start(self.program, self.folder, env)
@@ -122,7 +132,7 @@ class _Session:
         finder = StepReader(self.program.steps) if self.program.steps else None
         if finder is None:
             self.reporter.phase("sampling", self.began_at)
-        log = Log(1)
+        log = BoundedLog(1)
         reader = process.OutputReader(self.process)
         for read in reader.reads():
             log.write(read.data)
@@ -141,7 +151,7 @@ class _Session:
         alive = finder is None or not self.warm
         for line in read.lines:
             self.lines += 1
-            self.metrics.hear(line, read.at)
+            self.metrics.read_line(line, read.at)
             step = finder.read(line) if finder else None
             if step is not None:
                 steps.append(step)
@@ -155,73 +165,69 @@ class _Session:
             self.warm = True
             self.reporter.phase("warmup", self.series.warm_at)
         if steps:
-            self._announce(self.series.look().start)
+            start = self.series.look().start
+            if start < self.series.count and self.series.began_at[start] != self.sampling_at:
+                self.sampling_at = self.series.began_at[start]
+                self.reporter.phase("sampling", self.sampling_at)
 
     def alive(self) -> None:
-        """Give a sign of life, if the last one is some time ago."""
+        """Send a sign of life, at most every ALIVE_S."""
         now = time.monotonic()
         if now - self.alive_at > ALIVE_S:
             self.alive_at = now
             self.reporter.alive()
 
-    def timed(self) -> profile_run.Timed | str:
-        """What is known of its steps; or that nothing is."""
+    def timed(self) -> profile_run.TimedProgram | str:
+        """Times and number of steps, or why they are unknown."""
         steps, series = self.program.steps, self.series
-        told = self._told_steps()
-        times = told or list(series.time_s)
-        if not times or (steps is None and not told):
+        reported = [value.value for value in self._step_times()]
+        times = reported or list(series.time_s)
+        if not times or (steps is None and not reported):
             return "steps cannot be counted: the suite sets neither progress nor step_s"
-        return profile_run.Timed(
+        return profile_run.TimedProgram(
             setup_s=(series.warm_at or self.ended_at) - self.began_at,
             step_s=statistics.median(times),
-            steps=series.finished or len(told),
-            setup_steps=steps.setup_steps if steps else 0,
-            by_lines=series.by_the_step if steps else None,
+            steps=series.finished or len(reported),
+            setup_steps=self.setup_steps,
+            by_lines=series.one_by_one if steps else None,
         )
 
-    def _announce(self, start: int) -> None:
-        """Tell from when on there are samples, when that is first known or moves."""
-        if start < self.series.count and self.series.began_at[start] != self.sampling_at:
-            self.sampling_at = self.series.began_at[start]
-            self.reporter.phase("sampling", self.sampling_at)
-
     def _may_end(self, now: float) -> bool:
-        """Whether there is enough, and the suite lets the program be ended."""
+        """Whether to end the program now."""
         if self.program.steps is None or not self.program.steps.until_sampled:
             return False
-        deadline = self.order.launched_at + self.order.case.settings.timeout_s - CUT_S
         if self.series.enough:
             self.ended = "sampled"
-        elif self.series.must_end(now, deadline):
+        elif self.series.must_end(now, self.deadline):
             self.ended = "timeout"
         return bool(self.ended)
 
     def _require_steps(self) -> None:
         steps = self.program.steps
-        if steps is None or self._told_steps() or self.series.count:
+        if steps is None or self._step_times() or self.series.count:
             return
         if not self.series.finished:
-            said = f"none of {self.lines} lines of output fits {steps.step!r}"
-            raise MissingMetric(f"progress: {said}{self._last_words()}")
+            last = self.stdout.last or self.stderr.last
+            shown = f"; the last is {last[:LAST_BYTES]!r}" if last else ""
+            raise MissingMetric(
+                f"progress: none of {self.lines} lines of output matches {steps.step!r}{shown}"
+            )
         raise MissingMetric(
-            f"progress: the program ended after {self.series.finished} steps, of which "
-            f"{steps.setup_steps} are setup; a sample is the time between two later lines"
+            f"progress: the program ended after {self.series.finished} steps, including "
+            f"{steps.setup_steps} of setup; a sample needs two more lines"
         )
 
-    def _told_steps(self) -> list[float]:
-        return [v.value for v in self.metrics.values.get("step_s", ())]
+    def _step_times(self) -> Sequence[Value]:
+        """Values of step_s that the program reported."""
+        return self.metrics.values.get("step_s", ())
 
-    def _last_words(self) -> str:
-        last = self.stdout.last or self.stderr.last
-        return f"; the last is {last[:LAST_BYTES]!r}" if last else ""
-
-    def at_step(self) -> str:
-        """After which step, for a detail."""
+    def after_step(self) -> str:
+        """The last finished step, for a detail."""
         done = self.series.finished
         return f", after step {done}" if done else ""
 
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
-        """A measurement without samples, with what the program last wrote to stderr."""
+        """A measurement without samples, with the end of stderr."""
         code = self.process.returncode if self.process else None
         return Measurement(
             case_id=self.order.case.case_id,
@@ -241,66 +247,63 @@ class _Session:
             ),
         )
 
-    def answer(self) -> Measurement:
-        """What the program's end means."""
+    def measurement(self) -> Measurement:
+        """The measurement of a program that has ended."""
         code = self.process.returncode if self.process else None
-        if not self.ended and code != 0:
-            return self._ended_badly(code or 0)
-        return self._measured()
+        return self._measured() if self.ended or code == 0 else self._crashed(code or 0)
 
-    def _ended_badly(self, code: int) -> Measurement:
-        said = self.stderr.text.decode(errors="replace")
+    def _crashed(self, code: int) -> Measurement:
+        errors = self.stderr.text.decode(errors="replace")
         last = self.stderr.last.strip() or self.stdout.last.strip()
         how = f"killed by {signal_name(code)}" if code < 0 else f"exited with {code}"
         if 128 < code < 128 + signal.NSIG:
-            how += f" (of {signal_name(128 - code)}, as a shell says it)"
-        detail = f"{how}{self.at_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
-        outcome = Outcome.CRASH
+            how += f" (a shell's code for {signal_name(128 - code)})"
+        detail = f"{how}{self.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
         places = [str(self.folder.resolve()), *self.order.roots]
-        if instead := origin.why_shadowed(said, places):
+        if instead := origin.why_shadowed(errors, places):
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
-        if _OUT_OF_MEMORY.search(said):
-            outcome = Outcome.OUT_OF_MEMORY
-        elif _DISK_FULL.search(said):
-            outcome = Outcome.INVALID_ENVIRONMENT
-        return self.failed(outcome, detail)
+        if _OUT_OF_MEMORY.search(errors):
+            return self.failed(Outcome.OUT_OF_MEMORY, detail)
+        if _DISK_FULL.search(errors):
+            return self.failed(Outcome.INVALID_ENVIRONMENT, detail)
+        return self.failed(Outcome.CRASH, detail)
 
     def _measured(self) -> Measurement:
-        effective = self._effective()
-        steps, told = self.program.steps, self.metrics.values.get("step_s")
-        if told:
-            series = Series(self.order.case.settings, setup_steps=steps.setup_steps if steps else 0)
-            for value in told:
+        case, effective = self.order.case, self._effective()
+        steps, reported = self.program.steps, self._step_times()
+        if any(value.value <= 0 for value in reported):
+            problem = "step_s: a reported time is not above 0; print more digits"
+            return self.failed(Outcome.CRASH, problem)
+        if reported:
+            series = ProgramSteps(case.settings, setup_steps=self.setup_steps)
+            for value in reported:
                 series.add([Step(None, value.value)], value.at)
-            if any(value.value <= 0 for value in told):
-                return self.failed(Outcome.CRASH, "step_s: a step took 0 or less; print digits")
-            effective["timed_by"] = "step_s, as the program told it"
+            effective["timed_by"] = "step_s, reported by the program"
         elif steps:
             series = self.series
             effective["timed_by"] = "progress lines"
         else:
-            series = Series(self.order.case.settings, setup_steps=0)
+            series = ProgramSteps(case.settings, setup_steps=0)
             series.add([Step(None, self.ended_at - self.began_at)], self.ended_at)
             effective["timed_by"] = "the whole program"
-        division = series.look(last=True)
+        division = series.finish()
         start = division.start
         if not series.time_s[start:]:
-            return self.failed(
-                Outcome.CRASH, f"step_s was reported {len(told or ())} times, all of them setup"
-            )
+            problem = f"step_s was reported {len(reported)} times, only during setup"
+            return self.failed(Outcome.CRASH, problem)
         if series.together:
             effective["read_together"] = series.together
         if self.ended == "timeout":
             effective["samples_cut"] = "timeout"
-        elif steps and series.count - start < self.order.case.settings.min_samples:
+        elif steps and series.count - start < case.settings.min_samples:
             effective["samples_cut"] = "the program ended"
         samples = tuple(series.time_s[start:])
-        if series.time_s and (steps or told):
+        if series.time_s and (steps or reported):
             self.reporter.phase("sampling", series.began_at[start])
         readings = self._readings(series.began_at[start])
         memory = readings.pop("peak_memory_bytes", ())
         return Measurement(
-            case_id=self.order.case.case_id,
+            case_id=case.case_id,
             process=self.order.process,
             outcome=Outcome.OK,
             clock=Clock.HOST,
@@ -308,7 +311,7 @@ class _Session:
             samples_s=samples,
             host_samples_s=samples,
             samples_at_s=tuple(t - self.order.launched_at for t in series.began_at[start:]),
-            steady=division.steady if steps or told else None,
+            steady=division.steady if steps or reported else None,
             tokens=self.program.tokens,
             flops=self.program.flops,
             peak_memory_bytes=int(max(memory)) if memory else None,
@@ -319,7 +322,7 @@ class _Session:
         )
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:
-        """What was told by metric, step times apart: of warm-up only where nothing came later."""
+        """Values of all metrics but step_s: those after `since`, or all if none is later."""
         found = {}
         for name, values in self.metrics.values.items():
             later = [v.value for v in values if v.at >= since]
@@ -327,6 +330,6 @@ class _Session:
                 found[name] = tuple(later or [v.value for v in values])
         return found
 
-    def _effective(self) -> dict[str, bool | int | float | str]:
+    def _effective(self) -> dict[str, Scalar]:
         found = process.find(self.order.case, self.program, self.folder)
         return {"program": found or self.program.argv[0]}

@@ -1,7 +1,7 @@
-"""What a program writes: bounded in the log, cut into lines, and in memory no more than a little.
+"""A program's output, bounded in the log, in lines and in memory.
 
-A program may write gigabytes, or a line that never ends. The log keeps the beginning and the end;
-a line keeps its beginning. A carriage return ends a line too, as progress bars use it.
+A program may write gigabytes, or a line without an end. The log keeps beginning and end of the
+output, and a line keeps its beginning. A carriage return ends a line too, for progress bars.
 """
 
 import os
@@ -9,17 +9,17 @@ import re
 from collections.abc import Iterator
 
 HEAD_BYTES = 4 * 2**20
-"""So much of the beginning of the output stays in the log."""
+"""Beginning of the output that the log keeps."""
 TAIL_BYTES = 4 * 2**20
-"""At least so much of its end, and at most twice that."""
+"""End of the output that the log keeps, at least; at most twice that."""
 MAX_LINE_BYTES = 2**16
-"""What is longer is searched up to here."""
+"""A longer line is read up to here."""
 
 _ENDS = re.compile(rb"[\r\n]+")
 
 
-class Log:
-    """A file that is appended to and keeps head and tail of what came."""
+class BoundedLog:
+    """Appends to a file, which keeps the head and the tail."""
 
     def __init__(self, fd: int, *, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> None:
         """`fd` is open for appending."""
@@ -30,7 +30,7 @@ class Log:
         self._recent = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Append; what is then too much in the middle goes."""
+        """Append, and cut the middle if the file becomes too long."""
         self._recent += data
         if self._size + len(data) > self._head + 2 * self._tail:
             self._compact()
@@ -40,11 +40,11 @@ class Log:
             del self._recent[: -self._tail]
 
     def _compact(self) -> None:
-        """Keep the head and the newest tail, and say between them what is gone."""
+        """Keep head and newest tail, with a note between them."""
         del self._recent[: -self._tail]
         self._size = min(self._head, self._size)
         os.ftruncate(self._fd, self._began + self._size)
-        self._append(b"\n[... the harness left out what the program wrote here ...]\n")
+        self._append(b"\n[... the harness left out output of the program here ...]\n")
         self._append(bytes(self._recent))
 
     def _append(self, data: bytes) -> None:
@@ -55,14 +55,14 @@ class Log:
 
 
 class Lines:
-    """One stream, cut into lines."""
+    """Cuts one stream into lines."""
 
     def __init__(self, longest: int = MAX_LINE_BYTES) -> None:
         self._longest = longest
         self._begun = b""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The lines that a chunk ends, without their ends and without empty ones."""
+        """The lines that end in a chunk, without line ends and empty lines."""
         *whole, rest = _ENDS.split(chunk)
         for piece in whole:
             line = self._cut(piece)
@@ -72,12 +72,12 @@ class Lines:
         self._begun = self._cut(rest)
 
     def rest(self) -> Iterator[str]:
-        """The last line, if the stream ended within it."""
+        """The last line, if it has no end."""
         if self._begun:
             yield self._begun.decode(errors="replace")
         self._begun = b""
 
     def _cut(self, piece: bytes) -> bytes:
-        """What has begun, and this; only so much of it as is searched."""
+        """The line so far and this piece, up to the longest line."""
         room = self._longest - len(self._begun)
         return self._begun + piece[:room] if room > 0 else self._begun

@@ -1,5 +1,5 @@
-"""A program as a process: found, started with its output in pipes, read, and ended with all of its
-descendants."""
+"""The process of a program: found, started with its output in pipes, read, and ended with all of
+its descendants."""
 
 import ctypes
 import faulthandler
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,36 +25,36 @@ from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.records import INTERPRETER, Case, Program
 
 CHUNK_BYTES = 2**18
-"""Size of the pipes, and the most that is read from one at once."""
+"""Size of the pipes and of one read."""
 STDERR_BYTES = 4096
-"""Of the end of a stream, for a record."""
+"""End of a stream that is kept for a record."""
 DRAIN_S = 0.5
-"""How long to read on after the program's end, if a process it left behind holds the pipe."""
+"""Time to read after the program's end, if a process that it left behind holds the pipe open."""
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def folder(program: Program, roots: Sequence[str]) -> Path:
-    """Where a program is started: `cwd`, seen from the top of the working tree under test. Where
-    no tree was asked for, from the present folder."""
+    """The folder a program starts in: `cwd`, relative to the working tree under test, or to the
+    current folder if there is none."""
     return top(roots) / program.cwd
 
 
 def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
-    """Why a program cannot be started, seen before anything is; empty where it can."""
+    """Why a program cannot be started; empty if it can."""
     where = folder(program, roots)
     tree = top(roots).resolve()
     if roots and not where.resolve().is_relative_to(tree):
         return (
             f"cwd {program.cwd!r} is not in the tree under test, {tree}; "
-            "write it as seen from the repository's root"
+            "write it relative to the repository's root"
         )
     if not where.is_dir():
         return f"cwd {program.cwd!r} is not a folder in {tree}; correct it"
-    if stranger := _stranger(program, roots, tree):
+    if outside := _outside(program, roots, tree):
         return (
-            f"command names {stranger}, which is not in the tree under test, {tree}; "
-            "write it as seen from cwd"
+            f"command names {outside}, which is not in the tree under test, {tree}; "
+            "write it relative to cwd"
         )
     name = program.argv[0]
     if name == INTERPRETER or find(case, program, where) is not None:
@@ -64,9 +65,9 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
     return f"command {name!r} not found on PATH; install it or give its full path"
 
 
-def _stranger(program: Program, roots: Sequence[str], tree: Path) -> str:
-    """A word of the command that names a file which is under version control in the user's working
-    tree: as it is now, where a commit is to be measured. Data and environments may lie there."""
+def _outside(program: Program, roots: Sequence[str], tree: Path) -> str:
+    """A file named in the command that is tracked in the user's own working tree, whose present
+    state is not the commit under test. Untracked files there, such as data, are allowed."""
     home = _home(tree) if roots else None
     for word in program.argv if home else ():
         place = Path(word.rpartition("=")[2])  # --config=/home/me/repo/a.yaml
@@ -83,7 +84,7 @@ def _is_tracked(place: Path, home: Path) -> bool:
 
 
 def _home(tree: Path) -> Path | None:
-    """The main working tree of the repository of which `tree` is another; None where it is none."""
+    """The main working tree of the repository, if `tree` is another one; else None."""
     try:
         pointer = (tree / ".git").read_text(encoding="utf-8")
     except OSError:
@@ -94,7 +95,7 @@ def _home(tree: Path) -> Path | None:
 
 
 def find(case: Case, program: Program, where: Path) -> str | None:
-    """The program's file, as it will be started."""
+    """The file that will be started; None if it is not found."""
     name = program.argv[0]
     if name == INTERPRETER:
         return sys.executable
@@ -105,11 +106,11 @@ def find(case: Case, program: Program, where: Path) -> str | None:
 
 
 def environment(case: Case, roots: Sequence[str]) -> dict[str, str]:
-    """The program's variables. Python's output comes line by line, and its stacks if it aborts;
-    what it imports by name comes from the trees under test before all else."""
+    """The program's variables. Python writes line by line, and its stacks if it aborts; it imports
+    from the trees under test first."""
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     env = {**os.environ, **python, **case.env}
-    env.pop(COUNTS_IN, None)  # of a harness that counts this one
+    env.pop(COUNTS_IN, None)  # set if another harness counts this one
     if roots:
         path = (*roots, env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -117,28 +118,23 @@ def environment(case: Case, roots: Sequence[str]) -> dict[str, str]:
 
 
 def kill(process: "subprocess.Popen[bytes] | None") -> None:
-    """End a program and what is under it, now."""
+    """Kill a program and its descendants."""
     if process is None:
         return
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
+    family = _process_tree(process)[1:]
     if process.returncode is None:
         process.kill()
         process.wait()
     for one in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             one.kill()
-        except psutil.NoSuchProcess:
-            continue
     for stream in (process.stdout, process.stderr):
         if stream is not None:
             stream.close()
 
 
 def start(program: Program, where: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the program with its output in two pipes; it dies with this process."""
+    """Start the program with its output in two pipes; it is killed if this process dies."""
     libc = ctypes.CDLL(None)
     first = sys.executable if program.argv[0] == INTERPRETER else program.argv[0]
     return subprocess.Popen(
@@ -155,7 +151,7 @@ def start(program: Program, where: Path, env: Mapping[str, str]) -> "subprocess.
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one read of a pipe brought."""
+    """One read of a pipe."""
 
     at: float
     lines: tuple[str, ...]
@@ -165,7 +161,7 @@ class Read:
 
 @dataclass(slots=True)
 class Tail:
-    """The end of what a stream said."""
+    """The end of a stream, and its last line that is not blank."""
 
     text: bytes = b""
     last: str = ""
@@ -177,7 +173,7 @@ class Tail:
 
 
 class OutputReader:
-    """Reads both pipes of a program until it has ended; wakes up for its death too."""
+    """Reads both pipes of a program until it has ended."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -185,11 +181,11 @@ class OutputReader:
         """time.monotonic at the end of the program."""
 
     def reads(self, poll_s: float = 0.5) -> Iterator[Read]:
-        """All output in order; a read without lines at least every `poll_s`."""
+        """All output in order, and a read without data at least every `poll_s`."""
         woken, wake = socket.socketpair()
         woken.setblocking(False)
         wake.setblocking(False)
-        before = signal.signal(signal.SIGCHLD, lambda *_: None)  # without one nothing wakes
+        before = signal.signal(signal.SIGCHLD, lambda *_: None)  # only a handler wakes select
         old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         try:
             with selectors.DefaultSelector() as waiting:
@@ -238,21 +234,23 @@ class OutputReader:
 
 
 def abort_when_asked(process: "subprocess.Popen[bytes]") -> None:
-    """Let the signal that asks a worker for its stacks abort the program, whose Python then writes
-    them. It is only asked of one that hangs and is about to be killed."""
+    """Abort the program when the worker is asked for its stacks, so that its Python writes them.
+    The parent asks only if the program hangs and will be killed."""
     faulthandler.unregister(ASK_FOR_STACKS)
 
     def abort(*_: object) -> None:
-        try:
-            me = psutil.Process(process.pid)
-            family = [me, *me.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        for one in family:
-            try:
+        for one in _process_tree(process):
+            with suppress(psutil.Error):  # it has ended, or is another user's
                 one.rlimit(psutil.RLIMIT_CORE, (0, 0))
                 one.send_signal(signal.SIGABRT)
-            except psutil.Error:
-                continue  # it is gone, or another user's
 
     signal.signal(ASK_FOR_STACKS, abort)
+
+
+def _process_tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """A program and its descendants; empty if it is gone."""
+    try:
+        root = psutil.Process(process.pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,8 +1,8 @@
-"""Runs a program once more to count what its steps do, where it is Python with torch.
+"""Runs a program once more, with a hook, to count and profile its steps if it is Python with torch.
 
-Never the process that is timed: this one has a hook on its PYTHONPATH (harness.program.startup),
-which waits for torch and then counts and profiles a few steps (harness.program.step_hook). It
-ends as soon as the hook has answered. Its times enter nothing.
+The process that is timed has no hook. This one has the hook's folder on its PYTHONPATH
+(harness.program.startup): it waits for torch, then counts and profiles a few steps
+(harness.program.step_hook). The process ends once the hook has answered; its times are not used.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,99 +20,87 @@ from pydantic import TypeAdapter
 
 from harness.git import origin
 from harness.measure import attestation
-from harness.measure.profile import MAX_STEP_S, PROFILE_S, WhatRan
+from harness.measure.profile import (
+    MAX_STEP_S,
+    PROFILE_S,
+    SLOWER,
+    SWITCHED_OFF,
+    StepProfile,
+    without_profile,
+)
 from harness.messages import signal_name
 from harness.program import process
-from harness.program.output import Log
+from harness.program.output import BoundedLog
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
-from harness.records import (
-    COUNTERS,
-    OPTIMIZER,
-    Case,
-    Counters,
-    Measurement,
-    Outcome,
-    Profile,
-    Program,
-    Scalar,
-)
+from harness.records import OPTIMIZER, Case, Measurement, Outcome, Program, Scalar
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
-"""So many steps are made under the hook, at least."""
-SLOWER = 4.0
-"""What is counted may take so many times its time."""
+"""Fewest steps that run with the hook."""
 GRACE_S = 30.0
-"""Time for torch and the program to start, beyond what the timed process took for its setup."""
-SAID = "\n[the harness runs the program once more, and counts what a step does]\n"
+"""Time for torch and the program to start, beyond SLOWER times the setup of the timed process."""
+HEADER = "\n[the harness runs the program once more and counts what a step does]\n"
 LAST_BYTES = 200
 
-OTHERS = {origin.OURS, *sys.stdlib_module_names}
-"""Packages whose place is not asked."""
-
-_what_ran: TypeAdapter[WhatRan] = TypeAdapter(WhatRan)
+_answered: TypeAdapter[StepProfile] = TypeAdapter(StepProfile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """What is known of the program from the process that was timed."""
+class TimedProgram:
+    """Times and number of steps of the process that was timed."""
 
     setup_s: float
-    """From its start to its first step after setup."""
+    """From its start to the end of its setup."""
     step_s: float
     steps: int
-    """How many it made, setup included."""
+    """Number of steps, including setup."""
     setup_steps: int
     by_lines: bool | None
-    """Whether each line of progress is one step; None where steps were told in no line."""
+    """Whether each line of progress is one step; None if no line reports steps."""
 
 
 class _Unknown(Exception):
-    """Nothing can be counted, and why."""
+    """Nothing can be counted, for this reason."""
 
 
 def attested(
     measured: Measurement,
     case: Case,
     *,
-    timed: Timed | str,
+    timed: TimedProgram | str,
     ends_at: float,
     roots: tuple[str, ...],
     elsewhere: tuple[str, ...] = (),
     alive: Callable[[], None],
 ) -> Measurement:
-    """The measurement with what ran, or with a reason why that is unknown.
+    """The measurement with counters and profile, or with the reason why they are unknown.
 
     Args:
         measured: Of the timed process, which ended ok.
         case: A program's.
-        timed: Or why there are no steps to count.
+        timed: Its steps, or why they cannot be counted.
         ends_at: time.monotonic by which this must be over.
         roots: The tree under test.
         elsewhere: Other working trees of its repository.
-        alive: To be called now and then.
+        alive: Called regularly.
 
     Returns:
-        A PATH_MISMATCH, where other kernels or operators ran than the suite states, or a module
-        came from elsewhere than from the tree under test.
+        A PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
+        test was loaded from another tree.
     """
     program = case.program
     try:
         if program is None or not case.settings.census:
-            raise _Unknown("switched off (measure.census)")
+            raise _Unknown(SWITCHED_OFF)
         if isinstance(timed, str):
             raise _Unknown(timed)
-        answer = _Attempt(case, program, timed, ends_at, roots, elsewhere).answer(alive)
+        answer = _HookedRun(case, program, timed, ends_at, roots, elsewhere).answer(alive)
     except _Unknown as unknown:
-        why = str(unknown)
-        return replace(
-            measured,
-            counters=Counters(unknown=dict.fromkeys(COUNTERS, why)),
-            census=Profile(skipped=why),
-        )
-    ran = _what_ran.validate_python(answer["ran"])
+        nothing = without_profile(str(unknown))
+        return replace(measured, counters=nothing.counters, census=nothing.profile)
+    ran = _answered.validate_python(answer["ran"])
     found: dict[str, Scalar] = {
         "counted_by": answer["by"],
         "torch": answer["torch"],
@@ -121,35 +109,35 @@ def attested(
     measured = replace(
         measured,
         counters=ran.counters,
-        census=ran.census,
+        census=ran.profile,
         effective={**measured.effective, **found},
     )
-    wrong = [attestation.breach(case, ran)]
-    if strangers := _strangers(answer["places"], roots, elsewhere):
-        listed = "; ".join(strangers)
+    wrong = [attestation.mismatch(case, ran)]
+    if outside := _outside(answer["places"], roots, elsewhere):
+        listed = "; ".join(outside)
         wrong.append(f"not from the tree under test: {listed}; {origin.REMEDY}")
-    if breach := "; ".join(filter(None, wrong)):
-        return _mismatch(measured, breach)
+    if problem := "; ".join(filter(None, wrong)):
+        return _mismatch(measured, problem)
     return measured
 
 
-def _strangers(
+def _outside(
     places: Mapping[str, str], roots: Sequence[str], elsewhere: Sequence[str]
 ) -> tuple[str, ...]:
-    """One sentence per module that came from elsewhere than asked."""
-    tested = _tested(roots) if roots else set()
+    """One sentence for each module that was loaded from outside the tree under test."""
+    tested = _tested(roots)
     found = [item for item in places.items() if item[0].partition(".")[0] in tested]
     others = [item for item in places.items() if item not in found]
     return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, elsewhere))
 
 
 def _tested(roots: Sequence[str]) -> set[str]:
-    """The packages that must come from the roots."""
-    return origin.packages_in(roots) - OTHERS
+    """Packages that must come from the roots."""
+    return origin.packages_in(roots) - {origin.OURS, *sys.stdlib_module_names}
 
 
 def _mismatch(measured: Measurement, detail: str) -> Measurement:
-    """Without samples: they are of something else than was asked for."""
+    """Without samples, which are not of what the case asked for."""
     return replace(
         measured,
         outcome=Outcome.PATH_MISMATCH,
@@ -165,57 +153,57 @@ def _mismatch(measured: Measurement, detail: str) -> Measurement:
     )
 
 
-class _Attempt:
-    """One more life of a program, with the hook."""
+@dataclass(slots=True)
+class _HookedRun:
+    """One more process of a program, with the hook."""
 
-    def __init__(
-        self,
-        case: Case,
-        program: Program,
-        timed: Timed,
-        ends_at: float,
-        roots: tuple[str, ...],
-        elsewhere: tuple[str, ...],
-    ) -> None:
-        self._case = case
-        self._program = program
-        self._timed = timed
-        self._roots = roots
-        self._elsewhere = elsewhere
-        self._skip = max(1, timed.setup_steps) + SKIPPED_STEPS
-        self._began = began = time.monotonic()
-        if timed.step_s > MAX_STEP_S:
-            raise _Unknown(f"one step takes {timed.step_s:.3g} s, over {MAX_STEP_S:g} s")
-        steps_s = (self._skip + SLOWER * COUNTED_STEPS) * timed.step_s
-        self._starts_by = began + SLOWER * timed.setup_s + GRACE_S
-        self._ends_at = min(ends_at, self._starts_by + SLOWER * steps_s)
-        longest_s = min(PROFILE_S, case.settings.sample_s)
-        spare = timed.steps - self._skip - COUNTED_STEPS
-        self._profile_s = max(0.0, min(longest_s, spare * timed.step_s))
-        needed_s = timed.setup_s + steps_s
-        if needed_s > ends_at - began:
-            left_s = max(0.0, ends_at - began)
-            raise _Unknown(
-                f"it may take {needed_s:.3g} s, and {left_s:.3g} s are left until timeout_s"
-            )
+    case: Case
+    program: Program
+    timed: TimedProgram
+    must_end_at: float
+    roots: tuple[str, ...]
+    elsewhere: tuple[str, ...]
+    skip: int = field(init=False)
+    began: float = field(init=False, default_factory=time.monotonic)
+    starts_by: float = field(init=False)
+    ends_at: float = field(init=False)
+    profile_s: float = field(init=False)
 
-    def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
-        """What the hook answers.
+    def __post_init__(self) -> None:
+        """Plan it.
 
         Raises:
-            _Unknown: It does not.
+            _Unknown: A step is too long, or the time left is too short.
         """
+        timed, left_s = self.timed, self.must_end_at - self.began
+        self.skip = max(1, timed.setup_steps) + SKIPPED_STEPS
+        if timed.step_s > MAX_STEP_S:
+            raise _Unknown(f"one step takes {timed.step_s:.3g} s, over {MAX_STEP_S:g} s")
+        steps_s = (self.skip + SLOWER * COUNTED_STEPS) * timed.step_s
+        needed_s = timed.setup_s + steps_s
+        if needed_s > left_s:
+            raise _Unknown(
+                f"it may take {needed_s:.3g} s, and {max(0.0, left_s):.3g} s are left until "
+                "timeout_s"
+            )
+        self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
+        self.ends_at = min(self.must_end_at, self.starts_by + SLOWER * steps_s)
+        spare_s = (timed.steps - self.skip - COUNTED_STEPS) * timed.step_s
+        self.profile_s = max(0.0, min(PROFILE_S, self.case.settings.sample_s, spare_s))
+
+    def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
+        """The hook's answer; _Unknown if there is none."""
         with tempfile.TemporaryDirectory(prefix="harness-counts-") as name:
             folder = Path(name)
             asked = HookOrder(
-                step=self._program.steps.step if self._program.steps else "",
-                by_lines=bool(self._timed.by_lines),
-                skip=self._skip,
-                step_s=self._timed.step_s,
-                profile_s=self._profile_s,
-                ends_at=self._ends_at,
-                packages=tuple(sorted(_tested(self._roots))),
-                folders=self._elsewhere,
+                step=self.program.steps.step if self.program.steps else "",
+                by_lines=bool(self.timed.by_lines),
+                skip=self.skip,
+                step_s=self.timed.step_s,
+                profile_s=self.profile_s,
+                ends_at=self.ends_at,
+                packages=tuple(sorted(_tested(self.roots))),
+                folders=self.elsewhere,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
@@ -227,26 +215,26 @@ class _Attempt:
             return answer
 
     def _run(self, folder: Path, alive: Callable[[], None]) -> str:
-        """See the program on until the hook has answered, or will not; how it ended by itself."""
-        env = process.environment(self._case, self._roots)
+        """Run until the hook answers or cannot; returns how the program failed, or nothing."""
+        env = process.environment(self.case, self.roots)
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        log, tail = Log(1), Tail()
-        log.write(SAID.encode())
-        step = re.compile(self._program.steps.step) if self._program.steps else None
-        heard = 0
-        child = process.start(self._program, process.folder(self._program, self._roots), env)
+        log, tail = BoundedLog(1), Tail()
+        log.write(HEADER.encode())
+        step = re.compile(self.program.steps.step) if self.program.steps else None
+        lines = 0
+        child = process.start(self.program, process.folder(self.program, self.roots), env)
         try:
             process.abort_when_asked(child)
             for read in process.OutputReader(child).reads(POLL_S):
                 alive()
                 log.write(read.data)
                 tail.add(read)
-                heard += sum(bool(step and step.search(line)) for line in read.lines)
+                lines += sum(bool(step and step.search(line)) for line in read.lines)
                 if (folder / ANSWER).exists() or self._is_over(folder, read.at):
                     return ""
-                if heard > self._skip and not (folder / CLAIM).exists():
+                if lines > self.skip and not (folder / CLAIM).exists():
                     (folder / UNHEARD).touch()
             code = child.poll()
         finally:
@@ -257,35 +245,31 @@ class _Attempt:
         return f"{how}: {tail.last.strip()[:LAST_BYTES]}"
 
     def _is_over(self, folder: Path, now: float) -> bool:
-        """Whether no answer is to be waited for.
-
-        Raises:
-            _Unknown: Its time is up.
-        """
+        """Whether no answer will come; _Unknown if counting takes too long."""
         begun = (folder / CLAIM).exists()
-        if now > self._ends_at and begun:
-            raise _Unknown(f"counting was not done in {now - self._began:.3g} s")
-        failed = any("failed" in said for said in _notes(folder))
-        return failed or now > self._ends_at or (now > self._starts_by and not begun)
+        if now > self.ends_at and begun:
+            raise _Unknown(f"counting did not end within {now - self.began:.3g} s")
+        failed = any("failed" in note for note in _notes(folder))
+        return failed or now > self.ends_at or (now > self.starts_by and not begun)
 
     def _why(self, notes: list[Mapping[str, Any]], how: str) -> str:
         """Why there is no answer."""
-        failed = [said["failed"] for said in notes if "failed" in said]
-        steps = [said["steps"] for said in notes if "steps" in said]
+        failed = [note["failed"] for note in notes if "failed" in note]
+        steps = [note["steps"] for note in notes if "steps" in note]
         if failed:
             return str(failed[0])
         if how:
             return f"the process that counts {how}"
         if steps:
-            needed = self._skip + COUNTED_STEPS
-            return f"it makes {steps[0]} steps, and {needed} are needed to count two"
+            needed = self.skip + COUNTED_STEPS
+            return f"it makes {steps[0]} steps; {needed} are needed to count two"
         if not notes:
             return "no Python of the program started with the hook (python -I, -E and -S do not)"
-        if not any(said.get("at") == "torch" for said in notes):
+        if not any(note.get("at") == "torch" for note in notes):
             return "the program is not Python with torch"
-        if self._timed.by_lines:
-            return "neither a line of progress that Python wrote nor an optimizer's step was seen"
-        return f"not counted by lines, which speak of several steps, and no {OPTIMIZER} were seen"
+        if self.timed.by_lines:
+            return "the hook saw no line of progress and no step of an optimizer"
+        return f"lines of progress report several steps, and the hook saw no {OPTIMIZER}"
 
 
 def _notes(folder: Path) -> list[Mapping[str, Any]]:

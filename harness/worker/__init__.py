@@ -1,3 +1,4 @@
-"""The child of a measurement: the forkserver takes an order, one case is measured, an answer goes
-back. The parent reaches this room by name only.
+"""The child side: the forkserver takes an Order and forks a worker, which measures one case (or
+checks cases, describes its environment, tests its clocks) and sends messages back. The parent
+imports nothing from here.
 """

@@ -1,8 +1,4 @@
-"""Child side: orders in, answers out.
-
-Every way to end is one of the closed list of outcomes. The worker answers exactly once, with a
-Measurement that the parent completes.
-"""
+"""Child side: one order in, one answer out. Every error of a case becomes an outcome."""
 
 import errno
 import gc
@@ -17,7 +13,6 @@ from harness.measure import accuracy, attestation, diagnosis, memory, self_test
 from harness.messages import (
     Answer,
     Channel,
-    Checked,
     CheckOrder,
     DescribeOrder,
     Facts,
@@ -28,19 +23,19 @@ from harness.messages import (
     SelfTestOrder,
 )
 from harness.program import command
-from harness.records import Accuracy, Case, Evidence, Measurement, NonFiniteOrigin, Outcome
+from harness.records import Case, Evidence, Measurement, NonFiniteOrigin, Outcome
 from harness.worker import case as worker_case
 from harness.worker import factory
 from harness.worker.case import DeviceMissing, WorkerReporter
 from harness.workload import Unsupported, Workload
 
-# What allocators say where torch has no exception type of its own.
+# Messages of allocators for which torch has no exception type.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-# What CUDA says once and from then on: the context is beyond repair, a fresh process is not.
+# Errors after which CUDA works only in a fresh process.
 _CONTEXT_LOST = (
     "an illegal memory access was encountered",
     "device-side assert triggered",
@@ -56,84 +51,72 @@ def work(order: Order, channel: Channel) -> None:
         _measure_case(order, channel)
         return
     try:
-        channel.send(_answer(order, channel))
-    except Exception as error:  # noqa: BLE001 - logged; the parent reads the log if nothing answers
+        match order:
+            case CheckOrder():
+                channel.send(factory.check(order))
+            case SelfTestOrder():
+                channel.send(SelfTested(readings=self_test.run(WorkerReporter(channel).phase)))
+            case DescribeOrder():
+                facts = importlib.import_module("harness.measure.facts").describe()
+                channel.send(Facts(facts=facts))
+    except Exception as error:  # noqa: BLE001 - the parent reads the log if there is no answer
         traceback.print_exception(error)
 
 
 def _measure_case(order: MeasureOrder, channel: Channel) -> None:
     cause: accuracy.NonFinite | None = None
+    program = order.case.program
     try:
-        channel.send(Answer(measurement=_measured(order, channel)))
-    except Exception as error:  # noqa: BLE001 - whatever a workload raises is its outcome, logged
+        if program is not None:
+            measurement = command.measure(order, program, channel, WorkerReporter(channel))
+        else:
+            measurement = worker_case.measure(order, channel)
+        channel.send(Answer(measurement=measurement))
+    except Exception as error:  # noqa: BLE001 - logged; it decides the outcome
         failure = _failure(order.case, order.process, error)
         if isinstance(error, accuracy.NonFinite):
             cause = error
             channel.send(Preliminary(measurement=failure))
         else:
             channel.send(Answer(measurement=failure))
-        traceback.print_exception(error)  # last: on a full disk it cannot be logged
+        traceback.print_exception(error)  # last: it raises if the disk is full
     if cause is not None:
-        cause.__traceback__ = None  # it holds the workload, which is to be built anew
+        cause.__traceback__ = None  # it references the workload, which is built again
         channel.send(Answer(measurement=_with_origins(failure, order.case, cause, channel)))
-
-
-def _answer(
-    order: CheckOrder | SelfTestOrder | DescribeOrder, channel: Channel
-) -> Checked | Facts | SelfTested:
-    match order:
-        case CheckOrder():
-            return factory.check(order)
-        case SelfTestOrder():
-            return SelfTested(readings=self_test.prove(WorkerReporter(channel).phase))
-        case DescribeOrder():
-            return Facts(facts=importlib.import_module("harness.measure.facts").describe())
-
-
-def _measured(order: MeasureOrder, channel: Channel) -> Measurement:
-    if order.case.program is not None:
-        return command.measure(order, order.case.program, channel, WorkerReporter(channel))
-    return worker_case.measure(order, channel)
 
 
 def _failure(case: Case, process: int, error: Exception) -> Measurement:
     outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
-    checked: Accuracy | None = None
-    evidence = Evidence()
-    seen: dict[str, Any] = {}
+    fields: dict[str, Any] = {"evidence": Evidence()}
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             outcome = Outcome.INVALID_ENVIRONMENT
         case DeviceMissing():
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
         case attestation.PathMismatch():
-            outcome, detail, seen = Outcome.PATH_MISMATCH, str(error), error.seen
+            outcome, detail = Outcome.PATH_MISMATCH, str(error)
+            fields |= error.seen
         case ImportError() if instead := factory.hides(error):
             outcome, detail = Outcome.PATH_MISMATCH, instead
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case accuracy.Incorrect():
-            outcome, detail, checked = Outcome.INCORRECT, str(error), error.accuracy
+            outcome, detail = Outcome.INCORRECT, str(error)
+            fields["accuracy"] = error.accuracy
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
             if error.computation == "run":
-                evidence = Evidence(phase="run", runs=error.runs)
+                fields["evidence"] = Evidence(phase="run", runs=error.steps)
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
-            evidence = Evidence(
+            fields["evidence"] = Evidence(
                 peak_host_bytes=memory.host_peak_bytes(),
                 peak_device_bytes=memory.device_peak_bytes(),
             )
         case RuntimeError() if any(text in str(error) for text in _CONTEXT_LOST):
-            detail = f"{detail} [the CUDA context is lost, and ends with this process]"
+            detail = f"{detail} [the CUDA context is lost; a new process gets a new one]"
     return Measurement(
-        case_id=case.case_id,
-        process=process,
-        outcome=outcome,
-        detail=detail,
-        accuracy=checked,
-        evidence=evidence,
-        **seen,
+        case_id=case.case_id, process=process, outcome=outcome, detail=detail, **fields
     )
 
 
@@ -146,21 +129,21 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _with_origins(
     failure: Measurement, case: Case, cause: accuracy.NonFinite, channel: Channel
 ) -> Measurement:
-    """The failure, and where its NaN or Inf came from, as far as a second run shows it."""
+    """The failure with the origin of its NaN or Inf, as far as running it again shows."""
     reporter = WorkerReporter(channel)
     reporter.phase("diagnosis")
     gc.collect()
     memory.release_cached()
 
     def build() -> Workload:
-        torch.manual_seed(torch.initial_seed())  # as it was when it was built first
+        torch.manual_seed(torch.initial_seed())  # as for the first build
         return factory.load_factory(case.factory)(case.provider, case.axes)
 
     try:
-        origins = diagnosis.find(build, cause, runs=cause.runs, progress=reporter.alive)
-    except Exception as error:  # noqa: BLE001 - the outcome stands; this failure is noted beside it
+        origins = diagnosis.find(build, cause, progress=reporter.alive)
+    except Exception as error:  # noqa: BLE001 - noted; the outcome remains
         why = traceback.format_exception_only(error)[-1].strip()
-        note = f"not found: the second run ended in {why}"
+        note = f"not found: the second run failed: {why}"
         origins = (NonFiniteOrigin(computation=cause.computation, precision="", note=note),)
         traceback.print_exception(error)
     evidence = failure.evidence or Evidence()

@@ -1,4 +1,4 @@
-"""Child side: one case, measured by one fresh process. Correctness comes before timing."""
+"""Child side: one case, measured in this process. Accuracy is checked before anything is timed."""
 
 import math
 import statistics
@@ -16,9 +16,9 @@ from harness.worker.factory import load_factory
 from harness.workload import Workload
 
 PROGRESS_INTERVAL_S = 0.02
-"""Progress is not reported more often than this, from the step REPORTED_STEPS on."""
+"""Least time between two reports of progress, after the first REPORTED_STEPS."""
 REPORTED_STEPS = 32
-"""The first steps are all reported: the parent judges a silence by them."""
+"""Steps that are all reported: the parent derives its limit for a hang from them."""
 
 
 class DeviceMissing(Exception):
@@ -26,7 +26,7 @@ class DeviceMissing(Exception):
 
 
 def measure(order: MeasureOrder, channel: Channel) -> Measurement:
-    """Measure the workload of a case; whatever it raises is the caller's to name."""
+    """Measure the workload of a case; errors of the workload propagate."""
     case, reporter = order.case, WorkerReporter(channel)
 
     reporter.phase("setup")
@@ -49,11 +49,11 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
     memory.release_cached()
 
     reporter.phase("warmup")
-    stopwatch = digest.OfFirst(timing.stopwatch(flush_l2=case.settings.flush_l2))
-    arranged = inputs.arrange(workload, case.settings)
+    stopwatch = digest.FirstOutputWatch(timing.stopwatch(flush_l2=case.settings.flush_l2))
+    timed = inputs.prepare(workload, case.settings)
     memory.start_peak()
     taken = timing.take(
-        arranged.run,
+        timed.run,
         case.settings,
         stopwatch,
         deadline=order.launched_at + case.settings.timeout_s,
@@ -62,17 +62,16 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         inspect=accuracy.require_finite_step,
     )
     peak = stopwatch.device_peak_bytes()
-    accuracy.require_finite_output(taken.output, runs=len(taken.warmup_s) + len(taken.samples_s))
-    effective, flags_read = attestation.effective(workload), attestation.flags_read(workload)
-    attestation.require(case, effective, flags_read)
-    effective |= arranged.how
+    accuracy.require_finite_output(taken.output, steps=len(taken.warmup_s) + len(taken.samples_s))
+    effective, flags_read = attestation.observed(case, workload)
+    effective |= timed.effective
     code = _require_code(order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
     reporter.phase("census")
     ran = attestation.attest(
         case,
-        arranged.run,
+        timed.run,
         step_s=statistics.median(taken.samples_s),
         time_left_s=order.launched_at + case.settings.timeout_s - time.monotonic(),
         progress=reporter.alive,
@@ -92,19 +91,19 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         tokens=workload.tokens,
         flops=workload.flops,
         bytes=workload.bytes,
-        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes - arranged.own_bytes,
+        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes - timed.own_bytes,
         accuracy=checked,
         effective=effective,
         flags_read=flags_read,
         code=code,
         output_digest=stopwatch.digest,
         counters=ran.counters,
-        census=ran.census,
+        census=ran.profile,
     )
 
 
 def _require_code(order: MeasureOrder) -> Mapping[str, str]:
-    """Where the code under test was loaded from; PathMismatch if from elsewhere than asked."""
+    """Files that the code under test was loaded from; PathMismatch if a wrong file was loaded."""
     module = order.case.factory.partition(":")[0]
     code, strangers = origin.loaded(module, order.roots, order.elsewhere)
     if strangers:
@@ -118,7 +117,7 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
 
 
 class WorkerReporter:
-    """Tells the parent where the worker is, without flooding it."""
+    """Sends phases and progress to the parent, at a limited rate."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -128,7 +127,7 @@ class WorkerReporter:
         self._sent_at = -PROGRESS_INTERVAL_S
 
     def phase(self, name: str, at: float | None = None) -> None:
-        self._sent_at = -PROGRESS_INTERVAL_S  # the first run of a phase is always reported
+        self._sent_at = -PROGRESS_INTERVAL_S  # report the first step of a phase
         self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
 
     def ran(self, seconds: float) -> None:

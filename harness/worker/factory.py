@@ -1,13 +1,15 @@
-"""Child side: loads the factory that a case names, and says what it refuses before it runs."""
+"""Child side: loads the factory that a case names, and checks cases without building them."""
 
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from harness.git import origin
 from harness.measure import attestation
@@ -18,7 +20,7 @@ from harness.workload import COUNTS, PREFLIGHT, Factory
 
 
 class NoFactory(LookupError):
-    """What a suite names as a factory is none."""
+    """A suite's `factory:` does not name a function."""
 
     def __init__(self, name: str, problem: str, remedy: str) -> None:
         super().__init__(f"factory {name!r}: {problem}")
@@ -29,14 +31,15 @@ def load_factory(name: str) -> Factory:
     """Import `package.module:function`.
 
     Raises:
-        NoFactory: There is no such module or function; with the nearest name there is.
+        NoFactory: There is no such module or function; the remedy suggests a similar name.
+        PathMismatch: An installed package hides the folder's module of this name.
     """
     module_name, _, function = name.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists; what it imports does not
+            raise  # the module exists, but one of its imports does not
         if hides(error):
             raise
         raise NoFactory(
@@ -50,8 +53,8 @@ def load_factory(name: str) -> Factory:
         if instead := origin.shadowed([str(Path.cwd())]):
             problem = "; ".join((*instead, origin.SHADOW_REMEDY))
             raise attestation.PathMismatch(problem) from error
-        said = f"{module_name} has no {function!r}"
-        raise NoFactory(name, said, _instead(function, module)) from error
+        missing = f"{module_name} has no {function!r}"
+        raise NoFactory(name, missing, _suggestion(function, module)) from error
     if not callable(factory):
         raise NoFactory(
             name,
@@ -61,8 +64,7 @@ def load_factory(name: str) -> Factory:
     return factory
 
 
-def _instead(function: str, module: ModuleType) -> str:
-    """What to name in place of a function that a module does not have."""
+def _suggestion(function: str, module: ModuleType) -> str:
     if near := get_close_matches(function, vars(module), n=1):
         return f"Did you mean {near[0]!r}?"
     own = [
@@ -72,32 +74,32 @@ def _instead(function: str, module: ModuleType) -> str:
         and value.__module__ == module.__name__
         and not name.startswith("_")
     ]
-    return f"Its functions: {', '.join(own)}." if own else f"{module.__name__} has no function."
+    return (
+        f"Its functions: {', '.join(own)}." if own else f"{module.__name__} defines no functions."
+    )
 
 
 def hides(error: ImportError) -> str:
-    """What was imported in place of the module that is missing, and what to do; else empty."""
+    """Which package hides the module that was not found, and the remedy; empty if none does."""
     instead = origin.why_shadowed(str(error), [str(Path.cwd()), *sys.path])
     return f"{instead}; {origin.SHADOW_REMEDY}" if instead else ""
 
 
 def check(order: CheckOrder) -> Checked:
-    """Ask the workloads of all cases whether they can run, without building them."""
+    """Which cases cannot run, and what one step of each will do."""
     refusals = tuple(filter(None, (_refusal(case, order.roots) for case in order.cases)))
     return Checked(refusals=refusals, work={} if refusals else _work(order.cases))
 
 
 def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
-    """Why a case cannot run, as far as its factory's module can tell without building it."""
+    """Why a case cannot run, as far as this is known without building it."""
     if case.program is not None:
         problem = process.refusal(case, case.program, roots)
         return Refusal(case_id=case.case_id, problem=problem) if problem else None
-    module, _, function = case.factory.partition(":")
     try:
         load_factory(case.factory)
-        preflight = getattr(sys.modules[module], PREFLIGHT, None)
-        if preflight is not None:
-            preflight(function, case.provider, case.axes, {**os.environ, **case.env})
+        if preflight := _offered(case, PREFLIGHT):
+            preflight()
     except (ImportError, attestation.PathMismatch) as error:
         if isinstance(error, ImportError) and not hides(error):
             raise
@@ -112,15 +114,20 @@ def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
 
 
 def _work(cases: Sequence[Case]) -> Mapping[str, Work]:
-    """What one run of each case will do, of those whose module can tell without building it."""
+    """Work of one step by case id, where it is known without building the case."""
     found = {}
     for case in cases:
         if case.program is not None:
             found[case.case_id] = Work(tokens=case.program.tokens, flops=case.program.flops)
-            continue
-        module, _, function = case.factory.partition(":")
-        counts = getattr(sys.modules.get(module), COUNTS, None)
-        if counts is not None:
-            told = counts(function, case.provider, case.axes, {**os.environ, **case.env})
-            found[case.case_id] = Work(tokens=told.tokens, flops=told.flops)
+        elif counts := _offered(case, COUNTS):
+            one = counts()
+            found[case.case_id] = Work(tokens=one.tokens, flops=one.flops)
     return found
+
+
+def _offered(case: Case, name: str) -> Callable[[], Any] | None:
+    """A function that the module of the case's factory may offer, bound to the case."""
+    module, _, function = case.factory.partition(":")
+    offered = getattr(sys.modules.get(module), name, None)
+    env = {**os.environ, **case.env}
+    return offered and partial(offered, function, case.provider, case.axes, env)

@@ -28,7 +28,7 @@ def test_kernels_of_the_fused_operator_belong_to_their_branches() -> None:
     ran = profile.take(workload.run, step_s=3e-3, time_left_s=60)
 
     branches: dict[str, set[str]] = {}
-    for use in ran.census.kernels:
+    for use in ran.profile.kernels:
         branches.setdefault(use.name, set()).add(use.where)
     both = {"nsa.compress", "nsa.window"}
     assert branches["_forward_kernel"] == branches["_query_kernel"] == both

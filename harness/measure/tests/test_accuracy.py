@@ -1,4 +1,4 @@
-"""Right answers pass, wrong ones are named, and the yardstick itself is checked."""
+"""Comparison of outputs with the reference, and checks for NaN and Inf."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -52,16 +52,18 @@ def test_the_error_is_relative_to_the_largest_value_of_the_reference() -> None:
     assert tensor.error == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_an_output_beyond_its_bound_is_named_with_error_and_bound() -> None:
-    with pytest.raises(Incorrect, match=r"o: error 0\.05, bound 2\.\d+e-07") as raised:
+def test_an_output_beyond_its_bound_is_incorrect_with_its_error() -> None:
+    with pytest.raises(Incorrect) as raised:
         compare(workload((EXACT + 0.05).float(), eager=EXACT.float()))
 
     assert raised.value.accuracy is not None
-    assert raised.value.accuracy.tensors[0].error == pytest.approx(0.05, rel=1e-3)
+    (tensor,) = raised.value.accuracy.tensors
+    assert tensor.name == "o"
+    assert tensor.error == pytest.approx(0.05, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rounding_the_exact_answer_passes_even_when_eager_is_lucky(dtype: torch.dtype) -> None:
+def test_a_rounded_answer_passes_even_if_eager_is_exact_by_luck(dtype: torch.dtype) -> None:
     small = torch.tensor([0.5, 1.0], dtype=torch.float64)
     eps = torch.finfo(dtype).eps
     output = (small * (1 + eps)).to(dtype)
@@ -73,7 +75,7 @@ def test_rounding_the_exact_answer_passes_even_when_eager_is_lucky(dtype: torch.
 @pytest.mark.parametrize(
     "eager", [pytest.param(None, id="absent"), pytest.param(EXACT, id="as precise as reference")]
 )
-def test_without_a_telling_eager_the_bound_is_eight_epsilon(eager: Tensor | None) -> None:
+def test_without_a_less_precise_eager_the_bound_is_eight_epsilon(eager: Tensor | None) -> None:
     (tensor,) = compare(workload(EXACT.float(), eager=eager)).tensors
 
     assert tensor.bound == 8 * torch.finfo(torch.float32).eps
@@ -83,7 +85,7 @@ def test_integers_must_be_equal() -> None:
     blocks = torch.arange(10)
 
     assert compare(workload(blocks, reference=blocks)).tensors[0].bound == 0
-    with pytest.raises(Incorrect, match="o: error"):
+    with pytest.raises(Incorrect):
         compare(workload(blocks.flip(0), reference=blocks))
 
 
@@ -95,13 +97,13 @@ def test_a_reference_of_zeros_is_compared_absolutely() -> None:
         compare(workload(zeros.float() + 1e-3, reference=zeros))
 
 
-def test_another_shape_is_incorrect_even_where_it_would_broadcast() -> None:
-    with pytest.raises(Incorrect, match=r"o: shape \[1\], reference \[1000\]"):
+def test_another_shape_is_incorrect_even_if_it_would_broadcast() -> None:
+    with pytest.raises(Incorrect, match="shape"):
         compare(workload(torch.zeros(1)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_is_none_is_named_and_counted(bad: float) -> None:
+def test_nan_and_inf_are_counted(bad: float) -> None:
     output = EXACT.float().clone()
     output[3] = bad
 
@@ -109,39 +111,38 @@ def test_a_number_that_is_none_is_named_and_counted(bad: float) -> None:
         compare(workload(output))
 
 
-def test_a_yardstick_with_nan_judges_nothing() -> None:
+def test_reference_and_eager_must_be_finite_and_name_the_same_tensors() -> None:
     nan = torch.full((1000,), float("nan"), dtype=torch.float64)
 
-    with pytest.raises(ValueError, match=r"reference\(\) holds NaN"):
+    with pytest.raises(ValueError, match="reference"):
         compare(workload(EXACT.float(), reference=nan))
-    with pytest.raises(ValueError, match=r"eager\(\) holds NaN"):
+    with pytest.raises(ValueError, match="eager"):
         compare(workload(EXACT.float(), eager=nan.float()))
-
-
-def test_an_output_the_reference_does_not_know_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"check\(\) names \['lse', 'o'\]"):
+    with pytest.raises(ValueError, match=r"check.*lse"):
         compare(workload({"o": EXACT.float(), "lse": EXACT.float()}))
 
 
-def test_nothing_to_compare_says_why() -> None:
+def test_a_workload_without_a_reference_is_skipped_with_the_reason() -> None:
     without = Workload(run=lambda: None, check=dict, no_reference="64 GiB of scores")
 
     assert compare(without).skipped == "64 GiB of scores"
     assert compare(Workload(run=lambda: None)).skipped == "the workload has nothing to compare"
 
 
-def test_gradients_can_be_compared_while_they_are_tracked() -> None:
+def test_an_output_that_requires_grad_can_be_compared() -> None:
     leaf = EXACT.float().requires_grad_()
 
     assert compare(workload(leaf * 1)).tensors[0].error < 1e-6
 
 
-def test_what_a_run_returns_is_checked_by_name() -> None:
+def test_outputs_of_a_run_are_checked_by_name() -> None:
     require_finite_output(None)
     require_finite_output({"loss": torch.ones(())})
-    with pytest.raises(NonFinite, match="loss: 1 of 1"):
-        require_finite_output({"loss": torch.tensor(float("nan"))})
+    with pytest.raises(NonFinite, match="loss: 1 of 1") as raised:
+        require_finite_output({"loss": torch.tensor(float("nan"))}, steps=7)
+    assert (raised.value.computation, raised.value.steps) == ("run", 7)
     with pytest.raises(NonFinite, match="output: 1 of 2"):
         require_finite_output(torch.tensor([1, float("inf")]))
-    with pytest.raises(TypeError, match="run\\(\\) returned a list"):
-        require_finite_output([1.0])
+    for wrong in ([1.0], {"loss": 1.0}):
+        with pytest.raises(TypeError):
+            require_finite_output(wrong)

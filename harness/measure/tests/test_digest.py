@@ -1,4 +1,4 @@
-"""The digest of an output: what changes it, what does not, and that it comes from the first run."""
+"""The digest of the first output."""
 
 import math
 
@@ -14,7 +14,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_equal_outputs_have_equal_digests_whatever_their_strides() -> None:
+def test_strides_do_not_change_the_digest() -> None:
     x = draw(7, 5, 3)
     turned = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
 
@@ -36,14 +36,14 @@ def test_equal_outputs_have_equal_digests_whatever_their_strides() -> None:
         pytest.param(draw(64) + 1e-6 * (torch.arange(64) == 40), id="one element a little"),
     ],
 )
-def test_a_change_changes_it(changed: Tensor) -> None:
+def test_any_change_of_the_output_changes_the_digest(changed: Tensor) -> None:
     assert digest.of(changed) != digest.of(draw(64))
 
 
 def test_a_large_tensor_is_sampled_in_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "MOST", 64)
     monkeypatch.setattr(digest, "CHUNK", 16)
-    x = draw(32, 8)  # every fourth element would be columns 0 and 4 alone
+    x = draw(32, 8)  # every fourth element would be in columns 0 and 4 only
 
     for column in range(8):
         other = x.clone()
@@ -51,27 +51,17 @@ def test_a_large_tensor_is_sampled_in_every_column(monkeypatch: pytest.MonkeyPat
         assert digest.of(other) != digest.of(x)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_has_none(bad: float) -> None:
-    """It could not be stored, and the run is about to fail for it."""
-    assert digest.of({"o": draw(3), "lse": torch.tensor([1.0, bad])}) == ()
+def test_only_finite_tensors_have_a_digest() -> None:
+    for bad in (math.nan, math.inf):
+        assert digest.of({"o": draw(3), "lse": torch.tensor([1.0, bad])}) == ()
+    assert digest.of(None) == digest.of({"o": 3.0}) == ()
+    for output in (torch.tensor(3), torch.empty(0, 4), torch.tensor([True]), torch.tensor([1j])):
+        assert len(digest.of(output)) == 1
 
 
-def test_outputs_that_are_no_tensors_have_none() -> None:
-    assert digest.of(None) == ()
-    assert digest.of({"o": 3.0}) == ()
-
-
-@pytest.mark.parametrize(
-    "output", [torch.tensor(3), torch.empty(0, 4), torch.tensor([True]), torch.tensor([1j])]
-)
-def test_every_kind_of_tensor_has_one(output: Tensor) -> None:
-    assert len(digest.of(output)) == 1
-
-
-def test_the_first_run_counts_and_not_those_after_it() -> None:
+def test_the_digest_is_of_the_first_step() -> None:
     outputs = iter(torch.tensor([1.0, 2.0]))
-    watch = digest.OfFirst(HostStopwatch())
+    watch = digest.FirstOutputWatch(HostStopwatch())
 
     for _ in range(2):
         watch.read(lambda: next(outputs))
@@ -79,10 +69,10 @@ def test_the_first_run_counts_and_not_those_after_it() -> None:
     assert [d.norm for d in watch.digest] == [1.0]
 
 
-def test_the_peak_of_the_digest_is_not_that_of_the_computation(
+def test_the_peak_excludes_the_memory_of_the_digest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run peaks at 100 bytes, its digest at 900, and the second run at 70."""
+    """The first step peaks at 100 bytes, its digest at 900, the second step at 70."""
     peaks = [100]
     monkeypatch.setattr(memory, "device_peak_bytes", lambda: peaks[-1])
     monkeypatch.setattr(memory, "start_peak", lambda: peaks.append(70))
@@ -92,7 +82,7 @@ def test_the_peak_of_the_digest_is_not_that_of_the_computation(
         return ()
 
     monkeypatch.setattr(digest, "of", of)
-    watch = digest.OfFirst(HostStopwatch())
+    watch = digest.FirstOutputWatch(HostStopwatch())
 
     for _ in range(2):
         watch.read(lambda: None)
@@ -102,10 +92,10 @@ def test_the_peak_of_the_digest_is_not_that_of_the_computation(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_digest_on_the_gpu_is_that_of_the_cpu_and_leaves_the_peak_alone() -> None:
+def test_a_digest_on_the_gpu_equals_the_cpu_one_and_leaves_the_peak() -> None:
     x = draw(300, 64, 64)
     on_gpu = x.cuda()
-    watch = digest.OfFirst(HostStopwatch())
+    watch = digest.FirstOutputWatch(HostStopwatch())
     memory.start_peak()
     before = watch.device_peak_bytes()
 

@@ -1,4 +1,4 @@
-"""The steady state, found where it was planted."""
+"""Where the steady state of a series of step times begins."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def noise(n: int, *, sigma: float = 0.01, seed: int = 0) -> Series:
         pytest.param(np.where(np.arange(100) < 30, 0.8, 1.0), 30, 45, id="grows slower"),
     ],
 )
-def test_the_planted_warm_up_is_cut_off(planted: Series, low: int, high: int, seed: int) -> None:
+def test_the_warm_up_is_cut_off(planted: Series, low: int, high: int, seed: int) -> None:
     start = steady_start(planted * noise(len(planted), seed=seed))
 
     assert start is not None
@@ -43,19 +43,19 @@ def test_the_planted_warm_up_is_cut_off(planted: Series, low: int, high: int, se
         pytest.param(1 + 3 * np.exp(-np.arange(100) / 60), id="warm-up longer than the series"),
     ],
 )
-def test_what_never_settles_is_not_steady(planted: Series, seed: int) -> None:
+def test_a_drift_is_not_steady(planted: Series, seed: int) -> None:
     assert steady_start(planted * noise(len(planted), seed=seed)) is None
 
 
 def test_a_cut_in_the_middle_is_refused() -> None:
-    """Of a drift MSER keeps as little as it may; what is kept then looks steady in short series."""
+    """MSER cuts a drift as late as it can, and the short rest would look steady."""
     drifts = [(1 + np.arange(20) / 200) * noise(20, sigma=0.005, seed=seed) for seed in range(50)]
 
     assert np.mean([steady_start(drift) is not None for drift in drifts]) < 0.2
 
 
 @pytest.mark.parametrize("where", [5, 45, 95])
-def test_one_straggler_cuts_nothing_off_before_it(where: int) -> None:
+def test_one_outlier_does_not_cut_off_what_came_before(where: int) -> None:
     readings = noise(100)
     readings[where] = 40.0
 
@@ -77,7 +77,7 @@ def test_too_few_readings_decide_nothing(n: int) -> None:
     assert not is_steady(np.ones(n))
 
 
-def test_steady_series_of_any_length_and_spread_are_mostly_found() -> None:
+def test_steady_series_are_found_at_any_length_and_spread() -> None:
     found = [
         steady_start(noise(n, sigma=sigma, seed=seed)) is not None
         for n in (20, 100, 1000)
@@ -88,7 +88,7 @@ def test_steady_series_of_any_length_and_spread_are_mostly_found() -> None:
     assert np.mean(found) > 0.95
 
 
-def test_a_shift_under_a_hundredth_is_of_no_consequence_and_a_larger_one_is() -> None:
+def test_only_a_shift_over_a_hundredth_is_not_steady() -> None:
     half = np.ones(50)
 
     assert is_steady(np.r_[half, 1.009 * half])

@@ -1,4 +1,4 @@
-"""The loop that takes readings, driven by planted ones; and the two stopwatches."""
+"""The loop that takes readings, driven by planted step times; and the two stopwatches."""
 
 import gc
 import math
@@ -19,7 +19,7 @@ SETTINGS = MeasureSettings(min_samples=5, max_samples=200, sample_s=2.0, warmup_
 
 
 class Planted:
-    """A stopwatch that shows planted times, and moves time.monotonic by them."""
+    """A stopwatch with planted times, which advance time.monotonic; collections are skipped."""
 
     clock = Clock.HOST
     own_bytes = 0
@@ -28,6 +28,7 @@ class Planted:
         self._times = iter(times_s)
         self.now = 1000.0
         monkeypatch.setattr("harness.measure.timing.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("harness.measure.timing.gc.collect", int)
 
     def read(self, run: Callable[[], Any]) -> TimedStep:
         began_at, seconds = self.now, next(self._times)
@@ -36,7 +37,7 @@ class Planted:
 
 
 def jitter(seconds: float) -> Iterator[float]:
-    """Forever about so many seconds, within a thousandth."""
+    """Endless step times within a thousandth of `seconds`."""
     while True:
         for part in (0.0, 0.7, -0.4, 0.2, -0.8, 0.5, -0.2):
             yield seconds * (1 + part / 1000)
@@ -52,10 +53,18 @@ def measure(
     return take(lambda: "out", settings, Planted(times_s, monkeypatch), **rest)
 
 
-def test_samples_begin_after_the_warm_up_and_nothing_is_lost(
+def test_samples_begin_after_the_warm_up_and_every_step_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken = measure(monkeypatch, chain([9.0, 3.0, 1.0], jitter(0.1)))
+    sampling: list[float] = []
+    steps: list[float] = []
+
+    taken = measure(
+        monkeypatch,
+        chain([9.0, 3.0, 1.0], jitter(0.1)),
+        sampling=sampling.append,
+        progress=steps.append,
+    )
 
     assert taken.steady
     assert taken.warmup_s[:3] == (9.0, 3.0, 1.0)
@@ -63,30 +72,29 @@ def test_samples_begin_after_the_warm_up_and_nothing_is_lost(
     assert taken.samples_s == taken.host_samples_s
     assert sum(taken.samples_s) >= 2.0
     assert taken.output == "out"
+    assert sampling[-1] == pytest.approx(1000.0 + math.fsum(taken.warmup_s))
+    assert tuple(steps) == taken.warmup_s + taken.samples_s
 
 
 def test_the_first_reading_is_never_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(monkeypatch, jitter(0.1)).warmup_s != ()
 
 
-def test_fast_runs_stop_at_max_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_steps_stop_at_max_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(measure(monkeypatch, jitter(1e-4)).samples_s) == 200
 
 
-def test_a_late_steady_state_leaves_no_more_than_max_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_late_steady_state_leaves_at_most_max_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     falling = (0.01 * (2 - i / 300) for i in range(300))
 
     taken = measure(monkeypatch, chain(falling, jitter(0.01)))
 
-    assert taken.steady
-    assert len(taken.samples_s) == 200
+    assert (taken.steady, len(taken.samples_s)) == (True, 200)
     assert max(taken.samples_s) < 0.0101
 
 
-def test_slow_runs_stop_at_min_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten seconds a step: the warm-up's budget is spent after two, and steady all the same."""
+def test_slow_steps_stop_at_min_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for warm-up ends after two steps of ten seconds, which are steady nevertheless."""
     taken = measure(monkeypatch, chain([30.0], jitter(10.0)))
 
     assert taken.steady
@@ -94,12 +102,8 @@ def test_slow_runs_stop_at_min_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken.warmup_s[0] == 30.0
 
 
-def test_what_never_settles_is_sampled_after_the_warm_up_and_marked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drifting = (0.1 * 1.02**i for i in range(1000))
-
-    taken = measure(monkeypatch, drifting)
+def test_a_drift_is_sampled_after_the_warm_up_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = measure(monkeypatch, (0.1 * 1.02**i for i in range(1000)))
 
     assert not taken.steady
     assert sum(taken.warmup_s) >= 20.0
@@ -107,50 +111,26 @@ def test_what_never_settles_is_sampled_after_the_warm_up_and_marked(
     assert taken.samples_s[0] > taken.warmup_s[-1]
 
 
-def test_no_run_is_begun_that_would_end_past_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_step_starts_that_would_end_past_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = measure(monkeypatch, chain([20.0], jitter(12.0)), deadline=1060.0)
 
-    assert taken.cut
-    assert not taken.steady
+    assert (taken.cut, taken.steady) == (True, False)
     assert taken.warmup_s == (20.0,)
     assert len(taken.samples_s) == 3
 
 
-def test_a_deadline_does_not_cut_before_there_are_two_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_deadline_cuts_only_after_two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = measure(monkeypatch, repeat(12.0), deadline=1001.0)
 
     assert (taken.cut, len(taken.samples_s)) == (True, 2)
 
 
-def test_sampling_is_announced_where_the_first_sample_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    announced: list[float] = []
-
-    taken = measure(monkeypatch, chain([9.0, 3.0], jitter(0.1)), sampling=announced.append)
-
-    assert announced[-1] == pytest.approx(1000.0 + math.fsum(taken.warmup_s))
-
-
-def test_every_run_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    reported: list[float] = []
-
-    taken = measure(monkeypatch, jitter(0.1), progress=reported.append)
-
-    assert tuple(reported) == taken.warmup_s + taken.samples_s
-
-
 def test_only_one_output_is_alive_at_a_time() -> None:
-    """Two would double the peak memory of a workload whose output is large."""
     alive: set[int] = set()
 
     class Output:
         def __init__(self) -> None:
-            assert not alive, "the previous output is still held"
+            assert not alive, "the previous output is alive"
             alive.add(id(self))
 
         def __del__(self) -> None:
@@ -159,7 +139,7 @@ def test_only_one_output_is_alive_at_a_time() -> None:
     take(Output, replace(SETTINGS, sample_s=0.0), HostStopwatch())
 
 
-def test_the_garbage_collector_rests_during_a_run_and_is_put_back() -> None:
+def test_the_garbage_collector_is_off_during_a_step_only() -> None:
     was_on: list[bool] = []
 
     take(lambda: was_on.append(gc.isenabled()), replace(SETTINGS, sample_s=0.0), HostStopwatch())
@@ -168,7 +148,7 @@ def test_the_garbage_collector_rests_during_a_run_and_is_put_back() -> None:
     assert gc.isenabled()
 
 
-def test_garbage_does_not_pile_up_between_runs() -> None:
+def test_garbage_is_collected_between_steps() -> None:
     class Node:
         alive = 0
 
@@ -191,12 +171,12 @@ def test_garbage_does_not_pile_up_between_runs() -> None:
     assert most <= 2
 
 
-def test_what_the_first_run_leaves_behind_is_not_walked_before_each_of_the_others() -> None:
+def test_objects_of_the_first_step_are_collected_only_once() -> None:
     left: list[list[int]] = []
     walked: list[int] = []
 
     def run() -> None:
-        if not left:  # as a compiler does
+        if not left:  # like a compiler
             left.extend([] for _ in range(20_000))
         else:
             walked.append(len(gc.get_objects()))
@@ -206,7 +186,7 @@ def test_what_the_first_run_leaves_behind_is_not_walked_before_each_of_the_other
     assert max(walked) < len(left)
 
 
-def test_the_host_stopwatch_times_the_run_and_only_that() -> None:
+def test_the_host_stopwatch_times_the_run() -> None:
     reading = HostStopwatch().read(lambda: time.sleep(0.02))
 
     assert 0.02 <= reading.time_s == reading.host_s
@@ -232,7 +212,7 @@ def test_cuda_events_and_the_host_agree_on_a_long_kernel(flush_l2: bool) -> None
 @pytest.mark.gpu
 @gpu
 def test_the_flush_of_the_cache_is_in_neither_reading() -> None:
-    """Writing twice the L2 takes over 20 us on an A100 or H100; an empty run takes under 10."""
+    """A flush takes over 20 us on an A100 or H100; an empty run takes under 10."""
     stopwatch = timing.CudaStopwatch(flush_l2=True)
 
     readings = [stopwatch.read(lambda: None) for _ in range(21)]

@@ -1,1 +1,1 @@
-"""Put first on the PYTHONPATH of a program that is counted: `sitecustomize`, and nothing else."""
+"""First on the PYTHONPATH of a counted program; contains only `sitecustomize`."""

@@ -1,8 +1,8 @@
-"""Python imports this at the start of every process of a program that is being counted.
+"""Python imports this at the start of every process of a program that is counted.
 
-Its folder stands first on PYTHONPATH, and a variable says where to answer; without the variable
-nothing happens. Until the process imports torch nothing is patched, and no code of the harness is
-loaded. A sitecustomize that was there before is run as Python would have run it.
+Its folder is first on PYTHONPATH, and VARIABLE names the folder for the answer; without VARIABLE
+nothing happens. Nothing is patched and no code of the harness is loaded until the process imports
+torch. The sitecustomize that this one hides runs as usual.
 """
 
 import importlib.util
@@ -16,17 +16,17 @@ from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "HARNESS_COUNTS_IN"
-"""Names the folder that holds ORDER, and takes the answer."""
+"""Names the folder with ORDER, in which the answer is written."""
 ORDER = "order.json"
 NOTES = "notes.jsonl"
-"""One JSON object a line: who has come how far."""
+"""Progress of each process, one JSON object a line."""
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 
 def note(folder: Path, **said: object) -> None:
-    """Add one note; processes do not mix theirs."""
+    """Append one note, in one write."""
     line = json.dumps({"pid": os.getpid(), **said}) + "\n"
     fd = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -38,7 +38,7 @@ def note(folder: Path, **said: object) -> None:
 def _start() -> None:
     folder = os.environ.get(VARIABLE)
     sys.path[:] = [place for place in sys.path if not _is_here(place)]
-    if folder and os.environ.get("RANK", "0") == "0":  # of many ranks the first one will do
+    if folder and os.environ.get("RANK", "0") == "0":  # one rank is enough
         note(Path(folder), at="start")
         sys.meta_path.insert(0, _Torch(Path(folder)))
     _run_other()
@@ -49,7 +49,7 @@ def _is_here(place: str) -> bool:
 
 
 def _run_other() -> None:
-    """Run the sitecustomize that this one stands before."""
+    """Run the sitecustomize that this one hides."""
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -58,7 +58,7 @@ def _run_other() -> None:
 
 
 class _Torch:
-    """An importer that waits for torch, and lets the others import it."""
+    """Waits until the other importers load torch, then starts the hook."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -86,13 +86,13 @@ def _watch(folder: Path) -> None:
         with _ours():
             from harness.program import step_hook
         step_hook.watch(folder / ORDER, lambda **said: note(folder, **said))
-    except Exception as error:  # noqa: BLE001 - noted; a user's program must go on uncounted
+    except Exception as error:  # noqa: BLE001 - noted; the program continues uncounted
         note(folder, failed=f"{type(error).__name__}: {error}")
 
 
 @contextmanager
 def _ours() -> Iterator[None]:
-    """Import the harness that measures; one that the program has, or will have, is another."""
+    """Import the harness that measures, and hide it from the program, which may import another."""
     theirs = {name: sys.modules.pop(name) for name in _loaded()}
     sys.path.insert(0, str(ROOT))
     try:

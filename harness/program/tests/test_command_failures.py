@@ -1,4 +1,4 @@
-"""What is said of a suite's command that fails, is mistaken, or runs what is not under test."""
+"""A program that fails, cannot start, or runs code that is not under test."""
 
 import re
 import subprocess
@@ -21,10 +21,10 @@ from harness.tests.workers import Quiet
 # --- the ways to fail --------------------------------------------------------------------
 
 
-def test_a_hung_program_is_seen_and_its_stacks_are_kept(
+def test_a_program_without_new_steps_hangs_and_its_stacks_are_kept(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes on writing lines, but none of them is a step."""
+    """It still writes lines, but none reports a step."""
     clock = LeapingClock(tmp_path / "mark")
     monkeypatch.setattr(watchdog, "time", clock)
     program = f"""
@@ -45,10 +45,8 @@ wait_for_a_peer()
     assert "reproduce" in names
 
 
-def test_a_line_that_the_suite_calls_alive_is_a_sign_of_life(
-    warm: Launcher, tmp_path: Path
-) -> None:
-    """The program ends once the parent has heard of it four times without a new step."""
+def test_a_line_that_matches_alive_is_a_sign_of_life(warm: Launcher, tmp_path: Path) -> None:
+    """The program ends after four signs of life without a new step."""
     program = """
 for i in range(1, 9):
     print("step", i); time.sleep(0.005)
@@ -71,32 +69,32 @@ while not os.path.exists("heard"):
 
 
 @pytest.mark.parametrize(
-    ("program", "outcome", "said"),
+    ("program", "outcome", "detail"),
     [
         ("raise ValueError('no data')", Outcome.CRASH, "exited with 1: ValueError: no data"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", Outcome.CRASH, "killed by SIGSEGV"),
         ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.CRASH, "killed by SIGKILL"),
-        ("sys.exit(137)", Outcome.CRASH, "of SIGKILL, as a shell says it"),
+        ("sys.exit(137)", Outcome.CRASH, "exited with 137 .*SIGKILL"),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, "MemoryError"),
         ("raise OSError(28, os.strerror(28))", Outcome.INVALID_ENVIRONMENT, "No space left"),
-        ("print('it 1')", Outcome.CRASH, r"progress: none of 1 lines of output fits.*'it 1'"),
+        ("print('it 1')", Outcome.CRASH, r"progress: none of 1 lines .*'it 1'"),
         ("print('step 1')", Outcome.CRASH, "the program ended after 1 steps"),
         (
             "print('step 1\\nstep 2')\nfor i in range(9): time.sleep(.01);print('step', i+3)",
             Outcome.CRASH,
-            "loss: a line that fits .* was never seen",
+            "loss: ",
         ),
         ("print('step 1 loss nan')\ntime.sleep(60)", Outcome.NON_FINITE, "loss is nan, in"),
         ("print('step 1 loss 1..2')", Outcome.CRASH, "loss: '1..2' is not a number"),
     ],
 )
-def test_each_way_to_fail_earns_its_outcome(
-    warm: Launcher, tmp_path: Path, program: str, outcome: Outcome, said: str
+def test_each_failure_has_its_outcome(
+    warm: Launcher, tmp_path: Path, program: str, outcome: Outcome, detail: str
 ) -> None:
     m = measured(warm, tmp_path, program, STEPS, LOSS)
 
     assert m.outcome is outcome
-    assert re.search(said, m.detail), m.detail
+    assert re.search(detail, m.detail), m.detail
     assert m.samples_s == ()
 
 
@@ -121,12 +119,11 @@ print("step 1"); print("step 2"); broken()
     assert again.returncode == 1
 
 
-def test_an_old_file_is_not_read_for_a_new_one(warm: Launcher, tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_run_is_not_read(warm: Launcher, tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text('{"x": 5}')
 
-    m = measured(
-        warm, tmp_path, "pass", "metrics: {x: {file: out.json, json: x, unit: x, better: higher}}"
-    )
+    metrics = "metrics: {x: {file: out.json, json: x, unit: x, better: higher}}"
+    m = measured(warm, tmp_path, "pass", metrics)
 
     assert m.outcome is Outcome.CRASH
     assert "not updated by this run" in m.detail
@@ -183,9 +180,7 @@ def test_a_mistake_is_reported_with_its_place(rows: tuple[str, ...], said: str) 
         (("command: ls", "cwd: nowhere"), "cwd 'nowhere' is not a folder"),
     ],
 )
-def test_a_program_that_is_not_there_stops_the_run(
-    warm: Launcher, rows: tuple[str, ...], said: str
-) -> None:
+def test_a_missing_program_stops_the_run(warm: Launcher, rows: tuple[str, ...], said: str) -> None:
     text = HEAD + "".join(f"    {row}\n" for row in rows)
 
     with pytest.raises(SuiteError, match=said):
@@ -197,7 +192,7 @@ def test_a_program_that_is_not_there_stops_the_run(
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The user's working tree, where things have been changed, and a worktree of its commit."""
+    """The user's working tree, which has changes, and a worktree of its commit."""
     home = tmp_path_factory.mktemp("home")
     git(home, "init", "--quiet")
     (home / "src" / "model").mkdir(parents=True)
@@ -234,7 +229,7 @@ def test_a_program_runs_in_the_tree_of_its_commit(
 
     m = run(launcher, tmp_path, asked)
 
-    assert m.readings == {"size": (3.0,), "n": (1.0,)}, "neither script nor module is the user's"
+    assert m.readings == {"size": (3.0,), "n": (1.0,)}
     assert m.code == {"program": str(commit / "scripts")}
     assert verified(m, asked.cases[0], [commit / "src"]) is m
     elsewhere = verified(m, asked.cases[0], [tmp_path])
@@ -246,10 +241,10 @@ def test_a_program_runs_in_the_tree_of_its_commit(
     [
         ("'{python} train.py'", "{home}/scripts", "is not in the tree under test, .*root"),
         ("'{python} train.py'", "../scripts", "is not in the tree under test"),
-        ("'{python} {home}/scripts/train.py'", ".", "command names .*as seen from cwd"),
+        ("'{python} {home}/scripts/train.py'", ".", "command names"),
     ],
 )
-def test_a_program_of_the_users_tree_is_refused(
+def test_a_program_outside_the_tree_under_test_is_refused(
     warm: Launcher, tree: tuple[Path, Path], command: str, cwd: str, said: str
 ) -> None:
     home, commit = tree

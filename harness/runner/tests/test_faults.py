@@ -118,13 +118,13 @@ def origins(m: Measurement) -> tuple[NonFiniteOrigin, ...]:
 def test_nan_at_step_4_is_traced_to_operator_and_module(warm: Launcher, tmp_path: Path) -> None:
     (m,) = run(warm, tmp_path, make_case("nan_at_step", axes={"bad": 4}))
 
-    assert "loss: 1 of 1 values are NaN or Inf, first in run 4 (counted from 0)" in m.detail
+    assert "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)" in m.detail
     assert evidence_of(m).runs == 5
     (origin,) = origins(m)
     assert (origin.computation, origin.value, origin.step) == ("run", "NaN", 4)
     assert (origin.precision, origin.operator) == ("float32", "aten.sub")
     assert origin.module == "second (Module)"
-    assert "Inf came before it, from output 0 of aten.exp in second (Module)" in origin.note
+    assert "Inf appeared earlier, from output 0 of aten.exp in second (Module)" in origin.note
 
 
 def test_nan_of_a_gradient_is_found_in_the_step_before_it_shows(
@@ -133,7 +133,7 @@ def test_nan_of_a_gradient_is_found_in_the_step_before_it_shows(
     (m,) = run(warm, tmp_path, make_case("nan_from_a_gradient"))
 
     (origin,) = origins(m)
-    assert "first in run 3" in m.detail
+    assert "first in step 3" in m.detail
     assert (origin.step, origin.value) == (2, "NaN")
     assert "in the backward pass" in origin.note
 
@@ -160,7 +160,7 @@ def test_nan_written_past_the_dispatcher_is_named_where_it_arrives(
 
     (origin,) = origins(m)
     assert (origin.step, origin.tensor, origin.operator) == (1, "input 0 of aten.mul", "")
-    assert "from outside torch" in origin.note
+    assert "outside torch's operators" in origin.note
 
 
 def test_an_infinite_loss_is_non_finite(warm: Launcher, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_nan_that_does_not_come_again_is_said_to_be_so(warm: Launcher, tmp_path:
 
     (origin,) = origins(m)
     assert origin.value == ""
-    assert origin.note == "not seen again in 4 runs: it does not depend on the case alone"
+    assert origin.note == "not reproduced in 4 steps: it does not depend on the case alone"
 
 
 def test_a_search_that_hangs_does_not_cost_the_outcome(
@@ -192,7 +192,7 @@ def test_a_search_that_hangs_does_not_cost_the_outcome(
     (m,) = run(warm, tmp_path, case, observer=clock)
 
     assert m.outcome is Outcome.NON_FINITE
-    assert "first in run 2" in m.detail
+    assert "first in step 2" in m.detail
     assert "the search for its origin: hang" in m.detail
     assert evidence_of(m).phase == "run"
 

@@ -1,0 +1,59 @@
+"""Counters as metrics, and rules about kernels and operators that nothing confirms."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis import counters
+from harness.records import Case, Counters, Measurement, Outcome, PathRule, Profile
+
+OK = Measurement(case_id="a", process=0, outcome=Outcome.OK, samples_s=(1.0,))
+CASE = Case(case_id="a", workload="a", factory="a:a", provider="a", axes={})
+
+
+def counted(process: int = 0, **changes: object) -> Measurement:
+    known = {"dispatched_ops": 12, "host_syncs": 0, "steps": 2}
+    values = Counters(**{**known, **changes})  # type: ignore[arg-type]
+    return replace(OK, process=process, counters=values)
+
+
+def test_an_exact_count_is_an_interval_of_width_zero() -> None:
+    found = counters.estimates([counted(unknown={"kernel_launches": "no GPU"})])
+
+    assert found["dispatched_ops"].low == found["dispatched_ops"].high == 12
+    assert found["host_syncs"].value == 0
+    assert "kernel_launches" not in found
+
+
+@pytest.mark.parametrize(
+    "second", [{"dispatched_ops": 13}, {"differing": ("dispatched_ops",)}, {"steps": 1}]
+)
+def test_a_count_that_is_not_exact_is_absent_with_a_reason(second: dict[str, object]) -> None:
+    ok = [counted(), counted(1, **second)]
+
+    assert "dispatched_ops" not in counters.estimates(ok)
+    assert counters.exact_counters(ok).absent["dispatched_ops"]
+
+
+def test_processes_that_count_differently_are_noted() -> None:
+    (note,) = counters.disagreements([counted(), counted(1, dispatched_ops=1300)])
+
+    assert "12 to 1,300" in note
+
+
+def test_a_rule_about_kernels_is_attested_only_by_a_profile_with_kernels() -> None:
+    stated = replace(CASE, kernels=PathRule(must=("absent",)))
+    seen = replace(OK, census=Profile(no_kernels="no GPU"))
+
+    assert counters.unattested(stated, [seen], gpu=True) == "no GPU"
+    assert counters.unattested(stated, [seen], gpu=False) == ""
+
+
+def test_a_rule_about_operators_is_attested_only_by_a_profile() -> None:
+    stated = replace(CASE, operators=PathRule(must=("x",)))
+    skipped = replace(OK, census=Profile(skipped="switched off"))
+
+    for gpu in (True, False):
+        assert counters.unattested(stated, [OK], gpu=gpu)
+        assert counters.unattested(stated, [skipped], gpu=gpu) == "switched off"
+        assert counters.unattested(CASE, [OK], gpu=gpu) == ""

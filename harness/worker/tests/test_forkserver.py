@@ -1,0 +1,32 @@
+"""What the forkserver imports before it forks."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from harness.records import Program
+from harness.runner import launcher
+from harness.tests.workers import make_case
+from harness.worker import forkserver
+
+
+@pytest.mark.parametrize("program", [Program(argv=("ls",)), None])
+def test_only_a_measured_workload_needs_the_preparation(
+    program: Program | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Mock()
+    monkeypatch.setattr(launcher, "_fork", Mock())
+    one = launcher.Launcher()
+    monkeypatch.setattr(one, "_warmed", lambda: handle)
+
+    one.launch(replace(make_case("good"), program=program), 0, Path("log"))
+
+    assert handle.prepare.called is (program is None)
+
+
+def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload() -> None:
+    assert "no_such_module" in forkserver._preload(["no_such_module"])
+    assert forkserver.DYNAMO in sys.modules
