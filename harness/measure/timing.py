@@ -256,7 +256,7 @@ def _collecting_only_between_runs() -> Iterator[Callable[[], object]]:
     What exists before the first run, and what that run leaves behind, is not walked again before
     every other one: after torch.compile that took 30 ms, in which the device had nothing to do.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     freezes = 2
 
     def collect() -> None:
@@ -270,6 +270,7 @@ def _collecting_only_between_runs() -> Iterator[Callable[[], object]]:
     try:
         yield collect
     finally:
-        gc.unfreeze()
+        if not was_frozen:  # else the whole heap of the forkserver would be walked and copied
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
