@@ -365,4 +365,4 @@ def test_a_worker_that_does_not_say_where_its_code_came_from_is_not_believed(
     checked = verified(silent, CASE, [tmp_path])
 
     assert checked.outcome is Outcome.PATH_MISMATCH
-    assert "nobody knows where" in checked.detail
+    assert "an unknown place" in checked.detail
