@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from harness.errors import HarnessError, StoreError
 from harness.records import Case, Clock, Measurement, Outcome
+from harness.runner import launcher
 from harness.runner.launcher import Launcher
 from harness.runner.run import run_suite, settled
 from harness.tests.workers import (
@@ -168,6 +170,7 @@ def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.usefixtures("own_forkservers")
 def test_a_forkserver_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path: Path) -> None:
     class Killing(Quiet):
         def phase(self, case: Case, process: int, name: str) -> None:
@@ -197,6 +200,7 @@ def test_the_parent_never_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.usefixtures("own_forkservers")
 def test_an_interpreter_without_torch_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +210,28 @@ def test_an_interpreter_without_torch_is_one_clear_error(
     with Launcher() as one, pytest.raises(HarnessError, match="libcudart") as raised:
         one.launch(make_case("good"), 0, tmp_path / "log")
 
-    assert "is torch installed" in str(raised.value)
+    assert "Is torch installed" in str(raised.value)
+
+
+def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Any] = []
+    start = launcher.start_forkserver
+
+    def starting(*args: Any, **options: Any) -> Any:
+        started.append(start(*args, **options))
+        return started[0]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "start_forkserver", starting)
+    monkeypatch.setattr(launcher._ForkserverHandle, "hear", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Launcher().describe()
+
+    assert started[0].poll() is not None
 
 
 def test_a_worker_describes_its_environment(warm: Launcher) -> None:
