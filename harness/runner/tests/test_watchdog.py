@@ -137,6 +137,16 @@ FAILED = Measurement(
 )
 
 
+def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
+    story = Story(AT, QUICK)
+    for at in (AT + 1, AT + 2):
+        story.hear(PhaseBegan(name="warmup", at=at), at)
+
+    phases = [(p.name, p.start_s, p.end_s) for p in story.phases(AT + 3)]
+
+    assert phases == [("start", 0, 2), ("warmup", 2, 3)]
+
+
 def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
     story = reported(0.5)
     story.hear(Answer(measurement=FAILED), AT + 1.0)
