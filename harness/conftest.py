@@ -1,4 +1,4 @@
-"""What all tests of the harness start from."""
+"""Fixtures of all tests of the harness."""
 
 import os
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ for name in ("COLUMNS", "LINES"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A harness measures on a GPU that nobody else holds, and a test that has used one in this
-    process holds it to the end. So those that start a harness come first."""
+    """A harness needs a GPU that no other process uses, but a test that used one in this process
+    keeps it to the end. So tests that start a harness come first."""
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
 
 

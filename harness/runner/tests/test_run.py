@@ -47,7 +47,7 @@ def test_processes_take_turns_and_the_second_round_goes_backwards(
     ]
 
 
-def test_a_case_that_did_not_end_ok_is_left_alone(warm: Launcher, tmp_path: Path) -> None:
+def test_a_failed_case_is_not_measured_again(warm: Launcher, tmp_path: Path) -> None:
     settings = replace(QUICK, processes=3)
     suite = make_suite(make_case("declined", settings=settings), make_case("good"))
     writer, observer = Memory(tmp_path), Quiet()
@@ -130,7 +130,7 @@ def test_an_interrupt_kills_the_worker_and_is_passed_on(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_a_worker_leaves_behind_is_ended(warm: Launcher, tmp_path: Path) -> None:
+def test_descendants_of_a_worker_are_ended(warm: Launcher, tmp_path: Path) -> None:
     path = tmp_path / "pids"
 
     (m,) = run(warm, tmp_path, make_case("leaves_orphans", axes={"path": str(path)}))
@@ -139,7 +139,7 @@ def test_what_a_worker_leaves_behind_is_ended(warm: Launcher, tmp_path: Path) ->
     assert still_running(path) == []
 
 
-def test_a_family_dies_with_a_harness_that_was_killed(tmp_path: Path) -> None:
+def test_workers_die_with_a_killed_harness(tmp_path: Path) -> None:
     """Not even SIGKILL of the harness leaves a worker behind, on a GPU others want."""
     path = tmp_path / "pids"
     script = (
@@ -171,7 +171,7 @@ def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
 
 
 @pytest.mark.usefixtures("own_forkservers")
-def test_a_forkserver_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> None:
     class Killing(Quiet):
         def phase(self, case: Case, process: int, name: str) -> None:
             if case.case_id == "hangs" and name == "setup":
@@ -238,7 +238,7 @@ def test_a_worker_describes_its_environment(warm: Launcher) -> None:
     assert warm.describe()["versions"]["torch"]
 
 
-def test_the_workload_s_module_is_imported_once_for_all_workers(
+def test_a_workload_module_is_imported_once_for_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every worker's own import would be overhead of its case. It tells its counts on the way."""
@@ -250,8 +250,8 @@ counts = fake_workloads.counts
 PRELOAD = ("colorsys",)
 IMPORTED_BY = os.getpid()
 def where(provider, axes):
-    told = lambda: {"imported_by": IMPORTED_BY, "pid": os.getpid()}
-    return replace(fake_workloads.good(provider, axes), effective=told)
+    seen = lambda: {"imported_by": IMPORTED_BY, "pid": os.getpid()}
+    return replace(fake_workloads.good(provider, axes), effective=seen)
 """
     (tmp_path / "plain.py").write_text(source)
     (tmp_path / "threaded.py").write_text(
