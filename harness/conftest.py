@@ -1,4 +1,4 @@
-"""What all tests of the harness start from."""
+"""Fixtures of all tests of the harness."""
 
 import os
 from collections.abc import Iterator
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.runner import launcher
 from harness.runner.launcher import Launcher
 from harness.store.writer import RunWriter, create
+from harness.tests.forkservers import Template
 from harness.tests.small_run import ENVIRONMENT, SUITE
 
 for name in ("COLUMNS", "LINES"):
@@ -15,15 +17,29 @@ for name in ("COLUMNS", "LINES"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A harness measures on a GPU that nobody else holds, and a test that has used one in this
-    process holds it to the end. So those that start a harness come first."""
+    """A harness needs a GPU that no other process uses, but a test that used one in this process
+    keeps it to the end. So tests that start a harness come first."""
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_forkservers() -> Iterator[Template]:
+    """Launchers of this process have forkservers that need not import torch."""
+    with pytest.MonkeyPatch.context() as patch, Template() as template:
+        patch.setattr(launcher, "start_forkserver", template.start_forkserver)
+        yield template
+
+
+@pytest.fixture
+def own_forkservers(forked_forkservers: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers start their forkservers as they do outside tests."""
+    monkeypatch.setattr(launcher, "start_forkserver", forked_forkservers.real)
+
+
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Launcher]:
-    """One for all tests of a process: importing torch takes seconds. Started at once, so that it
-    has the environment of no test."""
+def warm(forked_forkservers: Template) -> Iterator[Launcher]:
+    """One for all tests of a process. Started at once, so that it has the environment of no
+    test."""
     with Launcher() as one:
         one.describe()
         yield one

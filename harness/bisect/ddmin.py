@@ -59,7 +59,7 @@ class DifferencesConclusion:
     reason: str
     parts: tuple[MovingSet, ...] = ()
     whole: bool = False
-    """Whether the configurations no longer differ once all parts are applied."""
+    """Whether the configurations are equal after all parts are applied."""
 
     @property
     def found(self) -> bool:

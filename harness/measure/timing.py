@@ -192,7 +192,7 @@ def _collecting_only_between_steps() -> Iterator[Callable[[], object]]:
     Objects that exist before the first step, and those it leaves behind, are collected only once:
     after torch.compile a collection took 30 ms, in which the device was idle.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     freezes = 2
 
     def collect() -> None:
@@ -206,6 +206,7 @@ def _collecting_only_between_steps() -> Iterator[Callable[[], object]]:
     try:
         yield collect
     finally:
-        gc.unfreeze()
+        if not was_frozen:  # else the whole heap of the forkserver would be walked and copied
+            gc.unfreeze()
         if was_enabled:
             gc.enable()

@@ -1,6 +1,6 @@
-"""What is kept of a process that did not end OK: files beside its log, and what they show.
+"""The evidence of a process that did not end OK: files beside its log, and what they show.
 
-Evidence is never worth the record: where a file cannot be written, the record says so instead.
+If a file cannot be written, the measurement is still stored and states why.
 """
 
 import re
@@ -8,21 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import (
-    Case,
-    Evidence,
-    EvidenceFile,
-    Measurement,
-    Outcome,
-    Telemetry,
-)
+from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
 from harness.runner import reproduce
 
 FOLDER = "evidence"
 TAIL_S = 30.0
-"""So much of the telemetry before the end goes into a file of its own."""
+"""The last seconds of telemetry that go into a file."""
 REPRODUCED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED, Outcome.INVALID_ENVIRONMENT}
-"""Outcomes for which a script that repeats the case is of use."""
+"""Outcomes that get a script to reproduce the case."""
 
 _FATAL = re.compile(
     r'Fatal Python error: .*\n(?:.*\n)*?Current thread.*\n  File "(.*)", line (\d+) in (.*)'
@@ -32,16 +25,16 @@ _LOG_TAIL_BYTES = 2**16
 
 
 class Folder:
-    """Where the evidence of one process goes; made when the first file is written."""
+    """The folder for the evidence of one process; created with its first file."""
 
     def __init__(self, run_folder: Path, log: Path, roots: Sequence[str] = ()) -> None:
-        """`log` is the process's own, in or under the folder of the run; `roots` its code's."""
+        """`log` is the log of the process, inside the run's folder; its code comes from `roots`."""
         self.roots = roots
         self._run_folder = run_folder
         self.path = run_folder / FOLDER / log.stem
 
     def write(self, name: str, text: str, kept: EvidenceFile) -> EvidenceFile:
-        """Write a file and say where it is; or, with the reason, that there is none."""
+        """Write a file; the entry with its path, or with the reason why it is missing."""
         path = self.path / name
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -52,7 +45,7 @@ class Folder:
 
 
 def complete(measurement: Measurement, case: Case, folder: Folder, log: Path) -> Measurement:
-    """The measurement with all its evidence, and the evidence's files written."""
+    """Write the files of the evidence; the measurement with all of it."""
     if measurement.outcome is Outcome.OK:
         return measurement
     found = measurement.evidence or Evidence()

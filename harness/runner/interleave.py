@@ -1,9 +1,9 @@
-"""Measures cases on one or two sides, process by process, and keeps every measurement.
+"""Measures cases on one or two sides, process by process, and stores every measurement.
 
 With two sides the processes run in pairs, one of the baseline and one of the candidate, next to
-each other in time: A B, B A, A B, ... The cases take turns too, forwards and backwards. A case that
-does not end ok in the candidate is not measured further; one that the baseline cannot run is
-measured alone.
+each other in time: A B, B A, A B, ... The cases alternate too, forwards and backwards. A case that
+fails in the candidate is not measured further; one that the baseline cannot run is measured in the
+candidate alone.
 """
 
 import statistics
@@ -30,17 +30,17 @@ CLOCK = "gpu_sm_clock_hz"
 
 
 class Observer(Protocol):
-    """Is told how a gate goes."""
+    """Follows a gate."""
 
     def stage(self, text: str, processes: int) -> None:
-        """A stage begins that will take so many processes at most."""
+        """A stage with at most this many processes begins."""
 
     def ended(self, side: str, measurement: Measurement) -> None:
-        """One process has ended, and what it measured is stored."""
+        """One process has ended, and its measurement is stored."""
 
 
 class Side:
-    """One tree, ready to be measured: a launcher for its code and a stored run per suite."""
+    """One tree to measure: a launcher for its code, and a stored run per suite."""
 
     def __init__(
         self, name: str, roots: Sequence[Path], launcher: Launcher, environment: Environment
@@ -54,24 +54,24 @@ class Side:
         """(suite, case id) -> its measurements, in order."""
 
         self.cannot: dict[tuple[str, str], str] = {}
-        """Cases that this tree refuses before they run, and its words."""
+        """Cases that this tree refuses before they run -> the reason."""
 
     def of(self, task: "Task") -> list[Measurement]:
         return self.measured.get(task.key, [])
 
     def broken(self, task: "Task") -> bool:
-        """Whether a process of the case has not ended ok here."""
+        """A process of the case did not end OK here."""
         return any(m.outcome is not Outcome.OK for m in self.of(task))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A case to measure, and the suite it is from."""
+    """A case to measure, and its suite."""
 
     suite: str
     case: Case
     attest: bool = False
-    """Whether every process must say what it ran, and not the first alone."""
+    """Profile every process, not only the first."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -79,7 +79,7 @@ class Task:
 
 
 class Bench:
-    """Carries out processes on sides. A context: leaving it leaves no process behind."""
+    """Measures processes on the sides. A context: on exit the stored runs are closed."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Bench:
         observer: Observer,
         gpu: IdleCheck | None = None,
     ) -> None:
-        """The head is the last of the sides; `gpu` is asked before every process."""
+        """The candidate is the last of the sides; `gpu` is checked before every process."""
         self._gpu = gpu
         self._sides = sides
         self._probes = probes
@@ -102,18 +102,21 @@ class Bench:
         self._stack.close()
 
     def record(self, root: Path, side: Side, suite: Suite, key: str) -> None:
-        """Begin a stored run of one side's part of a suite.
+        """Create the stored run of a side and a suite.
 
         Raises:
-            StoreError: It cannot be begun.
+            StoreError: It cannot be created.
         """
         writer = create(root, suite, side.environment)
         self._stack.callback(writer.close)
         side.writers[key] = writer
 
     def prove(self, *, ask: bool = True) -> tuple[str, ...]:
-        """Have the instrument prove itself on the head's side, or record that nobody asked; what
-        it was seen to get wrong."""
+        """Run the self-test on the candidate's side, or record that it was skipped.
+
+        Returns:
+            The failed checks.
+        """
         head, gpu = self._sides[-1], self._sides[-1].environment.gpu
         shown = prove(head.launcher, self._probes, gpu) if ask else unproved(gpu, "not asked for")
         for side in self._sides:
@@ -122,16 +125,16 @@ class Bench:
         return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
 
     def finish(self) -> None:
-        """Mark all stored runs complete."""
+        """Mark all stored runs as complete."""
         for side in self._sides:
             for writer in side.writers.values():
                 writer.finish()
 
     def rounds(self, plan: Sequence[tuple[Task, range]], text: str) -> None:
-        """Each task's processes of these indices, on every side, turn by turn.
+        """Measure each task's processes of these indices, on all sides in turn.
 
         Raises:
-            KeyboardInterrupt: At most the process in flight is lost.
+            KeyboardInterrupt: At most the current process is lost.
             HarnessError: A measurement cannot be stored, or no worker can be started.
         """
         self._observer.stage(text, sum(len(r) for _, r in plan) * len(self._sides))
@@ -140,14 +143,14 @@ class Bench:
             tasks = [task for task, indices in plan if index in indices]
             for task in tasks if index % 2 == 0 else tasks[::-1]:
                 if head.broken(task):
-                    continue  # what would the baseline's further times be compared with?
+                    continue  # the baseline would have nothing to be compared with
                 for side in self._sides if index % 2 == 0 else self._sides[::-1]:
                     if task.key not in side.cannot and not side.broken(task):
                         self._process(task, side, index)
 
     def _process(self, task: Task, side: Side, index: int) -> None:
         writer = side.writers[task.suite]
-        # Right once is right: later processes of the same code are there for their times.
+        # Accuracy is checked once for each code and case.
         given = task.case.settings
         settings = replace(
             given,
@@ -167,8 +170,7 @@ class Bench:
 
 
 def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:
-    """The measurement, if its worker says where its code came from and that is the right tree;
-    else a path mismatch, which has no samples."""
+    """The measurement if its code was loaded from the right tree; else a path mismatch."""
     package = "program" if case.program else case.factory.partition(":")[0].partition(".")[0]
     if measurement.outcome is not Outcome.OK or not roots or package == OURS:
         return measurement
@@ -182,14 +184,14 @@ def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Mea
     return replace(
         measurement,
         outcome=Outcome.PATH_MISMATCH,
-        detail=f"{package} was loaded from {file or 'nobody knows where'}, not from {roots[0]}",
+        detail=f"{package} was loaded from {file or 'an unknown place'}, not from {roots[0]}",
         samples_s=(),
         host_samples_s=(),
     )
 
 
 def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pair, ...], int]:
-    """A case's pairs of these indices, and how many were left out as not steady or disturbed."""
+    """A case's pairs of these indices, and the number left out as unsteady or disturbed."""
     of_base: Mapping[int, Measurement] = {m.process: m for m in base.of(task)}
     found, unsteady = [], 0
     for candidate in head.of(task):
@@ -214,12 +216,11 @@ def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pai
 
 
 def usable(measurement: Measurement, case: Case) -> bool:
-    """Whether a process says anything of the code: it was not seen to be unsteady, and enough of
-    its samples are undisturbed."""
+    """The process was not seen to be unsteady, and enough of its samples are undisturbed."""
     return measurement.steady is not False and measurement.is_evidence(case.settings.min_samples)
 
 
 def clock(measurement: Measurement) -> float | None:
-    """Mean SM clock while the samples were taken; None where it was not read."""
+    """Mean SM clock during sampling; None if it was not read."""
     readings = stats.readings(measurement, CLOCK, ("sampling",))
     return statistics.fmean(readings) or None if readings else None

@@ -1,9 +1,9 @@
-"""Parent side: starts workers, warm where that is as good as fresh, and ends their families.
+"""Parent side: starts workers, and ends them with all their descendants.
 
 The parent never imports torch. The forkserver (see harness.worker.forkserver) imports it once and
-forks one worker per case and process. A case that sets environment variables which torch,
-CUDA or OpenMP may read when they load gets a forkserver of its own, started under them: NSA_*
-variables, which our own code reads when called, are the only ones set after the fact.
+forks one worker per case and process (a warm start). A case that sets environment variables gets
+a forkserver of its own (a cold start), because torch, CUDA and OpenMP read some when they load.
+The exception is NSA_*, which our code reads when it is called.
 """
 
 import json
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from harness.errors import CaseRefused, HarnessError
 from harness.messages import (
@@ -38,22 +38,22 @@ from harness.records import Case, Suite, Work
 from harness.suite.load import factory_place, shipped_roots
 
 WARM_PREFIX = "NSA_"
-"""Variables of this name may be set in a process that has torch loaded already."""
+"""Prefix of the variables that may be set after torch is loaded."""
 START_S = 120.0
-"""Longest time for an interpreter to import torch; a cold network disk takes half of it."""
+"""Longest time to import torch; a cold network disk needs half of it."""
 DESCRIBE_S = 120.0
 GRACE_S = 1.0
 """Time between SIGTERM and SIGKILL."""
 CLOSE_S = 10.0
-"""Longest time for a forkserver to end what is under it."""
+"""Longest time for a forkserver to end its descendants."""
 MAX_REPLY_BYTES = 2**12
 CASES_PER_CHECK = 64
-"""Cases sent to one preflight; an order has a largest size."""
+"""Cases in one order to check; the size of an order is limited."""
 
-Said = TypeVar("Said", Facts, Checked)
+Reply = TypeVar("Reply", Facts, Checked)
 
-# The forkserver's modules are the parent's, wherever either was started; what it measures comes
-# from the roots, which come first on the path once the harness is loaded.
+# The forkserver loads the parent's copy of the harness. Then the roots go first on the path: the
+# measured code comes from there.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from harness.worker import forkserver; sys.path[:0] = sys.argv[3:]; "
@@ -62,7 +62,7 @@ _BOOT = (
 
 
 class Worker:
-    """A process that works on one order, as the parent sees it."""
+    """A process that carries out one order, as the parent sees it."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class Worker:
     ) -> None:
         self.pid = pid
         self.launched_at = launched_at
-        """time.monotonic at the fork; the start of a forkserver is over by then."""
+        """time.monotonic at the fork, after the start of the forkserver."""
         self.cold = cold
         self.roots = roots
         self.answers = answers
-        """File descriptor its messages come from; does not block."""
+        """File descriptor of its messages; non-blocking."""
         self.exit_code: int | None = None
-        """As subprocess.Popen.returncode: minus the signal's number if one killed it."""
+        """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
         self._forkserver = forkserver
 
     def wait(self, *, seconds: float) -> None:
-        """Sleep until the worker says something or exits, at most so long."""
+        """Sleep until the worker sends a message or exits, at most this long."""
         files = [self.answers]
         if self.exit_code is None:
             files.append(self._forkserver.control.fileno())
@@ -100,11 +100,7 @@ class Worker:
             os.kill(self.pid, ASK_FOR_STACKS)
 
     def end(self) -> int:
-        """End whatever is left of the worker and its descendants.
-
-        Returns:
-            The number of processes that would not die; nothing more can be done to them.
-        """
+        """End the worker and its descendants; the number of processes that survived SIGKILL."""
         os.close(self.answers)
         left = self._forkserver.end(GRACE_S)
         if self.cold or left:
@@ -113,7 +109,7 @@ class Worker:
 
 
 class Launcher:
-    """Starts workers, one at a time. A context: leaving it leaves no process behind."""
+    """Starts workers, one at a time. A context: on exit all its processes are gone."""
 
     def __init__(
         self,
@@ -124,29 +120,29 @@ class Launcher:
         around: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
-            roots: Workloads and all they import come from these folders, or it is a path mismatch.
-            elsewhere: Other working trees of the repository; what comes from there is one as well.
-            device: As of a suite; workers of `cpu` see no GPU.
-            around: Variables of the environment that all workers start in; a case's own win.
-            cwd: Where workers start; by default in the first of the roots.
+            roots: The measured code must come from these folders, else it is a path mismatch.
+            elsewhere: Other working trees of the repository; code from there is a mismatch too.
+            device: Of the suite; workers of `cpu` see no GPU.
+            around: Environment variables of all workers; a case's own variables win.
+            cwd: Working directory of workers; by default the first of the roots.
         """
         self._roots = tuple(str(root) for root in roots)
         self._cwd = cwd or (roots[0] if roots else None)
         self._elsewhere = tuple(str(tree) for tree in elsewhere)
-        self._host: Launcher | None = None  # whose forkserver this one uses, see `at`
+        self._host: Launcher | None = None  # owns the forkserver, see `at`
         self._around = dict(around or {})
         self._hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
         self._warm: _ForkserverHandle | None = None
         self._device = ""  # unknown until described
         self.not_preloaded = ""
-        """Why the workloads' modules could not be imported ahead; empty where they were."""
+        """Why the workloads' modules were not imported in advance; empty if they were."""
 
     @classmethod
     def of(cls, suite: Suite) -> Self:
-        """One for a suite as it is here: workers of a shipped suite import what ships with it."""
+        """One for a suite; workers of a shipped suite import the code that ships with it."""
         return cls(shipped_roots(suite), device=suite.device, cwd=Path.cwd())
 
     def __enter__(self) -> Self:
@@ -161,16 +157,17 @@ class Launcher:
         self.close()
 
     def close(self) -> None:
-        """End the forkserver and every process under it."""
+        """End the forkserver and its descendants."""
         if self._warm is not None:
             self._warm.close()
             self._warm = None
 
     def at(self, roots: Sequence[Path]) -> "Launcher":
-        """One for the code in these folders that forks from this one's forkserver.
+        """A launcher for the code in these folders that shares this one's forkserver.
 
-        For many trees in turn: none of them needs to wait for torch. This one must have no roots
-        and must not preload, so that its forkserver holds none of the code; it is the one to close.
+        A search measures many trees this way and imports torch once. This launcher must have no
+        roots and must not preload, so that its forkserver has loaded none of the code. Close this
+        one, not the guest.
         """
         guest = Launcher(roots)
         guest._elsewhere = self._elsewhere
@@ -183,8 +180,8 @@ class Launcher:
 
         Args:
             case: What to measure.
-            process: Which of the case's processes this is.
-            log: Where its stdout and stderr go; appended to.
+            process: Index of the case's process.
+            log: Its stdout and stderr are appended to this file.
 
         Raises:
             HarnessError: No interpreter with torch can be started here.
@@ -216,26 +213,23 @@ class Launcher:
         return _fork(self._warmed(), order, {}, log, launched_at=time.monotonic(), cold=False)
 
     def describe(self) -> dict[str, Any]:
-        """What harness.measure.facts.describe() says in a fresh worker.
+        """The answer of harness.measure.facts.describe() in a fresh worker.
 
         Raises:
-            HarnessError: It failed, or took too long; with the last line it logged.
+            HarnessError: It failed or took too long. The message has the last line of its log.
         """
         facts = self._ask(DescribeOrder(roots=self._roots), Facts).facts
         self._device = str(facts["torch_settings"]["device"])
         return facts
 
     def preflight(self, suite: Suite) -> Mapping[str, Work]:
-        """Ask every case's workload whether it can run at all, before any does.
-
-        What the workloads import is then imported once, for all workers that start warm.
+        """Check that every case can run, and import the workloads' modules in the forkserver.
 
         Returns:
-            Case id -> what one run will do, where its workload can tell.
+            Case id -> the work of one step, if its workload states it.
 
         Raises:
-            SuiteError: A case names a factory that is not there, or axes, a provider or flags
-                that its workload refuses.
+            SuiteError: A factory does not exist, or a workload refuses its axes, provider or flags.
             HarnessError: No worker answers.
         """
         work = self.check(suite)
@@ -245,7 +239,7 @@ class Launcher:
         return work
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
-        """`preflight` without the import: the forkserver stays free of the workloads' code."""
+        """`preflight` without the import in the forkserver."""
         answers = [
             self._ask(
                 CheckOrder(cases=suite.cases[i : i + CASES_PER_CHECK], roots=self._roots), Checked
@@ -255,7 +249,8 @@ class Launcher:
         refusals = [refusal for answer in answers for refusal in answer.refusals]
         if refusals:
             first, others = refusals[0], len(refusals) - 1
-            more = [f"So {'are' if others > 1 else 'is'} {others} more."] if others else []
+            more = ["1 more case fails the same check."] if others == 1 else []
+            more = [f"{others} more cases fail the same check."] if others > 1 else more
             case = next(c for c in suite.cases if c.case_id == first.case_id)
             line, column = factory_place(suite, case) if first.of_factory else (0, 0)
             raise CaseRefused(
@@ -269,16 +264,16 @@ class Launcher:
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 
     def _preload(self, modules: Iterable[str]) -> None:
-        """Have the warm forkserver import the workloads' modules. If it then cannot fork well, a
-        new one without them takes its place, and each worker imports for itself."""
+        """Import the workloads' modules in the warm forkserver. If it can then not fork safely, a
+        new one replaces it, and each worker imports them itself."""
         forkserver = self._warmed()
         if problem := forkserver.preload(list(modules)):
             self.not_preloaded = problem
             forkserver.close()
 
-    def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Said]) -> Said:
-        """The one answer of a worker that measures nothing."""
-        said: list[Message] = []
+    def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
+        """The answer of a worker that does not measure."""
+        received: list[Message] = []
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
             worker = self._start(order, log)
@@ -287,13 +282,12 @@ class Launcher:
                 deadline = time.monotonic() + DESCRIBE_S
                 while not reader.at_end and time.monotonic() < deadline:
                     worker.wait(seconds=deadline - time.monotonic())
-                    reader.drain(said.append)
+                    reader.drain(received.append)
             finally:
                 worker.end()
-            answers = [message for message in said if isinstance(message, answer)]
+            answers = [message for message in received if isinstance(message, answer)]
             if not answers:
-                checking = isinstance(order, CheckOrder)
-                what = "check the cases" if checking else "describe its environment"
+                what = "check the cases" if answer is Checked else "describe its environment"
                 raise HarnessError(f"a worker cannot {what}: {last_line(log.read_bytes())}")
         return answers[0]
 
@@ -324,8 +318,30 @@ def _fork(
     return Worker(forkserver, pid, answers, launched_at, cold=cold, roots=order.roots)
 
 
+def start_forkserver(
+    path: Sequence[str],
+    roots: Sequence[str],
+    control: socket.socket,
+    output: IO[bytes],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None,
+) -> "subprocess.Popen[bytes]":
+    """Start an interpreter that serves orders from the other end of `control`."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT, json.dumps(path), str(control.fileno()), *roots],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[control.fileno()],
+        start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+    )
+
+
 class _ForkserverHandle:
-    """The helper's process and the socket to it."""
+    """The process of a forkserver and the socket to it."""
 
     def __init__(
         self, env: Mapping[str, str], roots: Sequence[str] = (), cwd: Path | None = None
@@ -336,20 +352,13 @@ class _ForkserverHandle:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         path = [*sys.path, str(Path.cwd())]
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(path), str(theirs.fileno()), *roots],
-                cwd=cwd,
-                env={**os.environ, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends it
+            self._process = start_forkserver(
+                path, roots, theirs, self._stderr, env={**os.environ, **env}, cwd=cwd
             )
         self.control.settimeout(START_S)
         try:
             ready = "ready" in self.hear()
-        except BaseException:  # Ctrl-C included: it would outlive us
+        except BaseException:  # also Ctrl-C: the process would outlive us
             self.close()
             raise
         if not ready:
@@ -358,7 +367,7 @@ class _ForkserverHandle:
             self.close()
             raise HarnessError(
                 f"no worker can be started with {sys.executable}: {reason}",
-                "is torch installed there?",
+                "Is torch installed there?",
             )
 
     @property
@@ -366,12 +375,12 @@ class _ForkserverHandle:
         return self._process.poll() is not None
 
     def fork(self, order: Order, env: Mapping[str, str], *files: int) -> int:
-        """Fork a worker that answers to the first file and logs to the second; its pid."""
+        """Fork a worker that answers to the first file and logs to the second; returns its pid."""
         request = json.dumps({"env": dict(env)}).encode() + b"\n" + encode_order(order)
         socket.send_fds(self.control, [request], files)
         reply = self.hear()
         if "pid" not in reply:
-            raise HarnessError("the process that starts workers has died", "is memory exhausted?")
+            raise HarnessError("the forkserver died", "Is memory exhausted?")
         return int(reply["pid"])
 
     def prepare(self) -> None:
@@ -390,12 +399,12 @@ class _ForkserverHandle:
         try:
             self.control.send(json.dumps({"preload": modules}).encode())
         except ConnectionError:
-            return "the process that starts workers has died"
+            return "the forkserver died"
         reply = self.hear()
-        return str(reply.get("preloaded", "the process that starts workers died of it"))
+        return str(reply.get("preloaded", "the forkserver died during the import"))
 
     def hear(self) -> dict[str, Any]:
-        """Its next reply; an empty one if it takes too long or is dead."""
+        """The next reply; empty if it takes too long or the forkserver is dead."""
         try:
             data = self.control.recv(MAX_REPLY_BYTES)
         except (TimeoutError, ConnectionError):
@@ -404,7 +413,7 @@ class _ForkserverHandle:
         return reply
 
     def end(self, grace_s: float) -> int:
-        """Have every process under it ended; how many would not die."""
+        """End its descendants; the number that survived SIGKILL."""
         try:
             self.control.send(json.dumps({"end": grace_s}).encode())
             while reply := self.hear():
@@ -412,11 +421,11 @@ class _ForkserverHandle:
                     return int(reply["ended"])
         except ConnectionError:
             pass
-        self.close()  # it is dead itself; the kernel has killed its worker with it
+        self.close()  # it is dead, and the kernel killed its worker with it
         return 0
 
     def close(self) -> None:
-        """Let it end everything under it, and itself."""
+        """Closing the socket makes it end its descendants and itself."""
         self.control.close()
         try:
             self._process.wait(CLOSE_S)
@@ -427,6 +436,6 @@ class _ForkserverHandle:
 
 
 def last_line(output: bytes) -> str:
-    """The last line of a log, which for a traceback is the error."""
+    """The last line of a log; of a traceback, that is the error."""
     lines = output.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"

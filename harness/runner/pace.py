@@ -1,8 +1,8 @@
-"""How fast a worker's runs follow each other, and from when on its silence is a hang.
+"""The pace of a worker's steps, and how long a silence must be to count as a hang.
 
-A silence is judged by the runs before it: a step of 10 ms that has not ended after half a minute
-will not end, while one of 10 s may be a slow one. Before there are steps to go by (imports,
-compilation, the reference), only the suite's `stall_s` can say.
+The limit follows the finished steps: a step of 10 ms that has not ended after half a minute will
+not end, but one of 10 s may be slow. Before the first steps (imports, compilation, the reference),
+the limit is the suite's `stall_s`.
 """
 
 import statistics
@@ -11,11 +11,11 @@ from collections import deque
 from harness.records import MeasureSettings
 
 STALL_STEPS = 50
-"""A silence of so many median steps is a hang."""
+"""A silence of this many median steps is a hang."""
 STALL_FLOOR_S = 30.0
-"""But no shorter one: a step may compile, or wait for data."""
+"""Shortest silence that is a hang: a step may compile, or wait for data."""
 STALL_RUNS = 3
-"""Finished runs from which on the median is believed; the first is often a cold one."""
+"""Finished steps before the median is used; the first is often a cold one."""
 
 _KEPT = 1001
 
@@ -31,21 +31,21 @@ class Pace:
         self.shortest_s = 0.0
 
     def ran(self, runs: int, spent_s: float, shortest_s: float) -> None:
-        """So many runs are finished, in so much time, the shortest in so much."""
+        """Take in a report: steps finished, their total time, and the shortest of them."""
         if runs > self.runs:
             self._steps_s.append((spent_s - self.spent_s) / (runs - self.runs))
         self.runs, self.spent_s, self.shortest_s = runs, spent_s, shortest_s
 
     @property
     def mean_s(self) -> float | None:
-        """Mean time of a finished run."""
+        """Mean time of a finished step."""
         return self.spent_s / self.runs if self.runs else None
 
     def stall_limit_s(self, *, timed: bool) -> float:
         """The longest silence allowed now.
 
         Args:
-            timed: Whether the worker does nothing but run the computation at present.
+            timed: The worker only runs the computation now.
         """
         if not timed or self.runs < STALL_RUNS:
             return self._settings.stall_s
@@ -54,6 +54,6 @@ class Pace:
 
     @property
     def needed_s(self) -> float | None:
-        """Time for a first run and the fewest samples a process must take, at this pace."""
+        """Time for a first step and `min_samples` samples at this pace."""
         mean_s = self.mean_s
         return None if mean_s is None else (1 + self._settings.min_samples) * mean_s

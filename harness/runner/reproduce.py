@@ -1,4 +1,4 @@
-"""A script that does what one case's worker did, without the harness around it."""
+"""A script that repeats what a case's worker did, without the harness."""
 
 import os
 import pprint
@@ -10,15 +10,15 @@ from harness.records import INTERPRETER, VARIABLE_PREFIXES, Case, Measurement
 
 NAME = "reproduce.py"
 MORE_RUNS = 50
-"""The script makes so many runs more than the worker is known to have finished."""
+"""Steps that the script makes beyond those that the worker finished."""
 
 _SCRIPT = '''\
 """{title}
 
 {outcome}: {detail}
 
-Builds the case and runs it, with nothing watching: python {name} [RUNS]
-A run that takes longer than STALL_S prints its stacks and ends the script.
+Builds the case and runs it, without a watchdog: python {name} [RUNS]
+A step that takes longer than STALL_S prints its stacks and ends the script.
 """
 
 import faulthandler
@@ -64,7 +64,7 @@ def main() -> None:
         accuracy.require_finite_output(output)
         del output
     faulthandler.cancel_dump_traceback_later()
-    print(f"{{RUNS}} runs ended well", flush=True)
+    print(f"{{RUNS}} runs finished", flush=True)
 
 
 if __name__ == "__main__":
@@ -77,7 +77,7 @@ _PROGRAM_SCRIPT = '''\
 
 {outcome}: {detail}
 
-Starts the program as the harness did, with nothing watching: python {name}
+Starts the program as the harness did, without a watchdog: python {name}
 """
 
 import os
@@ -102,9 +102,9 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
     """The text of the script.
 
     Args:
-        case: What to rebuild.
+        case: What to reproduce.
         measurement: How it ended.
-        folder: Where the script will lie.
+        folder: Where the script will be.
         roots: Where the worker looked for modules first.
     """
     here = Path.cwd()
@@ -112,26 +112,24 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
     done = evidence.runs if evidence and evidence.runs else 0
     limit_s = evidence.stall_limit_s if evidence and evidence.stall_limit_s else None
     inherited = {k: v for k, v in os.environ.items() if k.startswith(VARIABLE_PREFIXES)}
+    head = {
+        "title": _in_docstring(f"Case {case.case_id}, process {measurement.process}."),
+        "outcome": measurement.outcome,
+        "detail": _in_docstring(measurement.detail),
+        "name": NAME,
+        "folder": _relative(here, folder.resolve(), within=here),
+        "variables": pprint.pformat({**inherited, **case.env}),
+    }
     if case.program is not None:
         return _PROGRAM_SCRIPT.format(
-            title=_in_docstring(f"Case {case.case_id}, process {measurement.process}."),
-            outcome=measurement.outcome,
-            detail=_in_docstring(measurement.detail),
-            name=NAME,
-            folder=_seen_from(here, folder.resolve(), within=here),
+            **head,
             cwd=case.program.cwd,
-            variables=pprint.pformat({**inherited, **case.env}),
             argv=pprint.pformat(list(case.program.argv)),
             python=INTERPRETER,
         )
     return _SCRIPT.format(
-        title=_in_docstring(f"Case {case.case_id}, process {measurement.process}."),
-        outcome=measurement.outcome,
-        detail=_in_docstring(measurement.detail),
-        name=NAME,
-        folder=_seen_from(here, folder.resolve(), within=here),
-        places=pprint.pformat([_seen_from(p, here, within=here) for p in _places(here, roots)]),
-        variables=pprint.pformat({**inherited, **case.env}),
+        **head,
+        places=pprint.pformat([_relative(p, here, within=here) for p in _places(here, roots)]),
         factory=case.factory,
         provider=case.provider,
         axes=pprint.pformat(dict(case.axes)),
@@ -142,7 +140,7 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
 
 
 def _places(here: Path, roots: Sequence[str]) -> list[Path]:
-    """The roots, and folders of modules that another interpreter here would not look into."""
+    """The roots, and the folders on sys.path that another interpreter would not search."""
     own = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)}
     found = dict.fromkeys(Path(p).resolve() for p in sys.path if p and Path(p).is_dir())
     foreign = [p for p in found if not any(p.is_relative_to(prefix) for prefix in own)]
@@ -150,12 +148,12 @@ def _places(here: Path, roots: Sequence[str]) -> list[Path]:
     return [*dict.fromkeys((*first, *(p for p in foreign if p != here), here))]
 
 
-def _seen_from(place: Path, start: Path, *, within: Path) -> str:
-    """The way to a place; relative inside a folder, so that the folder may be moved."""
+def _relative(place: Path, start: Path, *, within: Path) -> str:
+    """The path to a place, relative if both are inside a folder, which can then be moved."""
     inside = place.is_relative_to(within) and start.is_relative_to(within)
     return os.path.relpath(place, start) if inside else str(place)
 
 
 def _in_docstring(text: str) -> str:
-    """Text that cannot end the docstring, nor mean anything in it."""
+    """Text that neither ends the docstring nor is an escape in it."""
     return text.encode("ascii", "replace").decode().replace("\\", "/").replace('"', "'")

@@ -1,4 +1,4 @@
-"""The machine held for measuring: its GPU locked and watched, workers that start warm, probes."""
+"""What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,9 +17,9 @@ from harness.suite.load import shipped_roots
 
 
 class Rig:
-    """Takes hold of the machine. A context: leaving it gives everything back.
+    """Reserves the machine. A context: on exit everything is closed and unlocked.
 
-    The GPU that workers will use is locked on entering, before any worker touches it.
+    The GPU is locked on entry, before any worker touches it.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class Rig:
         say: Callable[[str], None],
         alone: bool = True,
     ) -> None:
-        """Nothing is taken yet.
+        """Reserves nothing yet.
 
         Args:
-            device: As of a suite; nothing is locked for `cpu`, and workers see no GPU.
-            wait_s: Longest wait for a GPU that is in use.
-            say: Called with what a person should know meanwhile.
-            alone: Whether to lock the GPU; what is only counted does not need that.
+            device: Of the suite; `cpu` locks nothing and hides the GPU from workers.
+            wait_s: Longest wait for a busy GPU.
+            say: Receives messages for the user.
+            alone: Lock the GPU. Exact counts do not need the lock.
         """
         self._device = device
         self._wait_s = wait_s
@@ -46,9 +46,9 @@ class Rig:
         self.lock: GpuLock | None = None
         """None on the CPU."""
         self.probes: tuple[Probe, ...] = ()
-        """Once `observe` was called."""
+        """Set by `observe`."""
         self.gpu: IdleCheck | None = None
-        """Likewise; None without a GPU."""
+        """Set by `observe`; None without a GPU."""
 
     def __enter__(self) -> Self:
         if self._alone:
@@ -77,7 +77,7 @@ class Rig:
         return self._held.enter_context(launcher)
 
     def start_for(self, suite: Suite) -> Launcher:
-        """A launcher for a suite as it is here, closed with the rig; see Launcher.of."""
+        """A launcher for a suite, closed with the rig; see Launcher.of."""
         return self._held.enter_context(Launcher.of(suite))
 
     def describe(
@@ -88,11 +88,10 @@ class Rig:
         repository: Path | None,
         cases: Sequence[Case],
     ) -> Environment:
-        """The environment in which this launcher's workers run; from here on the GPU that they
-        use is locked.
+        """The environment of this launcher's workers. Locks the GPU that they use.
 
         Raises:
-            ProbeError: Another harness holds it.
+            ProbeError: Another harness uses the GPU.
             HarnessError: No worker can be started.
         """
         here = environment.capture(
@@ -105,7 +104,7 @@ class Rig:
         """Lock this GPU and no other.
 
         Raises:
-            ProbeError: Another harness holds it.
+            ProbeError: Another harness uses it.
         """
         if self._alone:
             self.lock = gpu_lock.lock_only(
@@ -113,14 +112,14 @@ class Rig:
             )
 
     def observe(self, here: Environment) -> None:
-        """Open the probes, and begin to watch the GPU for other users."""
+        """Open the probes, and watch the GPU for other users."""
         self.probes = open_probes(here.gpu, why=here.gpu_unavailable)
         for probe in self.probes:
             self._held.callback(probe.close)
         self.gpu = watch_over(self._held, here, wait_s=self._wait_s, say=self._say)
 
     def measures(self, run_id: str) -> None:
-        """Write into the lock what the GPU is held for."""
+        """Write into the lock file which run uses the GPU."""
         if self.lock is not None:
             self.lock.describe(run_id)
 
@@ -133,18 +132,18 @@ def take(
     wait_s: float,
     say: Callable[[str], None],
 ) -> tuple[Rig, Launcher, Environment]:
-    """A rig for one suite, with one launcher, and the environment of its workers.
+    """A rig for one suite, its launcher, and the environment of its workers.
 
     Args:
-        held: Gives all of it back.
-        suite: What is to be measured.
-        command: What asks for it, for the record.
-        wait_s: Longest wait for a GPU that another harness holds.
-        say: Called with what a person should know meanwhile.
+        held: Closes the rig.
+        suite: What to measure.
+        command: The command line, for the record.
+        wait_s: Longest wait for a GPU that another harness uses.
+        say: Receives messages for the user.
 
     Raises:
-        SuiteError: The suite needs a GPU, and there is none.
-        ProbeError: Another harness holds it.
+        SuiteError: The suite needs a GPU, and this machine has none.
+        ProbeError: Another harness uses the GPU.
         HarnessError: No worker can be started.
     """
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
@@ -164,10 +163,10 @@ def require_gpu(
     here: Environment,
     remedy: str = "Run it on a GPU node. `harness list` shows what runs anywhere.",
 ) -> None:
-    """Raise SuiteError, with the remedy, where the suite needs a GPU and there is none."""
+    """Raise SuiteError, with the remedy, if the suite needs a GPU and this machine has none."""
     if suite.device == "cuda" and here.gpu is None:
         raise SuiteError(
             suite.path,
-            f"this suite needs an NVIDIA GPU, and none is here: {here.gpu_unavailable}",
+            f"this suite needs an NVIDIA GPU, but none is available: {here.gpu_unavailable}",
             remedy,
         )

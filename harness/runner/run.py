@@ -1,7 +1,7 @@
-"""Runs a suite: a fresh process per case and repetition, one after the other, each kept at once.
+"""Runs a suite: fresh processes, one after the other, each stored as it ends.
 
-Process 0 of every case comes first, then process 1 in reverse order, and so on: every case is
-seen early, and no case always runs behind the same one, or on the warmer card.
+Process 0 of every case comes first, then process 1 in reverse order, and so on. Every case gives a
+result early, and no case always follows the same one or runs on the warmer GPU.
 """
 
 import signal
@@ -22,48 +22,36 @@ from harness.runner.watchdog import watch
 
 
 class Writer(Protocol):
-    """Where measurements go; harness.store.reader.RunWriter is one."""
+    """Stores measurements, as harness.store.writer.RunWriter does."""
 
     @property
-    def folder(self) -> Path:
-        """The run's folder."""
+    def folder(self) -> Path: ...
 
-    def append(self, measurement: Measurement) -> None:
-        """Keep a measurement for good."""
+    def append(self, measurement: Measurement) -> None: ...
 
     def log_path(self, case_id: str, process: int) -> Path:
-        """Where one process's output goes; the file exists."""
+        """The file for the output of one process."""
 
 
 class RunObserver(Protocol):
-    """Is told how a run goes; the progress bar of the command line."""
+    """Follows a run, as the progress bar of the command line does."""
 
     def planned(self, total: int) -> None:
-        """So many processes in all. Said again, with fewer, when a case drops out."""
+        """The number of processes; called again, with fewer, when a case is dropped."""
 
     def started(self, case: Case, process: int) -> None: ...
 
     def phase(self, case: Case, process: int, name: str) -> None: ...
 
     def progressed(self, case: Case, process: int, steps: int) -> None:
-        """So many runs of the workload are finished, warm-up included."""
+        """The number of finished steps, including warm-up."""
 
     def finished(self, measurement: Measurement) -> None:
-        """One process has ended, and what it measured is stored."""
+        """One process has ended, and its measurement is stored."""
 
 
-class Silent:
-    """An observer for whom the end of a process is enough."""
-
-    def planned(self, total: int) -> None: ...
-
-    def started(self, case: Case, process: int) -> None: ...
-
-    def phase(self, case: Case, process: int, name: str) -> None: ...
-
-    def progressed(self, case: Case, process: int, steps: int) -> None: ...
-
-    def finished(self, measurement: Measurement) -> None: ...
+class Silent(RunObserver):
+    """Ignores everything; a base for observers that need few events."""
 
 
 def run_suite(
@@ -79,21 +67,21 @@ def run_suite(
 ) -> None:
     """Measure every case in its processes, and store each measurement as its process ends.
 
-    A case is left alone after its first process that does not end OK: what would its others
-    add? Nothing is recorded for them. However this returns, no worker is left running.
+    The first process of a case that does not end OK is its last. No worker is left running,
+    however this returns.
 
     Args:
         suite: What to measure.
-        writer: Where measurements and logs go.
+        writer: Stores measurements and logs.
         launcher: Starts the workers.
-        probes: Read while workers work.
-        observer: Is told how it goes.
-        done: (case id, process) pairs that need not run; see `settled`.
-        gpu: Asked before every process whether the GPU is free; None without a GPU.
-        unfit: Why the machine is not one to measure this suite on; then nothing is started.
+        probes: Read while workers run.
+        observer: Follows the run.
+        done: (case id, process) pairs to skip; see `settled`.
+        gpu: Checked before every process; None without a GPU.
+        unfit: Why this machine must not measure this suite; then no worker is started.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the process in flight is lost.
+        KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the current process is lost.
         HarnessError: A measurement cannot be stored, or no worker can be started.
     """
     plan = [step for step in _order(suite.cases) if (step[0].case_id, step[1]) not in done]
@@ -116,9 +104,9 @@ def run_suite(
 
 
 def settled(suite: Suite, measurements: Iterable[Measurement]) -> frozenset[tuple[str, int]]:
-    """The (case id, process) pairs that a resumed run need not run: `done` of run_suite.
+    """The (case id, process) pairs that a resumed run skips: `done` of run_suite.
 
-    Those measured, and all of a case that has already ended otherwise than OK.
+    These are all measured ones, and all of a case that has failed.
     """
     measurements = tuple(measurements)
     dropped = {m.case_id for m in measurements if m.outcome is not Outcome.OK}
@@ -145,7 +133,7 @@ def run_one(
     probes: Sequence[Probe],
     observer: RunObserver,
 ) -> Measurement:
-    """Measure one case in one fresh process; nothing is stored, and no worker is left."""
+    """Measure one case in one fresh process; stores nothing and leaves no worker."""
     observer.started(case, process)
     log = writer.log_path(case.case_id, process)
     return watch(
@@ -162,9 +150,9 @@ def run_one(
 
 @contextmanager
 def terminating_like_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM take the way of Ctrl-C, on which everything is cleaned up."""
+    """Make SIGTERM raise KeyboardInterrupt, which cleans up."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals reach the main thread, which has its own way to end us
+        yield  # only the main thread receives signals
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:

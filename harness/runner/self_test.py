@@ -1,4 +1,4 @@
-"""Parent side: has a worker put the instrument to things of known size, and looks on."""
+"""Parent side: a worker runs the self-test of clocks and counters; the parent reads the probes."""
 
 import tempfile
 import time
@@ -15,19 +15,19 @@ from harness.runner.launcher import Launcher, last_line
 from harness.runner.telemetry import Recorder
 
 LIMIT_S = 60.0
-"""Longest time for it; it takes under 4 s."""
+"""Longest time for the self-test; it takes under 4 s."""
 
 
 def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof:
-    """The instrument's proof in a worker of its own; nothing else may run meanwhile.
+    """Run the self-test in a worker; nothing else may run at the same time.
 
     Args:
         launcher: Starts the worker.
-        probes: Read meanwhile, as they are while a case is measured.
-        gpu: The one the run measures on.
+        probes: Read during the test, as while a case is measured.
+        gpu: The GPU of the run.
     """
     began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    said: list[Message] = []
+    received: list[Message] = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         worker = launcher.self_test(log)
@@ -38,18 +38,18 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
             while not reader.at_end and time.monotonic() - began < LIMIT_S:
                 worker.wait(seconds=recorder.next_at - time.monotonic())
                 recorder.read_if_due()
-                reader.drain(said.append)
+                reader.drain(received.append)
         except Garbled as error:
             problem = f"the worker's answer is garbled: {error}"
         finally:
             worker.end()
-        readings = next((m.readings for m in said if isinstance(m, SelfTested)), None)
+        readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
         checks: tuple[ProofCheck, ...]
         if readings is None or problem:
             problem = problem or last_line(log.read_bytes())
             checks = (ProofCheck(name="worker", holds=False, fact=f"it did not answer: {problem}"),)
         else:
-            phases = _phases(said, worker.launched_at)
+            phases = _phases(received, worker.launched_at)
             checks = self_test.judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
     return Proof(
         at=at,
@@ -61,7 +61,7 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
 
 
 def unproved(gpu: Gpu | None, why: str) -> Proof:
-    """For the record of a run whose instrument was asked nothing, and why."""
+    """The record of a skipped self-test."""
     return Proof(
         at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         device=gpu.uuid if gpu else "cpu",
@@ -72,9 +72,9 @@ def unproved(gpu: Gpu | None, why: str) -> Proof:
 _NOTHING = SelfTestReadings(waits_s=(0.0, 0.0), host_s=(0.0, 0.0), burn_cpu_s=0.0)
 
 
-def _phases(said: Sequence[Message], launched_at: float) -> tuple[Phase, ...]:
-    """The worker's phases end to end; the last one has no end and is left out."""
-    begins = [m for m in said if isinstance(m, PhaseBegan)]
+def _phases(received: Sequence[Message], launched_at: float) -> tuple[Phase, ...]:
+    """The worker's phases end to end, without the last one, which has no end."""
+    begins = [m for m in received if isinstance(m, PhaseBegan)]
     return tuple(
         Phase(name=one.name, start_s=one.at - launched_at, end_s=following.at - launched_at)
         for one, following in pairwise(begins)

@@ -1,8 +1,8 @@
-"""Where a process stands: the Python and the native stacks of one that hangs.
+"""The Python and native stacks of a process that hangs.
 
-The Python stacks are written by the process itself (faulthandler, on a signal), whatever holds the
-GIL. The native ones come from py-spy where it is installed and may attach; else what /proc tells of
-each thread: its state, and where in the kernel it waits.
+The process writes its Python stacks itself (faulthandler, on a signal), even if another thread has
+the GIL. The native stacks come from py-spy if it is installed and may attach; else from /proc: the
+state of each thread, and where in the kernel it waits.
 """
 
 import re
@@ -26,14 +26,16 @@ POLL_S = 0.05
 MAX_FAMILY = 8
 """Processes of a program whose stacks are taken."""
 INTERPRETER = sys.executable
-"""py-spy may lie beside it, in a virtual environment that is not active."""
+"""py-spy may be beside it, in a virtual environment that is not active."""
 
 _CURRENT_THREAD = re.compile(r'Current thread.*\n  File "(.*)", line (\d+) in (.*)\n')
 _PER_THREAD = ("comm", "wchan", "syscall", "stack", "status")
+_STATUS = ("State", "Vm", "Sig", "voluntary", "nonvoluntary")
+"""Lines of `status` to keep."""
 
 
 def python_stacks(worker: Worker, log: Path) -> str:
-    """Have the worker write its Python stacks to its log; what came, or nothing."""
+    """Ask the worker to write its Python stacks to its log; empty if it does not."""
     before = log.stat().st_size
     worker.dump_stacks()
     deadline = time.monotonic() + PYTHON_S
@@ -46,7 +48,7 @@ def python_stacks(worker: Worker, log: Path) -> str:
 
 
 def innermost_frame(stacks: str) -> str:
-    """Where the main thread is by faulthandler's account: `function (file:line)`; or nothing."""
+    """Where the main thread is: `function (file:line)`; empty if unknown."""
     found = _CURRENT_THREAD.search(stacks)
     if not found:
         return ""
@@ -55,7 +57,7 @@ def innermost_frame(stacks: str) -> str:
 
 
 def native_stacks(pid: int) -> tuple[str, EvidenceFile]:
-    """The native stacks of a process, and by which means they were had."""
+    """The native stacks of a process, and their source."""
     name = "native stacks"
     text, why = _py_spy(pid)
     if text:
@@ -63,11 +65,11 @@ def native_stacks(pid: int) -> tuple[str, EvidenceFile]:
     text, read = _proc(pid)
     if text:
         return text, EvidenceFile(name=name, note=f"/proc ({', '.join(read)}); {why}")
-    return "", EvidenceFile(name=name, note=f"not available: {why}, and /proc tells nothing")
+    return "", EvidenceFile(name=name, note=f"not available: {why}, and /proc is not readable")
 
 
 def native_stacks_of(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
-    """The native stacks of several processes, and by which means those of the first were had."""
+    """The native stacks of several processes, and the source of the first."""
     if not pids:
         return "", EvidenceFile(name="native stacks", note="not available: no process is left")
     found = [native_stacks(pid) for pid in pids]
@@ -76,7 +78,7 @@ def native_stacks_of(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
 
 
 def family(pid: int) -> list[int]:
-    """The processes under one, the first started first; not itself."""
+    """The descendants of a process, oldest first."""
     try:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -85,7 +87,7 @@ def family(pid: int) -> list[int]:
 
 
 def _py_spy(pid: int) -> tuple[str, str]:
-    """What py-spy shows; or nothing, and why."""
+    """What py-spy shows, or why it shows nothing."""
     beside = Path(INTERPRETER).with_name("py-spy")
     tool = shutil.which("py-spy") or (str(beside) if beside.is_file() else None)
     if tool is None:
@@ -105,13 +107,13 @@ def _py_spy(pid: int) -> tuple[str, str]:
     except OSError as error:
         return "", f"py-spy cannot be started: {error.strerror}"
     if answer.returncode:
-        said = answer.stderr.strip().splitlines() or ["nothing"]
-        return "", f"py-spy said: {said[0]}"
+        errors = answer.stderr.strip().splitlines() or ["no message"]
+        return "", f"py-spy failed: {errors[0]}"
     return answer.stdout, ""
 
 
 def _proc(pid: int) -> tuple[str, tuple[str, ...]]:
-    """What /proc shows of every thread, and which of its files could be read."""
+    """What /proc shows about every thread, and which of its files are readable."""
     parts: list[str] = []
     read: dict[str, None] = {}
     for thread in sorted(Path(f"/proc/{pid}/task").glob("[0-9]*"), key=lambda p: int(p.name)):
@@ -124,13 +126,9 @@ def _proc(pid: int) -> tuple[str, tuple[str, ...]]:
             else:
                 read.setdefault(name)
             if name == "status":
-                text = "; ".join(line for line in text.splitlines() if _telling(line))
+                text = "; ".join(line for line in text.splitlines() if line.startswith(_STATUS))
             parts.append(f"  {name}: " + text.replace("\n", "\n    "))
     return "\n".join(parts) + "\n" if read else "", tuple(read)
-
-
-def _telling(status_line: str) -> bool:
-    return status_line.startswith(("State", "Vm", "Sig", "voluntary", "nonvoluntary"))
 
 
 def _since(log: Path, offset: int) -> str:

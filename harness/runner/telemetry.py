@@ -1,4 +1,4 @@
-"""Reads the probes on a beat while a worker works."""
+"""Reads the probes at a fixed interval while a worker runs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,25 @@ PROBE_INTERVAL_S = 0.05
 
 
 class Recorder:
-    """The readings of one worker's life, from its making on."""
+    """The readings during one worker's life."""
 
     def __init__(self, probes: Sequence[Probe], worker: Worker) -> None:
         self._probes = probes
         self._launched_at = worker.launched_at
         self._readings: list[tuple[float, Mapping[str, float | None]]] = []
         self.next_at = time.monotonic()
-        """When the next reading is due, on the clock of time.monotonic."""
+        """time.monotonic of the next reading."""
         for probe in probes:
             probe.attach(worker.pid)
 
     def read_if_due(self) -> None:
-        """Take a reading of every probe, unless it is too soon."""
+        """Read every probe if a reading is due."""
         now = time.monotonic()
         if now < self.next_at:
             return
         reading = {name: value for probe in self._probes for name, value in probe.read().items()}
         self._readings.append((now - self._launched_at, reading))
-        # A late beat moves the next ones; it is not made up for by a burst.
+        # A late reading delays the next ones, so that no burst follows.
         self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
 
     def telemetry(self) -> Telemetry:

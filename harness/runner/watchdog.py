@@ -1,9 +1,8 @@
-"""Parent side: watches one worker from launch to last trace, and says how it ended.
+"""Parent side: watches one worker from launch to exit, and decides how it ended.
 
-The probes are read while it works. Slow is not hung: a worker that reports finished runs is slow,
-however slow, and has its full `timeout_s`; one that is silent for many of its own steps (see
-harness.runner.pace), or for `stall_s`, is hung, and its stacks are taken before it is killed.
-Where a single run outlasts `timeout_s` the timeout comes first.
+A worker that reports finished steps may be slow, and has its full `timeout_s`. One that is silent
+for many of its own steps (see harness.runner.pace), or for `stall_s`, hangs: its stacks are taken,
+then it is killed. If a single step outlasts `timeout_s`, the outcome is a timeout.
 """
 
 import signal
@@ -42,11 +41,11 @@ from harness.runner.pace import Pace
 from harness.runner.telemetry import Recorder
 
 EXIT_S = 20.0
-"""Longest time between a worker's answer and its exit, on which drivers free what it held."""
+"""Longest time between a worker's answer and its exit; drivers free memory at exit."""
 UNREPORTED_S = 0.1
-"""A run may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
+"""A step may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
 TIMED_PHASES = ("warmup", "sampling")
-"""Phases in which the worker does nothing but run the computation."""
+"""Phases in which the worker only runs the computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +53,7 @@ class Ending:
     """How a process ended, as the parent saw it."""
 
     outcome: Outcome | None = None
-    """None if the worker's own answer says it."""
+    """None: the worker's answer has it."""
     detail: str = ""
     lower_bound_s: float | None = None
     evidence: Evidence
@@ -62,7 +61,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """All that the parent alone knows of one process."""
+    """What only the parent knows about one process."""
 
     ending: Ending
     started_at: str
@@ -87,21 +86,20 @@ def watch(
     phase: Callable[[str], None] = lambda _: None,
     progressed: Callable[[int], None] = lambda _: None,
 ) -> Measurement:
-    """See a worker through. It and all its descendants are gone on return, however it returns.
+    """Watch a worker to its end. On return, it and its descendants are gone.
 
     Args:
         worker: Just launched.
-        case: What it measures; its settings hold the limits.
-        process: Which of the case's processes it is.
-        log: Where it logs; read for the stacks of one that hangs.
-        run_folder: Where the evidence of a failure goes.
-        probes: Read on the recorder's beat; where the case has telemetry off, not at all.
+        case: What it measures; its settings have the limits.
+        process: Index of the case's process.
+        log: The worker's log; the stacks of a hang are read from it.
+        run_folder: The evidence of a failure is written here.
+        probes: Read at a fixed interval, unless the case switches telemetry off.
         phase: Called with the name of each phase that begins.
-        progressed: Called with the number of finished runs.
+        progressed: Called with the number of finished steps.
 
     Returns:
-        The worker's own answer, or what can be said without one; completed with telemetry,
-        phases and evidence.
+        The worker's answer, or a measurement of its failure, with telemetry, phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     story = Story(worker.launched_at, case.settings, phase, progressed)
@@ -126,19 +124,19 @@ def watch(
 
 
 def completed(story: "Story", observed: Observed, case: Case, process: int) -> Measurement:
-    """What the worker answered, joined to what the parent observed."""
+    """The worker's answer joined to the parent's observations."""
     ending = observed.ending
     detail, found = ending.detail, ending.evidence
     if ending.outcome is None and story.answer is not None:
-        said = story.answer
-        detail = "; ".join(filter(None, (said.detail, detail)))
+        answer = story.answer
+        detail = "; ".join(filter(None, (answer.detail, detail)))
     elif ending.outcome is not None and story.preliminary is not None:
-        said = story.preliminary
-        detail = f"{said.detail}; the search for its origin: {ending.outcome}, {detail}"
+        answer = story.preliminary
+        detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
     else:
         timed = ending.outcome in (Outcome.TIMEOUT, Outcome.HANG)
         built = story.built if timed else Built(tokens=None, flops=None, bytes=None)
-        said = Measurement(
+        answer = Measurement(
             case_id=case.case_id,
             process=process,
             outcome=ending.outcome or Outcome.CRASH,
@@ -147,29 +145,29 @@ def completed(story: "Story", observed: Observed, case: Case, process: int) -> M
             bytes=built.bytes,
             lower_bound_s=ending.lower_bound_s,
         )
-    if said.evidence is not None:
+    if answer.evidence is not None:
         found = replace(
-            said.evidence,
-            phase=said.evidence.phase or found.phase,
-            runs=found.runs if said.evidence.runs is None else said.evidence.runs,
+            answer.evidence,
+            phase=answer.evidence.phase or found.phase,
+            runs=found.runs if answer.evidence.runs is None else answer.evidence.runs,
             pace_s=found.pace_s,
             needed_s=found.needed_s,
-            files=(*said.evidence.files, *found.files),
+            files=(*answer.evidence.files, *found.files),
         )
     if observed.unkillable:
-        note = f"{observed.unkillable} processes would not die of SIGKILL"
+        note = f"{observed.unkillable} processes survived SIGKILL"
         detail = "; ".join(filter(None, (detail, note)))
     return replace(
-        said,
+        answer,
         detail=detail,
-        effective={**said.effective, "start": "cold" if observed.cold else "warm"},
+        effective={**answer.effective, "start": "cold" if observed.cold else "warm"},
         telemetry=observed.telemetry,
-        discarded=discards.unfit(said, observed.telemetry, observed.phases),
+        discarded=discards.unfit(answer, observed.telemetry, observed.phases),
         phases=observed.phases,
         started_at=observed.started_at,
         wall_s=observed.wall_s,
         log=observed.log,
-        evidence=None if said.outcome is Outcome.OK else found,
+        evidence=None if answer.outcome is Outcome.OK else found,
     )
 
 
@@ -185,7 +183,7 @@ def _see_through(
     while True:
         worker.wait(seconds=recorder.next_at - time.monotonic())
         recorder.read_if_due()
-        exit_code = worker.exit_code  # asked first: what it said is then all there
+        exit_code = worker.exit_code  # read first: then all its messages have arrived
         try:
             reader.drain(lambda message: story.hear(message, time.monotonic()))
         except Garbled as error:
@@ -200,7 +198,7 @@ def _see_through(
         if ending.outcome is Outcome.HANG:
             pids = stacks.family(worker.pid) if case.program else [worker.pid]
             seen = _stacks(worker, pids, log, folder, ending.evidence, recorder.telemetry())
-            stuck = f"stuck in {seen.frame}" if seen.frame else "it would not write its stacks"
+            stuck = f"stuck in {seen.frame}" if seen.frame else "its stacks could not be taken"
             return replace(ending, detail=f"{ending.detail}; {stuck}", evidence=seen)
         return ending
 
@@ -213,15 +211,14 @@ def _stacks(
     seen: Evidence,
     telemetry: Telemetry,
 ) -> Evidence:
-    """With the stacks of a worker that hangs, while it can still be asked. The native ones are of
-    the processes `pids`, for a program runs under its worker."""
+    """The evidence with the Python stacks of a hanging worker and the native stacks of `pids`."""
     native, native_file = stacks.native_stacks_of(pids)
     python = stacks.python_stacks(worker, log)
     if python:
         kept = EvidenceFile(name="python stacks", note="faulthandler")
         python_file = folder.write("python-stacks.txt", python, kept)
     else:
-        python_file = EvidenceFile(name="python stacks", note="it would not write them")
+        python_file = EvidenceFile(name="python stacks", note="not written by the process")
     if native:
         native_file = folder.write("native-stacks.txt", native, native_file)
     return replace(
@@ -233,7 +230,7 @@ def _stacks(
 
 
 class Story:
-    """What one worker has said so far, and what its silence means."""
+    """What one worker has reported so far, and what its silence means."""
 
     def __init__(
         self,
@@ -243,10 +240,10 @@ class Story:
         progressed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.heard_at = launched_at
-        """time.monotonic of the last sign of life."""
+        """time.monotonic of the last message."""
         self.answer: Measurement | None = None
         self.preliminary: Measurement | None = None
-        """The answer, sent before a search for the cause that may fail itself."""
+        """The answer, sent before a search for the cause that may itself fail."""
         self.built = Built(tokens=None, flops=None, bytes=None)
         self._settings = settings
         self._launched_at = launched_at
@@ -256,7 +253,7 @@ class Story:
         self._on_progress = progressed
 
     def hear(self, message: Message, heard_at: float) -> None:
-        """Take in one message; Garbled if it makes no sense here."""
+        """Process one message; raise Garbled if it is not expected now."""
         self.heard_at = heard_at
         match message:
             case PhaseBegan(name=name, at=at):
@@ -282,7 +279,7 @@ class Story:
 
         Args:
             now: On the clock of time.monotonic.
-            exit_code: None as long as the process lives.
+            exit_code: None while the process lives.
         """
         limit_s, timeout_s = self.stall_limit_s, self._settings.timeout_s
         if exit_code is not None:
@@ -301,7 +298,7 @@ class Story:
             detail = f"not done in {timeout_s:g} s, {self.where()}{self.projection()}"
         elif now - self.heard_at > limit_s:
             outcome = Outcome.HANG
-            detail = f"no sign of life for {limit_s:.3g} s, {self.where()}"
+            detail = f"no message for {limit_s:.3g} s, {self.where()}"
         else:
             return None
         return Ending(
@@ -312,7 +309,7 @@ class Story:
         )
 
     def evidence(self, now: float | None = None) -> Evidence:
-        """How far it had come and how fast it went; with `now`, its silence too."""
+        """Its progress and pace; with `now`, its silence too."""
         known = self._timed or self._pace.runs > 0
         return Evidence(
             phase=self._phases[-1][0],
@@ -333,14 +330,14 @@ class Story:
         return self._pace.stall_limit_s(timed=self._timed)
 
     def projection(self) -> str:
-        """That it was slow and not hung, and what it would have needed; empty if unknown."""
+        """The time that a slow worker would have needed; empty if unknown."""
         needed_s = self._pace.needed_s
         if needed_s is None or not self._timed:
             return ""
         return f"; slow, not hung: the fewest samples would take {needed_s:.3g} s"
 
     def where(self) -> str:
-        """How far it had come, in words."""
+        """Its progress, in words."""
         name = self._phases[-1][0]
         if not self._timed:
             return f"in {name}"
@@ -350,10 +347,10 @@ class Story:
         return f"in {name}, at least {runs} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
-        """One run takes at least this; None before the first run began.
+        """The least time of one step; None before the first step began.
 
-        The shortest finished run, for the longest may have been a cold one, or the one that is
-        unfinished. That one began with the last message, or up to UNREPORTED_S later.
+        It is the shortest finished step (the longest may have been a cold one), or the unfinished
+        one, which began at most UNREPORTED_S after the last message.
         """
         if not self._timed:
             return None
@@ -374,8 +371,7 @@ class Story:
 
 
 def _exit_without_answer(code: int, where: str) -> str:
-    """An exit without an answer, in words."""
     if code >= 0:
         return f"exited with status {code} and no answer, {where}"
-    hint = " (the harness did not; out of memory, perhaps)" if -code == signal.SIGKILL else ""
+    hint = " (not by the harness; perhaps out of memory)" if -code == signal.SIGKILL else ""
     return f"killed by {signal_name(code)}{hint}, {where}"

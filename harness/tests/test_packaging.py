@@ -126,19 +126,8 @@ def test_a_wheel_holds_every_module_suite_and_template(built: Path) -> None:
     assert {f if f.startswith("harness/") else f"harness/shipped/{f}" for f in wanted} <= names
 
 
-@pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_a_run_measures_the_users_own_package_of_a_shipped_name(
-    kind: str, own: Path, request: pytest.FixtureRequest
-) -> None:
-    answer = call(
-        request.getfixturevalue(kind), own, "harness", "run", OWN_SUITE, "-s", "measure.processes=1"
-    )
-
-    assert stored(own).measurements[0].outcome is Outcome.OK, answer.stdout + answer.stderr
-
-
 def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
-    words = ("--base", "main~1", "--head", "main", "--no-proof", "--json")
+    words = ("--base", "main~1", "--head", "main", "--no-self-test", "--json")
 
     answer = call(wheel, own, "harness", "gate", *words)
 

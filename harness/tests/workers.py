@@ -7,7 +7,7 @@ import psutil
 
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import RunObserver, run_suite
+from harness.runner.run import Silent, run_suite
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(
@@ -64,8 +64,8 @@ class Memory:
         return [(m.case_id, m.process, m.outcome) for m in self.measurements]
 
 
-class Quiet(RunObserver):
-    """Listens, and says nothing."""
+class Quiet(Silent):
+    """Keeps the totals, phases and steps of a run."""
 
     def __init__(self) -> None:
         self.totals: list[int] = []
@@ -75,17 +75,11 @@ class Quiet(RunObserver):
     def planned(self, total: int) -> None:
         self.totals.append(total)
 
-    def started(self, case: Case, process: int) -> None:
-        pass
-
     def phase(self, case: Case, process: int, name: str) -> None:
         self.phases.append(name)
 
     def progressed(self, case: Case, process: int, steps: int) -> None:
         self.steps = steps
-
-    def finished(self, measurement: Measurement) -> None:
-        pass
 
 
 class Counter:
@@ -115,7 +109,11 @@ def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
 
 
 def descendants() -> list[psutil.Process]:
-    """Workers and their children; the forkservers that are our own children do not count."""
-    return [
-        p for forkserver in psutil.Process().children() for p in forkserver.children(recursive=True)
+    """Workers and their children; forkservers, and what they are forked from, do not count."""
+    children = psutil.Process().children()
+    forkservers = [
+        p
+        for child in children
+        for p in (child.children() if "forkservers.serve" in " ".join(child.cmdline()) else [child])
     ]
+    return [p for forkserver in forkservers for p in forkserver.children(recursive=True)]

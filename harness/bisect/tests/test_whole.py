@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.tests.command_line import harness
 from harness.tests.gate_repositories import commit, git, repository
 from reports.studies.planted_history import (
     BUILD,
@@ -68,10 +69,9 @@ def bisected(tmp_path_factory: pytest.TempPathFactory) -> Bisected:
     with journal.open("ab") as file:
         file.write(b'{"kind": "taken", "level": 0, "blo')  # as if killed in the middle of a line
 
-    again = bisecting(repository, "--resume", "latest", "--json", *where)
-    out, err = again.communicate(timeout=120)
-    assert out, err
-    answer = json.loads(out)
+    again = harness("bisect", "--resume", "latest", "--json", *where, cwd=repository)
+    assert again.stdout, again.stderr
+    answer = json.loads(again.stdout)
     return Bisected(
         line=line,
         repository=repository,

@@ -1,10 +1,7 @@
 """The page "Your own training script in five minutes", followed to the letter in a fresh folder."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from harness.cli import main as cli
 from harness.records import Outcome
 from harness.store.reader import load
 from harness.suite import load as suites
+from harness.tests.command_line import harness
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 FILES = Path(__file__).resolve().parents[2] / "tests/data" / "quickstart"
@@ -46,14 +44,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     for line in blocks("bash")[0].splitlines():
         program, *arguments = shlex.split(line)
         assert program == "harness"
-        answer = subprocess.run(
-            [sys.executable, "-m", program, *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "160"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        answer = harness(*arguments, cwd=folder, env={"COLUMNS": "160"})
         assert answer.returncode == 0, answer.stderr + answer.stdout
         said.append(answer.stdout)
     (report,) = folder.glob("reports/*.md")

@@ -23,6 +23,7 @@ from harness.records import Decision, Measurement, Outcome
 from harness.runner.interleave import Side, Task
 from harness.store import reader
 from harness.tests import fake_runs
+from harness.tests.command_line import harness
 from harness.tests.gate_repositories import commit, git, repository, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -428,15 +429,14 @@ def test_code_of_neither_side_is_not_compared(
 # --- the command -------------------------------------------------------------------------
 
 
-def command(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return subprocess.Popen(
         [sys.executable, "-m", "harness", "gate", *arguments],
         cwd=folder,
-        env={**env, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        env={**env, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
 
@@ -445,17 +445,16 @@ def test_the_command_writes_its_verdict_and_exits_with_it(alone: Path, tmp_path:
     verdict, summary = tmp_path / "out/verdict.json", tmp_path / "out/summary.md"
     write(alone, {"ci/baselines/counters.json": "{}"})
 
-    damaged = command(alone, "--counters", "--verdict", str(verdict))
-    said = damaged.communicate(timeout=60)[1]
+    asked = ("gate", "--counters", "--verdict", str(verdict))
+    damaged = harness(*asked, cwd=alone)
     left = verdict.exists()
     (alone / "ci/baselines/counters.json").unlink()
-    strict = command(alone, "--counters", "--verdict", str(verdict), "--summary", str(summary))
-    shown = strict.communicate(timeout=60)[0]
+    strict = harness(*asked, "--summary", str(summary), cwd=alone)
 
     assert (damaged.returncode, left) == (2, False)
-    assert "counters.json is not a valid CounterBaseline" in said
+    assert "counters.json" in damaged.stderr
     assert strict.returncode == 3
-    assert "Gate: INCONCLUSIVE" in shown
+    assert "Gate: INCONCLUSIVE" in strict.stdout
     assert decode(verdict.read_bytes(), "it").decision is OPEN
     assert "INCONCLUSIVE" in summary.read_text()
 
@@ -467,14 +466,12 @@ def test_an_interrupted_gate_leaves_neither_trees_nor_workers(alone: Path) -> No
     deadline = time.monotonic() + 60
     while len(trees := git(alone, "worktree", "list").splitlines()) < 3:
         assert time.monotonic() < deadline
-        assert running.poll() is None, running.communicate()
+        assert running.poll() is None
         time.sleep(0.05)
     folder = Path(trees[1].split()[0]).parent
 
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
-
-    assert running.returncode == 3
+    assert running.wait(60) == 3
     assert not folder.exists()
     assert len(git(alone, "worktree", "list").splitlines()) == 1
     git(alone, "checkout", "--quiet", "main")

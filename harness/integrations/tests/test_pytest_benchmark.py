@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from pytest_benchmark.stats import Stats
 
-from harness.cli.tests.test_cli import harness, refused
+from harness.cli.tests.test_cli import refused
 from harness.errors import HarnessError
 from harness.integrations import pytest_benchmark, pytest_timer
 from harness.records import Clock, Decision, Outcome, Run
 from harness.store import reader
 from harness.store.writer import create
 from harness.tests import fake_runs
+from harness.tests.command_line import harness
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,9 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.integrations import pytest_session
 from harness.records import Outcome
-from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.tests.indexed import headers
 
@@ -61,17 +59,9 @@ class Pytest:
 
 
 @pytest.fixture
-def inner(pytester: pytest.Pytester, warm: Launcher, monkeypatch: pytest.MonkeyPatch) -> Pytest:
-    class Borrowed(Launcher):
-        """The warm one, which outlives the sessions that use it."""
-
-        def __new__(cls, *_: object, **__: object) -> "Borrowed":
-            return warm  # type: ignore[return-value]
-
+def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Pytest:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.setattr(pytest_session, "Launcher", Borrowed)
-    monkeypatch.setattr(warm, "close", lambda: None, raising=True)
     return Pytest(pytester)
 
 

@@ -1,8 +1,7 @@
-"""Each fault earns its outcome, with evidence, and the next case runs.
+"""Each fault has its outcome and its evidence, and the next case runs.
 
-The faults of one worker and of the machine around it. Hangs are in test_hangs.py; parents, their
-disk and the clock in test_parents.py. What else a worker may do is in test_outcomes.py, what a run
-must survive in test_runner.py; what a file must, in test_store.py and test_store_loading.py.
+Here: faults of one worker and of the machine. Hangs: test_hangs.py. Parents, their disk and the
+clock: test_parents.py. Other ways for a worker to end: test_outcomes.py. A whole run: test_run.py.
 """
 
 import re
@@ -55,7 +54,7 @@ from harness.tests.workers import make_case as make_good
         pytest.param(
             "kills_itself",
             Outcome.CRASH,
-            "killed by SIGKILL (the harness did not; out of memory, perhaps)",
+            "killed by SIGKILL (not by the harness",
             {"signal": "SIGKILL", "runs": "3"},
         ),
         pytest.param(
@@ -78,7 +77,7 @@ from harness.tests.workers import make_case as make_good
         ),
     ],
 )
-def test_a_fault_earns_its_outcome_with_evidence_and_the_next_case_runs(
+def test_a_fault_has_its_outcome_and_evidence_and_the_next_case_runs(
     warm: Launcher,
     tmp_path: Path,
     fake: str,
@@ -138,7 +137,7 @@ def test_nan_of_a_gradient_is_found_in_the_step_before_it_shows(
     assert "in the backward pass" in origin.note
 
 
-def test_the_definition_tells_whether_the_precision_is_to_blame(
+def test_the_reference_shows_whether_the_precision_is_the_cause(
     warm: Launcher, tmp_path: Path
 ) -> None:
     (m,) = run(warm, tmp_path, make_case("nan_in_check"))
@@ -170,7 +169,7 @@ def test_an_infinite_loss_is_non_finite(warm: Launcher, tmp_path: Path) -> None:
     assert (origin.value, origin.step, origin.operator) == ("Inf", 2, "aten.reciprocal")
 
 
-def test_nan_that_does_not_come_again_is_said_to_be_so(warm: Launcher, tmp_path: Path) -> None:
+def test_nan_that_does_not_recur_is_reported_as_such(warm: Launcher, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     mark.touch()
 
@@ -181,7 +180,7 @@ def test_nan_that_does_not_come_again_is_said_to_be_so(warm: Launcher, tmp_path:
     assert origin.note == "not reproduced in 4 steps: it does not depend on the case alone"
 
 
-def test_a_search_that_hangs_does_not_cost_the_outcome(
+def test_a_hanging_search_keeps_the_outcome(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LeapingClock(tmp_path / "mark")
@@ -233,7 +232,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(
     warm: Launcher, tmp_path: Path
 ) -> None:
-    """Something that not even the undertaker could end holds memory after the first case."""
+    """A process that survives SIGKILL uses memory after the first case."""
     meter = Meter(FREE)
     writer = Memory(tmp_path)
 
@@ -271,7 +270,9 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(
             FREE, replace(FREE, used_bytes=2e9), "1.5 GB of the GPU are in use", id="left"
         ),
         pytest.param(
-            *(GpuUse(used_bytes=2e9),) * 2, "2.0 GB of the GPU are in use", id="nobody is listed"
+            *(GpuUse(used_bytes=2e9),) * 2,
+            "2.0 GB of the GPU are in use",
+            id="unlisted",
         ),
         pytest.param(HELD, HELD, "the GPU is shared", id="shared from the start"),
         pytest.param(
@@ -290,7 +291,7 @@ def test_a_shared_gpu_is_an_invalid_environment(before: GpuUse, now: GpuUse, sai
     assert bool(said) == bool(why)
 
 
-def test_memory_that_comes_back_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_freed_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_idle, "POLL_S", 0.001)
 
     assert IdleCheck(Meter(FREE, HELD, HELD, FREE)).problem() == ("", ())

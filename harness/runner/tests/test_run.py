@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from harness.errors import HarnessError, StoreError
 from harness.records import Case, Clock, Measurement, Outcome
+from harness.runner import launcher
 from harness.runner.launcher import Launcher
 from harness.runner.run import run_suite, settled
 from harness.tests.workers import (
@@ -45,7 +47,7 @@ def test_processes_take_turns_and_the_second_round_goes_backwards(
     ]
 
 
-def test_a_case_that_did_not_end_ok_is_left_alone(warm: Launcher, tmp_path: Path) -> None:
+def test_a_failed_case_is_not_measured_again(warm: Launcher, tmp_path: Path) -> None:
     settings = replace(QUICK, processes=3)
     suite = make_suite(make_case("declined", settings=settings), make_case("good"))
     writer, observer = Memory(tmp_path), Quiet()
@@ -128,7 +130,7 @@ def test_an_interrupt_kills_the_worker_and_is_passed_on(
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_what_a_worker_leaves_behind_is_ended(warm: Launcher, tmp_path: Path) -> None:
+def test_descendants_of_a_worker_are_ended(warm: Launcher, tmp_path: Path) -> None:
     path = tmp_path / "pids"
 
     (m,) = run(warm, tmp_path, make_case("leaves_orphans", axes={"path": str(path)}))
@@ -137,7 +139,7 @@ def test_what_a_worker_leaves_behind_is_ended(warm: Launcher, tmp_path: Path) ->
     assert still_running(path) == []
 
 
-def test_a_family_dies_with_a_harness_that_was_killed(tmp_path: Path) -> None:
+def test_workers_die_with_a_killed_harness(tmp_path: Path) -> None:
     """Not even SIGKILL of the harness leaves a worker behind, on a GPU others want."""
     path = tmp_path / "pids"
     script = (
@@ -168,7 +170,8 @@ def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def test_a_forkserver_that_is_killed_takes_its_worker_along_and_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_forkservers")
+def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> None:
     class Killing(Quiet):
         def phase(self, case: Case, process: int, name: str) -> None:
             if case.case_id == "hangs" and name == "setup":
@@ -197,6 +200,7 @@ def test_the_parent_never_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.usefixtures("own_forkservers")
 def test_an_interpreter_without_torch_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,14 +210,35 @@ def test_an_interpreter_without_torch_is_one_clear_error(
     with Launcher() as one, pytest.raises(HarnessError, match="libcudart") as raised:
         one.launch(make_case("good"), 0, tmp_path / "log")
 
-    assert "is torch installed" in str(raised.value)
+    assert "Is torch installed" in str(raised.value)
+
+
+def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Any] = []
+    start = launcher.start_forkserver
+
+    def starting(*args: Any, **options: Any) -> Any:
+        started.append(start(*args, **options))
+        return started[0]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launcher, "start_forkserver", starting)
+    monkeypatch.setattr(launcher._ForkserverHandle, "hear", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Launcher().describe()
+
+    assert started[0].poll() is not None
 
 
 def test_a_worker_describes_its_environment(warm: Launcher) -> None:
     assert warm.describe()["versions"]["torch"]
 
 
-def test_the_workload_s_module_is_imported_once_for_all_workers(
+def test_a_workload_module_is_imported_once_for_all_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every worker's own import would be overhead of its case. It tells its counts on the way."""
@@ -225,8 +250,8 @@ counts = fake_workloads.counts
 PRELOAD = ("colorsys",)
 IMPORTED_BY = os.getpid()
 def where(provider, axes):
-    told = lambda: {"imported_by": IMPORTED_BY, "pid": os.getpid()}
-    return replace(fake_workloads.good(provider, axes), effective=told)
+    seen = lambda: {"imported_by": IMPORTED_BY, "pid": os.getpid()}
+    return replace(fake_workloads.good(provider, axes), effective=seen)
 """
     (tmp_path / "plain.py").write_text(source)
     (tmp_path / "threaded.py").write_text(

@@ -1,4 +1,4 @@
-"""When a process has timed out or hangs, and what is then known of it; the clock is the test's."""
+"""When a process times out or hangs, and what is recorded then; the tests own the clock."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -107,7 +107,7 @@ def test_a_silence_longer_than_its_own_pace_allows_is_a_hang() -> None:
     assert m.evidence.silent_s == pytest.approx(pace.STALL_FLOOR_S, abs=0.02)
 
 
-def test_a_process_that_reports_is_not_hung_however_slow() -> None:
+def test_a_slow_process_that_reports_does_not_hang() -> None:
     story = reported(*[20.0] * 5, settings=replace(QUICK, timeout_s=200.0))
 
     assert story.ending(AT + 159.0, None) is None
@@ -137,6 +137,16 @@ FAILED = Measurement(
 )
 
 
+def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
+    story = Story(AT, QUICK)
+    for at in (AT + 1, AT + 2):
+        story.hear(PhaseBegan(name="warmup", at=at), at)
+
+    phases = [(p.name, p.start_s, p.end_s) for p in story.phases(AT + 3)]
+
+    assert phases == [("start", 0, 2), ("warmup", 2, 3)]
+
+
 def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
     story = reported(0.5)
     story.hear(Answer(measurement=FAILED), AT + 1.0)
@@ -151,7 +161,7 @@ def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
     assert (m.evidence.phase, m.evidence.runs, m.evidence.pace_s) == ("run", 2, 0.5)
 
 
-def test_a_process_may_take_its_time_to_exit_once_it_has_answered() -> None:
+def test_a_process_that_answered_has_time_to_exit() -> None:
     story = reported(0.5)
     story.hear(Answer(measurement=FAILED), AT + 1.0)
 
@@ -160,7 +170,7 @@ def test_a_process_may_take_its_time_to_exit_once_it_has_answered() -> None:
     assert (ending.outcome, measured(story, ending).outcome) == (None, Outcome.NON_FINITE)
 
 
-def test_a_search_for_the_cause_that_fails_does_not_cost_the_outcome() -> None:
+def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
     story = reported(0.5)
     story.hear(Preliminary(measurement=FAILED), AT + 1.0)
 
@@ -172,7 +182,7 @@ def test_a_search_for_the_cause_that_fails_does_not_cost_the_outcome() -> None:
     assert (m.outcome, m.evidence and m.evidence.runs) == (Outcome.NON_FINITE, 2)
 
 
-def test_probes_are_read_on_a_beat_and_a_late_one_is_not_made_up_for(
+def test_probes_are_read_at_an_interval_without_catching_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = SimpleNamespace(now=AT)
