@@ -1,17 +1,15 @@
 #!/usr/bin/env python3
-"""Post a gate's verdict as a comment of its pull request, or bring the one there up to date.
+"""Post a gate's verdict as a comment on its pull request, or update that comment.
 
-The second half of a pair of workflows. The first runs the code of a pull request, perhaps of a
-stranger, without a secret and without write permission, and leaves `gate-comment-*` artifacts:
-`comment.md`, the page, and `pr.txt`, the number. This one runs from the default branch with
-permission to write comments. It executes nothing of the artifact: the archive is limited in size
-and read in memory, the number must be that of the open pull request whose head was run, and the
-page is text, in which nobody is mentioned, nothing links, and no HTML is left.
+This is the second of two workflows. The first runs the code of a pull request, perhaps from a fork,
+without secrets and write permission, and uploads `gate-comment-*` artifacts: the page `comment.md`
+and the number `pr.txt`. This one runs from the default branch and may write comments. It executes
+nothing from the artifact: it reads the archive in memory with a size limit, accepts only the number
+of the open pull request whose head was run, and removes mentions, links and HTML from the page.
 
-Only Python's standard library, so that nothing is installed where a token can write.
+It uses only the standard library, so that nothing is installed where a token can write.
 
-Environment: GITHUB_TOKEN, and as every step has them GITHUB_API_URL, GITHUB_SERVER_URL,
-GITHUB_REPOSITORY, GITHUB_EVENT_PATH.
+Environment: GITHUB_TOKEN, GITHUB_API_URL, GITHUB_SERVER_URL, GITHUB_REPOSITORY, GITHUB_EVENT_PATH.
 """
 
 import io
@@ -37,30 +35,30 @@ MAX_COMMENT_PAGES = 30  # of a hundred comments each
 MAX_ARTIFACTS = 8
 ARTIFACT = re.compile(r"gate-comment-([a-z0-9-]{1,30})")
 TIMEOUT_S = 30
-AUTHOR = "github-actions[bot]"  # who comments with the token of a workflow
+AUTHOR = "github-actions[bot]"  # author of comments made with the token of a workflow
 _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
     UnicodeDecodeError,
-    NotImplementedError,  # a way to compress that Python does not know
-    RuntimeError,  # a password
+    NotImplementedError,  # unknown compression
+    RuntimeError,  # encrypted
 )
-HIDDEN = "\u200b"  # a space of no width
+HIDDEN = "\u200b"  # zero-width space
 
 
 class Refused(Exception):
-    """Something is not as this script needs it; nothing was posted."""
+    """Invalid input or a failed request; nothing was posted."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The archive lies on another host, which must not be shown our token."""
+    """The archive is on another host, which must not see our token."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class GitHub:
-    """The few calls that are needed."""
+    """The calls that this script needs."""
 
     def __init__(self, api: str, repository: str, token: str) -> None:
         self._root = f"{api}/repos/{repository}"
@@ -75,7 +73,7 @@ class GitHub:
         return json.loads(self._call(method, self._root + path, data, MAX_ANSWER_BYTES))
 
     def archive(self, artifact_id: int) -> bytes:
-        """An artifact's zip file."""
+        """The zip file of an artifact."""
         url = f"{self._root}/actions/artifacts/{artifact_id}/zip"
         return self._call("GET", url, None, MAX_ARCHIVE_BYTES)
 
@@ -112,17 +110,17 @@ def main() -> int:
 
 
 def post(github: GitHub, repository: str, server: str, run: dict[str, Any]) -> list[str]:
-    """Post every page that the run left; what was done, a line each."""
+    """Post every page of the run; returns a line for each."""
     if run["event"] != "pull_request":
-        return ["the run was of no pull request: nothing to comment"]
+        return ["not a pull request: nothing to comment"]
     listed = github.get(f"/actions/runs/{int(run['id'])}/artifacts?per_page=100")["artifacts"]
     found = [(m[1], a) for a in listed if (m := ARTIFACT.fullmatch(str(a["name"])))]
     if len(found) > MAX_ARTIFACTS:
-        raise Refused(f"{len(found)} artifacts to comment, and {MAX_ARTIFACTS} are allowed")
+        raise Refused(f"{len(found)} artifacts to comment; at most {MAX_ARTIFACTS} are allowed")
     done = []
     for key, artifact in found:
         if artifact["expired"] or artifact["size_in_bytes"] > MAX_ARCHIVE_BYTES:
-            raise Refused(f"artifact {key}: expired, or more than {MAX_ARCHIVE_BYTES} bytes")
+            raise Refused(f"artifact {key}: expired, or larger than {MAX_ARCHIVE_BYTES} bytes")
         number, page = unpacked(github.archive(int(artifact["id"])))
         if why := mismatch(github.get(f"/pulls/{number}"), repository, run):
             done.append(f"{key}: not posted: {why}")
@@ -134,46 +132,46 @@ def post(github: GitHub, repository: str, server: str, run: dict[str, Any]) -> l
             done.append(f"{key}: posted to pull request {number}")
         else:
             github.send("PATCH", f"/issues/comments/{known}", {"body": body})
-            done.append(f"{key}: brought comment {known} of pull request {number} up to date")
-    return done or ["the run left no page: nothing to comment"]
+            done.append(f"{key}: updated comment {known} of pull request {number}")
+    return done or ["no page: nothing to comment"]
 
 
 def unpacked(archive: bytes) -> tuple[int, str]:
-    """Number and page from an artifact; its names lead nowhere, for nothing is written."""
+    """Number and page from an artifact; nothing is written to disk."""
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             number = _member(packed, "pr.txt", MAX_NUMBER_BYTES).decode("ascii").strip()
             page = _member(packed, "comment.md", MAX_PAGE_BYTES).decode()
     except _UNREADABLE as error:
-        raise Refused(f"the artifact cannot be read: {error}") from None
+        raise Refused(f"cannot read the artifact: {error}") from None
     if not re.fullmatch(r"[1-9][0-9]{0,8}", number):
-        raise Refused("pr.txt holds no number of a pull request")
+        raise Refused("pr.txt does not contain the number of a pull request")
     return int(number), page
 
 
 def mismatch(pull: dict[str, Any], repository: str, run: dict[str, Any]) -> str:
-    """Why a pull request is not the one that was run; empty where it is.
+    """Why a pull request is not the one that was run, or an empty string.
 
-    The number comes from the artifact, so from whoever opened some pull request: only the head
-    commit and its repository, which GitHub vouches for, tell that it is theirs.
+    The number comes from the artifact and cannot be trusted; the head commit and its repository
+    come from GitHub.
     """
     head = pull["head"]
     if pull["base"]["repo"]["full_name"] != repository:
-        return "it is of another repository"
+        return "it belongs to another repository"
     if pull["state"] != "open":
         return "it is closed"
     if (head.get("repo") or {}).get("full_name") != run["head_repository"]["full_name"]:
-        return "it is not from the repository that was run"
+        return "its head is not in the repository that was run"
     if head["sha"] != run["head_sha"]:
-        return "its head is not the commit that was run; a newer run will say"
+        return "its head is not the commit that was run; a newer run will comment"
     return ""
 
 
 def comment(page: str, key: str, url: str, run: dict[str, Any]) -> str:
-    """The body: the mark, the page made harmless, and where it is from, which is ours."""
+    """The body: our mark, the sanitised page, and a link to the run."""
     start = f"{mark(key)}\n"
     end = f"\n\n[Run {int(run['id'])}]({url}) of {re.sub('[^0-9a-f]', '', run['head_sha'])[:12]}\n"
-    text, cut = harmless(page), "\n\nThe page was too long for a comment; the rest is in the run."
+    text, cut = harmless(page), "\n\nThe page was too long for a comment; see the run for the rest."
     room = MAX_COMMENT - len(start) - len(end)
     if len(text) > room:
         text = text[: room - len(cut)].rpartition("\n")[0] + cut
@@ -181,7 +179,7 @@ def comment(page: str, key: str, url: str, run: dict[str, Any]) -> str:
 
 
 def harmless(page: str) -> str:
-    """Markdown that mentions nobody, links nowhere, refers to nothing and holds no HTML."""
+    """Markdown without mentions, links, references and HTML."""
     lines = page.replace("\r\n", "\n").replace("\r", "\n")
     kept = "".join(
         c for c in lines if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
@@ -200,12 +198,12 @@ def harmless(page: str) -> str:
 
 
 def mark(key: str) -> str:
-    """The first line of our comments, by which the one to change is found."""
+    """The first line of our comments, which identifies them."""
     return f"<!-- nsa-harness gate: {key} -->"
 
 
 def earlier(github: GitHub, number: int, first_line: str) -> int | None:
-    """The comment that we made before; another's that begins like ours is not ours."""
+    """Our earlier comment. The author is checked, because anyone can copy the mark."""
     for page in range(1, MAX_COMMENT_PAGES + 1):
         comments = github.get(f"/issues/{number}/comments?per_page=100&page={page}")
         for c in comments:

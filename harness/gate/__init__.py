@@ -1,3 +1,4 @@
-"""A change against its base: policy and changed files in, a plan, interleaved measurements, and
-one verdict out. Two stored runs are compared here too.
+"""Judges a change: a policy and two commits in, one verdict out. The candidate is compared with the
+baseline commit in interleaved processes, with a stored baseline, or by exact counters. It also
+calibrates a node with A/A pairs and compares two stored runs.
 """

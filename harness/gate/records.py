@@ -1,8 +1,7 @@
-"""What a merge gate says: frozen, plain and complete, so that it can be drawn without running.
+"""The verdict of a gate: all that a renderer (JUnit, step summary, annotations, comment) needs.
 
-GateVerdict is the only thing a renderer (JUnit, step summary, annotations, comment) needs. It
-goes to a file as JSON with `encode`, and comes back with `decode`. Times are SI, ratios are
-candidate over baseline: above one is slower.
+`encode` writes it as JSON and `decode` reads it. Times are SI; ratios are candidate over baseline,
+so above one is slower.
 
 Schema history
     1  first schema.
@@ -24,28 +23,27 @@ from harness.records import Change, Comparison, Decision, Finding
 
 SCHEMA_VERSION = 2
 UNCOMMITTED = " with uncommitted changes"
-"""Follows a commit that is not the whole of what was measured."""
 
 
 class Mode(StrEnum):
     """What the candidate is compared with."""
 
-    ABSOLUTE = "absolute"  # the policy's floors and ceilings alone
-    RELATIVE = "relative"  # the baseline commit, in fresh processes between those of the candidate
-    BASELINE = "baseline"  # a stored baseline of the same GPU
+    ABSOLUTE = "absolute"  # the policy's absolute limits only
+    RELATIVE = "relative"  # the baseline commit, in interleaved fresh processes
+    BASELINE = "baseline"  # stored measurements: the baseline of the same GPU, or a run
     COUNTERS = "counters"  # counters per step, exactly; needs no GPU
 
 
 class Stage(StrEnum):
     """How far a policy trusts its gate."""
 
-    SHADOW = "shadow"  # measured and recorded, shown to those who look
-    WARN = "warn"  # shown to everybody, blocks nobody
+    SHADOW = "shadow"  # recorded
+    WARN = "warn"  # shown, blocks nothing
     BLOCK = "block"  # a NO-GO blocks the change
 
 
 class VerdictSubject(StrEnum):
-    """What a verdict is on."""
+    """What a verdict judges."""
 
     GATE = "gate"  # a change or a tree, by a policy
     RUN = "run"  # a stored run, by its suite; mode, stage and blocks mean nothing
@@ -53,18 +51,18 @@ class VerdictSubject(StrEnum):
 
 
 class State(StrEnum):
-    """What became of a case between the two sides."""
+    """Whether a case could be compared."""
 
     COMPARED = "compared"
-    NEW = "new"  # nothing to compare with; absolute rules only
-    MISSING = "missing"  # the baseline has it, the candidate does not
+    NEW = "new"  # the baseline lacks it or cannot run it; absolute limits only
+    MISSING = "missing"  # the candidate lacks it
     FAILED = "failed"  # the candidate did not end ok
-    UNCOMPARED = "uncompared"  # the other side has no answer, or none was asked for
+    UNCOMPARED = "uncompared"  # no comparison was possible, or none was requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterChange:
-    """One counter per step, on both sides. None where a side does not have it."""
+    """One counter per step on both sides; None if a side does not have it."""
 
     name: str
     before: int | None
@@ -73,33 +71,33 @@ class CounterChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateCase:
-    """The gate's answer for one case."""
+    """The result of one case."""
 
     case_id: str
     suite: str
-    """Path of the suite's file, from the root of the repository."""
+    """Path of the suite's file from the root of the repository."""
     decision: Decision
-    """GO, NO_GO or INCONCLUSIVE; a gate says CONDITIONAL of nothing."""
+    """GO, NO_GO or INCONCLUSIVE."""
     reason: str
     """The finding that decided, as one sentence."""
     state: State
     findings: tuple[Finding, ...] = ()
-    """Every check that was made, in the order in which they were made."""
+    """All checks, in their order."""
     comparison: Comparison | None = None
-    """Of times; None where they were not compared."""
+    """Of times; None if they were not compared."""
     baseline_s: float | None = None
     candidate_s: float | None = None
-    """Step time of either side, the median over processes of their medians."""
+    """Step time of each side, the median over processes of their medians."""
     counters: tuple[CounterChange, ...] = ()
-    """Those that differ, where counters were compared."""
+    """Counters that differ, if they were compared."""
     exemption: str = ""
-    """Reason and expiry date, where the policy exempts the case."""
+    """Reason and expiry date, if the policy exempts the case."""
     unexpected_pass: bool = False
-    """The policy expects it to fail, and it did not."""
+    """The policy expects the case to fail, but it passed."""
     gpu_s: float = 0.0
-    """How long both sides' processes of this case lived."""
+    """Total duration of the processes of both sides."""
     log: str = ""
-    """The log of the process that failed, from the folder the gate ran in."""
+    """Log of the failed process, relative to the folder of the gate."""
 
     @property
     def change(self) -> Change | None:
@@ -108,7 +106,7 @@ class GateCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A case that was not measured because no changed file concerns its suite."""
+    """A case that is not measured."""
 
     case_id: str
     suite: str
@@ -117,63 +115,63 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSide:
-    """The baseline or the candidate: a commit, the working tree or a stored baseline."""
+    """The baseline or the candidate."""
 
     ref: str
-    """As it was asked for: `origin/main`, `HEAD`, `.` for the working tree, a path."""
+    """As given: `origin/main`, `HEAD`, `.` for the working tree, a run."""
     commit: str = ""
     run_id: str = ""
     run_folder: str = ""
-    """Where its measurements are stored; empty where none were made."""
+    """Empty if nothing was measured."""
     uncommitted: bool = False
-    """What was measured is the commit and changes that are in none."""
+    """The commit plus uncommitted changes was measured."""
 
     @property
     def beyond(self) -> str:
-        """What the commit is to be followed by, so that it names what was measured."""
+        """Text to print after the commit."""
         return UNCOMMITTED if self.uncommitted else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """The answer of a gate, with all that it rests on."""
+    """The verdict of a gate, with its evidence."""
 
     schema: int = SCHEMA_VERSION
     decision: Decision
     reason: str
-    """One sentence: what decided, or what was found to hold."""
+    """One sentence."""
     mode: Mode
     stage: Stage
     blocks: bool
-    """Whether, by its policy, this keeps the change from being merged."""
+    """Whether the policy prevents the merge."""
     policy: str
-    """Path of the policy file; of the suite's where a run is judged by that."""
+    """Path of the policy; of the suite if that judges a run."""
     candidate: GateSide
     baseline: GateSide | None = None
     device: str = ""
     """Name of the GPU, or `cpu`."""
     device_id: str = ""
-    """UUID of the GPU, or a name for the CPU that is as particular."""
+    """See files.device_id."""
     cases: tuple[GateCase, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Of the whole: preflight, expired exemptions, a change of the policy."""
     calibration: str = ""
-    """Noise class and date of the calibration in use; empty without one."""
+    """Noise class and date of the calibration, if there is one."""
     started_at: str = ""
     ended_at: str = ""
     """ISO 8601, UTC."""
     gpu_s: float = 0.0
-    """How long all processes of the gate lived: what it cost."""
+    """Total duration of all processes."""
     remedies: tuple[str, ...] = ()
-    """Commands that would settle what is open, or accept what changed."""
+    """Next steps, with commands."""
     subject: VerdictSubject = VerdictSubject.GATE
     differences: tuple[Difference, ...] = ()
     """Of the environments, then of the suites, in a comparison; the most suspect first."""
 
     @property
     def exit_status(self) -> int:
-        """0 go, 1 no-go, 3 undecided: of the decision, whatever the policy makes of it."""
+        """0 GO, 1 NO-GO, 3 undecided, independent of the policy's stage."""
         return self.decision.exit_status
 
     def count(self, decision: Decision) -> int:
@@ -186,11 +184,11 @@ WORST_FIRST: Mapping[Decision, int] = {
     Decision.CONDITIONAL: 2,
     Decision.GO: 3,
 }
-"""Order in which findings decide, and in which cases are shown."""
+"""Order in which findings decide and cases are shown."""
 
 
 def document(verdict: GateVerdict) -> dict[str, object]:
-    """The verdict as plain values, with its exit status beside it."""
+    """The verdict as plain values, with its exit status."""
     return {**asdict(verdict), "exit_status": verdict.exit_status}
 
 
@@ -200,25 +198,25 @@ def encode(verdict: GateVerdict) -> str:
 
 
 def decode(text: str | bytes, place: str) -> GateVerdict:
-    """The verdict that `encode` wrote. It may come from someone else: it is only data.
+    """The verdict that `encode` wrote.
 
     Args:
-        place: Where it came from, for the error.
+        place: Names the source in the error.
 
     Raises:
-        HarnessError: It is not such a document.
+        HarnessError: Not such a document.
     """
     try:
         return files.parse(text, GateVerdict, SCHEMA_VERSION, {1: _of_schema_1})
     except ValueError as error:
         raise HarnessError(
-            f"{place} is no verdict of a gate: {error}",
-            "`harness gate --verdict FILE` writes one.",
+            f"{place} is not a verdict of a gate: {error}",
+            "Write one: harness gate --verdict FILE",
         ) from None
 
 
 def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
-    """The document with each case's numbers in its comparison, and the sides by today's names."""
+    """The fields of schema 2."""
     renamed = {"head": "candidate", "base": "baseline"}
     fields = {renamed.get(name, name): value for name, value in fields.items()}
     shared = ("case_id", "reason")

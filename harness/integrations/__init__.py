@@ -1,3 +1,3 @@
-"""Verdicts and suites in other people's tools: pytest, pytest-benchmark, JUnit, step summaries,
-annotations, comments.
+"""Connects other tools: verdicts as JUnit, step summaries, comments and annotations, suites as
+pytest tests, and runs from and for pytest-benchmark.
 """

@@ -89,7 +89,7 @@ def test_the_document_carries_the_exit_status() -> None:
     ids=["empty", "list", "later", "unknown", "case", "deep"],
 )
 def test_anything_else_is_refused_in_one_message(text: str, said: str) -> None:
-    with pytest.raises(HarnessError, match="is no verdict of a gate") as refused:
+    with pytest.raises(HarnessError, match="is not a verdict of a gate") as refused:
         decode(text, "verdict.json")
 
     assert said in str(refused.value)

@@ -1,4 +1,4 @@
-"""ci/README.md followed to the letter in a repository of somebody else's, and what CI then does."""
+"""The steps of ci/README.md, applied to another repository, and the result in CI."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def section() -> str:
 
 
 def copied() -> dict[str, str]:
-    """What step 1 has one copy, by its path."""
+    """Files to copy in step 1, by path."""
     step = section().partition("1. **Copy")[2].partition("\n2. ")[0]
     files = {}
     for name in re.findall(r"`([\w./-]+\.\w+)`", step):
@@ -41,7 +41,7 @@ def copied() -> dict[str, str]:
 
 
 def written() -> dict[str, str]:
-    """What the later steps have one write, by its path: each block is introduced by "in `PATH`"."""
+    """Files to write in later steps, by path: "in `PATH`" precedes each block."""
     files = dict.fromkeys(re.findall(r"empty `([^`]+)`", section()), "")
     parts = re.split(r"^ *```(\w+)\n(.*?)^ *```$", section(), flags=re.MULTILINE | re.DOTALL)
     for before, language, block in zip(parts[::3], parts[1::3], parts[2::3], strict=False):
@@ -52,7 +52,7 @@ def written() -> dict[str, str]:
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    """Somebody's repository, and a branch on which the steps were followed."""
+    """Another repository, with a branch to which the steps were applied."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -61,7 +61,7 @@ def theirs(tmp_path: Path) -> Path:
     return folder
 
 
-def test_every_file_that_a_template_names_is_one_of_the_steps(theirs: Path) -> None:
+def test_the_steps_create_every_file_that_a_template_names(theirs: Path) -> None:
     templates = [name for name in copied() if name.endswith((".yml", ".yaml"))]
     assert len(templates) == 5
     for template in templates:
@@ -75,8 +75,8 @@ def test_every_file_that_a_template_names_is_one_of_the_steps(theirs: Path) -> N
     assert (theirs / "ci" / schema).is_file()
 
 
-def test_the_workflows_name_their_files_alike() -> None:
-    """Of a job that calls another workflow, `with:` cannot read `env:`."""
+def test_the_workflows_use_the_same_file_names() -> None:
+    """`with:` of a job that calls another workflow cannot read `env:`."""
     gate = load(WORKFLOWS / "gate.yml")
     called = load(WORKFLOWS / "gpu-gate.yml")["on"]["workflow_call"]["inputs"]
     gitlab = load(ROOT / "ci/gitlab.yml")["variables"]
@@ -88,7 +88,7 @@ def test_the_workflows_name_their_files_alike() -> None:
         assert gate["env"].get(name.upper(), chosen) == chosen
 
 
-def test_what_ci_installs_here_is_pinned() -> None:
+def test_ci_installs_pinned_versions() -> None:
     lines = (ROOT / "ci/requirements.txt").read_text().splitlines()
 
     assert [shlex.split(line) for line in lines if not line.startswith("#")] == [
@@ -98,7 +98,7 @@ def test_what_ci_installs_here_is_pinned() -> None:
 
 
 @pytest.mark.slow
-def test_gitlabs_job_judges_a_change_of_what_the_steps_made(theirs: Path) -> None:
+def test_the_gitlab_job_judges_a_change_of_the_new_files(theirs: Path) -> None:
     made = git(theirs, "rev-parse", "HEAD")
     workloads = (theirs / "benchmarks/workloads.py").read_text()
     more = workloads.replace("return torch.softmax(x, -1)  #", "return torch.softmax(x, -1) + 0  #")
@@ -114,11 +114,11 @@ def test_gitlabs_job_judges_a_change_of_what_the_steps_made(theirs: Path) -> Non
         "gate.xml",
         "gate.md",
     }
-    assert git(theirs, "status", "--porcelain") == "", "a job leaves nothing that would be judged"
+    assert git(theirs, "status", "--porcelain") == ""
 
 
 def gate_counters(folder: Path, *, base: str) -> GateVerdict:
-    """Run the template's job, line by line, where a runner has its venv and Debian's packages."""
+    """Run the script of the template's job."""
     template = load(folder / "ci/gitlab.yml")
     shared, job = template[".gate"], template["gate-counters"]
     before = [line for line in job["before_script"] if line != "before_script"]
@@ -145,7 +145,7 @@ def gate_counters(folder: Path, *, base: str) -> GateVerdict:
 
 
 def runner(folder: Path) -> Path:
-    """Programs of a runner: its venvs have this harness, once pip has read what to install."""
+    """Programs of a runner, whose venvs contain this harness."""
     python, venv = shlex.quote(sys.executable), shlex.quote(str(folder / "venv"))
     programs = {
         "apt-get": "",

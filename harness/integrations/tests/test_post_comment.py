@@ -1,4 +1,4 @@
-"""The comment of a pull request, against a server that answers as GitHub does."""
+"""Comments on pull requests, tested with a local server that acts as GitHub."""
 
 import importlib.util
 import io
@@ -41,7 +41,7 @@ def packed(**files: bytes | str) -> bytes:
 
 
 class GitHub:
-    """What the server knows, and what was asked of it."""
+    """State of the server, and its requests."""
 
     def __init__(self) -> None:
         self.event: dict[str, Any] = {
@@ -148,9 +148,7 @@ def changed(github: GitHub) -> list[str]:
     return [method for method, _, _ in github.seen if method != "GET"]
 
 
-def test_a_page_is_posted_once_and_then_brought_up_to_date(
-    script: ModuleType, github: GitHub
-) -> None:
+def test_a_page_is_posted_once_and_then_updated(script: ModuleType, github: GitHub) -> None:
     assert run(script, github) == 0
     github.archives["gate-comment-gpu"] = packed(comment_md="## ✅ Gate: GO\n", pr_txt="42")
     assert run(script, github) == 0
@@ -164,7 +162,7 @@ def test_a_page_is_posted_once_and_then_brought_up_to_date(
     )
 
 
-def test_each_gate_has_a_comment_of_its_own(script: ModuleType, github: GitHub) -> None:
+def test_each_gate_has_its_own_comment(script: ModuleType, github: GitHub) -> None:
     github.archives["gate-comment-counters"] = packed(comment_md="counters", pr_txt="42")
     github.archives["something-else"] = b"no zip"
 
@@ -175,16 +173,14 @@ def test_each_gate_has_a_comment_of_its_own(script: ModuleType, github: GitHub) 
     assert marks == ["<!-- nsa-harness gate: gpu -->", "<!-- nsa-harness gate: counters -->"]
 
 
-def test_the_token_is_shown_to_the_api_alone(script: ModuleType, github: GitHub) -> None:
+def test_only_the_api_sees_the_token(script: ModuleType, github: GitHub) -> None:
     run(script, github)
 
     shown = {path.startswith("/repos/"): token for _, path, token in github.seen}
     assert shown == {True: "Bearer the-token", False: ""}
 
 
-def test_a_comment_of_somebody_else_with_our_mark_is_left_alone(
-    script: ModuleType, github: GitHub
-) -> None:
+def test_a_comment_of_another_author_is_not_changed(script: ModuleType, github: GitHub) -> None:
     theirs = {"id": 1, "user": {"login": "stranger"}, "body": script.mark("gpu") + "\nmine"}
     github.comments += [dict(theirs, id=i) for i in range(150)]
 
@@ -204,10 +200,9 @@ def test_a_comment_of_somebody_else_with_our_mark_is_left_alone(
         pytest.param(("base", "repo"), {"full_name": "other/project"}, id="elsewhere"),
     ],
 )
-def test_only_the_pull_request_that_was_run_is_commented(
+def test_only_the_tested_pull_request_gets_a_comment(
     script: ModuleType, github: GitHub, where: tuple[str, ...], what: Any
 ) -> None:
-    """The number in the artifact is the word of whoever made it."""
     place = github.pull
     for step in where[:-1]:
         place = place[step]
@@ -233,7 +228,7 @@ def test_only_the_pull_request_that_was_run_is_commented(
         pytest.param(packed(comment_md=b"a" * (2**18 + 1), pr_txt="42"), id="bomb"),
     ],
 )
-def test_a_bad_artifact_is_refused_and_nothing_is_posted(
+def test_a_bad_artifact_is_refused(
     script: ModuleType, github: GitHub, archive: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     github.archives["gate-comment-gpu"] = archive
@@ -244,7 +239,7 @@ def test_a_bad_artifact_is_refused_and_nothing_is_posted(
     assert capsys.readouterr().out.startswith("::error title=gate comment::")
 
 
-def test_too_large_an_artifact_is_not_even_fetched(script: ModuleType, github: GitHub) -> None:
+def test_a_large_artifact_is_not_fetched(script: ModuleType, github: GitHub) -> None:
     github.size_in_bytes = 2**20 + 1
 
     assert run(script, github) == 1
@@ -252,21 +247,21 @@ def test_too_large_an_artifact_is_not_even_fetched(script: ModuleType, github: G
     assert [path for _, path, _ in github.seen if "zip" in path or "blob" in path] == []
 
 
-def test_an_artifact_larger_than_it_said_is_cut_off(script: ModuleType, github: GitHub) -> None:
+def test_an_artifact_larger_than_stated_is_refused(script: ModuleType, github: GitHub) -> None:
     github.size_in_bytes = 100
     github.archives["gate-comment-gpu"] = b"x" * (2**20 + 1)
 
     assert run(script, github) == 1
 
 
-def test_a_run_of_no_pull_request_is_not_commented(script: ModuleType, github: GitHub) -> None:
+def test_a_run_without_pull_request_gets_no_comment(script: ModuleType, github: GitHub) -> None:
     github.event["event"] = "workflow_dispatch"
 
     assert run(script, github) == 0
     assert github.seen == []
 
 
-def test_a_page_is_made_harmless_and_short(script: ModuleType, github: GitHub) -> None:
+def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -> None:
     nasty = (
         "<img src=x> <!-- x --> @owner/team [a](https://evil.example) ![i](//evil.example/i.png)\n"
         "[ref]: https://evil.example\n[b][ref] www.evil.example #1 GH-2 \u202e\x1b[31m\u200f\r\n"
@@ -282,25 +277,12 @@ def test_a_page_is_made_harmless_and_short(script: ModuleType, github: GitHub) -
     assert mark == script.mark("gpu")
     assert source.startswith("[Run 7](https://github.com/owner/project/actions/runs/7)")
     assert "The page was too long for a comment" in text
-    for unwanted in (
-        "<",
-        "@owner",
-        "](",
-        "]:",
-        "][",
-        "://",
-        "www.",
-        "#1",
-        "GH-2",
-        "\x1b",
-        "\u202e",
-    ):
-        assert unwanted not in text, unwanted
+    unwanted = ("<", "@owner", "](", "]:", "][", "://", "www.", "#1", "GH-2", "\x1b", "\u202e")
+    assert [word for word in unwanted if word in text] == []
     assert "| ❌ NO-GO | `train/nsa` |" in text
 
 
-def test_what_the_gate_renders_survives_untouched(script: ModuleType) -> None:
-    """Who makes pages harmless twice must not show them twice escaped."""
+def test_a_page_of_the_gate_is_not_changed(script: ModuleType) -> None:
     from harness.integrations.page import comment
     from harness.integrations.tests.test_renderers import FASTER, OPEN, SLOWER, gate_verdict
 

@@ -1,4 +1,4 @@
-"""Suite files as tests: what is collected, what passes, what a failure says, what is stored."""
+"""Suite files as tests of pytest."""
 
 import ast
 import itertools
@@ -65,7 +65,7 @@ def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Pytest:
     return Pytest(pytester)
 
 
-def test_one_test_per_case_is_collected_without_torch(tmp_path: Path) -> None:
+def test_each_case_is_collected_without_torch(tmp_path: Path) -> None:
     (tmp_path / "fakes.yaml").write_text(SUITE)
     script = (
         "import sys, pytest\n"
@@ -93,7 +93,7 @@ def test_one_test_per_case_is_collected_without_torch(tmp_path: Path) -> None:
     assert loaded == ""
 
 
-def test_only_suites_that_are_named_are_collected(inner: Pytest) -> None:
+def test_only_named_suites_are_collected(inner: Pytest) -> None:
     inner.suite(SUITE, "suites/fakes.yaml")
     inner.suite("services:\n  web: {image: nginx}\n", "compose.yaml")
 
@@ -129,9 +129,7 @@ def test_an_ini_option_collects_suites_by_pattern(inner: Pytest) -> None:
         ),
     ],
 )
-def test_a_suite_that_does_not_hold_together_is_an_error_with_its_line(
-    inner: Pytest, text: str, said: str
-) -> None:
+def test_an_invalid_suite_is_an_error_with_its_line(inner: Pytest, text: str, said: str) -> None:
     inner.suite(text)
 
     result = inner.run("fakes.yaml")
@@ -141,7 +139,7 @@ def test_a_suite_that_does_not_hold_together_is_an_error_with_its_line(
     result.stdout.fnmatch_lines([said])
 
 
-def test_a_good_suite_passes_and_its_run_is_stored_like_any_run(inner: Pytest) -> None:
+def test_a_good_suite_passes_and_its_run_is_stored(inner: Pytest) -> None:
     inner.suite(SUITE)
 
     result = inner.run("fakes.yaml")
@@ -157,7 +155,7 @@ def test_a_good_suite_passes_and_its_run_is_stored_like_any_run(inner: Pytest) -
     assert run.notes == ()
 
 
-def test_a_choice_by_k_runs_alone_and_gives_no_verdict(inner: Pytest) -> None:
+def test_a_selection_by_k_gives_no_verdict(inner: Pytest) -> None:
     inner.suite(SUITE)
 
     result = inner.run("fakes.yaml", "-k", "seq_len:2 and not two")
@@ -168,16 +166,7 @@ def test_a_choice_by_k_runs_alone_and_gives_no_verdict(inner: Pytest) -> None:
     assert (header.cases, header.measurements, header.state) == (1, 2, "complete")
 
 
-def test_a_case_can_be_named(inner: Pytest) -> None:
-    inner.suite(SUITE)
-
-    result = inner.run("fakes.yaml::fake/two/seq_len=1", "-v")
-
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["fakes.yaml::fake/two/seq_len=1 PASSED*"])
-
-
-def test_a_failure_shows_outcome_detail_evidence_and_the_end_of_the_log(inner: Pytest) -> None:
+def test_a_failure_shows_its_evidence_and_log(inner: Pytest) -> None:
     inner.suite(SUITE + BAD)
 
     result = inner.run("fakes.yaml", "--junitxml=junit.xml")
@@ -201,7 +190,7 @@ def test_a_failure_shows_outcome_detail_evidence_and_the_end_of_the_log(inner: P
     assert failed == {"bad/one": True}
 
 
-def test_a_case_that_breaks_a_rule_of_its_suite_fails(inner: Pytest) -> None:
+def test_a_case_that_violates_a_rule_fails(inner: Pytest) -> None:
     rule = "verdict:\n  - {name: idle, metric: dispatched_ops, go: 0, match: {provider: two}}\n"
     inner.suite(SUITE.replace(":good", ":multiplies") + rule)
 
@@ -213,8 +202,8 @@ def test_a_case_that_breaks_a_rule_of_its_suite_fails(inner: Pytest) -> None:
     )
 
 
-def test_an_unknown_answer_is_not_a_pass(inner: Pytest) -> None:
-    """One process has no interval, so the rule can be neither kept nor broken."""
+def test_an_undecided_case_fails(inner: Pytest) -> None:
+    """One process has no interval, so the rule is undecided."""
     rule = "verdict:\n  - {name: slow enough, metric: step_s, go: 100}\n"
     inner.suite(SUITE.replace("processes: 2", "processes: 1") + rule)
 
@@ -224,8 +213,7 @@ def test_an_unknown_answer_is_not_a_pass(inner: Pytest) -> None:
     result.stdout.fnmatch_lines(["INCONCLUSIVE by slow enough: *"])
 
 
-def test_an_operator_without_a_profile_is_not_a_pass(inner: Pytest) -> None:
-    """Operators are seen on any machine, so that a census switched off leaves them unknown."""
+def test_a_required_operator_needs_a_profile(inner: Pytest) -> None:
     stated = '    operators: {must: ["aten::scaled_dot_product_attention"]}\n'
     inner.suite(SUITE.replace("stall_s: 20}", "stall_s: 20, census: false}") + stated)
 
@@ -235,7 +223,7 @@ def test_an_operator_without_a_profile_is_not_a_pass(inner: Pytest) -> None:
     result.stdout.fnmatch_lines(["INCONCLUSIVE by required kernels *switched off*"])
 
 
-def test_a_rule_that_no_case_decides_alone_fails_the_session(inner: Pytest) -> None:
+def test_a_rule_over_several_cases_fails_the_session(inner: Pytest) -> None:
     rule = "verdict:\n  - {name: one is idle, metric: dispatched_ops, go: 0, quantifier: any}\n"
     inner.suite(SUITE.replace(":good", ":multiplies") + rule)
 
@@ -246,7 +234,7 @@ def test_a_rule_that_no_case_decides_alone_fails_the_session(inner: Pytest) -> N
     result.stdout.fnmatch_lines(["verdict: NO-GO, decided by one is idle*"])
 
 
-def test_an_outcome_that_the_suite_allows_is_expected(inner: Pytest) -> None:
+def test_an_allowed_outcome_is_expected(inner: Pytest) -> None:
     inner.suite(SUITE + BAD + "    allow: {crash: block sizes are checked since v2}\n")
 
     result = inner.run("fakes.yaml", "-rx")
@@ -265,7 +253,7 @@ def test_a_declined_case_fails_unless_allowed(inner: Pytest) -> None:
     result.stdout.fnmatch_lines(["fake/one: unsupported", "*head_dim=7"])
 
 
-def test_stopping_at_the_first_failure_leaves_a_run_that_can_be_resumed(inner: Pytest) -> None:
+def test_a_stopped_run_can_be_resumed(inner: Pytest) -> None:
     inner.suite(SUITE.replace("good", "raises"))
 
     result = inner.run("fakes.yaml", "-x")
@@ -276,7 +264,7 @@ def test_stopping_at_the_first_failure_leaves_a_run_that_can_be_resumed(inner: P
 
 
 @pytest.mark.slow
-def test_workers_of_xdist_share_a_run_and_never_measure_at_once(
+def test_xdist_workers_share_a_run_and_measure_one_at_a_time(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
@@ -308,6 +296,6 @@ def test_workers_of_xdist_share_a_run_and_never_measure_at_once(
     (header,) = headers(pytester.path / "reports/runs")
     assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
     times = sorted(ast.literal_eval(line) for line in stamps.read_text().splitlines())
-    assert len({forkserver for forkserver, _, _ in times}) == 2, "both workers measured"
+    assert len({forkserver for forkserver, _, _ in times}) == 2
     spans = sorted((began, ended) for _, began, ended in times)
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))

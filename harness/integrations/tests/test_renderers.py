@@ -1,4 +1,4 @@
-"""What CI shows of a gate: valid, within the limits, and harmless whatever stands in it."""
+"""Verdicts in CI: valid, within the limits, and safe with any text."""
 
 import dataclasses
 import re
@@ -115,7 +115,7 @@ def results(document: str) -> dict[str, str]:
 # --- JUnit -------------------------------------------------------------------------------
 
 
-def test_junit_is_valid_and_has_a_test_for_every_case_and_for_the_whole() -> None:
+def test_junit_has_a_test_for_every_case_and_the_verdict() -> None:
     document = junit(gate_verdict(gate_case(), SLOWER, OPEN))
 
     assert results(document) == {
@@ -136,12 +136,12 @@ def test_junit_is_valid_and_has_a_test_for_every_case_and_for_the_whole() -> Non
     ]
 
 
-def test_what_is_undecided_is_an_error_where_the_policy_blocks_it() -> None:
+def test_an_undecided_case_is_an_error_if_the_policy_blocks_it() -> None:
     assert results(junit(gate_verdict(OPEN, blocks=True)))["decode/nsa"] == "error"
     assert results(junit(gate_verdict(OPEN)))["verdict"] == "skipped", "seen, and no pass"
 
 
-def test_nothing_fails_in_the_shadow_stage_and_nothing_passes_that_should_not() -> None:
+def test_the_shadow_stage_skips_instead_of_failing() -> None:
     found = results(junit(gate_verdict(SLOWER, OPEN, stage=Stage.SHADOW, blocks=False)))
 
     assert {found[name] for name in ("verdict", "forward/nsa", "decode/nsa")} == {"skipped"}
@@ -156,11 +156,11 @@ def test_no_text_breaks_the_xml(field: str) -> None:
     assert len(found) == 3
 
 
-def test_a_time_that_is_no_number_does_not_invalidate_the_xml() -> None:
+def test_a_nan_time_gives_valid_xml() -> None:
     results(junit(gate_verdict(gate_case(gpu_s=float("nan")), gate_case("b", gpu_s=123456.7))))
 
 
-def test_a_check_of_the_whole_fails_as_a_test() -> None:
+def test_a_finding_of_the_whole_is_a_test() -> None:
     finding = Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason="GPU is shared")
     verdict = gate_verdict(decision=Decision.INCONCLUSIVE, findings=(finding,), blocks=True)
 
@@ -234,7 +234,7 @@ def test_junit_names_uncommitted_changes_beside_the_commit() -> None:
         ),
     ],
 )
-def test_the_setting_that_decides_whether_it_blocks_is_named(
+def test_the_setting_that_decides_about_blocking_is_named(
     case: GateCase, stage: Stage, blocks: bool, page_says: str, command_says: str
 ) -> None:
     verdict = gate_verdict(case, stage=stage, blocks=blocks)
@@ -266,7 +266,7 @@ def counted(before: int | None, *, accepted: bool = False) -> GateCase:
     return case
 
 
-def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> None:
+def test_a_message_names_the_counters_once() -> None:
     case = counted(12)
 
     document = junit(gate_verdict(case))
@@ -276,7 +276,7 @@ def test_a_message_names_the_counters_and_what_stands_beside_them_does_not() -> 
 
 
 @pytest.mark.parametrize("before", [12, None])
-def test_a_change_on_record_begins_with_a_word(before: int | None) -> None:
+def test_a_recorded_change_of_counters_is_named_once(before: int | None) -> None:
     case = counted(before, accepted=True)
 
     assert case_sentence(case) == f"{change_text(case)}; {case_reason(case)}"
@@ -289,9 +289,7 @@ def test_a_change_on_record_begins_with_a_word(before: int | None) -> None:
         pytest.param(comment, 65_536, len, id="comment"),
     ],
 )
-def test_a_page_fits_whatever_the_number_of_cases_and_counts_what_it_omits(
-    render: Any, limit: int, size: Any
-) -> None:
+def test_a_page_fits_and_counts_omitted_cases(render: Any, limit: int, size: Any) -> None:
     many = [gate_case(f"case/{i}", reason="µ" * 400) for i in range(5000)]
 
     text = render(gate_verdict(*many, SLOWER))
@@ -305,7 +303,7 @@ def test_a_page_fits_whatever_the_number_of_cases_and_counts_what_it_omits(
 
 
 @pytest.mark.parametrize("field", ["case_id", "suite", "reason", "exemption"])
-def test_no_text_breaks_a_table_mentions_anybody_or_links_anywhere(field: str) -> None:
+def test_no_text_breaks_a_table_or_adds_mentions_or_links(field: str) -> None:
     case = dataclasses.replace(OPEN, **{field: NASTY})
     verdict = gate_verdict(
         case,
@@ -333,7 +331,7 @@ def test_no_text_breaks_a_table_mentions_anybody_or_links_anywhere(field: str) -
 # --- annotations -------------------------------------------------------------------------
 
 
-def test_text_in_a_command_is_escaped_as_github_reads_it() -> None:
+def test_text_in_a_command_is_escaped() -> None:
     a = Annotation(
         kind=AnnotationKind.ERROR, title="a:b,c%\nd", file="s,x.yaml", message="50 %\r\n::stop"
     )
@@ -341,7 +339,7 @@ def test_text_in_a_command_is_escaped_as_github_reads_it() -> None:
     assert command(a) == "::error title=a%3Ab%2Cc%25 d,file=s%2Cx.yaml::50 %25%0D%0A::stop"
 
 
-def test_kinds_follow_decision_stage_and_policy() -> None:
+def test_the_kind_of_an_annotation_follows_decision_and_policy() -> None:
     def kinds(**changes: Any) -> list[str]:
         lines = annotations(gate_verdict(gate_case(), SLOWER, OPEN, FASTER, **changes))
         return [f"{m[1]} {m[2]}" for m in re.finditer(r"^::(\w+) title=([^:,]*)", lines, re.M)]
@@ -359,11 +357,11 @@ def test_kinds_follow_decision_stage_and_policy() -> None:
     assert f"warning {undecided}" in kinds(blocks=True)
 
 
-def test_a_good_verdict_needs_no_word() -> None:
+def test_a_go_has_no_annotations() -> None:
     assert annotations(gate_verdict(gate_case())) == ""
 
 
-def test_of_more_than_ten_of_a_kind_the_tenth_counts_the_rest() -> None:
+def test_the_tenth_annotation_counts_the_rest() -> None:
     many = [dataclasses.replace(SLOWER, case_id=f"case/{i}") for i in range(30)]
 
     lines = annotations(gate_verdict(*many)).splitlines()
@@ -372,7 +370,7 @@ def test_of_more_than_ten_of_a_kind_the_tenth_counts_the_rest() -> None:
     assert lines[-1].startswith("::error title=gate::22 more")
 
 
-def test_nothing_of_a_stranger_begins_a_command() -> None:
+def test_no_text_begins_a_command() -> None:
     case = dataclasses.replace(SLOWER, case_id=NASTY, suite=NASTY, reason=NASTY)
 
     lines = annotations(gate_verdict(case, reason=NASTY)).splitlines()
@@ -384,7 +382,7 @@ def test_nothing_of_a_stranger_begins_a_command() -> None:
 # --- runs --------------------------------------------------------------------------------
 
 
-def test_a_run_is_shown_like_a_gate() -> None:
+def test_a_run_becomes_a_verdict() -> None:
     run = fake_runs.run(
         fake_runs.sweep(seq_len=[512, 1024]),
         lambda c: (
@@ -405,8 +403,7 @@ def test_a_run_is_shown_like_a_gate() -> None:
 
 
 @pytest.mark.parametrize("ended", [Outcome.CRASH, Outcome.OUT_OF_MEMORY])
-def test_a_run_does_not_pose_as_a_gate(ended: Outcome) -> None:
-    """No policy was asked, so there is no stage, and nothing is blocked."""
+def test_a_run_is_not_shown_as_a_gate(ended: Outcome) -> None:
     run = fake_runs.run(fake_runs.sweep(seq_len=[512]), lambda c: fake_runs.ended(c, ended))
     cases = summary.summarise(run)
     verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
