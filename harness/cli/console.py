@@ -25,7 +25,8 @@ from harness.records import (
     Suite,
     Verdict,
 )
-from harness.report.text import command_text, rule_sentence
+from harness.report.text import command_text
+from harness.report.verdict_text import rule_sentence
 
 LOG_WIDTH = 160
 """Columns of a file or a pipe: a table folded to 80 columns is hard to read in a CI log."""

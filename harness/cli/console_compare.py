@@ -15,7 +15,7 @@ from harness.gate.records import WORST_FIRST, GateCase, GateSide, State
 from harness.git.repository import WORKING_TREE
 from harness.machine.drift import Difference
 from harness.records import Decision
-from harness.report import text
+from harness.report.verdict_text import case_reason
 
 _ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
@@ -111,4 +111,4 @@ def _why(case: GateCase) -> str:
     """What decided, without what the numbers and the differences above show."""
     beside = [f.reason for f in case.findings if not f.counts]
     shown = is_across(case) or (case.decision is Decision.GO and case.comparison is not None)
-    return "; ".join(filter(None, ("" if shown else text.case_reason(case), *beside)))
+    return "; ".join(filter(None, ("" if shown else case_reason(case), *beside)))

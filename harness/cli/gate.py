@@ -22,7 +22,7 @@ from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE
 from harness.integrations.page import step_summary
 from harness.records import Decision
-from harness.report import text
+from harness.report import verdict_text
 
 
 def gate(
@@ -104,12 +104,12 @@ def gate(
 def shown(verdict: GateVerdict) -> RenderableType:
     """A verdict as the terminal shows it: the cases, the worst first, and the answer last."""
     rows = table("", "case", "change", "why")
-    for case in text.worst_first(verdict):
+    for case in verdict_text.worst_first(verdict):
         rows.add_row(
             Text(str(case.decision), style=DECISION_STYLE[case.decision]),
             escape(case.case_id),
-            escape(text.change_text(case)),
-            escape(text.case_reason(case)),
+            escape(verdict_text.change_text(case)),
+            escape(verdict_text.case_reason(case)),
         )
     lines: list[RenderableType] = [rows] if verdict.cases else []
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
@@ -128,7 +128,7 @@ def shown(verdict: GateVerdict) -> RenderableType:
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     if verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
-        setting = text.undecided_text(verdict)
+        setting = verdict_text.undecided_text(verdict)
         why = f"says {setting}" if setting else f"has stage {verdict.stage}"
         lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:

@@ -1,6 +1,5 @@
 """The commands `run`, `overhead`, `show` and `report`: measure a suite, show what was recorded."""
 
-import datetime
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -247,7 +246,7 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
     if reports is not None:
         from harness.report import render
 
-        markdown = render.write(recorded, reports, date=datetime.date.today()).markdown
+        markdown = render.write(recorded, reports).markdown
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:

@@ -10,7 +10,13 @@ from harness import units
 from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, Subject
 from harness.records import Decision
 from harness.report.markdown import cell, code
-from harness.report.text import case_counts, case_reason, change_text, undecided_text, worst_first
+from harness.report.verdict_text import (
+    case_counts,
+    case_reason,
+    change_text,
+    undecided_text,
+    worst_first,
+)
 
 SUMMARY_BYTES = 2**20 - 1
 """GitHub shows no step summary of 1 MiB or more."""

@@ -33,7 +33,7 @@ from harness.records import (
     Verdict,
     gpu_matches,
 )
-from harness.report.text import requirement_text, rule_sentence, verdict_sentence
+from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
 from harness.runner import rig as machine
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
@@ -242,7 +242,7 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
 
 
 def _evidence(run: Run, seen: CaseSummary, bad: Evidence) -> Iterator[str]:
-    """As the report's section "What went wrong" has it."""
+    """As in the report's section "Failures"."""
     from harness.report.failures import (
         failures,
     )  # brings matplotlib, which a pass need not wait for
@@ -297,8 +297,7 @@ def _conclude(folder: str, cases_of_suite: int) -> End:
         suite=suite.path,
         good=verdict.decision is Decision.GO,
         lines=(
-            f"verdict: {verdict.decision}, decided by {verdict.decided_by}: "
-            f"{verdict_sentence(verdict)}",
+            f"verdict: {verdict.decision}: {verdict_sentence(verdict)}",
             f"run: {folder}",
         ),
     )

@@ -42,7 +42,7 @@ METRICS: Mapping[str, Metric] = {
         ),
         Metric(
             name="floor_share",
-            title="share of floor",
+            title="share of roofline",
             unit="ratio",
             higher_is_better=True,
             about="Least time by the machine's measured peaks over the time taken, 0 to 1.",

@@ -293,7 +293,7 @@ def test_a_target_that_asks_little_of_its_card_is_known() -> None:
     assert target.mfu == pytest.approx(785 * FLOPS_PER_TOKEN / 312e12)
     said = text.target_text(target)
     assert "the expectation of “the runbook” asks for 785 tokens/s" in said
-    assert "on A100 that is 0.118 % MFU, 850x below" in said
+    assert "0.118 % MFU on A100, 850x below" in said
     assert stated_peak("*", "bf16") is None
 
 
@@ -345,7 +345,7 @@ def test_without_a_wall_time_the_lives_of_the_processes_stand_for_it() -> None:
     assert used is not None
     assert not used.whole
     assert used.wall_s == used.lives_s
-    assert "of processes' life" in text.time_use_sentence(used)
+    assert " in processes:" in text.time_use_sentence(used)
     assert overhead.time_use(run([CASE], lambda _: [])) is None
 
 
@@ -357,8 +357,8 @@ def test_where_the_time_of_processes_that_told_no_phase_went_is_unknown() -> Non
 
     assert used is not None
     assert (used.work_s, used.sampling_s, used.work_share, used.overhead_s) == (None,) * 4
-    assert text.time_use_sentence(used) == "179 ms of processes' life; what it went into is unknown"
-    assert tables.timeline(made).rows == (("not told", "179 ms", "100 %"),)
+    assert text.time_use_sentence(used) == "179 ms in processes; phases unknown"
+    assert tables.timeline(made).rows == (("unknown phases", "179 ms", "100 %"),)
 
 
 # --- what sampling costs -----------------------------------------------------------------
@@ -380,9 +380,9 @@ def compared(cost: float, *, processes: int = 24, cv: float = 0.001) -> overhead
 @pytest.mark.parametrize(
     ("cost", "cv", "shown", "said"),
     [
-        pytest.param(0.0, 0.001, True, "at most 0.5 %, as asked", id="free"),
-        pytest.param(0.03, 0.001, False, "more than the 0.5 % allowed", id="dear"),
-        pytest.param(0.0, 0.05, None, "take more pairs", id="noisy"),
+        pytest.param(0.0, 0.001, True, "within the limit of 0.5 %", id="free"),
+        pytest.param(0.03, 0.001, False, "above the limit of 0.5 %", id="dear"),
+        pytest.param(0.0, 0.05, None, "measure more pairs", id="noisy"),
     ],
 )
 def test_a_planted_cost_of_sampling_is_found(
@@ -417,20 +417,20 @@ def test_a_refuted_instrument_makes_every_case_an_invalid_environment() -> None:
     assert summaries[0].outcome is Outcome.INVALID_ENVIRONMENT
     assert "spin_kernel: 1,000 MHz" in summaries[0].detail
     assert verdict.decision.exit_status == 3
-    assert "did not prove itself" in steadiness.proof(made)
+    assert steadiness.self_test_sentence(made).startswith("Failed")
 
 
 def test_the_report_says_what_was_measured_and_what_was_not_asked() -> None:
-    proved = steadiness.proof(run([CASE], lambda _: [], proofs=(PROOF,)))
-    skipped = steadiness.proof(
+    proved = steadiness.self_test_sentence(run([CASE], lambda _: [], proofs=(PROOF,)))
+    skipped = steadiness.self_test_sentence(
         run([CASE], lambda _: [], proofs=(Proof(at="", device="cpu", skipped="--no-proof"),))
     )
-    older = steadiness.proof(run([CASE], lambda _: [], env=environment()))
+    older = steadiness.self_test_sentence(run([CASE], lambda _: [], env=environment()))
 
     assert "800,000 GFLOP/s bf16, 4,000 GB/s, 2 µs a launch" in proved.replace("2.00", "2")
     assert "GPU-5d1e0f4c" in proved
-    assert "not put to the proof (--no-proof)" in skipped
-    assert "older" in older
+    assert "Skipped (--no-proof)" in skipped
+    assert older.startswith("Not recorded")
 
 
 def test_kept_samples_are_those_of_no_reason() -> None:

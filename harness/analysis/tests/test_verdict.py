@@ -27,7 +27,7 @@ from harness.records import (
     Suite,
     Verdict,
 )
-from harness.report import text
+from harness.report import verdict_text
 from harness.tests.fake_runs import case, environment, run
 
 GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
@@ -361,7 +361,7 @@ def test_a_rule_for_another_gpu_does_not_apply_and_says_so() -> None:
 
     assert v.decision is GO
     assert not v.rules[2].applies
-    assert text.rule_sentence(v.rules[2]) == "stated for A100; this is NVIDIA H200"
+    assert verdict_text.rule_sentence(v.rules[2]) == "for A100 only; this is NVIDIA H200"
 
 
 def test_no_applicable_rule_is_inconclusive() -> None:
@@ -436,7 +436,7 @@ def test_a_requirement_reads_as_a_sentence() -> None:
     rule = replace(FLOOR, match=Match(criteria={"gc": (0,)}))
 
     assert (
-        text.requirement_text(stated(summary(), rule=rule))
+        verdict_text.requirement_text(stated(summary(), rule=rule))
         == "tokens/s ≥ 500 in every case with gc=0; NO-GO under 100"
     )
 
@@ -463,10 +463,11 @@ def test_cases_that_ended_alike_are_told_once() -> None:
     ]
     hung = summary(name="h", outcome=Outcome.HANG, detail="no progress for 60 s")
 
-    reason = text.verdict_sentence(verdict(*died, hung, rules=()))
+    reason = verdict_text.verdict_sentence(verdict(*died, hung, rules=()))
 
     ids = [s.case.case_id for s in died]
     assert reason == (
-        f"5 of 5: {ids[0]}, {ids[1]} and 2 more: crash: illegal memory access; "
+        f"{EVERY_CASE_RAN}: 5 of 5 cases: {ids[0]}, {ids[1]} and 2 more: "
+        "crash: illegal memory access; "
         f"{hung.case.case_id}: hang: no progress for 60 s"
     )

@@ -1,4 +1,4 @@
-"""What a report says of a failure, and the largest size that would have fitted."""
+"""The section on failures, and the largest size that would have fitted."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +23,7 @@ GB = 10**9
 
 
 def over_seq_len(peaks_gb: Mapping[int, float | None], *, gpu: bool = True) -> Run:
-    """A sweep whose cases peak at so much; None ran out of memory."""
+    """A sweep with these peaks of memory; None is a case that ran out of it."""
     cases = sweep(seq_len=list(peaks_gb), gc=["off", "on"])
 
     def measure(c: object) -> list[Measurement]:
@@ -67,7 +67,7 @@ def test_the_largest_size_that_would_fit_is_estimated(
         ({1024: 12.0, 2048: 22.0, 4096: None}, "seq_len=4096 would have fitted: fragmentation"),
     ],
 )
-def test_without_grounds_there_is_no_estimate(
+def test_too_few_smaller_cases_give_no_estimate(
     peaks_gb: Mapping[int, float | None], why: str
 ) -> None:
     (found,) = capacities(over_seq_len(peaks_gb))
@@ -76,7 +76,7 @@ def test_without_grounds_there_is_no_estimate(
     assert why in str(found)
 
 
-def test_where_nothing_fitted_that_is_said() -> None:
+def test_without_any_case_that_fitted_there_is_no_estimate() -> None:
     cases = [*sweep(seq_len=[1024, 2048]), *sweep(provider="dense", seq_len=[1024])]
 
     def measure(c: object) -> list[Measurement]:
@@ -89,7 +89,7 @@ def test_where_nothing_fitted_that_is_said() -> None:
     assert [str(c) for c in found] == ["no other case of this sweep fitted"] * 2
 
 
-def test_on_the_cpu_the_resident_memory_is_what_grows() -> None:
+def test_without_a_gpu_the_resident_memory_is_extrapolated() -> None:
     cases = sweep(seq_len=[1000, 2000, 100_000])
 
     def measure(c: object) -> list[Measurement]:
@@ -109,7 +109,7 @@ def test_on_the_cpu_the_resident_memory_is_what_grows() -> None:
     assert found.largest == pytest.approx(16_000, abs=2)
 
 
-def test_a_failure_shows_its_facts_its_files_and_the_way_to_see_it_again() -> None:
+def test_a_failure_shows_its_facts_its_files_and_its_command() -> None:
     (case,) = sweep(seq_len=[512])
     seen = Evidence(
         runs=5,
@@ -127,16 +127,14 @@ def test_a_failure_shows_its_facts_its_files_and_the_way_to_see_it_again() -> No
     (found,) = failures(summary.summarise(recorded), recorded)
 
     assert (found.outcome, found.detail) == ("hang", "stuck")
-    assert found.facts[0] == (
-        "judged after 30.2 s of silence, 30.0 s were allowed, at least 5 steps finished"
-    )
+    assert found.facts[0] == "silent for 30.2 s (limit 30.0 s); at least 5 steps finished"
     assert "a kernel does not end" in found.facts[1]
     assert found.files.startswith("`python-stacks.txt`, no native stacks (py-spy is not installed)")
     assert "log `logs/" in found.files
     assert found.command == f"python {recorded.folder}/evidence/x.0/reproduce.py"
 
 
-def test_origins_of_nan_are_told_per_computation() -> None:
+def test_the_origin_of_a_nan_is_named_for_each_computation() -> None:
     (case,) = sweep(seq_len=[512])
     origins = (
         NonFiniteOrigin(
@@ -163,7 +161,7 @@ def test_origins_of_nan_are_told_per_computation() -> None:
     )
 
 
-def test_a_run_of_the_first_schema_has_a_line_without_evidence() -> None:
+def test_a_failure_without_evidence_has_its_log() -> None:
     (case,) = sweep(seq_len=[512])
     recorded = run([case], lambda c: ended(c, Outcome.CRASH, detail="killed by SIGSEGV"))
 
