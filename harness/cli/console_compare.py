@@ -46,9 +46,9 @@ def compared(answer: Compared) -> RenderableType:
     return Group(*lines)
 
 
-def _sides(a: GateSide, b: GateSide) -> Table:
+def _sides(baseline: GateSide, candidate: GateSide) -> Table:
     rows = table()
-    for name, side in (("baseline", a), ("candidate", b)):
+    for name, side in (("baseline", baseline), ("candidate", candidate)):
         commit = f"commit {side.commit[:10]}{side.beyond}" if side.commit else "no commit"
         ref = "the working tree" if side.ref == WORKING_TREE else side.ref
         rows.add_row(Text(name, style="bold"), Text(ref), Text(commit))
@@ -67,7 +67,7 @@ def _differences(found: Sequence[Difference]) -> RenderableType:
 
 
 def _cases(cases: Sequence[GateCase]) -> RenderableType:
-    """The worst first. Ids are long: on a narrow terminal each has a line of its own."""
+    """The worst first. On a narrow terminal each id has a line of its own."""
     ordered = sorted(cases, key=lambda c: WORST_FIRST[c.decision])
     words = [Text(_word(c), style=DECISION_STYLE[c.decision]) for c in ordered]
     times = [[_time(c.baseline_s), _time(c.candidate_s), _change(c)] for c in ordered]
@@ -108,7 +108,7 @@ def _change(case: GateCase) -> str:
 
 
 def _why(case: GateCase) -> str:
-    """What decided, without what the numbers and the differences above show."""
+    """What decided, unless the numbers and the differences above show it."""
     beside = [f.reason for f in case.findings if not f.counts]
     shown = is_across(case) or (case.decision is Decision.GO and case.comparison is not None)
     return "; ".join(filter(None, ("" if shown else case_reason(case), *beside)))

@@ -88,7 +88,7 @@ def run(
         before = reader.load(store_root, resume)
         chosen = before.suite
     if report:
-        # harness.report brings matplotlib, which the other commands need not wait for.
+        # Imported here because it loads matplotlib, which is slow.
         from harness.report import render
 
         render.check_writable(reports)
@@ -136,11 +136,8 @@ def _carry_out(
     try:
         with ExitStack() as held:
             gpu = watch_over(held, here, wait_s=wait_for_gpu, say=say)
-            tested = (
-                prove(launcher, probes, here.gpu)
-                if self_test
-                else unproved(here.gpu, "--no-self-test")
-            )
+            skipped = unproved(here.gpu, "--no-self-test")
+            tested = prove(launcher, probes, here.gpu) if self_test else skipped
             writer.append_proof(tested)
             if tested.refuted:
                 err.print(console.failed_self_test(tested, writer.folder))
@@ -200,11 +197,8 @@ def overhead(
     if as_json:
         document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
     else:
-        show(
-            text.overhead_sentence(found, sampling.LIMIT)
-            if found
-            else "no pair of processes ended ok"
-        )
+        none = "no pair of processes ended ok"
+        show(text.overhead_sentence(found, sampling.LIMIT) if found else none)
         show(f"Run: {recorded.folder}")
     raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
 
