@@ -24,7 +24,7 @@ from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.profile import longest_wait, profile_section
 from harness.report.tables import Table
-from harness.report.verdict_text import verdict_bullets
+from harness.report.verdict_text import decided_by, verdict_bullets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +105,7 @@ def build(
         "commit": env.git.commit if env.git else no_git,
         "dirty": env.uncommitted,
         "verdict": content.verdict,
+        "decided_by": decided_by(content.verdict),
         "summary": (
             *verdict_bullets(content.verdict),
             *text.executive_summary(run, summaries, axis_effects, assessments, fits, targets, odd),

@@ -26,10 +26,10 @@ REQUIREMENTS = {
 
 def verdict_bullets(v: Verdict) -> Iterable[str]:
     """The answer of a run, then every other rule that is not GO."""
-    if v.rule is None or (v.decision is Decision.GO and v.decided_by != v.rule.rule):
-        yield f"**{v.decision}**: {verdict_sentence(v)}."
+    if v.rule is not None and v.decided_by == v.rule.rule:
+        yield f"**{v.decision}** by {decided_by(v)}: {rule_sentence(v.rule)}."
     else:
-        yield f"**{v.decision}** by the rule “{v.rule.rule}”: {rule_sentence(v.rule)}."
+        yield f"**{v.decision}**: {verdict_sentence(v)}."
     others = [r for r in v.rules if r.rule != v.decided_by]
     for decision in (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL):
         if names := [f"“{r.rule}”" for r in others if r.applies and r.decision is decision]:
@@ -42,11 +42,16 @@ def verdict_bullets(v: Verdict) -> Iterable[str]:
             yield f"Not applied: “{r.rule}” ({rule_sentence(r)})."
 
 
+def decided_by(v: Verdict) -> str:
+    """`the rule “floor”`, or `all 5 rules`."""
+    return f"the rule “{v.rule.rule}”" if v.rule and v.decided_by == v.rule.rule else v.decided_by
+
+
 def verdict_sentence(v: Verdict) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:
         return f"no rule of the suite applies to {v.device}"
-    if v.decision is Decision.GO and v.decided_by != v.rule.rule:
+    if v.decided_by != v.rule.rule:
         return f"{v.decided_by} are met"
     return f"{v.rule.rule}: {rule_sentence(v.rule)}"
 
