@@ -40,7 +40,7 @@ def calibrate(
     baseline_folder: options.BaselinesOption = files.FOLDER,
     wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
-    """Measure this node's noise with A/A pairs (same commit twice); a gate uses the result.
+    """Measure this machine's noise with A/A pairs (same commit twice); a gate uses the result.
 
     \b
     harness calibrate suites/gate.yaml
@@ -176,12 +176,8 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
     answer = stored.answer
     rows = table("case", "noise", "variation between processes", "A/A ratio")
     for case in answer.cases:
-        rows.add_row(
-            escape(case.case_id),
-            case.noise,
-            units.percent(case.process_cv),
-            units.change(case.ratio),
-        )
+        variation, ratio = units.percent(case.process_cv), units.change(case.ratio)
+        rows.add_row(escape(case.case_id), case.noise, variation, ratio)
     limits = calibration.THRESHOLDS[answer.noise]
     lines = [
         f"{stored.device_name} ({stored.device}) is {answer.noise}: processes of the same code "

@@ -168,7 +168,7 @@ def _measured(request: Request) -> GateVerdict:
         clean = " (the working tree has no changes)" if mine else ""
         raise HarnessError(
             f"{request.base} and {request.head} are both commit {base[:10]}{clean}",
-            "To measure this node's noise: harness calibrate SUITE",
+            "To measure this machine's noise: harness calibrate SUITE",
         )
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)

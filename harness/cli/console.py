@@ -25,10 +25,11 @@ from harness.records import (
     Suite,
     Verdict,
 )
-from harness.report.text import command_text, rule_sentence
+from harness.report.text import command_text, outcome_name, plural
+from harness.report.verdict_text import rule_sentence
 
 LOG_WIDTH = 160
-"""Columns of a file or a pipe: a table folded to 80 columns is hard to read in a CI log."""
+"""Columns of a file or a pipe, such as a CI log."""
 
 DECISION_STYLE = {
     Decision.GO: "bold green",
@@ -45,7 +46,7 @@ _GRADE_STYLE = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal has its own width, or that of COLUMNS; a file or a pipe has LOG_WIDTH."""
+    """A terminal has its own width or COLUMNS; a file or a pipe has LOG_WIDTH."""
     here = Console(stderr=stderr)
     if not here.is_terminal and "COLUMNS" not in os.environ:
         here.width = LOG_WIDTH
@@ -58,7 +59,7 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
     numbers = frozenset(right)
     for name in columns:
         number = name in numbers
-        # A run's id is copied from here, and a number that is cut is another number.
+        # Ids are copied from here, and a cut number is another number.
         made.add_column(
             name,
             justify="right" if number else "left",
@@ -80,13 +81,13 @@ def verdict(v: Verdict) -> RenderableType:
     head = Text.assemble(
         "Verdict: ",
         (str(v.decision), DECISION_STYLE[v.decision]),
-        f"  (decided by: {v.decided_by})" if v.decided_by else "",
+        f"  (decided by: {v.decided_by})",
     )
     return Group(head, rules)
 
 
 def failed_self_test(proof: Proof, folder: Path) -> RenderableType:
-    """Why nothing is measured: which checks of the self-test failed."""
+    """The failed checks of the self-test, and what to do."""
     checks = table()
     for check in proof.refuted:
         checks.add_row(Text("FAILED", style="bold red"), check.name, escape(check.fact))
@@ -114,7 +115,7 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
     for c in cases:
         rows.add_row(
             escape(c.case.case_id),
-            outcome(c.outcome) if c.outcome else Text("not run", style="red"),
+            outcome(c.outcome or outcome_name(None)),
             *(_cell(c, name) for name in ("tokens_per_s", "step_s", *reported)),
         )
         if c.outcome is Outcome.OK:
@@ -156,7 +157,7 @@ def plan(suite: Suite) -> RenderableType:
     return Group(
         Text(f"{suite.title}: {suite.question}"),
         rows,
-        Text(f"{len(suite.cases)} cases, {processes} processes"),
+        Text(f"{plural('case', len(suite.cases))}, {plural('process', processes)}"),
         Text("Read from the suite file only; a workload may still decline a case when it runs."),
     )
 
@@ -183,19 +184,14 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     """The environment, then every check with its remedy."""
     facts = table()
     gpu = environment.gpu
+    card = f"not available ({environment.gpu_unavailable})"
+    if gpu:
+        card = f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}, {gpu.uuid}"
+    cores = f"{environment.cpu_count} cores, {units.size(environment.memory_bytes)}"
     entries: list[tuple[str, str]] = [
         ("host", f"{environment.hostname}, {environment.os}"),
-        (
-            "CPU",
-            f"{environment.cpu}, {environment.cpu_count} cores, "
-            f"{units.size(environment.memory_bytes)}",
-        ),
-        (
-            "GPU",
-            f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}, {gpu.uuid}"
-            if gpu
-            else f"not available ({environment.gpu_unavailable})",
-        ),
+        ("CPU", f"{environment.cpu}, {cores}"),
+        ("GPU", card),
         *((name, version or "absent") for name, version in environment.versions.items()),
         *((name, str(value)) for name, value in environment.torch_settings.items()),
         *environment.variables.items(),
@@ -223,8 +219,8 @@ def drift(run_id: str, found: Sequence[Difference]) -> RenderableType:
     """What differs from a run, the most likely cause first."""
     if not found:
         return Text(f"no difference from {run_id} that could change a number", style="green")
-    rows = table("what", "in the run", "now", "how it could change a number")
+    rows = table("what", "run", "here", "how it could change a number")
     for d in found:
         rows.add_row(*map(escape, (d.name, d.baseline, d.candidate, d.how)))
-    differences = "1 difference" if len(found) == 1 else f"{len(found)} differences"
+    differences = plural("difference", len(found))
     return Group(Text(f"{differences} from {run_id}, the most likely cause first"), rows)

@@ -15,7 +15,7 @@ from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, State
 from harness.git.repository import WORKING_TREE
 from harness.machine.drift import Difference
 from harness.records import Decision
-from harness.report import text
+from harness.report.verdict_text import case_reason
 
 _ONLY = {State.MISSING: "Only in the baseline", State.NEW: "Only in the candidate"}
 
@@ -69,7 +69,7 @@ def _differences(found: Sequence[Difference]) -> RenderableType:
 
 
 def _cases(cases: Sequence[GateCase]) -> RenderableType:
-    """The worst first. Ids are long: on a narrow terminal each has a line of its own."""
+    """The worst first. On a narrow terminal each id has a line of its own."""
     ordered = sorted(cases, key=lambda c: WORST_FIRST[c.decision])
     words = [Text(_word(c), style=DECISION_STYLE[c.decision]) for c in ordered]
     times = [[_time(c.baseline_s), _time(c.candidate_s), _change(c)] for c in ordered]
@@ -110,7 +110,7 @@ def _change(case: GateCase) -> str:
 
 
 def _why(case: GateCase) -> str:
-    """What decided, without what the numbers and the differences above show."""
+    """What decided, unless the numbers and the differences above show it."""
     beside = [f.reason for f in case.findings if not f.counts]
     shown = is_across(case) or (case.decision is Decision.GO and case.comparison is not None)
-    return "; ".join(filter(None, ("" if shown else text.case_reason(case), *beside)))
+    return "; ".join(filter(None, ("" if shown else case_reason(case), *beside)))

@@ -67,7 +67,7 @@ def import_(
     ],
     form: Annotated[
         Source | None,
-        typer.Option("--format", help="Format of FILE; needed if its name does not end so."),
+        typer.Option("--format", help="Format of FILE; by default from its ending."),
     ] = None,
     store_root: options.StoreOption = options.STORE,
 ) -> None:

@@ -22,7 +22,7 @@ from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE
 from harness.integrations.page import step_summary
 from harness.records import Decision
-from harness.report import text
+from harness.report import verdict_text
 
 
 def gate(
@@ -86,7 +86,7 @@ def gate(
         wait_for_gpu_s=wait_for_gpu,
         proof=self_test,
     )
-    for file in (verdict_file, summary_file):
+    for file in filter(None, (verdict_file, summary_file)):
         _require_writable(file)
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)
@@ -102,33 +102,26 @@ def gate(
 
 
 def shown(verdict: GateVerdict) -> RenderableType:
-    """A verdict as the terminal shows it: the cases, the worst first, and the answer last."""
+    """The cases, the worst first, and the answer last."""
     rows = table("", "case", "change", "why")
-    for case in text.worst_first(verdict):
+    for case in verdict_text.worst_first(verdict):
         rows.add_row(
             Text(str(case.decision), style=DECISION_STYLE[case.decision]),
             escape(case.case_id),
-            escape(text.change_text(case)),
-            escape(text.case_reason(case)),
+            escape(verdict_text.change_text(case)),
+            escape(verdict_text.case_reason(case)),
         )
     lines: list[RenderableType] = [rows] if verdict.cases else []
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
     if verdict.left_out:
-        first = verdict.left_out[0]
-        lines.append(
-            Text(f"left out: {len(verdict.left_out)}, such as {first.case_id}: {first.reason}")
-        )
-    lines.append(
-        Text.assemble(
-            "Gate: ",
-            (str(verdict.decision), DECISION_STYLE[verdict.decision]),
-            f"  {verdict.reason}",
-        )
-    )
+        first, count = verdict.left_out[0], len(verdict.left_out)
+        lines.append(Text(f"left out: {count}, such as {first.case_id}: {first.reason}"))
+    decision = (str(verdict.decision), DECISION_STYLE[verdict.decision])
+    lines.append(Text.assemble("Gate: ", decision, f"  {verdict.reason}"))
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     if verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
-        setting = text.undecided_text(verdict)
+        setting = verdict_text.undecided_text(verdict)
         why = f"says {setting}" if setting else f"has stage {verdict.stage}"
         lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:
@@ -137,14 +130,11 @@ def shown(verdict: GateVerdict) -> RenderableType:
     return Group(*lines)
 
 
-def _require_writable(file: Path | None) -> None:
-    if file is None:
-        return
+def _require_writable(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         existed = file.exists()
-        with file.open("a", encoding="utf-8"):
-            pass
+        file.open("a", encoding="utf-8").close()
         if not existed:
             file.unlink()  # an empty file must not be read as a verdict
     except OSError as error:

@@ -19,7 +19,7 @@ from harness.store.reader import RunHeader
 from harness.suite import load as suites
 
 NAMED = 8
-"""Cases that a message names at most."""
+"""Most cases that a message names."""
 
 index_app = typer.Typer(
     name="index", help="Manage the index of the recorded runs.", no_args_is_help=True
@@ -140,18 +140,18 @@ def rebuild(
 
 
 def _none_of(known: Index, suite: str, root: Path) -> tuple[()]:
-    """No runs, as the answer about a suite that exists."""
+    """No runs, if a suite of that name exists."""
     names = {h.suite for h in known.runs() if h.suite} | {p.stem for p in suites.available()}
     if suite and suite not in names:
         raise HarnessError(
-            f"there is no suite {suite!r}, and no run of one in {root}",
+            f"no suite and no run in {root} is named {suite!r}",
             f"Use --suite with one of {', '.join(sorted(names))}.",
         )
     return ()
 
 
 def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:
-    """The id of the one case that an id, a pattern or a part of one matches."""
+    """The one case whose id matches an id, a pattern or a part of one."""
     if wanted in known:
         return wanted
     pattern = wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"

@@ -18,13 +18,9 @@ REPORTS = STORE.parent
 RENAMED = {"--proof": "--self-test", "--no-proof": "--no-self-test"}
 """Options of earlier versions, with their names of today."""
 
-SuiteArgument = Annotated[
-    str, typer.Argument(metavar="SUITE", help="Suite file, or the name of a shipped suite: smoke.")
-]
-OptionalSuite = Annotated[
-    str | None,
-    typer.Argument(metavar="SUITE", help="Suite file, or the name of a shipped suite: smoke."),
-]
+_SUITE = "Suite file, or the name of a shipped suite: smoke."
+SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help=_SUITE)]
+OptionalSuite = Annotated[str | None, typer.Argument(metavar="SUITE", help=_SUITE)]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Run id, the beginning of one, a run's folder, or latest."),
@@ -95,7 +91,7 @@ Until = Annotated[
 ]
 WithOutcome = Annotated[
     str,
-    typer.Option("--outcome", help="Only runs in which a case ended so: ok, crash, timeout, ..."),
+    typer.Option("--outcome", help="Only runs with a case that ended in crash, timeout, ..."),
 ]
 Limit = Annotated[
     int | None, typer.Option("--limit", "-n", metavar="COUNT", min=1, help="Only the COUNT latest.")

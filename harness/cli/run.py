@@ -1,6 +1,5 @@
 """The commands `run`, `overhead`, `show` and `report`: measure a suite, show what was recorded."""
 
-import datetime
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -88,7 +87,7 @@ def run(
         before = reader.load(store_root, resume)
         chosen = before.suite
     if report:
-        # harness.report brings matplotlib, which the other commands need not wait for.
+        # Imported here because it loads matplotlib, which is slow.
         from harness.report import render
 
         render.check_writable(reports)
@@ -194,11 +193,8 @@ def overhead(
     if as_json:
         document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
     else:
-        show(
-            text.overhead_sentence(found, sampling.LIMIT)
-            if found
-            else "no pair of processes ended ok"
-        )
+        none = "no pair of processes ended ok"
+        show(text.overhead_sentence(found, sampling.LIMIT) if found else none)
         show(f"Run: {recorded.folder}")
     raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
 
@@ -240,7 +236,7 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
     if reports is not None:
         from harness.report import render
 
-        markdown = render.write(recorded, reports, date=datetime.date.today()).markdown
+        markdown = render.write(recorded, reports).markdown
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Change, Decision
 from harness.report.markdown import clipped, plain
-from harness.report.text import case_text, worst_first
+from harness.report.verdict_text import case_text, worst_first
 
 PER_KIND = 10
 MAX_MESSAGE = 2000

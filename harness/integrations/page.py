@@ -12,7 +12,13 @@ from harness import units
 from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage, VerdictSubject
 from harness.records import Decision
 from harness.report.markdown import cell, code
-from harness.report.text import case_counts, case_reason, change_text, undecided_text, worst_first
+from harness.report.verdict_text import (
+    case_counts,
+    case_reason,
+    change_text,
+    undecided_text,
+    worst_first,
+)
 
 SUMMARY_BYTES = 2**20 - 1
 """GitHub rejects a step summary of 1 MiB or more."""

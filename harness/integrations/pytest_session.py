@@ -32,7 +32,7 @@ from harness.records import (
     Verdict,
     gpu_matches,
 )
-from harness.report.text import requirement_text, rule_sentence, verdict_sentence
+from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
 from harness.runner import rig as machine
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
@@ -295,8 +295,7 @@ def _conclude(folder: str, cases_of_suite: int) -> End:
         suite=suite.path,
         good=verdict.decision is Decision.GO,
         lines=(
-            f"verdict: {verdict.decision}, decided by {verdict.decided_by}: "
-            f"{verdict_sentence(verdict)}",
+            f"verdict: {verdict.decision}: {verdict_sentence(verdict)}",
             f"run: {folder}",
         ),
     )

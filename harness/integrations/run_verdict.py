@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from harness import units
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, VerdictSubject
 from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
-from harness.report import text
+from harness.report.verdict_text import rule_sentence, verdict_sentence
 
 
 def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerdict:
@@ -13,7 +13,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
     git = run.environment.git
     return GateVerdict(
         decision=verdict.decision,
-        reason=f"{verdict.decided_by}: {text.verdict_sentence(verdict)}",
+        reason=verdict_sentence(verdict),
         mode=Mode.ABSOLUTE,
         stage=Stage.BLOCK,
         blocks=False,
@@ -30,9 +30,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",
         cases=tuple(_case(run, seen, verdict) for seen in cases),
         findings=tuple(
-            Finding(
-                check=r.rule, decision=r.decision, reason=text.rule_sentence(r), counts=r.applies
-            )
+            Finding(check=r.rule, decision=r.decision, reason=rule_sentence(r), counts=r.applies)
             for r in verdict.rules
         ),
         started_at=run.started_at,
@@ -44,7 +42,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
 def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
     case_id, outcome = seen.case.case_id, seen.outcome
     findings = [
-        Finding(check=r.rule, decision=r.decision, reason=text.rule_sentence(r))
+        Finding(check=r.rule, decision=r.decision, reason=rule_sentence(r))
         for r in verdict.rules
         if r.applies and case_id in r.evidence and r.decision is not Decision.GO
     ]

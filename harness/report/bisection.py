@@ -1,4 +1,4 @@
-"""The result of a bisection for a person: one sentence, and a dated Markdown page."""
+"""The result of a bisection: one sentence, a document for programs, a dated page."""
 
 import datetime
 import re
@@ -22,18 +22,17 @@ TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
 
 def sentence(result: CommitsResult | DifferencesResult) -> str:
-    """The answer."""
+    """The answer, without its first capital and full stop."""
     if isinstance(result, CommitsResult):
         return _commits_sentence(result)
     conclusion, criterion = result.conclusion, result.request.criterion
-    moved = (
-        f"{_title(criterion)} is moved by {'; '.join(_part(result, p) for p in conclusion.parts)}"
-    )
+    parts = "; ".join(_part(result, p) for p in conclusion.parts)
+    moved = f"{_title(criterion)} is moved by {parts}"
     if result.found:
         return moved
     if conclusion.parts:
         return f"{moved}; there may be other causes: {conclusion.reason}"
-    names = ", ".join(f.name for f in result.fixed) or "nothing that is recorded"
+    names = ", ".join(f.name for f in result.fixed) or "none recorded"
     fixed = "" if result.resumable else f". Differences that cannot be varied here: {names}"
     return f"no cause was found: {conclusion.reason}{fixed}"
 
@@ -152,7 +151,7 @@ def _commits_sentence(result: CommitsResult) -> str:
 
 
 def _because(level: SearchedHistory, criterion: Criterion) -> str:
-    """What the conclusion of one history is based on."""
+    """The evidence for the conclusion of one history."""
     conclusion, found = level.conclusion, level.conclusion.comparison
     if conclusion.confirmed and found is not None and conclusion.good is not None:
         good = level.history[conclusion.good].short
@@ -222,7 +221,7 @@ def _title(criterion: Criterion) -> str:
 
 
 def _median(criterion: Criterion, values: Sequence[float]) -> str:
-    """The median reading of the criterion; empty without values."""
+    """The median of the values, in the unit of the criterion; empty without values."""
     if not values:
         return ""
     value = statistics.median(values)

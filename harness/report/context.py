@@ -1,4 +1,4 @@
-"""One record a template may see, built from a run."""
+"""From a run to the values that the template of its report prints."""
 
 import datetime
 import shlex
@@ -20,10 +20,28 @@ from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import spreads, summarise
 from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
 from harness.report import figures, steadiness, tables, text
-from harness.report.failures import Failure, failures
+from harness.report.failures import failures
 from harness.report.figures import Picture
-from harness.report.profile import Ran, in_brief, ran
+from harness.report.profile import longest_wait, profile_section
 from harness.report.tables import Table
+from harness.report.verdict_text import decided_by, verdict_bullets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A report before it has a version: everything analysed, every figure drawn."""
+
+    run: Run
+    summaries: tuple[CaseSummary, ...]
+    fits: tuple[ScalingFit, ...]
+    verdict: Verdict
+    pictures: tuple[Picture, ...]
+
+    @property
+    def date(self) -> datetime.date:
+        """The day, in UTC, on which the run started."""
+        started = self.run.started_at or self.run.environment.captured_at
+        return datetime.datetime.fromisoformat(started).date()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,77 +55,16 @@ class Section:
     """Name of its figure; empty without one."""
     table: Table
     details: Table | None
-    """The same with every metric's interval; None where no case has one."""
+    """The same with the interval of every metric; None if no case has one."""
     effects: tuple[str, ...]
-    """What each axis does to the speed."""
     notes: tuple[str, ...]
     common: str
     """The observed configuration that all its cases share."""
     effective: Table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportContext:
-    """Everything a report says."""
-
-    title: str
-    date: str
-    author: str
-    version: int
-    run: Run
-    device: str
-    branch: str
-    commit: str
-    verdict: Verdict
-    summary: tuple[str, ...]
-    rules: Table
-    environment: Table
-    sections: tuple[Section, ...]
-    expectations: Table | None
-    target_warnings: tuple[str, ...]
-    dead_axes: tuple[str, ...]
-    """Values that do the same as others, and speeds that do not move."""
-    compared: str
-    """Of how many pairs of cases it is known whether they did the same."""
-    flags: tuple[str, ...]
-    """Variables, and whether anything asked for them."""
-    scaling: Table | None
-    scaling_pictures: tuple[str, ...]
-    telemetry_picture: str
-    telemetry_missing: str
-    """Why there is no figure of utilisation over time; empty where there is one."""
-    ran: Ran
-    failures: tuple[Failure, ...]
-    not_run: Table | None
-    cost: Table | None
-    commands: tuple[str, ...]
-    dirty: bool
-    artefacts: tuple[str, ...]
-    elapsed: str
-    time_use: str
-    timeline: Table
-    steadiness: Table | None
-    """Spread within and between processes, a case a row; None where nothing was timed."""
-    proof: str
-    """How the instrument's proof ended, or why there is none."""
-    proof_checks: Table | None
-    figures: Mapping[str, tuple[str, str]]
-    """Name of a picture -> (alternative text, relative link)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """A report before it has a version: all analysis done, all pictures drawn."""
-
-    run: Run
-    summaries: tuple[CaseSummary, ...]
-    fits: tuple[ScalingFit, ...]
-    verdict: Verdict
-    pictures: tuple[Picture, ...]
-
-
 def analyse(run: Run) -> Content:
-    """Do all that does not depend on where the report is written."""
+    """Do everything that does not depend on where the report is written."""
     summaries = summarise(run)
     fits = scaling.fit(summaries)
     verdict = gate.judge(run.suite, run.environment, summaries, fits)
@@ -121,75 +78,64 @@ def analyse(run: Run) -> Content:
 
 
 def build(
-    content: Content,
-    *,
-    date: datetime.date,
-    author: str,
-    version: int,
-    directory: Path,
-    links: Mapping[str, str],
-) -> ReportContext:
-    """The record that the template prints.
+    content: Content, *, author: str, version: int, directory: Path, links: Mapping[str, str]
+) -> dict[str, object]:
+    """The values that the template prints, by name.
 
     Args:
-        directory: Where the report will lie; records under it are linked, not only named.
+        directory: Folder of the report; records below it are linked.
         links: Name of a picture -> its path relative to the report.
     """
     run, summaries, fits = content.run, content.summaries, content.fits
     suite, env = run.suite, run.environment
+    no_git = "not available (not a git repository)"
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
     axis_effects = effects(summaries)
     odd = oddities(run, summaries)
-    return ReportContext(
-        title=f"{date:%Y-%m-%d} Test Engineer Report - {suite.subject} v{version}",
-        date=f"{date:%Y-%m-%d}",
-        author=author,
-        version=version,
-        run=run,
-        device=text.device(env),
-        branch=env.git.branch if env.git else "not available (not a git repository)",
-        commit=env.git.commit if env.git else "not available (not a git repository)",
-        verdict=content.verdict,
-        summary=(
-            *text.executive_summary(
-                run, summaries, content.verdict, axis_effects, assessments, fits, targets
-            ),
-            *in_brief(run, summaries),
-            *text.oddities_in_brief(odd),
+    used = time_use(run)
+    return {
+        "title": f"{content.date} Test Engineer Report - {suite.subject} v{version}",
+        "date": str(content.date),
+        "author": author,
+        "run": run,
+        "device": text.device(env),
+        "branch": env.git.branch if env.git else no_git,
+        "commit": env.git.commit if env.git else no_git,
+        "dirty": env.uncommitted,
+        "verdict": content.verdict,
+        "decided_by": decided_by(content.verdict),
+        "summary": (
+            *verdict_bullets(content.verdict),
+            *text.executive_summary(run, summaries, axis_effects, assessments, fits, targets, odd),
+            *longest_wait(run, summaries),
         ),
-        ran=ran(run, summaries),
-        rules=tables.rules(content.verdict),
-        environment=tables.environment(env, run),
-        sections=tuple(_sections(run, summaries, axis_effects, drawn)),
-        expectations=tables.expectations(assessments) if assessments else None,
-        target_warnings=tuple(f"{text.target_text(t)}." for t in targets),
-        dead_axes=text.oddity_sentences(odd),
-        compared=text.coverage_sentence(odd),
-        flags=text.flag_sentences(run),
-        scaling=tables.scaling(fits) if fits else None,
-        scaling_pictures=tuple(n for n in drawn if n.startswith("scaling-")),
-        telemetry_picture="utilisation" if "utilisation" in drawn else "",
-        telemetry_missing=_telemetry_missing(run),
-        failures=failures(summaries, run),
-        not_run=tables.not_run(summaries, run),
-        cost=tables.cost(summaries, run),
-        commands=_commands(run),
-        dirty=env.uncommitted,
-        artefacts=_artefacts(run, directory),
-        elapsed=_elapsed(run),
-        time_use=text.time_use_sentence(used)
-        if (used := time_use(run))
-        else "unknown"
-        if run.measurements
-        else "no process ran",
-        timeline=tables.timeline(run),
-        steadiness=steadiness.table(spreads(run), summaries),
-        proof=steadiness.proof(run),
-        proof_checks=steadiness.proof_checks(run),
-        figures=drawn,
-    )
+        "rules": tables.rules(content.verdict),
+        "sections": _sections(run, summaries, axis_effects, drawn),
+        "profile": profile_section(run, summaries),
+        "oddities": text.oddity_sentences(odd),
+        "compared": text.coverage_sentence(odd),
+        "flags": tuple(text.flag_sentences(run)),
+        "failures": failures(summaries, run),
+        "not_run": tables.not_run(summaries, run),
+        "expectations": tables.expectations(assessments) if assessments else None,
+        "low_targets": tuple(f"{text.target_text(t)}." for t in targets),
+        "scaling": tables.scaling(fits) if fits else None,
+        "scaling_pictures": tuple(n for n in drawn if n.startswith("scaling-")),
+        "telemetry_missing": "" if "utilisation" in drawn else _telemetry_missing(run),
+        "steadiness": steadiness.table(spreads(run), summaries),
+        "self_test": steadiness.self_test_sentence(run),
+        "self_test_checks": steadiness.self_test_checks(run),
+        "cost": tables.cost(summaries, run),
+        "environment": tables.environment(env, run),
+        "elapsed": _elapsed(run),
+        "time_use": text.time_use_sentence(used) if used else "not available",
+        "timeline": tables.timeline(run),
+        "commands": _commands(run),
+        "artefacts": _artefacts(run, directory),
+        "figures": drawn,
+    }
 
 
 def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
@@ -216,7 +162,7 @@ def _pictures(
 
 
 def _group_labels(fits: Sequence[ScalingFit]) -> dict[str, str]:
-    """Group -> what tells it from the other groups of the figure."""
+    """Group -> the parts of its id that differ from the other groups of the figure."""
     parts = {f.group: f.group.split("/") for f in fits}
     shared = set.intersection(*(set(p) for p in parts.values()))
     return {group: " ".join(x for x in p if x not in shared) or p[1] for group, p in parts.items()}
@@ -233,8 +179,6 @@ def _representative(run: Run) -> Measurement | None:
 
 
 def _telemetry_missing(run: Run) -> str:
-    if _representative(run) is not None:
-        return ""
     reasons = dict.fromkeys(
         why for m in run.measurements if m.telemetry for why in m.telemetry.unavailable.values()
     )
@@ -301,14 +245,12 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         return f"[`{inside}`]({quote(str(inside))})" if link else f"`{inside}`"
 
     lines = [
-        f"{named(folder / 'run.jsonl')}: environment, suite and every measurement, samples included"
+        f"{named(folder / 'run.jsonl')}: environment, suite and every measurement with its samples"
     ]
     if logs := sorted({m.log for m in run.measurements if m.log}):
-        # No link: logs stay on the machine that ran this, and reports are read elsewhere.
+        # No link: logs stay on the machine of the run, and reports are read elsewhere.
         where = named(folder / PurePath(logs[0]).parent, link=False)
-        lines.append(
-            f"{where}: output of {len(logs)} {'process' if len(logs) == 1 else 'processes'}"
-        )
+        lines.append(f"{where}: output of {text.plural('process', len(logs))}")
     return tuple(lines)
 
 

@@ -1,4 +1,4 @@
-"""The section "What went wrong": a failed case, its evidence, and how to see it again."""
+"""The section "Failures": each failed case, its evidence, and how to run it again."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -7,32 +7,33 @@ from pathlib import Path, PurePath
 
 from harness import units
 from harness.records import CaseSummary, Evidence, Measurement, NonFiniteOrigin, Outcome, Run
+from harness.report.text import outcome_name
 
-WRONG = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
+FAILED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One case that failed, in the report's words."""
+    """One failed case, in the words of the report."""
 
     case_id: str
     outcome: str
     detail: str
     allowed: str
-    """Why the suite expects it; empty where it does not."""
+    """Why the suite allows it; empty if it does not."""
     facts: tuple[str, ...]
-    """What the evidence says beyond the detail."""
+    """What the evidence adds to the detail."""
     command: str
-    """Runs the case again with nothing around it; empty where there is no such script."""
+    """Runs the case alone; empty without a script."""
     files: str
-    """The other files of evidence, and what could not be had."""
+    """The other files of evidence, and those that are missing, with the reason."""
 
 
 def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
     """Every case of the run that ended otherwise than OK or unsupported, in the suite's order."""
     found = []
     for s in summaries:
-        bad = next((m for m in run.of(s.case.case_id) if m.outcome in WRONG), None)
+        bad = next((m for m in run.of(s.case.case_id) if m.outcome in FAILED), None)
         if bad is not None:
             found.append(_failure(s, bad, run))
     return tuple(found)
@@ -43,7 +44,7 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     script = next((f.path for f in evidence.files if f.name == "reproduce" and f.path), "")
     return Failure(
         case_id=s.case.case_id,
-        outcome=m.outcome.value.replace("_", " "),
+        outcome=outcome_name(m.outcome),
         detail=m.detail.partition("\n")[0],
         allowed=s.case.allow.get(m.outcome, ""),
         facts=tuple(_facts(evidence)),
@@ -54,20 +55,16 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
 
 def _facts(evidence: Evidence) -> Iterator[str]:
     if evidence.silent_s is not None and evidence.stall_limit_s is not None:
-        runs = evidence.runs
-        step = ""
-        if runs is not None:
-            step = f", at least {runs} steps finished"
+        steps = f"; at least {evidence.runs} steps finished" if evidence.runs is not None else ""
         yield (
-            f"judged after {units.duration(evidence.silent_s)} of silence, "
-            f"{units.duration(evidence.stall_limit_s)} were allowed{step}"
+            f"silent for {units.duration(evidence.silent_s)} "
+            f"(limit {units.duration(evidence.stall_limit_s)}){steps}"
         )
     if evidence.last_kernel:
         yield f"last kernel: {evidence.last_kernel}"
     if evidence.frame and not evidence.silent_s:
         yield f"innermost frame: {evidence.frame}"
-    for origin in evidence.origins:
-        yield _origin(origin)
+    yield from map(_origin, evidence.origins)
 
 
 def _origin(o: NonFiniteOrigin) -> str:
@@ -83,7 +80,7 @@ def _origin(o: NonFiniteOrigin) -> str:
 
 
 def _files(evidence: Evidence, log: str, *, beside: str) -> str:
-    """The files, by name where they lie beside the script; the log; and what could not be had."""
+    """The files, by name if they are beside the script; the missing ones; the log."""
     parts = []
     for file in evidence.files:
         path = PurePath(file.path)

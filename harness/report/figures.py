@@ -1,7 +1,6 @@
-"""The figures of a report, drawn from records to PNG bytes.
+"""The figures of a report, drawn from records to PNG bytes; None if there is nothing to draw.
 
-Each function returns None where there is nothing to draw. Matplotlib is used through its
-objects only (Figure, Axes, Agg): no pyplot, no global state, no display.
+Matplotlib is used through its objects (Figure, Axes, Agg): no pyplot, global state or display.
 """
 
 import io
@@ -30,6 +29,7 @@ from harness.records import (
     Suite,
     gpu_matches,
 )
+from harness.report.text import outcome_name
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -42,16 +42,16 @@ INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 WIDTH_IN = 8.6
 ROW_IN = 0.27
 LONG_LABEL = 36
-"""Letters past which the names of lines stand below a figure."""
+"""Letters from which the names of lines are below a figure."""
 LONG_ROW = 50
-"""Letters past which the name of a row is folded."""
+"""Letters from which the name of a row is folded."""
 LOG_FROM = 12.0
 """Largest value over smallest from which an axis becomes logarithmic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One figure: PNG bytes, the words for those who do not see it, and its file name's end."""
+    """One figure: the end of its file name, its alternative text, its PNG bytes."""
 
     name: str
     alt: str
@@ -65,12 +65,10 @@ def throughput(
     suite: Suite,
     environment: Environment,
 ) -> Picture | None:
-    """Every case of a workload on one row: its speed, its interval, what was asked of it.
-
-    Tokens/s where the workload counts tokens, step time otherwise.
+    """One row a case: tokens/s, or step time without tokens, with interval and thresholds.
 
     Args:
-        labels: Case id -> the short name that stands on the row.
+        labels: Case id -> the short name of its row.
     """
     speeds = [s for s in summaries if s.outcome is Outcome.OK]
     metric = "tokens_per_s" if any("tokens_per_s" in s.metrics for s in speeds) else "step_s"
@@ -82,7 +80,7 @@ def throughput(
         (s for s in speeds if metric in s.metrics), key=lambda s: s.metrics[metric].value
     )
     worst, best = ranked[0].metrics[metric], ranked[-1].metrics[metric]
-    # An interval has room up to thrice the largest value; past that it would squeeze all else.
+    # An interval is drawn up to three times the largest value, to leave room for the others.
     ends = [e for s in ranked if (e := s.metrics[metric].high) is not None]
     seen += [min(max(ends), 3 * max(seen))] if ends else []
     seen += [b for s in summaries if (b := _bound(s, metric)) is not None]
@@ -118,7 +116,7 @@ def scaling(
     """Step time along an axis, both logarithmic, one line per group.
 
     Args:
-        labels: Group -> the short name that stands at the end of its line.
+        labels: Group -> the short name at the end of its line.
     """
     drawn = [f for f in fits if any(p.step_s or p.lower_bound_s for p in f.points)]
     if not any(f.exponent for f in drawn):
@@ -153,7 +151,7 @@ def scaling(
     names = [text for _, text, _ in ends]
     if max(map(len, names)) <= LONG_LABEL:
         _end_labels(axes, ends)
-    else:  # beside their lines they would take the room that the curves need
+    else:  # beside their lines they would leave no room for the curves
         figure.legend(handles, names, loc="outside lower left", frameon=False, fontsize=8.5)
     alt = f"Step time of {workload} along {axis}; exponents: {', '.join(names)}"
     return Picture(name=f"scaling-{slug(workload)}-{slug(axis)}", alt=alt, png=_png(figure))
@@ -164,15 +162,7 @@ def telemetry(measurement: Measurement, label: str) -> Picture | None:
     seen = measurement.telemetry
     if seen is None or len(seen.t_s) < 2:
         return None
-    panels = [
-        (channel, name, size, top)
-        for channel, name, size, top in (
-            ("gpu_utilisation", "GPU busy (%)", 0.01, 105.0),
-            ("cpu_utilisation", "CPU (cores)", 1.0, None),
-            ("gpu_power_w", "GPU power (W)", 1.0, None),
-        )
-        if any(v is not None for v in seen.channels.get(channel, ()))
-    ]
+    panels = [p for p in _PANELS if any(v is not None for v in seen.channels.get(p[0], ()))]
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH_IN, 0.9 + 1.25 * len(panels)), layout="constrained")
@@ -195,17 +185,23 @@ def telemetry(measurement: Measurement, label: str) -> Picture | None:
 
 
 def slug(text: str) -> str:
-    """The text as the part of a file name that needs no quoting anywhere."""
+    """The text as part of a file name, without characters that need quoting."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
 # --- parts -------------------------------------------------------------------------------
 
+_PANELS = (
+    ("gpu_utilisation", "GPU busy (%)", 0.01, 105.0),
+    ("cpu_utilisation", "CPU (cores)", 1.0, None),
+    ("gpu_power_w", "GPU power (W)", 1.0, None),
+)
+"""Channel, title, unit in SI, top of the axis."""
 _THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
 
 
 def _folded(label: str) -> str:
-    """The label on as many lines as leave more than half of the figure to the numbers."""
+    """The label on several lines, so that more than half of the figure is left for numbers."""
     lines = [""]
     for part in label.split("  "):
         if lines[-1] and len(lines[-1]) + len(part) > LONG_ROW - 2:
@@ -255,7 +251,7 @@ def _bound(summary: CaseSummary, metric: str) -> float | None:
 def _thresholds(
     summary: CaseSummary, metric: str, suite: Suite, environment: Environment
 ) -> dict[str, float]:
-    """`go` and `abort` of the first rule on this metric that is about this case, here."""
+    """`go` and `abort` of the first rule on this metric that applies to this case."""
     for rule in suite.rules:
         about = rule.metric == metric and rule.match.accepts(summary.case)
         if about and gpu_matches(rule.gpu, environment.device_name):
@@ -286,7 +282,7 @@ def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
 
 
 def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) -> None:
-    """One row: a dot with its interval, an arrow for a bound, or a word for no number."""
+    """One row: a dot with its interval, an arrow for a bound, or the outcome."""
     estimate = summary.metrics.get(metric) if summary.outcome is Outcome.OK else None
     bound = _bound(summary, metric)
     shown = units.duration if metric == "step_s" else units.tokens_per_s
@@ -301,12 +297,11 @@ def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) 
         axes.plot(estimate.value, row, "o", ms=5.5, mfc=face, mec=colour, zorder=3)
         _beside(axes, (right, row), units.value(metric, estimate), INK)
     elif bound is not None:
-        marker, sign = (">", ">") if metric == "step_s" else ("<", "<")
-        axes.plot(bound, row, marker, ms=6.5, mfc="white", mec=colour, zorder=3)
+        sign = ">" if metric == "step_s" else "<"
+        axes.plot(bound, row, sign, ms=6.5, mfc="white", mec=colour, zorder=3)
         _beside(axes, (bound, row), f"{sign} {shown(bound)} (timeout)", MUTED)
     else:
-        word = "not run" if summary.outcome is None else summary.outcome.value.replace("_", " ")
-        _beside(axes, (axes.get_xlim()[0], row), word, MUTED)
+        _beside(axes, (axes.get_xlim()[0], row), outcome_name(summary.outcome), MUTED)
 
 
 def _beside(axes: Axes, at: tuple[float, float], text: str, colour: str) -> None:
@@ -353,14 +348,14 @@ def _legend(
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str, line: str) -> float:
-    """Draw one group; return the height at which its line ends, for the label."""
+    """Draw one group; return the height at which its line ends."""
     timed = [p for p in fit.points if p.step_s is not None]
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
-    xs, ys = [p.x for p in timed], [_time(p) for p in timed]
     for p in timed:
         e = p.step_s
         if e is not None and e.low is not None and e.high is not None:
             axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
+    xs, ys = [p.x for p in timed], [_time(p) for p in timed]
     axes.plot(xs, ys, marker, color=colour, ms=5, ls="" if fit.exponent else "-", lw=1)
     for p in bounds:
         axes.plot(p.x, _time(p), marker, color=colour, ms=5, mfc="white")
@@ -379,15 +374,12 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str, line: str) -> 
 
 
 def _time(point: ScalingPoint) -> float:
-    if point.step_s is not None:
-        return point.step_s.value
-    if point.lower_bound_s is not None:
-        return point.lower_bound_s
-    raise ValueError(f"{point.case_id} has neither a time nor a bound")
+    """The time of a point or its bound; a drawn point has one of them."""
+    return point.step_s.value if point.step_s else point.lower_bound_s or math.nan
 
 
 def _end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Name each line at its right end, pushed apart where they would overlap."""
+    """Name each line at its right end, without overlap."""
     low, high = (math.log(y) for y in axes.get_ylim())
     gap = 0.052
     placed = -math.inf

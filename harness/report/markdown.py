@@ -1,4 +1,4 @@
-"""Text of others, made safe to stand in Markdown, in XML and in a workflow command."""
+"""Text from elsewhere, made safe for Markdown, XML and workflow commands."""
 
 import re
 
@@ -6,23 +6,24 @@ ELLIPSIS = "…"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#])")
+_CODE_OR_TAG = re.compile(r"((?<![`\\])`[^`]+`(?!`))|<")
+"""A code span of single backticks; any other is taken for text."""
 ZERO_WIDTH_SPACE = "\u200b"
 
 
 def plain(text: str) -> str:
-    """Without what a terminal, XML or a reader's eye would take for something else."""
+    """Without characters that a terminal or XML interprets, or that deceive the eye."""
     return _BIDI.sub("\N{REPLACEMENT CHARACTER}", _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
 
 
 def clipped(text: str, most: int) -> str:
-    """At most so many characters, the last one an ellipsis where something is missing."""
+    """At most `most` characters; the last one is an ellipsis if the text was longer."""
     return text if len(text) <= most else text[: most - 1] + ELLIPSIS
 
 
 def cell(text: str, most: int = 300) -> str:
     """Text of a Markdown table's cell: one line, no markup, no link, no mention."""
-    line = clipped(" ".join(plain(text).split()), most)
-    escaped = _MARKDOWN.sub(r"\\\1", line)
+    escaped = _MARKDOWN.sub(r"\\\1", clipped(" ".join(plain(text).split()), most))
     # GitHub links bare addresses and notifies people whatever is escaped around them.
     quiet = escaped.replace("@", f"@{ZERO_WIDTH_SPACE}").replace("://", f":{ZERO_WIDTH_SPACE}//")
     return re.sub(r"\bwww\.", f"www{ZERO_WIDTH_SPACE}.", quiet, flags=re.IGNORECASE)
@@ -35,11 +36,11 @@ def code(text: str, most: int = 300) -> str:
 
 
 def table_cell(text: str) -> str:
-    """Text that cannot break a Markdown table: one line, no bare pipe, closed code spans."""
-    text = re.sub(r"\\*\|", r"\\|", line(text))
-    return text if text.count("`") % 2 == 0 else text.replace("`", "'")
+    """Text that cannot break a Markdown table: a line without a bare pipe."""
+    return re.sub(r"\\*\|", r"\\|", line(text))
 
 
 def line(text: str) -> str:
-    """Text on one line, with HTML defused."""
-    return " ".join(text.split()).replace("<", "&lt;")
+    """Text on one line, with closed code spans, and without HTML outside of them."""
+    text = text if text.count("`") % 2 == 0 else text.replace("`", "'")
+    return _CODE_OR_TAG.sub(lambda m: m[1] or "&lt;", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""The section "What ran": where the time goes, kernels or operators, counts, and what was asked."""
+"""The section "Profile": where the time goes, kernels or operators, exact counts, requirements."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from harness.records import (
     Run,
     Use,
 )
+from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table, labels
-from harness.report.text import command_text, folder_text, variables_text
+from harness.report.text import command_text, folder_text, plural, unavailable, variables_text
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -24,7 +25,7 @@ LARGE = 0.1
 MOST = 3
 """Cases that have a sentence."""
 GAPPY = 0.5
-"""Share of a step's time without device work from which the summary says so."""
+"""Share of a step without device work from which the summary mentions it."""
 LETTERS = 60
 """Of a name."""
 _HEADS = {
@@ -38,76 +39,86 @@ _HEADS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class ProfileSection:
     """What the section shows."""
 
     programs: Table | None
-    """What command each case of a program is; None where none is."""
-    asked: str
-    """What the suite states of kernels and operators, and what became of it; empty for nothing."""
+    """The command of each case that is a program."""
+    required: str
+    """How many cases require kernels or operators, and whether those ran; empty if none does."""
     where: tuple[str, ...]
     """Where a step's time goes, in the MOST cases that wait most, or take longest."""
     parts: Table | None
-    """The same of every workload and provider, with its kernels, or without a GPU its operators."""
+    """The same for every workload and provider, with kernels, or without a GPU with operators."""
     counts: Table | None
     missing: tuple[str, ...]
-    """Why counts or a census are missing, and what hides operators."""
+    """Why counts or a profile are missing, and what hides operators."""
 
 
-def ran(run: Run, summaries: Sequence[CaseSummary]) -> Ran:
-    """What the measurements say of what ran."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Profiled:
+    """The profiled case of one workload and provider that has the longest step."""
+
+    case_id: str
+    breakdown: Breakdown
+    profile: Profile
+
+
+def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> ProfileSection:
     first = {s.case.case_id: _first(run, s) for s in summaries}
-    typical = _typical(summaries, first)
-    return Ran(
+    longest = _longest(summaries, first)
+    ranked = sorted(
+        longest, key=lambda p: (p.breakdown.launch_gap or 0.0, p.breakdown.step_s), reverse=True
+    )
+    sentences = ((p.case_id, _step_sentence(p.breakdown)) for p in ranked[:MOST])
+    return ProfileSection(
         programs=_programs(run, summaries),
-        asked=_asked(summaries),
-        where=tuple(_where(typical)),
-        parts=_parts(typical),
+        required=_required(summaries),
+        where=tuple(f"`{case_id}`: {text}." for case_id, text in sentences if text),
+        parts=_parts(longest),
         counts=_counts(summaries, first),
-        missing=tuple(_missing(summaries, first)),
+        missing=tuple(_missing(first)),
     )
 
 
-def in_brief(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
-    """One sentence on the case whose step waits most for the host; none where none waits long."""
+def longest_wait(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
+    """One sentence on the case whose GPU waits most for the host, if one waits long."""
     found = []
     for s in summaries:
         m = _first(run, s)
         b = m.breakdown if m else None
         if b is not None and (gap := b.launch_gap) is not None and gap >= GAPPY:
-            found.append((gap, s, b))
-    if not found:
-        return
-    _, summary, worst = max(found, key=lambda f: f[0])
-    yield (
-        f"In {len(found)} {'case' if len(found) == 1 else 'cases'} the device waits for the host "
-        f"most of a step; most in `{summary.case.case_id}`: {_gap(worst)}."
-    )
+            found.append((gap, s.case.case_id, b))
+    if found:
+        _, case_id, worst = max(found, key=lambda f: f[0])
+        yield (
+            f"In {plural('case', len(found))} the GPU waits for the host most of the time. "
+            f"The worst is `{case_id}`: {_step_sentence(worst)}."
+        )
 
 
 def _first(run: Run, summary: CaseSummary) -> Measurement | None:
-    """The first process that tells anything."""
+    """The first process with counters or a profile."""
     return next((m for m in run.of(summary.case.case_id) if m.counters or m.census), None)
 
 
-def _typical(
+def _longest(
     summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
-) -> list[tuple[CaseSummary, Breakdown, Profile]]:
-    """Of each workload and provider the case with the longest step."""
-    longest: dict[tuple[str, str], tuple[CaseSummary, Breakdown, Profile]] = {}
+) -> list[_Profiled]:
+    longest: dict[tuple[str, str], _Profiled] = {}
     for s in summaries:
         m = first[s.case.case_id]
-        if s.outcome is not Outcome.OK or m is None or m.census is None:
+        if s.outcome is not Outcome.OK or m is None or m.census is None or m.breakdown is None:
             continue
-        b = m.breakdown
         key = s.case.workload, s.case.provider
-        if b is not None and (key not in longest or b.step_s > longest[key][1].step_s):
-            longest[key] = s, b, m.census
+        if key not in longest or m.breakdown.step_s > longest[key].breakdown.step_s:
+            longest[key] = _Profiled(
+                case_id=s.case.case_id, breakdown=m.breakdown, profile=m.census
+            )
     return list(longest.values())
 
 
 def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
-    cases = [s.case for s in summaries if s.case.program]
     rows = [
         (
             f"`{case.case_id}`",
@@ -115,7 +126,8 @@ def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
             f"`{folder_text(case, run.of(case.case_id))}`",
             variables_text(case) or NONE,
         )
-        for case in cases
+        for case in (s.case for s in summaries)
+        if case.program
     ]
     if not rows:
         return None
@@ -125,70 +137,55 @@ def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
 # --- where the step goes -----------------------------------------------------------------
 
 
-def _where(typical: Sequence[tuple[CaseSummary, Breakdown, Profile]]) -> Iterable[str]:
-    ranked = sorted(typical, key=lambda t: (t[1].launch_gap or 0.0, t[1].step_s), reverse=True)
-    for summary, b, _ in ranked[:MOST]:
-        if said := _host(b) if b.launch_gap is None else _gap(b):
-            yield f"`{summary.case.case_id}`: {said}."
+def _step_sentence(b: Breakdown) -> str:
+    """the GPU waits for the host in 83 % of the step (busy 12 ms of 71 ms), 64 % of that before
+    kernels of nsa.select; the host is meanwhile most often in nsa/selected.py:120 gather (41 %)
 
-
-def _gap(b: Breakdown) -> str:
-    """83 % of the step is launch gap (device busy 12 ms of 71 ms), 64 % of it before kernels of
-    nsa.select; the host is then mostly in nsa/selected.py:120 gather (41 %)"""
-    busy = b.device_busy_s or 0.0
-    named = _most(b.gap_by_range)
-    text = (
-        f"{units.percent(b.launch_gap or 0.0)} of the step is launch gap (device busy "
-        f"{units.duration(busy)} of {units.duration(b.step_s)})"
-    )
-    if named:
-        name, share = named
-        text += f", {units.percent(share)} of it before kernels of {name}"
-    if frame := _frame(b, named):
-        text += f"; the host is then most often in {frame}"
-    return text
-
-
-def _host(b: Breakdown) -> str:
-    """56 % of the host's time is in nsa.select; most often in nsa/selected.py:242 copy (41 %)"""
+    Without a GPU: 56 % of the host's time is in nsa.select; most often in ...
+    """
+    named = _largest(b.host_by_range if b.launch_gap is None else b.gap_by_range)
+    frame = _frame(b, named)
     parts = []
-    named = _most(b.host_by_range)
-    if named:
-        name, share = named
-        parts.append(f"{units.percent(share)} of the host's time is in {name}")
-    if frame := _frame(b, named):
-        parts.append(f"most often in {frame}")
-    return "; ".join(parts)
+    if b.launch_gap is not None:
+        text = (
+            f"the GPU waits for the host in {units.percent(b.launch_gap)} of the step "
+            f"(busy {units.duration(b.device_busy_s or 0.0)} of {units.duration(b.step_s)})"
+        )
+        if named:
+            text += f", {units.percent(named[1])} of that before kernels of {named[0]}"
+        parts.append(text)
+        frame = frame and f"the host is meanwhile most often in {frame}"
+    else:
+        if named:
+            parts.append(f"{units.percent(named[1])} of the host's time is in {named[0]}")
+        frame = frame and f"most often in {frame}"
+    return "; ".join(filter(None, (*parts, frame)))
 
 
-def _most(shares: Mapping[str, float]) -> tuple[str, float] | None:
-    """The range with the largest share; None where no range has a large one."""
+def _largest(shares: Mapping[str, float]) -> tuple[str, float] | None:
+    """The range with the largest share; None if no range has a large one."""
     named = [(name, share) for name, share in shares.items() if name and share >= LARGE]
     return max(named, key=lambda pair: pair[1], default=None)
 
 
 def _frame(b: Breakdown, named: tuple[str, float] | None) -> str:
-    """The function seen most often, in that range if in any; empty where none was seen."""
+    """The function seen most often, within that range if possible; empty without frames."""
     inside = [f for f in b.frames if named and f.where == named[0]]
-    for frame in inside or b.frames:
-        return f"`{frame.function}` ({units.percent(frame.share)})"
-    return ""
+    return next((f"`{f.function}` ({units.percent(f.share)})" for f in inside or b.frames), "")
 
 
-# --- names -------------------------------------------------------------------------------
-
-
-def _parts(typical: Sequence[tuple[CaseSummary, Breakdown, Profile]]) -> Table | None:
-    on_device = any(b.launch_gap is not None for _, b, _ in typical)
+def _parts(longest: Sequence[_Profiled]) -> Table | None:
+    on_device = any(p.breakdown.launch_gap is not None for p in longest)
     rows = []
-    for s, b, census in typical:
+    for p in longest:
+        b = p.breakdown
         gap = NONE if b.launch_gap is None else units.percent(b.launch_gap)
-        named = _most(b.gap_by_range if on_device else b.host_by_range)
-        uses = census.kernels if on_device else census.operators
+        named = _largest(b.gap_by_range if on_device else b.host_by_range)
+        uses = p.profile.kernels if on_device else p.profile.operators
         total = sum(u.time_s for u in uses)
         rows.append(
             (
-                f"`{s.case.case_id}`",
+                f"`{p.case_id}`",
                 *([gap] if on_device else []),
                 f"{named[0]} {units.percent(named[1])}" if named else NONE,
                 _frame(b, named) or NONE,
@@ -197,17 +194,16 @@ def _parts(typical: Sequence[tuple[CaseSummary, Breakdown, Profile]]) -> Table |
         )
     if not rows:
         return None
-    head: tuple[str, ...] = ("case", "most of the host's time", "most often at", "operators")
+    head: tuple[str, ...] = ("case", "most of the host's time", "most often in", "operators")
     if on_device:
-        head = ("case", ">launch gap", "most of it before", "host then at", "kernels")
+        head = ("case", ">GPU waits", "mostly before kernels of", "host meanwhile in", "kernels")
     return Table(columns=head, rows=tuple(rows))
 
 
 def _use(use: Use, total_s: float) -> str:
-    name = use.name if len(use.name) <= LETTERS else use.name[: LETTERS - 1] + "…"
     where = f" in {use.where}" if use.where else ""
     share = f" {units.percent(use.time_s / total_s)}" if total_s else ""
-    return f"`{name}`{where} ×{use.calls:g}{share}"
+    return f"`{clipped(use.name, LETTERS)}`{where} ×{use.calls:g}{share}"
 
 
 # --- counts ------------------------------------------------------------------------------
@@ -216,107 +212,80 @@ def _use(use: Use, total_s: float) -> str:
 def _counts(
     summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
 ) -> Table | None:
-    """A case a row; cases of one workload and provider that count alike share one."""
+    """A case a row; cases of one workload and provider with equal counts share one."""
+    counted = [m.counters for m in first.values() if m and m.counters]
     shown = [
         name
         for name in COUNTERS
         if any(name in s.metrics for s in summaries)
-        or any(m and m.counters and getattr(m.counters, name) is not None for m in first.values())
+        or any(getattr(c, name) is not None for c in counted)
     ]
     names = labels([s.case for s in summaries])
     rows: dict[tuple[str, ...], list[str]] = {}
     for s in summaries:
-        if first[s.case.case_id] is None:
-            continue
-        cells = tuple(_count(s, first[s.case.case_id], name) for name in shown)
-        rows.setdefault((f"{s.case.workload}/{s.case.provider}", *cells), []).append(
-            names[s.case.case_id]
-        )
+        m = first[s.case.case_id]
+        if m is not None:
+            cells = tuple(_count(s, m, name) for name in shown)
+            head = f"{s.case.workload}/{s.case.provider}"
+            rows.setdefault((head, *cells), []).append(names[s.case.case_id])
     if not rows or not shown:
         return None
-    several = {head for head in (r[0] for r in rows) if sum(r[0] == head for r in rows) > 1}
+    heads = [head for head, *_ in rows]
     table: list[tuple[str, ...]] = []
-    for (head, *counted), members in rows.items():
-        what = f"`{head}`" if head not in several else f"`{head}`: {_members(members, head)}"
-        table.append((what, *counted))
+    for (head, *counts), members in rows.items():
+        alone = heads.count(head) == 1
+        table.append((f"`{head}`" if alone else f"`{head}`: {_members(members, head)}", *counts))
     return Table(columns=("cases", *(f">{_HEADS[n]}" for n in shown)), rows=tuple(table))
 
 
 def _members(names: Sequence[str], head: str) -> str:
     provider = head.partition("/")[2]
-    short = [" ".join(n.replace(provider, "", 1).split()) or n for n in names]
-    return " or ".join(short)
+    return " or ".join(" ".join(n.replace(provider, "", 1).split()) or n for n in names)
 
 
-def _count(summary: CaseSummary, m: Measurement | None, name: str) -> str:
-    """The count; `12?` where steps or processes disagree."""
+def _count(summary: CaseSummary, m: Measurement, name: str) -> str:
+    """The count; `12?` if steps or processes differ."""
     if name in summary.metrics:
         return units.cell(name, summary.metrics[name])
-    value = getattr(m.counters, name) if m and m.counters else None
+    value = getattr(m.counters, name) if m.counters else None
     return NONE if value is None else f"{value:,}?"
 
 
-def _missing(
-    summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
-) -> Iterable[str]:
-    """Reasons, each once, with its cases unless it is all of them."""
-    reasons: dict[str, list[str]] = {}
-    told = [(s, m) for s in summaries if (m := first[s.case.case_id]) is not None]
-    for s, m in told:
-        for name, why in (m.counters.unknown if m.counters else {}).items():
-            reasons.setdefault(f"{_HEADS[name]} unknown: {why}", []).append(s.case.case_id)
-        for what in m.counters.hidden if m.counters else ():
-            text = f"{what}: operators inside are not among those counted"
-            reasons.setdefault(text, []).append(s.case.case_id)
+def _missing(first: Mapping[str, Measurement | None]) -> Iterable[str]:
+    reasons = []
+    known = {case_id: m for case_id, m in first.items() if m is not None}
+    for case_id, m in known.items():
+        if m.counters:
+            reasons += [(_HEADS[name], why, case_id) for name, why in m.counters.unknown.items()]
+            reasons += [
+                (f"operators inside {what}", "not counted", case_id) for what in m.counters.hidden
+            ]
         if m.census and m.census.skipped:
-            reasons.setdefault(f"no census: {m.census.skipped}", []).append(s.case.case_id)
-    by_why: dict[tuple[str, str], list[str]] = {}
-    for text, ids in reasons.items():
-        head, _, why = text.partition(": ")
-        whose = "" if len(ids) == len(told) else f" ({_few(ids)})"
-        by_why.setdefault((why, whose), []).append(head)
-    for (why, whose), heads in by_why.items():
-        yield f"{_joined(heads)}: {why}{whose}."
+            reasons.append(("profile", m.census.skipped, case_id))
+    return unavailable(reasons, len(known))
 
 
-def _joined(heads: Sequence[str]) -> str:
-    """`launches, waits and copies unknown`."""
-    unknown = [h.removesuffix(" unknown") for h in heads if h.endswith(" unknown")]
-    others = [h for h in heads if not h.endswith(" unknown")]
-    if unknown:
-        others.insert(0, f"{', '.join(unknown)} unknown")
-    text = "; ".join(others)
-    return text[:1].upper() + text[1:]
+# --- requirements ------------------------------------------------------------------------
 
 
-def _few(case_ids: Sequence[str], most: int = 2) -> str:
-    rest = len(case_ids) - most
-    shown = ", ".join(f"`{i}`" for i in case_ids[:most])
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
-# --- asked against seen ------------------------------------------------------------------
-
-
-def _asked(summaries: Sequence[CaseSummary]) -> str:
+def _required(summaries: Sequence[CaseSummary]) -> str:
     stating = [s for s in summaries if s.case.kernels or s.case.operators]
     if not stating:
         return ""
-    seen = [s for s in stating if s.attested and not s.kernels_invisible]
-    operators = [s for s in stating if s.attested and s.kernels_invisible]
-    broken = [s for s in stating if s.outcome is Outcome.PATH_MISMATCH]
-    parts = [f"The suite states kernels or operators of {len(stating)} cases"]
-    if seen:
-        parts.append(f"seen as stated in {len(seen)}")
-    if operators:
-        parts.append(f"operators seen as stated in {len(operators)}")
-    if broken:
-        parts.append(f"**not** in {len(broken)}, see What went wrong")
+    seen = sum(bool(s.attested) and not s.kernels_invisible for s in stating)
+    operators = sum(bool(s.attested) and s.kernels_invisible for s in stating)
+    broken = sum(s.outcome is Outcome.PATH_MISMATCH for s in stating)
+    parts = [
+        f"confirmed in {seen}" if seen else "",
+        f"operators confirmed in {operators}" if operators else "",
+        f"**not** met in {broken}, see Failures" if broken else "",
+    ]
     unknown: dict[str, int] = {}
     for s in stating:
         if s.attested is False:
             unknown[s.unattested] = unknown.get(s.unattested, 0) + 1
-    parts += [f"not attested in {n}: {why}" for why, n in unknown.items()]
+    parts += [f"not checked in {n}: {why}" for why, n in unknown.items()]
     if invisible := sum(s.kernels_invisible for s in stating):
-        parts.append(f"kernels not attested in {invisible}: no GPU")
-    return f"{'; '.join(parts)}."
+        parts.append(f"kernels not checked in {invisible}: no GPU")
+    required = f"The suite requires kernels or operators in {plural('case', len(stating))}"
+    return f"{required}: {'; '.join(filter(None, parts))}."

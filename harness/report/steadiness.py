@@ -1,4 +1,4 @@
-"""How far the numbers of a run can be trusted: spread, discards, the instrument's proof."""
+"""How far to trust the numbers of a run: spread, discarded samples, the self-test."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,19 @@ from harness import units
 from harness.analysis.summary import Spread
 from harness.records import CaseSummary, Peaks, Run
 from harness.report.tables import NONE, Table
+from harness.report.text import plural
 
-_ANSWERS = {True: "holds", False: "FAILED", None: "not known"}
+_RESULTS = {True: "ok", False: "FAILED", None: "unknown"}
 
 
 def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | None:
-    """One row a case: spread between and within its processes, and what was left out."""
+    """One row a case: spread between and within its processes, discarded samples, roofline."""
     if not found:
         return None
-    floors = {s.case.case_id: s for s in summaries}
-    known = any(floors[s.case_id].floor_s for s in found)
+    by_id = {s.case.case_id: s for s in summaries}
+    columns = ["case", ">processes", ">samples", ">discarded", ">between", ">within", "steady"]
+    if bounded := any(by_id[s.case_id].floor_s for s in found):
+        columns.append(">roofline bound")
     rows = [
         (
             f"`{s.case_id}`",
@@ -24,59 +27,43 @@ def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | 
             str(s.discarded) if s.discarded else NONE,
             NONE if s.between is None else units.percent(s.between),
             f"{units.percent(s.within)} ({units.percent(s.widest)})",
-            "yes" if not s.unsteady else f"not in {s.unsteady} of {s.processes}",
-            *((_floor(floors[s.case_id]),) if known else ()),
+            f"not in {s.unsteady} of {s.processes}" if s.unsteady else "yes",
+            *((_bound(by_id[s.case_id]),) if bounded else ()),
         )
         for s in found
     ]
-    return Table(
-        columns=(
-            "case",
-            ">processes",
-            ">samples",
-            ">discarded",
-            ">between",
-            ">within",
-            "steady",
-            *((">floor",) if known else ()),
-        ),
-        rows=tuple(rows),
-    )
+    return Table(columns=tuple(columns), rows=tuple(rows))
 
 
-def proof(run: Run) -> str:
-    """How the instrument's proof ended, and what the machine was measured to reach."""
+def self_test_sentence(run: Run) -> str:
+    """How the self-test ended, and which peaks it measured."""
     found = run.proof
     if found is None:
-        return (
-            "The instrument's proof is not in the record: the run is older than it, or unfinished."
-        )
+        return "Not recorded: the run predates the self-test, or is unfinished."
     if found.skipped:
-        return f"The instrument was not put to the proof ({found.skipped}): no floor is known."
+        return f"Skipped ({found.skipped}), so no roofline bound is known."
     unknown = sum(check.holds is None for check in found.checks)
     if found.refuted:
-        ended = "did not prove itself, and nothing was measured with it"
+        ended = "Failed, so nothing was measured"
     elif unknown:
-        ended = f"proved itself, as far as it could be asked ({unknown} unknown)"
+        ended = f"Passed; {plural('check', unknown)} had no answer on this machine"
     else:
-        ended = "proved itself"
-    peaks = _peaks(found.peaks)
-    return (
-        f"The instrument {ended}: {units.utc(found.at)}, {found.device}, "
-        f"{units.duration(found.wall_s)}."
-        + (f" Measured then: {peaks}. Floors rest on these." if peaks else "")
-    )
+        ended = "Passed"
+    text = f"{ended}: {units.utc(found.at)}, {found.device}, {units.duration(found.wall_s)}."
+    if peaks := _peaks(found.peaks):
+        text += f" Measured peaks, on which roofline bounds rest: {peaks}."
+    return text
 
 
-def proof_checks(run: Run) -> Table | None:
-    """Each question with its answer; None where none was asked."""
+def self_test_checks(run: Run) -> Table | None:
+    """Each check with its result; None without a self-test."""
     if run.proof is None or not run.proof.checks:
         return None
-    rows = [(c.name.replace("_", " "), _ANSWERS[c.holds], c.fact) for c in run.proof.checks]
-    return Table(columns=("what", "answer", "seen"), rows=tuple(rows))
+    rows = [(c.name.replace("_", " "), _RESULTS[c.holds], c.fact) for c in run.proof.checks]
+    return Table(columns=("check", "result", "measured"), rows=tuple(rows))
 
 
-def _floor(summary: CaseSummary) -> str:
+def _bound(summary: CaseSummary) -> str:
     if summary.floor_s is None:
         return NONE
     return f"{units.duration(summary.floor_s)} ({summary.floor_by})"

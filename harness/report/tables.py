@@ -1,6 +1,6 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import units
@@ -19,12 +19,20 @@ from harness.records import (
     Scalar,
     Verdict,
 )
-from harness.report.text import outcome_name, requirement_text, rule_sentence
+from harness.report.markdown import clipped
+from harness.report.text import outcome_name, unavailable
+from harness.report.verdict_text import requirement_text, rule_sentence
 
 MAX_AXIS_COLUMNS = 4
+MAX_DETAIL = 240
+"""Letters of a reason."""
 _DETAILS = ("step_cycles",)
-"""Metrics that stand only in the table of details: they say again what another one says."""
+"""Metrics only of the table of details: each repeats another one in another unit."""
 NONE = "–"
+_TITLES = {m.name: m.title for m in METRICS.values()} | {
+    "cpu_utilisation": "CPU cores",
+    "gpu_utilisation": "GPU busy",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +64,8 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     """Speed, utilisation and memory of one workload's cases.
 
     Args:
-        intervals: Give every metric its interval; otherwise only tokens/s and step time
-            have one, which keeps the table narrow enough to read.
+        intervals: Every metric with its interval; otherwise only tokens/s and step time have one,
+            which keeps the table narrow.
     """
     cases = [s.case for s in summaries]
     axes = varying(cases)
@@ -74,35 +82,18 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         metrics = [m for m in metrics if m not in _DETAILS]
     rows = []
     for s in summaries:
-        if heads == ("case",):
-            first = [f"`{names[s.case.case_id]}`"]
-        else:
+        first = [f"`{names[s.case.case_id]}`"]
+        if heads != ("case",):
             first = [units.scalar(v) if (v := s.case.get(a)) is not None else NONE for a in heads]
-        cells = [_metric_cell(s, m, intervals) for m in metrics]
-        rows.append((*first, *cells, _count(s)))
-    titles = {"cpu_utilisation": "CPU cores", "gpu_utilisation": "GPU busy"}
-    columns = (
-        *heads,
-        *(
-            f">{titles.get(m, METRICS[m].title) if m in METRICS else f'{m} ({free[m].unit})'}"
-            for m in metrics
-        ),
-        ">n",
-    )
-    remarks = () if intervals else _missing(summaries, run)  # said once, under the first
+        rows.append((*first, *(_metric_cell(s, m, intervals) for m in metrics), _count(s)))
+    titles = _TITLES | {n: f"{n} ({r.unit})" for n, r in free.items() if n not in METRICS}
+    columns = (*heads, *(f">{titles[m]}" for m in metrics), ">n")
+    remarks = () if intervals else tuple(_missing(summaries, run))
     return Table(columns=columns, rows=tuple(rows), remarks=remarks)
 
 
 def rules(verdict: Verdict) -> Table:
-    rows = [
-        (
-            r.rule,
-            requirement_text(r),
-            r.said,
-            rule_sentence(r),
-        )
-        for r in verdict.rules
-    ]
+    rows = [(r.rule, requirement_text(r), r.said, rule_sentence(r)) for r in verdict.rules]
     return Table(columns=("rule", "requires", "decision", "because"), rows=tuple(rows))
 
 
@@ -134,11 +125,8 @@ def environment(e: Environment, run: Run) -> Table:
     if e.git is None:
         rows.append(("git", _unknown("not a git repository")))
     else:
-        state = (
-            f"with uncommitted changes (hash {e.git.dirty_sha256[:12]})"
-            if e.git.dirty_sha256
-            else "clean"
-        )
+        dirty = e.git.dirty_sha256
+        state = f"with uncommitted changes (hash {dirty[:12]})" if dirty else "clean"
         rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
     rows += [
         ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),
@@ -148,10 +136,7 @@ def environment(e: Environment, run: Run) -> Table:
 
 
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
-    """What one workload's cases were all observed with, and what differs by case.
-
-    Only cases that ended ok were observed whole.
-    """
+    """The configuration observed in every ok case of a workload, and what differs by case."""
     observed = [s.effective for s in summaries if s.outcome is Outcome.OK]
     common = {
         k: v
@@ -206,8 +191,8 @@ def scaling(fits: Sequence[ScalingFit]) -> Table:
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Processes that were declined, alike ones together, and cases that never began. What failed
-    has a section of its own."""
+    """Unsupported processes, equal ones together, and cases that did not start. Failures have a
+    section of their own."""
     rows = []
     for s in summaries:
         allowed = s.case.allow.get(s.outcome) if s.outcome else None
@@ -220,7 +205,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
                 f"`{s.case.case_id}`",
                 ", ".join(str(m.process) for m in same),
                 outcome_name(outcome),
-                _detail(detail) or NONE,
+                clipped(detail.strip(), MAX_DETAIL) or NONE,
                 allowed or "no",
                 f"`{same[0].log}`" if same[0].log else NONE,
             )
@@ -232,7 +217,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
                 (f"`{s.case.case_id}`", NONE, outcome_name(s.outcome), s.detail, "no", NONE)
             )
         if s.outcome is None:
-            why = "the run ended before its turn"
+            why = "the run ended before this case started"
             rows.append((f"`{s.case.case_id}`", NONE, "not run", why, "no", NONE))
     if not rows:
         return None
@@ -240,7 +225,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
 
 
 def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Time, and money where the suite names a price, to the steps the suite asks about."""
+    """Time, and money if the suite names a price, for the steps of the suite's `cost`."""
     plan = run.suite.cost
     if plan is None:
         return None
@@ -269,14 +254,13 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
 
 
 def timeline(run: Run) -> Table:
-    """Where the wall time went, or the life of the worker processes where that is all we know."""
+    """The wall time of the run by phase; only that of its processes if no more is known."""
     spent = by_phase(run)
     live = sum(m.wall_s for m in run.measurements)
-    spent["launch, exit" if spent or not live else "not told"] = max(
-        0.0, live - sum(spent.values())
-    )
+    other = "launch and exit" if spent or not live else "unknown phases"
+    spent[other] = max(0.0, live - sum(spent.values()))
     if run.wall_s is not None:
-        spent["torch, checks and proof before, and between processes"] = max(0.0, run.wall_s - live)
+        spent["before and between processes"] = max(0.0, run.wall_s - live)
     whole = run.wall_s or live
     rows = [
         (name, units.duration(s), units.percent(s / whole) if whole else NONE)
@@ -304,18 +288,11 @@ def _pairs(mapping: Mapping[str, Scalar] | Mapping[str, str]) -> str:
     return ", ".join(f"{k}={units.scalar(v)}" for k, v in mapping.items())
 
 
-def _detail(text: str, most: int = 240) -> str:
-    text = text.strip()
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     estimate = s.metrics.get(metric)
     if estimate is not None:
-        text = units.cell(metric, estimate)
-        narrow = not intervals and metric not in ("tokens_per_s", "step_s")
-        if narrow:
-            text = units.plain(metric, estimate.value, 3)
+        whole = intervals or metric in ("tokens_per_s", "step_s")
+        text = units.cell(metric, estimate) if whole else units.plain(metric, estimate.value, 3)
         if metric == "floor_share" and s.floor_by:
             text = f"{text} ({s.floor_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
@@ -334,21 +311,21 @@ def _count(s: CaseSummary) -> str:
     return "0" if step is None else f"{step.processes} × {step.samples // step.processes}"
 
 
-def _missing(summaries: Sequence[CaseSummary], run: Run) -> tuple[str, ...]:
-    """Why a metric is missing from cases that did run, one sentence a reason."""
-    cases: dict[str, list[str]] = {}
+def _missing(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
+    """Why metrics are missing from cases that ended ok."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
-    for metric in METRICS.values():
-        if metric.name == "scaling_exponent" or metric.name in _DETAILS:
-            continue
-        for s in ok:
-            if metric.name not in s.metrics:
-                why = why_absent(s, run.of(s.case.case_id), run.environment, metric.name)
-                cases.setdefault(f"{metric.title}: {_unknown(why)}", []).append(s.case.case_id)
-    return tuple(
-        f"{what}." if len(ids) == len(ok) else f"{what} for {', '.join(f'`{i}`' for i in ids)}."
-        for what, ids in cases.items()
+    named = [m for m in METRICS.values() if m.of_case and m.name not in _DETAILS]
+    reasons = (
+        (
+            _TITLES[m.name],
+            why_absent(s, run.of(s.case.case_id), run.environment, m.name),
+            s.case.case_id,
+        )
+        for m in named
+        for s in ok
+        if m.name not in s.metrics
     )
+    return unavailable(reasons, len(ok))
 
 
 def _range(metric: str, low: float | None, high: float | None) -> str:
@@ -395,8 +372,8 @@ def _judgement(a: Assessment) -> str:
 def _extrapolated(ends: Sequence[float | None], usd_per_hour: float | None) -> tuple[str, str]:
     value, low, high = ends
     if value is None or low is None or high is None:
-        text = units.duration(value or 0.0)
-        return f"{text} (one process, no interval)", _dollars(value or 0.0, usd_per_hour)
+        value = value or 0.0
+        return f"{units.duration(value)} (one process, no interval)", _dollars(value, usd_per_hour)
     span = f"{units.duration(value)} [{units.duration(low)} … {units.duration(high)}]"
     money = _dollars(value, usd_per_hour)
     bounds = [_dollars(x, usd_per_hour) for x in (low, high)]

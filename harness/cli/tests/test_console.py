@@ -1,35 +1,60 @@
-"""The terminal's table of a run's cases."""
+"""What `harness show` prints.
 
+To accept a change: python -m harness.cli.tests.test_console
+"""
+
+import os
+from pathlib import Path
+
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from harness.cli import console
+from harness.cli.main import app
 from harness.records import CaseSummary, Estimate, Outcome
 from harness.tests.fake_runs import case
 
+ROOT = Path(__file__).resolve().parents[3]
+RUN = "20261121-092511-smoke-h200-45c5"
+SHOWN = Path(__file__).with_name("show.txt")
 
-def summary(seq_len: int, outcome: Outcome = Outcome.OK, **told: object) -> CaseSummary:
+
+def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> CaseSummary:
     step = Estimate(value=0.01, low=None, high=None, processes=1, samples=9)
     metrics = {"step_s": step} if outcome is Outcome.OK else {}
-    return CaseSummary(case=case({"seq_len": seq_len}), outcome=outcome, metrics=metrics, **told)  # type: ignore[arg-type]
-
-
-def shown(*cases: CaseSummary) -> list[str]:
-    wide = Console(width=200)
-    with wide.capture() as captured:
-        wide.print(console.summaries(cases))
-    return [line.rstrip() for line in captured.get().splitlines()]
+    return CaseSummary(case=case({"seq_len": seq_len}), outcome=outcome, metrics=metrics, **changes)  # type: ignore[arg-type]
 
 
 def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:
-    lines = shown(
+    wide = Console(width=200)
+    cases = (
         summary(1, notes=("clock limited in 4 of 9 readings", "few samples")),
         summary(2, notes=("clock limited in 11 of 12 readings",)),
         summary(3, Outcome.CRASH, detail="illegal memory access\nand a traceback"),
         summary(4, Outcome.CRASH, detail="illegal memory access"),
     )
 
-    assert lines[5:] == [
+    with wide.capture() as captured:
+        wide.print(console.summaries(cases))
+
+    assert [line.rstrip() for line in captured.get().splitlines()][5:] == [
         "train/nsa/seq_len=3: illegal memory access (+1 more)",
         "train/nsa/seq_len=1: clock limited in 4 of 9 readings (+1 more)",
         "train/nsa/seq_len=1: few samples",
     ]
+
+
+def shown() -> str:
+    return CliRunner(env={"COLUMNS": "160"}).invoke(app, ["show", RUN]).stdout
+
+
+def test_a_stored_run_is_shown_as_reviewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    assert shown() == SHOWN.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    SHOWN.write_text(shown(), encoding="utf-8")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from pytest_benchmark.stats import Stats
 
-from harness.cli.tests.test_cli import refused
 from harness.errors import HarnessError
 from harness.integrations import pytest_benchmark, pytest_timer
 from harness.records import Clock, Decision, Outcome, Run

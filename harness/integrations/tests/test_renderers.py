@@ -30,7 +30,7 @@ from harness.integrations.annotations import Annotation, AnnotationKind, annotat
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
 from harness.records import Change, Decision, Finding, Outcome
-from harness.report.text import case_reason, case_sentence, change_text
+from harness.report.verdict_text import case_reason, case_sentence, change_text
 from harness.tests import fake_runs
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")

@@ -1,4 +1,7 @@
-"""The sentence and the page of a bisection, from results made by hand."""
+"""The sentence and the page of a bisection, from results made by hand.
+
+To accept a change of the pages: python -m harness.report.tests.test_bisection
+"""
 
 import datetime
 from dataclasses import replace
@@ -133,51 +136,6 @@ def test_the_sentence_without_a_confirmed_commit() -> None:
     assert counted.endswith("(host_syncs: 2 at 0000000000, 2 at 4444444444)")
 
 
-def test_the_page_of_a_commit() -> None:
-    assert bisection.markdown(of_commits(CONFIRMED), DATE) == COMMITS_PAGE
-
-
-COMMITS_PAGE = r"""# Bisection: train/nsa/seq\_len=2048
-
-**3333333333 is the first bad commit (change 3 \| \`x\`): step time +10.0 % \[+8.0 … +12.0\] against 2222222222 before it, confirmed by 14 new pairs (p = 2e-05).**
-
-- Bad over good in all blocks: +10 %; one process scatters by 0.80 %
-- Probability before the confirmation: 98.7 %
-
-## Commits
-
-`3333333333333333333333333333333333333333` by A. Uthor, 2026-11-20T10:00:00+00:00:
-
-```text
-change 3 | `x`
-
- kernel.py | 2 +-
-```
-
-| commit | | processes | reading | probability |
-|:--|:--|--:|--:|--:|
-| `0000000000` | change 0 \| \`x\` | 2 | 101 ms | 0.0 % |
-| `1111111111` | change 1 \| \`x\` |  | not measured | 1.0 % |
-| `2222222222` | change 2 \| \`x\` (merge) | 1 | 101 ms | 0.0 % |
-| `3333333333` | change 3 \| \`x\` | 2 | 110 ms | 98.7 % |
-| `4444444444` | change 4 \| \`x\` | 1 | 110 ms | 0.3 % |
-
-- `1111111111` cannot be measured: no \<build\>
-
-## Method
-
-- Date: 2026-11-21
-- Criterion: step\_s
-- Good: `0000000000` change 0 \| \`x\`
-- Bad: `4444444444` change 4 \| \`x\`
-- Measured: 31 processes; 5 commits from good to bad
-- Time: 2.5 min in this command
-- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128; python 3.12.7
-- Command: `harness bisect train`
-- Journal and logs: `state/20261121-train`
-"""  # noqa: E501 - the answer is one line
-
-
 def of_runs(**changes: Any) -> DifferencesResult:
     varied = tuple(
         CaseDifference(kind=DifferenceKind.VARIABLE, name=name, then=then, now=now)
@@ -211,54 +169,6 @@ def of_runs(**changes: Any) -> DifferencesResult:
     )
 
 
-def test_the_page_of_two_runs() -> None:
-    assert bisection.markdown(of_runs(resumable=True), DATE) == RUNS_PAGE
-
-
-RUNS_PAGE = r"""# Difference of two runs: train/nsa/seq\_len=2048
-
-**step time is moved by variable NSA\_SLOW (not set in the first run, 1 in the second): +10.0 % \[+8.0 … +12.0\], confirmed by 14 new pairs.**
-
-- Next step: `harness bisect --resume 20261121-train`
-
-## Varied differences
-
-| difference | first run | second run | moves it |
-|:--|:--|:--|:--|
-| variable NSA\_SLOW | not set | 1 | **yes** |
-| variable NSA\_A | 1 | 2 | no |
-
-## Differences that cannot be varied here
-
-| difference | first run | second run | on this machine | why |
-|:--|:--|:--|:--|:--|
-| torch | 2.11 | 2.12 | 2.12 | installed |
-
-## Measurements
-
-| values taken from the second run | processes | reading | nearer to the second run |
-|:--|--:|--:|:--|
-| none | 2 | 101 ms |  |
-| all | 1 | 111 ms |  |
-| variable NSA\_SLOW | 1 | 110 ms | yes |
-
-- variable NSA\_A cannot be measured: crash: as planted
-
-## Method
-
-- Date: 2026-11-21
-- Criterion: step\_s
-- First run: `20261119-0712`
-- Second run: `20261121-0730`
-- Code: `cccccccccc`, the same for both
-- Measured: 31 processes of 3 configurations
-- Time: 2.5 min in this command
-- Machine: NVIDIA H200, node-7; torch 2.11.0+cu128; python 3.12.7
-- Command: `harness bisect train`
-- Journal and logs: `state/20261121-train`
-"""  # noqa: E501 - the answer is one line
-
-
 def test_the_sentence_without_a_cause() -> None:
     conclusion = DifferencesConclusion(reason="they do not differ")
 
@@ -275,3 +185,20 @@ def test_a_second_page_of_a_day_is_the_next_version(tmp_path: Path) -> None:
 
     assert first.name.endswith("seq_len=2048 v1.md")
     assert second.name.endswith("seq_len=2048 v2.md")
+
+
+PAGES = {
+    "bisection_of_commits.md": of_commits(CONFIRMED),
+    "bisection_of_runs.md": of_runs(resumable=True),
+}
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_the_reviewed_text(name: str) -> None:
+    assert bisection.markdown(PAGES[name], DATE) == (HERE / name).read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name, result in PAGES.items():
+        (HERE / name).write_text(bisection.markdown(result, DATE), encoding="utf-8")

@@ -6,7 +6,7 @@ from harness.report.failures import failures
 from harness.tests.fake_runs import ended, run, sweep
 
 
-def test_a_failure_shows_its_facts_its_files_and_the_way_to_see_it_again() -> None:
+def test_a_failure_shows_its_facts_its_files_and_its_command() -> None:
     (case,) = sweep(seq_len=[512])
     seen = Evidence(
         runs=5,
@@ -24,16 +24,14 @@ def test_a_failure_shows_its_facts_its_files_and_the_way_to_see_it_again() -> No
     (found,) = failures(summary.summarise(recorded), recorded)
 
     assert (found.outcome, found.detail) == ("hang", "stuck")
-    assert found.facts[0] == (
-        "judged after 30.2 s of silence, 30.0 s were allowed, at least 5 steps finished"
-    )
+    assert found.facts[0] == "silent for 30.2 s (limit 30.0 s); at least 5 steps finished"
     assert "a kernel does not end" in found.facts[1]
     assert found.files.startswith("`python-stacks.txt`, no native stacks (py-spy is not installed)")
     assert "log `logs/" in found.files
     assert found.command == f"python {recorded.folder}/evidence/x.0/reproduce.py"
 
 
-def test_origins_of_nan_are_told_per_computation() -> None:
+def test_the_origin_of_a_nan_is_named_for_each_computation() -> None:
     (case,) = sweep(seq_len=[512])
     origins = (
         NonFiniteOrigin(
@@ -60,7 +58,7 @@ def test_origins_of_nan_are_told_per_computation() -> None:
     )
 
 
-def test_a_run_of_the_first_schema_has_a_line_without_evidence() -> None:
+def test_a_failure_without_evidence_has_its_log() -> None:
     (case,) = sweep(seq_len=[512])
     recorded = run([case], lambda c: ended(c, Outcome.CRASH, detail="killed by SIGSEGV"))
 

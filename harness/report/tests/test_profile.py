@@ -1,4 +1,4 @@
-"""The section "What ran", from records as a GPU and a machine without one leave them."""
+"""The section "Profile", from records of a GPU and of a machine without one."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from harness.records import (
     Run,
     Use,
 )
-from harness.report.profile import Ran, in_brief, ran
+from harness.report.profile import ProfileSection, longest_wait, profile_section
 from harness.tests import fake_runs
 
 GPU = Profile(
@@ -70,60 +70,62 @@ def recorded(
     return fake_runs.run(cases, measure), cases
 
 
-def section(run: Run) -> Ran:
-    return ran(run, summarise(run))
+def section(run: Run) -> ProfileSection:
+    return profile_section(run, summarise(run))
 
 
-def test_the_gap_is_told_with_its_range_and_function() -> None:
+def brief(run: Run) -> list[str]:
+    return [*longest_wait(run, summarise(run))]
+
+
+def test_the_wait_for_the_host_is_shown_with_its_range_and_function() -> None:
     run, _ = recorded()
 
-    (said,) = section(run).where
-    (brief,) = in_brief(run, summarise(run))
+    (sentence,) = section(run).where
+    (summary,) = brief(run)
 
     text = (
-        "83.1 % of the step is launch gap (device busy 12.0 ms of 71.0 ms), 64 % of it before "
-        "kernels of nsa.select; the host is then most often in `nsa/selected.py:120 loop` (41 %)."
+        "the GPU waits for the host in 83.1 % of the step (busy 12.0 ms of 71.0 ms), 64 % of that "
+        "before kernels of nsa.select; the host is meanwhile most often in "
+        "`nsa/selected.py:120 loop` (41 %)."
     )
-    assert said.endswith(text)
-    assert brief.startswith("In 2 cases the device waits for the host most of a step; most in ")
-    assert brief.endswith(text)
+    assert sentence.endswith(text)
+    assert summary.startswith("In 2 cases the GPU waits for the host")
+    assert summary.endswith(text)
 
 
-def test_the_gap_is_of_the_step_as_sampled_not_as_the_host_waited_for_it() -> None:
+def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     """The host of a step of 58 us, captured as a graph, had its result after 74."""
     assert GPU.breakdown is not None
     waited = replace(GPU.breakdown, step_s=0.16, device_busy_s=0.06)
 
     run, _ = recorded(census=replace(GPU, breakdown=waited))
 
-    assert (
-        "15.5 % of the step is launch gap (device busy 60.0 ms of 71.0 ms)"
-        in ran(run, summarise(run)).where[0]
-    )
-    assert not list(in_brief(run, summarise(run)))
+    assert "15.5 % of the step (busy 60.0 ms of 71.0 ms)" in section(run).where[0]
+    assert not brief(run)
 
 
-def test_a_busy_device_is_no_matter_for_the_summary() -> None:
+def test_a_busy_gpu_is_not_in_the_summary() -> None:
     assert GPU.breakdown
     busy = replace(GPU, breakdown=replace(GPU.breakdown, device_busy_s=0.07))
 
-    assert list(in_brief(*(lambda r: (r, summarise(r)))(recorded(census=busy)[0]))) == []
+    assert brief(recorded(census=busy)[0]) == []
 
 
-def test_without_a_gpu_the_hosts_time_is_told_and_no_gap() -> None:
+def test_without_a_gpu_the_time_of_the_host_is_shown() -> None:
     run, _ = recorded(census=NO_GPU)
 
-    said = section(run)
+    built = section(run)
 
-    assert "gap" not in "".join(said.where)
-    assert "50 % of the host's time is in nsa.select" in said.where[0]
-    assert said.parts
-    assert said.parts.columns[-1] == "operators"
-    assert "`aten::mm` ×24" in said.parts.rows[0][-1]
-    assert list(in_brief(run, summarise(run))) == []
+    assert "GPU" not in "".join(built.where)
+    assert "50 % of the host's time is in nsa.select" in built.where[0]
+    assert built.parts
+    assert built.parts.columns[-1] == "operators"
+    assert "`aten::mm` ×24" in built.parts.rows[0][-1]
+    assert brief(run) == []
 
 
-def test_cases_that_count_alike_share_a_row() -> None:
+def test_cases_with_equal_counts_share_a_row() -> None:
     counts = section(recorded()[0]).counts
 
     assert counts
@@ -131,7 +133,7 @@ def test_cases_that_count_alike_share_a_row() -> None:
     assert counts.rows == (("`train/nsa`", "1,200", "34", "900"),)
 
 
-def test_a_count_that_is_not_exact_is_marked_and_in_no_rule() -> None:
+def test_a_count_that_is_not_exact_is_marked_and_decides_no_rule() -> None:
     run, _ = recorded(counters=replace(COUNTED, differing=("host_syncs",)))
     rule = Rule(name="few syncs", metric="host_syncs", go=100)
     run = replace(run, suite=replace(run.suite, rules=(rule,)))
@@ -165,13 +167,13 @@ def test_a_rule_on_a_count_is_decided_to_the_digit_by_one_process(
     assert verdict.decision is decision
 
 
-def test_what_is_unknown_says_why_once() -> None:
+def test_the_reason_of_unknown_counts_is_given_once() -> None:
     unknown = {"kernel_launches": "no GPU", "device_waits": "no GPU"}
     counters = replace(COUNTED, kernel_launches=None, unknown=unknown, hidden=("torch.compile",))
 
     assert section(recorded(counters=counters)[0]).missing == (
-        "Launches, waits unknown: no GPU.",
-        "Torch.compile: operators inside are not among those counted.",
+        "Not available: launches and waits (no GPU).",
+        "Not available: operators inside torch.compile (not counted).",
     )
 
 
@@ -183,20 +185,18 @@ def judged(run: Run) -> dict[str, tuple[Decision, bool]]:
     return {r.rule: (r.decision, r.applies) for r in verdict.rules}
 
 
-def test_kernels_that_were_seen_as_stated_are_a_rule_that_holds() -> None:
+def test_required_kernels_that_ran_meet_the_rule() -> None:
     run, _ = recorded(kernels=STATED)
 
-    assert section(run).asked == (
-        "The suite states kernels or operators of 2 cases; seen as stated in 2."
-    )
+    assert section(run).required.endswith(" in 2 cases: confirmed in 2.")
     assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
 
 
-def test_kernels_are_not_judged_without_a_gpu_and_never_called_a_pass() -> None:
+def test_without_a_gpu_required_kernels_are_not_judged() -> None:
     run, _ = recorded(kernels=STATED, census=NO_GPU)
     run = replace(run, environment=fake_runs.environment(gpu=None))
 
-    assert section(run).asked.endswith("; kernels not attested in 2: no GPU.")
+    assert section(run).required.endswith("kernels not checked in 2: no GPU.")
     assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
     assert gate.WHAT_RAN not in judged(run)
 
@@ -211,7 +211,7 @@ def test_kernels_are_not_judged_without_a_gpu_and_never_called_a_pass() -> None:
     ],
     ids=["none", "off", "too-long"],
 )
-def test_operators_that_were_not_seen_leave_the_verdict_open_on_any_machine(
+def test_unchecked_operators_leave_the_verdict_open_on_any_machine(
     census: Profile | None, gpu: Gpu | None
 ) -> None:
     run, _ = recorded(operators=STATED)
@@ -225,19 +225,19 @@ def test_operators_that_were_not_seen_leave_the_verdict_open_on_any_machine(
     verdict = gate.judge(run.suite, run.environment, summaries, ())
 
     assert (verdict.decision, verdict.decided_by) == (Decision.INCONCLUSIVE, gate.WHAT_RAN)
-    assert "not attested in 2: " in section(run).asked
+    assert "not checked in 2: " in section(run).required
     in_ci = run_verdict.of_run(run, summaries, verdict)
     assert [c.decision for c in in_ci.cases] == [Decision.INCONCLUSIVE] * 2
     states = _states(junit(in_ci))
     assert {name for name, state in states.items() if state == "passing"} == {gate.EVERY_CASE_RAN}
 
 
-def test_without_a_gpu_operators_are_judged_beside_kernels_that_are_not() -> None:
+def test_without_a_gpu_operators_are_judged_and_kernels_are_not() -> None:
     run, _ = recorded(kernels=STATED, operators=PathRule(must=("aten::mm",)), census=NO_GPU)
     run = replace(run, environment=fake_runs.environment(gpu=None))
 
-    assert section(run).asked.endswith(
-        "; operators seen as stated in 2; kernels not attested in 2: no GPU."
+    assert section(run).required.endswith(
+        ": operators confirmed in 2; kernels not checked in 2: no GPU."
     )
     assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
     assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
@@ -257,7 +257,7 @@ def _states(document: str) -> dict[str, str]:
     }
 
 
-def test_kernels_unseen_on_a_gpu_leave_the_verdict_open() -> None:
+def test_unchecked_kernels_on_a_gpu_leave_the_verdict_open() -> None:
     run, _ = recorded(kernels=STATED, census=Profile(skipped="one step takes 31 s, over 30 s"))
 
     assert judged(run)[gate.WHAT_RAN] == (Decision.INCONCLUSIVE, True)
@@ -266,18 +266,18 @@ def test_kernels_unseen_on_a_gpu_leave_the_verdict_open() -> None:
     )
 
 
-def test_a_breach_shows_as_asked_against_seen() -> None:
+def test_a_missing_kernel_is_a_no_go() -> None:
     run, cases = recorded(kernels=STATED)
     broken = fake_runs.ended(cases[0], Outcome.PATH_MISMATCH, census=GPU, counters=COUNTED)
     others = [m for m in run.measurements if m.case_id != cases[0].case_id]
     run = replace(run, measurements=(*broken, *others))
 
-    assert "**not** in 1" in section(run).asked
+    assert "**not** met in 1" in section(run).required
     assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is Decision.NO_GO
 
 
-def test_a_suite_that_states_nothing_has_no_such_rule() -> None:
+def test_a_suite_without_requirements_has_no_such_rule() -> None:
     run, _ = recorded()
 
-    assert section(run).asked == ""
+    assert section(run).required == ""
     assert gate.WHAT_RAN not in judged(run)

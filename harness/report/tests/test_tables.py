@@ -1,0 +1,114 @@
+"""The tables of a report, cell by cell where the page of a run does not show the case."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.expectation import Assessment, Judgement
+from harness.analysis.summary import summarise
+from harness.records import Case, Estimate, Expectation, Measurement, Outcome, Run
+from harness.report import tables
+from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
+
+
+def two(**changes: object) -> Run:
+    return run(sweep(gc=["off", "on"]), lambda c: timed(c, 0.05), **changes)  # type: ignore[arg-type]
+
+
+def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
+    recorded = two(env=environment(gpu=None))
+    summaries = summarise(recorded)
+
+    narrow = tables.results(summaries, recorded)
+    wide = tables.results(summaries, recorded, intervals=True)
+
+    assert wide.remarks == ()
+    assert all(any(name in r for r in narrow.remarks) for name in ("GPU busy", "MFU"))
+
+
+def test_alike_reasons_of_several_metrics_share_a_sentence() -> None:
+    recorded = two()
+
+    remarks = tables.results(summarise(recorded), recorded).remarks
+    (counted,) = [r for r in remarks if "host sync" in r]
+
+    assert counted.count("(") == 1
+    assert "kernel launches" in counted
+
+
+@pytest.mark.parametrize("git", [True, False])
+def test_the_environment_names_the_commit_or_says_that_there_is_none(git: bool) -> None:
+    here = environment() if git else environment(git=None)
+
+    (cell,) = [value for name, value in tables.environment(here, two()).rows if name == "git"]
+
+    assert ("406312f80000" in cell) is git
+    assert ("not a git repository" in cell) is not git
+
+
+@pytest.mark.parametrize(
+    ("sets", "columns"), [(0, 2), (1, 3), (2, 3)], ids=["none", "one of two", "both"]
+)
+def test_variables_have_a_column_if_any_case_sets_one(sets: int, columns: int) -> None:
+    cases = [
+        replace(c, env={"NSA_A": "1"} if i < sets else {})
+        for i, c in enumerate(sweep(gc=["off", "on"]))
+    ]
+
+    _, table = tables.effective(summarise(run(cases, lambda c: timed(c, 0.05))))
+
+    assert len(table.columns) == columns
+    assert all(len(row) == columns for row in table.rows)
+
+
+def test_a_failed_case_is_not_said_to_have_run_as_the_others() -> None:
+    """It has no last sample after which it could have been observed."""
+
+    def measure(c: Case) -> list[Measurement]:
+        return timed(c, 0.05) if c.axes["gc"] == "off" else ended(c, Outcome.TIMEOUT)
+
+    _, table = tables.effective(summarise(run(sweep(gc=["off", "on"]), measure)))
+
+    assert [row[1] for row in table.rows] == ["as above", "not available (timeout)"]
+
+
+def test_the_timeline_adds_up_to_the_wall_time() -> None:
+    recorded = run([case({"gc": "off"})], lambda c: timed(c, 0.05, processes=1))
+    live = recorded.measurements[0].wall_s
+
+    of_processes = tables.timeline(recorded).rows
+    whole = tables.timeline(replace(recorded, wall_s=2 * live)).rows
+
+    assert [row[0] for row in whole[:-1]] == [row[0] for row in of_processes]
+    assert whole[-1][2] == "50 %"
+
+
+@pytest.mark.parametrize(("low", "processes"), [(None, 1), (90.0, 3)])
+def test_an_undecided_expectation_says_whether_an_interval_is_missing(
+    low: float | None, processes: int
+) -> None:
+    high = None if low is None else 110.0
+    seen = Estimate(value=100.0, low=low, high=high, processes=processes, samples=9)
+    undecided = Assessment(
+        expectation=Expectation(metric="tokens_per_s", low=100),
+        case_id="x",
+        judgement=Judgement.UNDECIDED,
+        actual=seen,
+    )
+
+    ((*_, judgement),) = tables.expectations([undecided]).rows
+
+    assert ("one process" in judgement) is (low is None)
+    assert ("crosses" in judgement) is (low is not None)
+
+
+def test_a_long_reason_is_cut() -> None:
+    recorded = run(
+        [case({"gc": "off"})],
+        lambda c: ended(c, Outcome.UNSUPPORTED, detail="x" * (tables.MAX_DETAIL + 1)),
+    )
+
+    table = tables.not_run(summarise(recorded), recorded)
+
+    assert table
+    assert len(table.rows[0][3]) == tables.MAX_DETAIL

@@ -1,0 +1,228 @@
+"""Sentences about decisions: the rules and the verdict of a suite, the cases of a gate."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from harness import units
+from harness.analysis.verdict import EVERY_CASE_RAN, KERNELS_THAT_RAN, WHAT_RAN
+from harness.gate.counters import CHECK
+from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage
+from harness.records import Decision, Fact, Finding, Match, Rule, RuleResult, Verdict
+from harness.report.text import listed, plural
+from harness.units import finding_sentence
+
+MAX_SUBJECTS = 2
+"""Cases, and reasons, that one sentence names."""
+MAX_CHECKS = 20
+"""Checks that the text of one case lists."""
+REQUIREMENTS = {
+    EVERY_CASE_RAN: "every case ends ok, or as the suite allows",
+    WHAT_RAN: "all required operators ran and no forbidden one did; on a GPU also kernels",
+    KERNELS_THAT_RAN: "all required kernels ran and no forbidden one did",
+}
+
+# --- rules and verdict of a suite --------------------------------------------------------
+
+
+def verdict_bullets(v: Verdict) -> Iterable[str]:
+    """The answer of a run, then every other rule that is not GO."""
+    if v.rule is not None and v.decided_by == v.rule.rule:
+        yield f"**{v.decision}** by {decided_by(v)}: {rule_sentence(v.rule)}."
+    else:
+        yield f"**{v.decision}**: {verdict_sentence(v)}."
+    others = [r for r in v.rules if r.rule != v.decided_by]
+    for decision in (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL):
+        if names := [f"“{r.rule}”" for r in others if r.applies and r.decision is decision]:
+            yield f"Also {decision}: {listed(names)}."
+    left = [r for r in others if not r.applies]
+    if names := [f"“{r.rule}”" for r in left if r.stated]:
+        yield f"Not applied, because written for other GPUs: {listed(names)}."
+    for r in left:
+        if r.stated is None:
+            yield f"Not applied: “{r.rule}” ({rule_sentence(r)})."
+
+
+def decided_by(v: Verdict) -> str:
+    """`the rule “floor”`, or `all 5 rules`."""
+    return f"the rule “{v.rule.rule}”" if v.rule and v.decided_by == v.rule.rule else v.decided_by
+
+
+def verdict_sentence(v: Verdict) -> str:
+    """What decided: `all 5 rules are met`, or the rule and its reason."""
+    if v.rule is None:
+        return f"no rule of the suite applies to {v.device}"
+    if v.decided_by != v.rule.rule:
+        return f"{v.decided_by} are met"
+    return f"{v.rule.rule}: {rule_sentence(v.rule)}"
+
+
+def rule_sentence(result: RuleResult) -> str:
+    """Why a rule decided as it did."""
+    stated = result.stated
+    if stated is None and result.decision is Decision.GO:
+        return _built_in_met(result)
+    if not result.findings:
+        matched = "no matched case has an outcome that decides"
+        return matched if result.matched else "the rule matches no case of this run"
+    if stated and not result.applies:
+        return f"for {stated.gpu} only; {finding_sentence(result.findings[0])}"
+    noun = "fits" if stated and stated.axis else "cases"
+    if stated and result.decision is Decision.GO and (worst := _worst(result.findings, stated)):
+        side = "lowest" if stated.quantity.higher_is_better else "highest"
+        return f"{side} of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
+    text = f"{len(result.findings)} of {result.judged} {noun}: " if result.judged > 1 else ""
+    text += _joined(result.findings)
+    if result.perhaps:
+        text += f"; undecided, GO is possible: {_joined(result.perhaps)}"
+    return text
+
+
+def _worst(findings: Sequence[Finding], stated: Rule) -> Finding | None:
+    """Of several cases that all meet the rule, the one with the worst value."""
+    measured = [(f.estimate.value, f) for f in findings if f.fact is Fact.INTERVAL and f.estimate]
+    if stated.quantifier != "all" or not 1 < len(measured) == len(findings):
+        return None
+    pick = min if stated.quantity.higher_is_better else max
+    return pick(measured, key=lambda pair: pair[0])[1]
+
+
+def _built_in_met(result: RuleResult) -> str:
+    """Why a rule that every suite has is met."""
+    if result.rule == WHAT_RAN:
+        return f"confirmed in {plural('case', result.judged)}"
+    ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
+    if not result.findings:
+        return ran
+    allowed = "; ".join(f"{f.subject}: {finding_sentence(f)}" for f in result.findings)
+    return f"{ran} or ended as the suite allows ({allowed})"
+
+
+def requirement_text(result: RuleResult) -> str:
+    """A rule as a sentence: `tokens/s ≥ 500 in every case with gc=off; NO-GO under 100`."""
+    stated = result.stated
+    if stated is None:
+        return REQUIREMENTS[result.rule]
+    metric = stated.quantity
+    sign, worse = ("≥", "under") if metric.higher_is_better else ("≤", "over")
+    along = f" over {stated.axis}" if stated.axis else ""
+    cases = "every case" if stated.quantifier == "all" else "the best case"
+    text = f"{metric.title}{along} {sign} {units.plain(stated.metric, stated.go)} in {cases}"
+    text += _criteria(stated.match)
+    if stated.abort is not None:
+        text += f"; NO-GO {worse} {units.plain(stated.metric, stated.abort)}"
+    return text
+
+
+def _criteria(match: Match) -> str:
+    chosen = " and ".join(
+        f"{name}={' or '.join(map(str, values))}" for name, values in match.criteria.items()
+    )
+    return f" with {chosen}" if chosen else ""
+
+
+def _joined(findings: Sequence[Finding]) -> str:
+    """The first findings as a sentence; those with the same reason share it."""
+    by_reason: dict[str, list[str]] = {}
+    for f in findings:
+        by_reason.setdefault(finding_sentence(f), []).append(f.subject)
+    shown = list(by_reason.items())[:MAX_SUBJECTS]
+    text = "; ".join(
+        f"{listed(names, MAX_SUBJECTS)}: {reason}" if any(names) else reason
+        for reason, names in shown
+    )
+    rest = len(findings) - sum(len(names) for _, names in shown)
+    return f"{text}; and {rest} more" if rest else text
+
+
+# --- cases of a gate ---------------------------------------------------------------------
+
+
+def worst_first(verdict: GateVerdict) -> list[GateCase]:
+    """The cases by decision, the worst first; equal ones in the suite's order."""
+    return sorted(verdict.cases, key=lambda c: WORST_FIRST[c.decision])
+
+
+def case_counts(verdict: GateVerdict) -> str:
+    """`1 NO-GO, 2 INCONCLUSIVE, 9 GO`."""
+    counts = ((decision, verdict.count(decision)) for decision in WORST_FIRST)
+    return ", ".join(f"{n} {decision}" for decision, n in counts if n) or "no cases"
+
+
+def change_text(case: GateCase) -> str:
+    """`+4.1 % [+3.2 … +5.0] slower`, the counters that differ, or why there is no comparison."""
+    c = case.comparison
+    if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
+        return f"{units.change(c.ratio, c.low, c.high)} {c.change}"
+    if case.counters:
+        return ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in case.counters)
+    if case.candidate_s is not None and math.isfinite(case.candidate_s):
+        return f"{case.state}: {units.duration(case.candidate_s)}"
+    return str(case.state)
+
+
+def open_question(case: GateCase) -> str:
+    """What an undecided case could have shown, and what would decide it."""
+    c = case.comparison
+    if c is None or case.decision is not Decision.INCONCLUSIVE:
+        return ""
+    parts = []
+    if c.smallest_effect is not None:
+        parts.append(f"a slowdown of {units.percent(c.smallest_effect)} would have been found")
+    if c.pairs_needed is not None:
+        minutes = c.minutes_needed
+        cost = f", {units.number(minutes)} minutes" if minutes is not None else ""
+        parts.append(f"{c.pairs_needed} pairs{cost} would decide")
+    return "; ".join(parts)
+
+
+def case_reason(case: GateCase) -> str:
+    """`case_sentence` for use beside `change_text`, which it does not repeat."""
+    counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
+    return _explained(case, counted[0] if case.counters and any(counted[:1]) else case.reason)
+
+
+def case_sentence(case: GateCase) -> str:
+    """The reason, what is undecided, what is exempt and what passed unexpectedly."""
+    return _explained(case, case.reason)
+
+
+def _explained(case: GateCase, reason: str) -> str:
+    parts = [reason, open_question(case)]
+    if case.exemption:
+        parts.append(f"exempt: {case.exemption}")
+    if case.unexpected_pass:
+        parts.append("expected to fail but passed: remove it from the policy's list")
+    return "; ".join(filter(None, parts))
+
+
+def case_text(case: GateCase) -> str:
+    """Everything about a case, over several lines."""
+    lines = [f"{case.decision}: {case.reason}", f"change: {change_text(case)}"]
+    if case.baseline_s is not None and case.candidate_s is not None:
+        times = units.duration(case.baseline_s), units.duration(case.candidate_s)
+        pairs = case.comparison.pairs if case.comparison else 0
+        lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
+    if question := open_question(case):
+        lines.append(question)
+    if case.exemption:
+        lines.append(f"exempt: {case.exemption}")
+    for f in case.findings[:MAX_CHECKS]:
+        excused = "" if f.counts else " (excused)"
+        lines.append(f"  {f.decision} by {f.check}{excused}: {f.reason}")
+    if len(case.findings) > MAX_CHECKS:
+        lines.append(f"  and {len(case.findings) - MAX_CHECKS} more checks")
+    if case.log:
+        lines.append(f"log: {case.log}")
+    return "\n".join(lines)
+
+
+def undecided_text(verdict: GateVerdict) -> str:
+    """The setting of the policy by which an undecided verdict blocks or not; else empty."""
+    settled = verdict.decision in (Decision.GO, Decision.NO_GO)
+    if settled or verdict.stage is not Stage.BLOCK:
+        return ""
+    return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
+
+
+def _count(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
