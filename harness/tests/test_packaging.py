@@ -138,7 +138,7 @@ def test_a_run_measures_the_users_own_package_of_a_shipped_name(
 
 
 def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
-    words = ("--base", "main~1", "--head", "main", "--no-proof", "--json")
+    words = ("--base", "main~1", "--head", "main", "--no-self-test", "--json")
 
     answer = call(wheel, own, "harness", "gate", *words)
 
