@@ -7,7 +7,7 @@ All arithmetic is on logarithms of time ratios, candidate over baseline: above o
 The decision has two stages. `screen` lets a case pass on a few pairs, or asks for more; `confirm`
 judges the rest on new pairs alone, so that a case is never judged by the noise that selected it.
 Holm's procedure over the confirmed cases keeps the chance that a clean change has any case called
-slower under `alpha`, however many cases there are. harness/README.md has the error rates.
+slower under `alpha`, however many cases there are. reports/studies/README.md has the error rates.
 
 Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. Stat. 6 (1979).
 """

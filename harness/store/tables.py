@@ -58,7 +58,7 @@ COLUMNS: Mapping[str, type] = {
     "sample_at_s": float,
     "discarded": str,
 }
-"""Name and type, in the order of the file. harness/README.md says what each means."""
+"""Name and type, in the order of the file. README.md here says what each means."""
 
 
 def to_csv(runs: Iterable[Run]) -> str:
