@@ -132,7 +132,7 @@ def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, ow
     answer = call(wheel, own, "harness", "gate", *words)
 
     (case,) = json.loads(answer.stdout)["cases"]
-    assert case["ratio"] is not None, answer.stdout + answer.stderr
+    assert case["comparison"]["ratio"] is not None, answer.stdout + answer.stderr
 
 
 def test_a_bisection_measures_the_users_own_package_of_a_shipped_name(
