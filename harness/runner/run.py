@@ -50,8 +50,18 @@ class RunObserver(Protocol):
         """One process has ended, and its measurement is stored."""
 
 
-class Silent(RunObserver):
+class Silent:
     """Ignores everything; a base for observers that need few events."""
+
+    def planned(self, total: int) -> None: ...
+
+    def started(self, case: Case, process: int) -> None: ...
+
+    def phase(self, case: Case, process: int, name: str) -> None: ...
+
+    def progressed(self, case: Case, process: int, steps: int) -> None: ...
+
+    def finished(self, measurement: Measurement) -> None: ...
 
 
 def run_suite(

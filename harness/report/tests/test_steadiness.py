@@ -22,9 +22,11 @@ def test_every_case_with_a_step_time_has_a_row() -> None:
 
 
 def test_the_report_states_the_measured_peaks_or_why_there_are_none() -> None:
-    measured = steadiness.proof(run([CASE], lambda _: [], proofs=(PROOF,)))
+    measured = steadiness.self_test_sentence(run([CASE], lambda _: [], proofs=(PROOF,)))
     skipped = Proof(at="", device="cpu", skipped="--no-self-test")
 
     assert "800,000 GFLOP/s bf16" in measured
     assert "GPU-5d1e0f4c" in measured
-    assert "--no-self-test" in steadiness.proof(run([CASE], lambda _: [], proofs=(skipped,)))
+    assert "--no-self-test" in steadiness.self_test_sentence(
+        run([CASE], lambda _: [], proofs=(skipped,))
+    )

@@ -3,7 +3,7 @@
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Match, Outcome, Rule
-from harness.report import text
+from harness.report import verdict_text
 from harness.tests.fake_runs import ended, run, sweep, timed
 
 
@@ -15,14 +15,16 @@ def test_a_requirement_states_its_cases_and_thresholds() -> None:
 
     (*_, result) = judge(made.suite, made.environment, (), ()).rules
 
-    assert all(part in text.requirement_text(result) for part in ("500", "gc=0", "100"))
+    assert all(part in verdict_text.requirement_text(result) for part in ("500", "gc=0", "100"))
 
 
 def test_cases_that_ended_alike_share_a_sentence() -> None:
     cases = sweep(n=[0, 1, 2, 3])
     made = run(cases, lambda c: ended(c, Outcome.CRASH, detail="illegal memory access"))
 
-    sentence = text.verdict_sentence(judge(made.suite, made.environment, summarise(made), ()))
+    sentence = verdict_text.verdict_sentence(
+        judge(made.suite, made.environment, summarise(made), ())
+    )
 
     assert [c.case_id in sentence for c in cases] == [True, True, False, False]
     assert sentence.count("illegal memory access") == 1
