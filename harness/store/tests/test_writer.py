@@ -32,7 +32,7 @@ from harness.tests.small_run import CASES, ENVIRONMENT, SUITE, file_size_limit, 
 PROOF = Proof(
     at="2026-11-21T07:30:13+00:00",
     device="GPU-6f0c",
-    checks=(ProofCheck(name="spin_kernel", holds=None, fact="NVML does not tell the clock"),),
+    checks=(ProofCheck(name="spin_kernel", holds=None, fact="NVML does not report the clock"),),
     peaks=Peaks(flops_per_s={"bf16": 7.9e14}, bytes_per_s=4.1e12, launch_s=2e-6),
     wall_s=2.9,
 )
@@ -95,7 +95,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
 @settings(max_examples=60, deadline=None)
 @given(measurements())
 def test_a_measurement_comes_back_exactly(measurement: Measurement) -> None:
-    """By repr, which also tells True from 1 and 1 from 1.0, and 0.0 from -0.0."""
+    """By repr, which distinguishes True, 1 and 1.0, and 0.0 from -0.0."""
     line = lines.encode(measurement)
 
     assert repr(lines.decode(line, "here")) == repr(measurement)

@@ -172,7 +172,7 @@ def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "shown"),
     [
         pytest.param("seq_ln=512", "did you mean 'seq_len'", id="unknown-axis"),
         pytest.param("seq_len", "axis=value", id="no-value"),
@@ -189,13 +189,13 @@ def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
         pytest.param("seq_len=" + ",".join(map(str, range(9999))), "cases, but", id="many"),
     ],
 )
-def test_a_wrong_override_has_a_remedy(tmp_path: Path, override: str, said: str) -> None:
+def test_a_wrong_override_has_a_remedy(tmp_path: Path, override: str, shown: str) -> None:
     path = write_suite(tmp_path)
 
     with pytest.raises(SuiteError, match=r"^--set ") as caught:
         suites.load(path, overrides=[override])
 
-    assert said in str(caught.value).replace("Did", "did")
+    assert shown in str(caught.value).replace("Did", "did")
     assert len(str(caught.value)) < 400
 
 
