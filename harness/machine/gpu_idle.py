@@ -105,7 +105,7 @@ def _describe(pid: int, used_bytes: int | None) -> str:
 
 
 class IdleCheck:
-    """Waits before each process of a run until nobody else uses the GPU."""
+    """Waits before each process of a run until no other process uses the GPU."""
 
     def __init__(self, meter: GpuMeter, *, wait_s: float = 0.0) -> None:
         """Read the use before any worker starts.

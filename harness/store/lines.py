@@ -76,7 +76,7 @@ def encode(line: Line) -> bytes:
         names = ", ".join(_non_finite(fields))
         raise StoreError(
             f"{where}{names} is NaN or infinite, which cannot be recorded",
-            "Leave the value out, or use None where the record allows it.",
+            "Leave the value out, or use None if the record allows it.",
         ) from None
     return text.encode("utf-8", "replace") + b"\n"  # a lone surrogate becomes "?"
 
@@ -108,7 +108,7 @@ def decode(line: bytes, place: str) -> Line:
         if not path:
             kind = new if kind == old_kind else kind
         elif kind == old_kind:
-            _rename(fields, path, new, place)
+            rename_key(fields, path, new, place)
     if kind not in KINDS:
         raise damaged(place, f"unknown kind {kind!r}; known are {', '.join(KINDS)}")
     try:
@@ -119,15 +119,15 @@ def decode(line: bytes, place: str) -> Line:
         raise damaged(place, f"{field}: {first['msg']}") from None
 
 
-def _rename(value: Any, path: list[str], new: str, place: str) -> None:
-    """Rename the key at a path in nested dictionaries and lists, where it exists."""
+def rename_key(value: Any, path: list[str], new: str, place: str) -> None:
+    """Rename the key at a path in nested dictionaries and lists, if it exists."""
     step, *rest = path
     if step == "*" and isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
-            _rename(item, rest, new, place)
+            rename_key(item, rest, new, place)
     elif isinstance(value, dict) and step in value:
         if rest:
-            _rename(value[step], rest, new, place)
+            rename_key(value[step], rest, new, place)
         elif new in value:
             raise damaged(place, f"{step!r} and its new name {new!r} are both there")
         else:

@@ -256,7 +256,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         (["run"], "either a suite or --resume"),
         (["run", "smoke", "--resume", "latest"], "either a suite or --resume"),
         (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume continues"),
-        (["run", "smoke", "--filter", "nothing"], "no case fits"),
+        (["run", "smoke", "--filter", "nothing"], "no case matches"),
         (["run", "smoke", "--set", "seq_lenn=1"], "Did you mean 'seq_len'"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
         (["run", "a100-retest"], "needs an NVIDIA GPU"),

@@ -1,4 +1,4 @@
-"""What the index is asked, and how the commands show it: it answers what the runs say."""
+"""Answers of the index, and the commands that show them."""
 
 import inspect
 import json
@@ -27,10 +27,10 @@ from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# --- what it answers ---------------------------------------------------------------------
+# --- answers -----------------------------------------------------------------------------
 
 
-def test_the_list_is_that_of_the_folders(tmp_path: Path) -> None:
+def test_the_list_agrees_with_the_folders(tmp_path: Path) -> None:
     made = [record(tmp_path, commit=commit * 40) for commit in "abc"]
     made.append(record(tmp_path, finish=False))
 
@@ -42,7 +42,7 @@ def test_the_list_is_that_of_the_folders(tmp_path: Path) -> None:
     assert found[0].outcomes == {"ok": 2}
 
 
-def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None:
+def test_a_history_agrees_with_the_summaries_of_the_runs(tmp_path: Path) -> None:
     for commit, step_s in (("a", 0.010), ("b", 0.011)):
         record(tmp_path, commit=commit * 40, step_s=step_s)
 
@@ -61,7 +61,7 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("choice", "expected"),
+    ("runs", "expected"),
     [
         pytest.param(RunFilter(suite="smoke"), {1}, id="suite"),
         pytest.param(RunFilter(gpu="A100"), {2}, id="gpu"),
@@ -74,7 +74,7 @@ def test_a_history_holds_what_the_runs_are_summarised_to(tmp_path: Path) -> None
         pytest.param(RunFilter(suite="retest", gpu="H200"), {0}, id="both"),
     ],
 )
-def test_runs_are_chosen(tmp_path: Path, choice: RunFilter, expected: set[int]) -> None:
+def test_a_filter_selects_runs(tmp_path: Path, runs: RunFilter, expected: set[int]) -> None:
     made = [
         record(tmp_path),
         record(tmp_path, commit="b" * 40, suite="smoke"),
@@ -85,7 +85,7 @@ def test_runs_are_chosen(tmp_path: Path, choice: RunFilter, expected: set[int]) 
         dated(tmp_path, run_id, f"2026-03-{min(day, 1) + day // 2 + (day == 3):02d}T12:00:00+00:00")
     dated(tmp_path, made[0], "2026-03-01T09:00:00+00:00")
 
-    assert set(ids(tmp_path, choice)) == {made[i] for i in expected}
+    assert set(ids(tmp_path, runs)) == {made[i] for i in expected}
 
 
 def test_a_history_by_outcome(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_history_by_outcome(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"outcome": "crashed"}, {"since": "yesterday"}])
-def test_a_choice_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_wrong_filter_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(HarnessError):
         RunFilter(**wrong)
 
@@ -120,7 +120,7 @@ def output(*arguments: str) -> str:
     return answer.stdout
 
 
-def test_the_list_names_how_the_cases_ended(tmp_path: Path) -> None:
+def test_the_list_shows_the_outcomes_of_cases(tmp_path: Path) -> None:
     crashed = record(tmp_path, broken=Outcome.CRASH)
     record(tmp_path)
 
@@ -134,7 +134,7 @@ def test_the_list_names_how_the_cases_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_no_row_is_folded(tmp_path: Path, width: int) -> None:
+def test_rows_are_not_wrapped(tmp_path: Path, width: int) -> None:
     made = [record(tmp_path), record(tmp_path, gpu=A100)]
     console = Console(width=width)
     found = index.ask(tmp_path, lambda known: (known.runs(), known.history(CASE)), silent)
@@ -152,7 +152,7 @@ def test_no_row_is_folded(tmp_path: Path, width: int) -> None:
     assert sum("other device" in line for line in lines) == 1
 
 
-def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
+def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path) -> None:
     for commit, step_s in (("a", 0.010), ("b", 0.020)):
         dated(
             tmp_path,
@@ -178,7 +178,7 @@ def test_a_history_is_shown_beside_what_was_before(tmp_path: Path) -> None:
         pytest.param(["list", "suites", "--gpu", "A100"], ["runs"], id="suites"),
     ],
 )
-def test_a_refusal_names_what_there_is(
+def test_a_refusal_lists_valid_names(
     tmp_path: Path, arguments: list[str], names: list[str]
 ) -> None:
     record(tmp_path)
@@ -189,7 +189,7 @@ def test_a_refusal_names_what_there_is(
     assert [name for name in names if name not in str(refused)] == []
 
 
-def test_a_suite_that_does_not_exist_is_refused_and_one_without_runs_is_not(tmp_path: Path) -> None:
+def test_only_a_suite_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     record(tmp_path, suite="mine")
 
     def answer(*arguments: str) -> Result:
@@ -227,7 +227,7 @@ def shown_commands() -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("harness ")]
 
 
-def test_the_commands_that_are_shown_answer_from_the_runs_kept_here(
+def test_the_documented_commands_work_on_the_stored_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = ROOT / "reports/runs"

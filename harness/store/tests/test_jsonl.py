@@ -22,7 +22,7 @@ GOOD, BROKEN, ABSENT = sweep(seq_len=[512, 1024, 2048])
 
 
 def measured() -> Run:
-    """Disturbed, unsteady, failed and missing: all that a row must be able to say."""
+    """Disturbed, unsteady, failed and missing processes."""
 
     def of(case) -> list[Measurement]:
         if case is BROKEN:
@@ -66,7 +66,7 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
     cut = Path(made[1].folder, reader.RUN_FILE)
     whole = cut.read_bytes()
     unfinished = whole[: whole.rstrip().rindex(b"\n") + 1]
-    cut.write_bytes(unfinished + b'{"kind": "e')  # it crashed while it wrote its last line
+    cut.write_bytes(unfinished + b'{"kind": "e')  # a crash during the last line
     file = tmp_path / "runs.jsonl"
     ids = [r.run_id for r in made]
     output("export", *ids, "--format", "jsonl", "-o", file, "--store", tmp_path / "a")
@@ -93,9 +93,7 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
         pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),
     ],
 )
-def test_lines_that_were_changed_are_refused(
-    tmp_path: Path, old: bytes, new: bytes, place: str
-) -> None:
+def test_changed_lines_are_refused(tmp_path: Path, old: bytes, new: bytes, place: str) -> None:
     made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
     data = Path(made.folder, reader.RUN_FILE).read_bytes()
     assert old in data
@@ -107,7 +105,7 @@ def test_lines_that_were_changed_are_refused(
     assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
 
 
-def test_a_run_is_never_replaced(tmp_path: Path) -> None:
+def test_an_import_does_not_replace_a_run(tmp_path: Path) -> None:
     made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
     data = Path(made.folder, reader.RUN_FILE).read_bytes()
     file.write_bytes(data.replace(b"node", b"edon"))
@@ -122,7 +120,7 @@ def test_a_run_is_never_replaced(tmp_path: Path) -> None:
 # --- tables ------------------------------------------------------------------------------
 
 
-def test_what_is_absent_has_a_row(tmp_path: Path) -> None:
+def test_a_case_or_process_without_samples_has_a_row(tmp_path: Path) -> None:
     made = record(tmp_path)
 
     rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
@@ -135,7 +133,7 @@ def test_what_is_absent_has_a_row(tmp_path: Path) -> None:
     assert by_case[GOOD.case_id][2]["discarded"] == "throttled shared"
 
 
-def test_a_table_has_every_sample_to_its_last_digit(tmp_path: Path) -> None:
+def test_a_table_has_every_sample_with_all_digits(tmp_path: Path) -> None:
     made = record(tmp_path)
 
     rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
@@ -173,7 +171,7 @@ def test_a_table_is_not_imported(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_without_pyarrow_parquet_says_what_to_install(
+def test_without_pyarrow_the_error_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(tmp_path)
@@ -192,7 +190,7 @@ def test_without_pyarrow_parquet_says_what_to_install(
         ["export", "latest", "latest", "--format", "junit"],
     ],
 )
-def test_an_export_that_cannot_be_made_is_refused(arguments: list[str]) -> None:
+def test_an_impossible_export_is_refused(arguments: list[str]) -> None:
     with pytest.raises(HarnessError):
         output(*arguments)
 

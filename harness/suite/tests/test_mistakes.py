@@ -74,6 +74,12 @@ MISTAKES = [
     ("usd_per_gpu_hour: 2.0", "usd_per_gpu_hour: ^-1"),
     ("measure: {processes: 4", "measure: {^census: false, profile: false, processes: 4"),
     ("provider: nsa}\n    metric", "workload: train, ^lr: 1}\n    metric"),
+    ("env: {OMP_NUM_THREADS: 1}", "operators: ^{}\n    env: {OMP_NUM_THREADS: 1}"),
+    ("    env:", "    zip: [[seq_len, ^gcc]]\n    env:"),
+    ("    env:", "    zip: [[seq_len, ^preset]]\n    env:"),
+    ("    env:", "    zip: [^[seq_len, gc]]\n    env:"),
+    ("    env:", "    zip: [[gc, NSA_USE_FA2], ^[gc, seq_len]]\n    env:"),
+    ("    env:", "    zip: [^[gc]]\n    env:"),
 ]  # fmt: skip
 UNREADABLE = {
     "empty": "",
