@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,8 +19,6 @@ from types import TracebackType
 from typing import Self
 
 from harness.errors import ProbeError
-from harness.machine import nvml
-from harness.records import Gpu
 
 FOLDER = Path("/tmp")
 """The same for all users and sessions, whatever TMPDIR says, and emptied at boot."""
@@ -125,40 +122,6 @@ class GpuLock:
             return str(Holder(**json.loads(os.pread(self._fd, NOTE_BYTES, 0))))
         except (ValueError, TypeError):  # it has only just taken the lock
             return "a process that has not said who it is"
-
-
-def lock_first(
-    held: ExitStack, device: str = "any", *, wait_s: float, say: Callable[[str], None]
-) -> GpuLock | None:
-    """Lock the GPU that the workers will see, before any of them touches it.
-
-    None where NVML cannot name it; then a worker must, see `lock_only`. None too where `device`,
-    a suite's, is `cpu`.
-    """
-    if device == "cpu":
-        return None
-    try:
-        first = nvml.gpus()[0]
-    except ProbeError:
-        return None
-    return held.enter_context(GpuLock(first.uuid, wait_s=wait_s, waiting=say))
-
-
-def lock_only(
-    held: ExitStack,
-    lock: GpuLock | None,
-    gpu: Gpu | None,
-    *,
-    wait_s: float,
-    say: Callable[[str], None],
-) -> GpuLock | None:
-    """Hold the lock of the GPU that the workers use, and no other; on the CPU, none."""
-    if lock is not None and (gpu is None or lock.uuid != gpu.uuid):
-        lock.release()
-        lock = None
-    if lock is None and gpu is not None:
-        lock = held.enter_context(GpuLock(gpu.uuid, wait_s=wait_s, waiting=say))
-    return lock
 
 
 def _open(path: Path) -> int:
