@@ -11,15 +11,12 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 from harness.errors import ProbeError
-from harness.machine import nvml
-from harness.records import Gpu
 
 FOLDER = Path("/tmp")
 """The same for all users and sessions, independent of TMPDIR, and emptied at boot."""
@@ -118,40 +115,6 @@ class GpuLock:
             return str(Holder(**json.loads(os.pread(self._fd, NOTE_BYTES, 0))))
         except (ValueError, TypeError):  # it took the lock a moment ago
             return "a process that has not written its name yet"
-
-
-def lock_first(
-    held: ExitStack, device: str = "any", *, wait_s: float, say: Callable[[str], None]
-) -> GpuLock | None:
-    """Lock the first GPU that NVML lists, before a worker touches it.
-
-    None if `device`, of the suite, is `cpu`, or if NVML does not work: then `lock_only` locks the
-    GPU that a worker reports.
-    """
-    if device == "cpu":
-        return None
-    try:
-        first = nvml.gpus()[0]
-    except ProbeError:
-        return None
-    return held.enter_context(GpuLock(first.uuid, wait_s=wait_s, waiting=say))
-
-
-def lock_only(
-    held: ExitStack,
-    lock: GpuLock | None,
-    gpu: Gpu | None,
-    *,
-    wait_s: float,
-    say: Callable[[str], None],
-) -> GpuLock | None:
-    """Lock the GPU that the workers use, and release any other; none on the CPU."""
-    if lock is not None and (gpu is None or lock.uuid != gpu.uuid):
-        lock.release()
-        lock = None
-    if lock is None and gpu is not None:
-        lock = held.enter_context(GpuLock(gpu.uuid, wait_s=wait_s, waiting=say))
-    return lock
 
 
 def _open(path: Path) -> int:

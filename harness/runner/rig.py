@@ -1,13 +1,13 @@
 """What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from harness.errors import SuiteError
-from harness.machine import environment, gpu_lock
+from harness.errors import ProbeError, SuiteError
+from harness.machine import environment, nvml
 from harness.machine.gpu_idle import IdleCheck, watch_over
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
@@ -51,10 +51,12 @@ class Rig:
         """Set by `observe`; None without a GPU."""
 
     def __enter__(self) -> Self:
-        if self._alone:
-            self.lock = gpu_lock.lock_first(
-                self._held, self._device, wait_s=self._wait_s, say=self._say
-            )
+        uuid = ""
+        if self._alone and self._device != "cpu":
+            with suppress(ProbeError):  # without NVML, a worker names the GPU
+                uuid = nvml.gpus()[0].uuid
+        if uuid:
+            self._lock(uuid)
         return self
 
     def __exit__(
@@ -106,10 +108,15 @@ class Rig:
         Raises:
             ProbeError: Another harness uses it.
         """
-        if self._alone:
-            self.lock = gpu_lock.lock_only(
-                self._held, self.lock, gpu, wait_s=self._wait_s, say=self._say
-            )
+        if self._alone and self.lock is not None and (gpu is None or self.lock.uuid != gpu.uuid):
+            self.lock.release()
+            self.lock = None
+        if self._alone and self.lock is None and gpu is not None:
+            self._lock(gpu.uuid)
+
+    def _lock(self, uuid: str) -> None:
+        lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
+        self.lock = self._held.enter_context(lock)
 
     def observe(self, here: Environment) -> None:
         """Open the probes, and watch the GPU for other users."""

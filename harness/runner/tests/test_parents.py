@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from harness.machine.gpu_lock import GpuLock
 from harness.records import EvidenceFile, Outcome
 from harness.runner import evidence
 from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig
 from harness.store import reader
 from harness.store import writer as store_writer
 from harness.tests.faulty import evidence_of, make_case, run
@@ -108,16 +108,17 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
             return False
         return True
 
-    with ExitStack() as held:
-        first = gpu_lock.lock_first(held, wait_s=0.0, say=said.append)
+    with Rig(say=said.append) as rig:
         assert (free("GPU-6f0c"), free("GPU-used")) == (False, True)
-        gpu_lock.lock_only(held, first, used, wait_s=0.0, say=said.append)
+        rig.hold(used)
         assert (free("GPU-6f0c"), free("GPU-used")) == (True, False)
-    with ExitStack() as held:
-        first = gpu_lock.lock_first(held, wait_s=0.0, say=said.append)
-        assert gpu_lock.lock_only(held, first, None, wait_s=0.0, say=said.append) is None
-        assert free("GPU-6f0c")
-    assert free("GPU-used")
+        rig.hold(None)
+        assert free("GPU-used")
+    with GpuLock("GPU-6f0c", folder=tmp_path), pytest.raises(ProbeError, match="another harness"):
+        Rig(say=said.append).__enter__()
+    for unlocked in (Rig("cpu", say=said.append), Rig(say=said.append, alone=False)):
+        with unlocked:
+            assert free("GPU-6f0c")
     assert said == []
 
 
