@@ -87,11 +87,11 @@ def steady_pairs(
     """
     tried = {task.key: 0 for task in tasks}
     found: dict[str, Sequence[Pair]] = {}
-    asked, text = [(task, wanted) for task in tasks], "A/A"
-    while asked:
-        take([(t, range(tried[t.key], tried[t.key] + n)) for t, n in asked], text)
+    planned, text = [(task, wanted) for task in tasks], "A/A"
+    while planned:
+        take([(t, range(tried[t.key], tried[t.key] + n)) for t, n in planned], text)
         short = []
-        for task, taken in asked:
+        for task, taken in planned:
             tried[task.key] += taken
             found[task.case.case_id], unsteady = _steady(task, sides, tried[task.key])
             if lacking := max(0, MIN_PAIRS - len(found[task.case.case_id])):
@@ -102,7 +102,7 @@ def steady_pairs(
                         "Take more --pairs, or give the suite a longer warmup_s.",
                     )
                 short.append((task, lacking))
-        asked, text = short, "more A/A"
+        planned, text = short, "more A/A"
     return found
 
 

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.integrations import pytest_session
 from harness.records import Outcome
 from harness.runner.launcher import Launcher
 from harness.store import reader
@@ -62,15 +61,9 @@ class Pytest:
 
 @pytest.fixture
 def inner(pytester: pytest.Pytester, warm: Launcher, monkeypatch: pytest.MonkeyPatch) -> Pytest:
-    class Borrowed(Launcher):
-        """The shared warm launcher."""
-
-        def __new__(cls, device: str) -> "Borrowed":
-            return warm  # type: ignore[return-value]
-
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    monkeypatch.setattr(pytest_session, "Launcher", Borrowed)
+    monkeypatch.setattr(Launcher, "of", lambda suite: warm)
     monkeypatch.setattr(warm, "close", lambda: None, raising=True)
     return Pytest(pytester)
 
