@@ -341,11 +341,11 @@ def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:
     """The task with the kernels that the policy requires, counted in every process if a rule needs
     that."""
     case, device = task.case, plan.here.device_name
-    for asked in plan.policy.kernels:
-        if asked.match.accepts(case) and gpu_matches(asked.gpu, device):
+    for match, gpu, required in plan.policy.kernels:
+        if match.accepts(case) and gpu_matches(gpu, device):
             rule = PathRule(
-                must=(*case.kernels.must, *asked.must),
-                must_not=(*case.kernels.must_not, *asked.must_not),
+                must=(*case.kernels.must, *required.must),
+                must_not=(*case.kernels.must_not, *required.must_not),
             )
             case = replace(case, kernels=rule)
     counted = any(

@@ -56,7 +56,7 @@ def test_every_key_reaches_the_record(tmp_path: Path) -> None:
         ("tokens_per_s", 500, None, "H200"),
         ("peak_memory_bytes", 8.0e9, None, "*"),
     ]
-    assert found.kernels[0].must == ("_selected*",)
+    assert found.kernels[0][2].must == ("_selected*",)
     assert (found.thresholds.screen_pairs, found.thresholds.tolerance) == (4, 0.04)
     assert (found.calibration_required, found.calibration_days, found.baseline_days) == (
         True,
