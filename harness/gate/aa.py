@@ -76,8 +76,8 @@ def steady_pairs(
 ) -> Mapping[str, Sequence[Pair]]:
     """The steady A/A pairs of every case.
 
-    If fewer than MIN_PAIRS are steady, two more are allowed for each that is missing, up to twice
-    `wanted` in total.
+    If fewer than MIN_PAIRS are steady, the missing ones are measured again, as long as twice that
+    number fits into a total of twice `wanted`.
 
     Args:
         take: Carries out rounds, as `Bench.rounds`.

@@ -88,23 +88,15 @@ def judge_case(
             found += _absolute(evidence.summary, mode, policy, environment)
             state, compared = _compared(evidence, mode, policy)
             found += compared
-    found, excuse, unexpected = _excused(found, case_id, state, policy, today)
-    decision, reason = settle(found)
+    judged = _settled(evidence.suite, case_id, state, found, policy, today)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
-    return GateCase(
-        case_id=case_id,
-        suite=evidence.suite,
-        decision=decision,
-        reason=reason,
-        state=state,
-        findings=tuple(found),
+    return replace(
+        judged,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
-        # The one time of a case that is counted is no measurement.
+        # A counted case runs once, which does not measure its time.
         baseline_s=None if evidence.counted else _median(evidence.baseline, evidence.case),
         candidate_s=None if evidence.counted else _median(evidence.candidate, evidence.case),
-        exemption=excuse,
-        unexpected_pass=unexpected,
         gpu_s=sum(m.wall_s for m in (*evidence.baseline, *evidence.candidate)),
         log=f"{evidence.folder}/{bad.log}" if bad and bad.log else "",
     )
@@ -114,30 +106,40 @@ def judge_gone(
     suite: str, case_id: str, why: str, *, policy: Policy, today: datetime.date
 ) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    found, excuse, _ = _excused([_not_measured(why)], case_id, State.MISSING, policy, today)
-    decision, reason = settle(found)
-    return GateCase(
-        case_id=case_id,
-        suite=suite,
-        decision=decision,
-        reason=reason,
-        state=State.MISSING,
-        findings=tuple(found),
-        exemption=excuse,
-    )
+    return _settled(suite, case_id, State.MISSING, [_not_measured(why)], policy, today)
 
 
 def _not_measured(reason: str) -> Finding:
     return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
 
 
-def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
-    """The worst finding that counts, and its reason."""
+def _settled(
+    suite: str,
+    case_id: str,
+    state: State,
+    found: list[Finding],
+    policy: Policy,
+    today: datetime.date,
+) -> GateCase:
+    """The case with its exemptions, decided by the worst finding that counts."""
+    found, excuse, unexpected = _excused(found, case_id, state, policy, today)
     counting = [f for f in found if f.counts]
-    if not counting:
-        return Decision.GO, f"excused: {found[-1].reason}" if found else "nothing to check"
-    worst = min(counting, key=lambda f: WORST_FIRST[f.decision])
-    return worst.decision, (counting[-1] if worst.decision is Decision.GO else worst).reason
+    worst = min(counting, key=lambda f: WORST_FIRST[f.decision], default=None)
+    if worst is None:
+        decision, reason = Decision.GO, f"excused: {found[-1].reason}"
+    else:
+        decision = worst.decision
+        reason = (counting[-1] if decision is Decision.GO else worst).reason
+    return GateCase(
+        case_id=case_id,
+        suite=suite,
+        decision=decision,
+        reason=reason,
+        state=state,
+        findings=tuple(found),
+        exemption=excuse,
+        unexpected_pass=unexpected,
+    )
 
 
 # --- the checks --------------------------------------------------------------------------
