@@ -94,7 +94,7 @@ def compare(
                 baselines=baselines,
                 command=command(),
                 wait_for_gpu_s=wait_for_gpu,
-                proof=self_test,
+                self_test=self_test,
             )
             answer = _measured(request)
         case _:

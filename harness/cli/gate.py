@@ -84,7 +84,7 @@ def gate(
         baselines=baseline_folder,
         command=command(),
         wait_for_gpu_s=wait_for_gpu,
-        proof=self_test,
+        self_test=self_test,
     )
     for file in filter(None, (verdict_file, summary_file)):
         _require_writable(file)

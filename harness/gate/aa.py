@@ -75,8 +75,8 @@ def steady_pairs(
 ) -> Mapping[str, Sequence[Pair]]:
     """The steady A/A pairs of every case.
 
-    If fewer than MIN_PAIRS are steady, two more are allowed for each that is missing, up to twice
-    `wanted` in total.
+    If fewer than MIN_PAIRS are steady, the missing ones are measured again, as long as twice that
+    number fits into a total of twice `wanted`.
 
     Args:
         take: Carries out rounds, as `Bench.rounds`.
@@ -86,11 +86,11 @@ def steady_pairs(
     """
     tried = {task.key: 0 for task in tasks}
     found: dict[str, Sequence[Pair]] = {}
-    asked, text = [(task, wanted) for task in tasks], "A/A"
-    while asked:
-        take([(t, range(tried[t.key], tried[t.key] + n)) for t, n in asked], text)
+    planned, text = [(task, wanted) for task in tasks], "A/A"
+    while planned:
+        take([(t, range(tried[t.key], tried[t.key] + n)) for t, n in planned], text)
         short = []
-        for task, taken in asked:
+        for task, taken in planned:
             tried[task.key] += taken
             found[task.case.case_id], unsteady = _steady(task, sides, tried[task.key])
             if lacking := max(0, MIN_PAIRS - len(found[task.case.case_id])):
@@ -101,7 +101,7 @@ def steady_pairs(
                         "Take more --pairs, or give the suite a longer warmup_s.",
                     )
                 short.append((task, lacking))
-        asked, text = short, "more A/A"
+        planned, text = short, "more A/A"
     return found
 
 

@@ -88,7 +88,9 @@ def case_ids(folder: Path, suite: str) -> frozenset[str]:
         StoreError: A file is damaged.
     """
     name = files.path_of(folder, "any", suite).name
-    found = (files.read(path, Baseline, _renew(suite)) for path in sorted(folder.glob(f"*/{name}")))
+    found = (
+        files.read(path, Baseline, _replace(suite)) for path in sorted(folder.glob(f"*/{name}"))
+    )
     return frozenset(case_id for b in found if b for case_id in b.cases)
 
 
@@ -156,7 +158,7 @@ def load(folder: Path, device: str, suite: str) -> Baseline | None:
     Raises:
         StoreError: The file is damaged.
     """
-    return files.read(files.path_of(folder, device, suite), Baseline, _renew(suite))
+    return files.read(files.path_of(folder, device, suite), Baseline, _replace(suite))
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
@@ -178,7 +180,7 @@ def _make(suite: str) -> str:
     return f"make one: harness run {suite}, then harness baseline set latest"
 
 
-def _renew(suite: str) -> str:
+def _replace(suite: str) -> str:
     return f"Replace it: harness run {suite}, then harness baseline set latest."
 
 

@@ -234,7 +234,7 @@ def _judged(
 def _counted(a: Run, b: Run, case_id: str) -> tuple[tuple[CounterChange, ...], Finding]:
     (before, no_a), (after, no_b) = (counting.counts_of(run.of(case_id)) for run in (a, b))
     missing = "; ".join(f"{side}: {no}" for side, no in zip(SIDES, (no_a, no_b), strict=True) if no)
-    return counting.judge(before, after, whose="the baseline", why=missing)
+    return counting.judge(before, after, source="the baseline", why=missing)
 
 
 def _strict(case: GateCase) -> GateCase:

@@ -137,7 +137,7 @@ def judge(
     baseline: Counts | None,
     candidate: Counts | None,
     *,
-    whose: str,
+    source: str,
     why: str = "",
     accepted: Counts | None = None,
 ) -> tuple[tuple[CounterChange, ...], Finding]:
@@ -146,19 +146,19 @@ def judge(
     Args:
         baseline: Counts of the baseline, or the recorded ones.
         candidate: Counts of the candidate.
-        whose: Names the source of `baseline` in words.
+        source: Names the source of `baseline` in words.
         why: Why one of them is None.
         accepted: Counts of the case that the change itself records, if it does.
     """
     if baseline is None or candidate is None:
-        return (), _finding(Decision.INCONCLUSIVE, why or f"{whose} has no counters")
+        return (), _finding(Decision.INCONCLUSIVE, why or f"{source} has no counters")
     changes = tuple(
         CounterChange(name=n, before=baseline.get(n), after=candidate.get(n))
         for n in COUNTERS
         if baseline.get(n) != candidate.get(n)
     )
     if not changes:
-        return (), _finding(Decision.GO, f"all {len(candidate)} equal {whose}")
+        return (), _finding(Decision.GO, f"all {len(candidate)} equal {source}")
     text = ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in changes)
     if accepted == candidate:
         return changes, _finding(Decision.GO, f"{text}; ", "recorded by this change")
@@ -168,7 +168,7 @@ def judge(
         return changes, _finding(Decision.INCONCLUSIVE, reason)
     fewer = all((c.after or 0) < (c.before or 0) for c in changes)
     hint = "fewer: faster, or work is missing" if fewer else "counters have no noise"
-    return changes, _finding(Decision.NO_GO, f"{text}; ", f"differs from {whose} ({hint})")
+    return changes, _finding(Decision.NO_GO, f"{text}; ", f"differs from {source} ({hint})")
 
 
 def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:

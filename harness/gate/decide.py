@@ -88,23 +88,15 @@ def judge_case(
             found += _absolute(evidence.summary, mode, policy, environment)
             state, compared = _compared(evidence, mode, policy)
             found += compared
-    found, excuse, unexpected = _excused(found, case_id, state, policy, today)
-    decision, reason = settle(found)
+    judged = _settled(evidence.suite, case_id, state, found, policy, today)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
-    return GateCase(
-        case_id=case_id,
-        suite=evidence.suite,
-        decision=decision,
-        reason=reason,
-        state=state,
-        findings=tuple(found),
+    return replace(
+        judged,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
-        # The one time of a case that is counted is no measurement.
+        # A counted case runs once, which does not measure its time.
         baseline_s=None if evidence.counted else _median(evidence.baseline, evidence.case),
         candidate_s=None if evidence.counted else _median(evidence.candidate, evidence.case),
-        exemption=excuse,
-        unexpected_pass=unexpected,
         gpu_s=sum(m.wall_s for m in (*evidence.baseline, *evidence.candidate)),
         log=f"{evidence.folder}/{bad.log}" if bad and bad.log else "",
     )
@@ -114,39 +106,49 @@ def judge_gone(
     suite: str, case_id: str, why: str, *, policy: Policy, today: datetime.date
 ) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    found, excuse, _ = _excused([_not_measured(why)], case_id, State.MISSING, policy, today)
-    decision, reason = settle(found)
-    return GateCase(
-        case_id=case_id,
-        suite=suite,
-        decision=decision,
-        reason=reason,
-        state=State.MISSING,
-        findings=tuple(found),
-        exemption=excuse,
-    )
+    return _settled(suite, case_id, State.MISSING, [_not_measured(why)], policy, today)
 
 
 def _not_measured(reason: str) -> Finding:
     return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
 
 
-def settle(found: Sequence[Finding]) -> tuple[Decision, str]:
-    """The worst finding that counts, and its reason."""
+def _settled(
+    suite: str,
+    case_id: str,
+    state: State,
+    found: list[Finding],
+    policy: Policy,
+    today: datetime.date,
+) -> GateCase:
+    """The case with its exemptions, decided by the worst finding that counts."""
+    found, excuse, unexpected = _excused(found, case_id, state, policy, today)
     counting = [f for f in found if f.counts]
-    if not counting:
-        return Decision.GO, f"excused: {found[-1].reason}" if found else "nothing to check"
-    worst = min(counting, key=lambda f: WORST_FIRST[f.decision])
-    return worst.decision, (counting[-1] if worst.decision is Decision.GO else worst).reason
+    worst = min(counting, key=lambda f: WORST_FIRST[f.decision], default=None)
+    if worst is None:
+        decision, reason = Decision.GO, f"excused: {found[-1].reason}"
+    else:
+        decision = worst.decision
+        reason = (counting[-1] if decision is Decision.GO else worst).reason
+    return GateCase(
+        case_id=case_id,
+        suite=suite,
+        decision=decision,
+        reason=reason,
+        state=state,
+        findings=tuple(found),
+        exemption=excuse,
+        unexpected_pass=unexpected,
+    )
 
 
 # --- the checks --------------------------------------------------------------------------
 
 
-def _ran(evidence: CaseEvidence, head: CaseSummary) -> list[Finding]:
+def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
     """Whether it ran correctly, and with the required kernels and operators."""
-    found = _said(verdict.ran(evidence.case, head), "ran")
-    ended, base = head.outcome, {m.outcome for m in evidence.baseline}
+    found = _with_sentence(verdict.ran(evidence.case, summary), "ran")
+    ended, base = summary.outcome, {m.outcome for m in evidence.baseline}
     lost = ended not in (None, Outcome.OK, Outcome.INVALID_ENVIRONMENT)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
         reason = f"{found.reason}; the baseline runs this case"
@@ -156,17 +158,17 @@ def _ran(evidence: CaseEvidence, head: CaseSummary) -> list[Finding]:
     if found.fact is Fact.RAN:
         count = sum(m.outcome is Outcome.OK for m in evidence.candidate)
         found = replace(found, reason=f"{_counted(count, 'process')} ended ok")
-    attested = verdict.attested(head)
-    return [found, *([_said(attested, verdict.WHAT_RAN)] if attested else [])]
+    attested = verdict.attested(summary)
+    return [found, *([_with_sentence(attested, verdict.WHAT_RAN)] if attested else [])]
 
 
-def _said(found: Finding, check: str) -> Finding:
+def _with_sentence(found: Finding, check: str) -> Finding:
     """A finding of the suite's rules with its sentence."""
     return replace(found, check=check, reason=units.finding_sentence(found))
 
 
 def _absolute(
-    head: CaseSummary, mode: Mode, policy: Policy, environment: Environment
+    summary: CaseSummary, mode: Mode, policy: Policy, environment: Environment
 ) -> list[Finding]:
     """Findings of the policy's absolute limits; none in counters mode."""
     device = environment.device_name
@@ -174,12 +176,12 @@ def _absolute(
         rule
         for rule in policy.rules
         if mode is not Mode.COUNTERS and gpu_matches(rule.gpu, device)
-        if rule.match.accepts(head.case)
+        if rule.match.accepts(summary.case)
     ]
     if not rules and mode is Mode.ABSOLUTE:
         unknown = f"the policy sets no absolute limit for this case on {device}"
         return [Finding(check="absolute", decision=Decision.INCONCLUSIVE, reason=unknown)]
-    found = [_said(verdict.judge_case(rule, head), rule.name) for rule in rules]
+    found = [_with_sentence(verdict.judge_case(rule, summary), rule.name) for rule in rules]
     return [
         f if f.decision is Decision.GO else replace(f, reason=f"{f.reason}; {f.check}")
         for f in found
@@ -317,34 +319,34 @@ def remedies(
     Args:
         merging: The change is to be merged, not just compared.
     """
-    said = []
+    steps = []
     failed = [c for c in cases if c.decision is not Decision.GO]
     if most := max((c.comparison.pairs_needed or 0 for c in failed if c.comparison), default=0):
         how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
             how, where = "harness gate --base REF", " measured now"
-        said.append(f"{most} pairs{where} would decide{_cost(cases, most, on_gpu)}: {how}")
+        steps.append(f"{most} pairs{where} would decide{_cost(cases, most, on_gpu)}: {how}")
     if not merging:
-        return said
+        return steps
     if any(c.state is State.MISSING for c in failed):
-        said.append(
+        steps.append(
             f"if the removal of a case is intended, exempt it in {policy.path}: "
             "{cases: [...], expect: missing, reason: ..., expires: ...}"
         )
     limits = {rule.name for rule in policy.rules}
     broken = (f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO)
     if any(f.check in limits for f in broken):
-        said.append(f"if a limit is meant to change, change it in {policy.path}")
+        steps.append(f"if a limit is meant to change, change it in {policy.path}")
     if mode is Mode.COUNTERS and any(c.counters for c in failed):
-        said.append(f"if the difference is intended, accept it: {counters.RENEW}")
+        steps.append(f"if the difference is intended, accept it: {counters.RENEW}")
     if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
-        said.append("to compare with a commit instead: harness gate --counters --base REF")
+        steps.append("to compare with a commit instead: harness gate --counters --base REF")
     if mode is Mode.ABSOLUTE and any(f.check == "absolute" for c in cases for f in c.findings):
-        said.append(
+        steps.append(
             f"set limits under `absolute` in {policy.path}, or compare with a commit: "
             "harness gate --base REF"
         )
-    return said
+    return steps
 
 
 def _cost(cases: Sequence[GateCase], pairs: int, on_gpu: bool) -> str:

@@ -56,7 +56,7 @@ class Request:
     baselines: Path = files.FOLDER
     command: tuple[str, ...] = ()
     wait_for_gpu_s: float = 0.0
-    proof: bool = True
+    self_test: bool = True
     """Self-test timers and probes first."""
     today: datetime.date = field(default_factory=datetime.date.today)
 
@@ -66,8 +66,7 @@ class Plan:
     """What a gate will measure, and its findings so far."""
 
     policy: Policy
-    candidate: GateSide
-    baseline: GateSide | None
+    trees: "Trees"
     suites: Mapping[str, Suite]
     """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
     tasks: tuple[Task, ...]
@@ -76,8 +75,6 @@ class Plan:
     rig: Rig | None = None
     sides: tuple[Side, ...] = ()
     """The baseline first, if there is one; empty if there is nothing to measure."""
-    base_counters: str | None = None
-    """The baseline's file of recorded counters."""
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
@@ -118,35 +115,40 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     trees = _trees(request, repository, root, loaded, held)
     plan = _chosen(request, loaded, document, trees)
     if trees.baseline and not request.every_case:
-        plan = _concerned(plan, request.mode, trees.changed)
+        plan = _concerned(plan, request.mode)
     if plan.tasks:
-        plan = _on_machine(request, plan, repository, trees, held, say)
+        plan = _on_machine(request, plan, held, say)
     return replace(plan, began=began)
 
 
-def _chosen(request: Request, loaded: Policy, document: Document | None, trees: "_Trees") -> Plan:
+def _chosen(request: Request, loaded: Policy, document: Document | None, trees: "Trees") -> Plan:
     """The suites that the policy chooses, and the cases that are gone from them."""
     asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
     kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
-    suites = {c.suite: require(trees.head, c, document) for c in asked}
+    suites = {c.suite: require(trees.tree, c, document) for c in asked}
     for suite in suites.values():
-        require_own(suite, [trees.head / folder for folder in loaded.roots])
+        require_own(suite, [trees.tree / folder for folder in loaded.roots])
     gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
+    tasks = [Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases]
     if document is not None:
-        _check(document, request, trees, [*suites.values()], gone, loaded)
+        # Every case and file that the policy names must exist, also those of the other mode.
+        others = [c for c in (*loaded.choices, *loaded.counted) if c not in asked]
+        known = [case for c in others for case in require(trees.tree, c, document).cases]
+        ids = [g.case_id for g in gone]
+        if request.mode is Mode.BASELINE:
+            ids += [i for c in asked for i in baselines.case_ids(request.baselines, c.suite)]
+        found = trees.tree.rglob("*") if trees.baseline else ()
+        paths = [f.relative_to(trees.tree).as_posix() for f in found]
+        policy.check(document, [*(t.case for t in tasks), *known], ids, paths)
     return Plan(
         policy=loaded,
-        candidate=trees.candidate,
-        baseline=trees.baseline,
+        trees=trees,
         suites=suites,
-        tasks=tuple(
-            Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases
-        ),
+        tasks=tuple(tasks),
         gone=gone,
         findings=trees.findings,
-        base_counters=trees.base_counters,
     )
 
 
@@ -154,31 +156,11 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.counted if mode is Mode.COUNTERS else loaded.choices
 
 
-def _check(
-    document: Document,
-    request: Request,
-    trees: "_Trees",
-    suites: Sequence[Suite],
-    gone: Sequence[LeftOut],
-    loaded: Policy,
-) -> None:
-    """Check that the cases and files in the policy's file exist."""
-    asked = _choices(loaded, request.mode)
-    choices = [c for c in (*loaded.choices, *loaded.counted) if c not in asked]
-    others = [require(trees.head, choice, document) for choice in choices]
-    ids = [g.case_id for g in gone]
-    if request.mode is Mode.BASELINE:
-        ids += [i for c in asked for i in baselines.case_ids(request.baselines, c.suite)]
-    known = [case for suite in (*suites, *others) for case in suite.cases]
-    found = trees.head.rglob("*") if trees.baseline else ()
-    policy.check(document, known, ids, [f.relative_to(trees.head).as_posix() for f in found])
-
-
-def _concerned(plan: Plan, mode: Mode, changed: Sequence[str]) -> Plan:
+def _concerned(plan: Plan, mode: Mode) -> Plan:
     """The plan with only the suites that a changed file concerns."""
-    kept = plan.policy.concerned(_choices(plan.policy, mode), changed)
+    kept = plan.policy.concerned(_choices(plan.policy, mode), plan.trees.changed)
     reason = f"no changed file matches the paths of its suite in {plan.policy.path}"
-    if not changed:
+    if not plan.trees.changed:
         reason = "nothing differs from the baseline"
     return replace(
         plan,
@@ -191,27 +173,19 @@ def _concerned(plan: Plan, mode: Mode, changed: Sequence[str]) -> Plan:
     )
 
 
-def _on_machine(
-    request: Request,
-    plan: Plan,
-    repository: Repository | None,
-    trees: "_Trees",
-    held: ExitStack,
-    say: Say,
-) -> Plan:
+def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan:
     """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
     counting = request.mode is Mode.COUNTERS
     rig = Rig(_device(plan), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
     held.enter_context(rig)
-    sides = _sides(request, trees.folders, repository, plan, rig)
-    plan = replace(plan, rig=rig, sides=sides)
-    plan = replace(plan, tasks=tuple(_asked(t, plan, request.mode) for t in plan.tasks))
+    plan = replace(plan, rig=rig, sides=_sides(request, plan, rig))
+    plan = replace(plan, tasks=tuple(_as_measured(t, plan, request.mode) for t in plan.tasks))
     if request.mode is Mode.BASELINE:
-        plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, trees.head, plan)))
+        plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, plan)))
     for suite in plan.suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         require_gpu(suite, plan.here, remedy)
-    home = None if counting else sides[-1].roots[0]
+    home = None if counting else plan.sides[-1].roots[0]
     unfit_for = unfitness(plan.suites.values(), plan.here, store=request.store, home=home)
     findings = (*plan.findings, *_foreign_rules(plan, request.mode), *map(unfit, unfit_for))
     plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
@@ -224,20 +198,22 @@ def _on_machine(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Trees:
+class Trees:
     """The worktrees of the sides, and what differs between them."""
 
+    repository: Repository | None
     candidate: GateSide
     baseline: GateSide | None = None
     folders: tuple[Path, ...]
     """The baseline's first, if there is one."""
     changed: tuple[str, ...] = ()
     base_counters: str | None = None
+    """The baseline's file of recorded counters."""
     base_policy: str | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
-    def head(self) -> Path:
+    def tree(self) -> Path:
         return self.folders[-1]
 
 
@@ -262,9 +238,9 @@ def _trees(
     root: Path,
     loaded: Policy,
     held: ExitStack,
-) -> _Trees:
+) -> Trees:
     if repository is None:
-        return _Trees(candidate=GateSide(ref=request.head), folders=(root,))
+        return Trees(repository=None, candidate=GateSide(ref=request.head), folders=(root,))
     mine = request.head == WORKING_TREE
     commit = repository.commit("HEAD" if mine else request.head)
     dirty = repository.dirty()
@@ -275,7 +251,9 @@ def _trees(
         findings.append(_noted("working tree", reason))
     if not request.base:
         folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
-        return _Trees(candidate=head, folders=folders, findings=tuple(findings))
+        return Trees(
+            repository=repository, candidate=head, folders=folders, findings=tuple(findings)
+        )
     base = repository.commit(request.base)
     if not request.exact:
         base = repository.merge_base(base, commit)
@@ -286,7 +264,8 @@ def _trees(
         reason = f"this change modifies its own policy, {loaded.path}"
         findings.append(_noted("policy", reason))
     kept = counters.path_of(request.baselines)
-    return _Trees(
+    return Trees(
+        repository=repository,
         candidate=head,
         baseline=GateSide(ref=request.base, commit=base),
         folders=folders,
@@ -303,7 +282,7 @@ def _noted(check: str, reason: str) -> Finding:
 
 def _gone(
     mode: Mode,
-    trees: _Trees,
+    trees: Trees,
     loaded: Policy,
     chosen: Mapping[str, Suite],
     kept: counters.CounterBaseline | None,
@@ -316,14 +295,18 @@ def _gone(
             for case_id in sorted(cases.keys() - measured.get(path, set())):
                 yield LeftOut(suite=path, case_id=case_id, reason=why)
         return
-    for choice in _choices_before(trees, loaded, mode):
+    before_change = loaded
+    if trees.base_policy is not None:
+        with suppress(SuiteError):
+            before_change, _ = policy.parse(trees.base_policy, Path(loaded.path))
+    for choice in _choices(before_change, mode):
         try:
             before = suite_of(trees.folders[0], choice)
         except SuiteError:
             continue  # an unreadable suite has no cases to lose
         if before is None:
             continue
-        whole = suite_of(trees.head, choice)
+        whole = suite_of(trees.tree, choice)
         still = {c.case_id for c in whole.cases} if whole else set()
         for case in chosen_of(before, choice).cases:
             if case.case_id not in measured.get(choice.suite, set()):
@@ -333,19 +316,11 @@ def _gone(
                 yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
 
 
-def _choices_before(trees: _Trees, loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
-    """The suites that the baseline's own policy chose; the candidate's if it has no valid one."""
-    if trees.base_policy is not None:
-        with suppress(SuiteError):
-            loaded, _ = policy.parse(trees.base_policy, Path(loaded.path))
-    return _choices(loaded, mode)
-
-
-def _not_in_suite(request: Request, tree: Path, plan: Plan) -> Iterator[LeftOut]:
+def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
     """Cases in the baseline of this device that are not in their suite, chosen or not."""
     for path in plan.suites:
         stored = baselines.load(request.baselines, files.device_id(plan.here), path)
-        whole = suite_of(tree, ChosenSuite(suite=path))
+        whole = suite_of(plan.trees.tree, ChosenSuite(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
             why = "the baseline has this case, but the suite does not"
@@ -362,15 +337,15 @@ def _foreign_rules(plan: Plan, mode: Mode) -> Iterator[Finding]:
     yield _noted("absolute", reason)
 
 
-def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
+def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:
     """The task with the kernels that the policy requires, counted in every process if a rule needs
     that."""
     case, device = task.case, plan.here.device_name
-    for asked in plan.policy.kernels:
-        if asked.match.accepts(case) and gpu_matches(asked.gpu, device):
+    for match, gpu, required in plan.policy.kernels:
+        if match.accepts(case) and gpu_matches(gpu, device):
             rule = PathRule(
-                must=(*case.kernels.must, *asked.must),
-                must_not=(*case.kernels.must_not, *asked.must_not),
+                must=(*case.kernels.must, *required.must),
+                must_not=(*case.kernels.must_not, *required.must_not),
             )
             case = replace(case, kernels=rule)
     counted = any(
@@ -385,11 +360,9 @@ def _asked(task: Task, plan: Plan, mode: Mode) -> Task:
 # --- the machine -------------------------------------------------------------------------
 
 
-def _sides(
-    request: Request, trees: Sequence[Path], repository: Repository | None, plan: Plan, rig: Rig
-) -> tuple[Side, ...]:
+def _sides(request: Request, plan: Plan, rig: Rig) -> tuple[Side, ...]:
     """A side for each tree, with its warm launcher and its environment."""
-    sides = []
+    sides, trees, repository = [], plan.trees.folders, plan.trees.repository
     for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
         roots = [(tree / root).resolve() for root in plan.policy.roots]
         launcher = rig.start(

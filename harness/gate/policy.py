@@ -18,7 +18,7 @@ from harness import units
 from harness.analysis.comparison import Thresholds
 from harness.errors import SuiteError
 from harness.gate.records import Stage
-from harness.records import METRICS, Case, Match, Rule
+from harness.records import METRICS, Case, Match, PathRule, Rule
 from harness.suite.fields import Form, Matching, Text, checked, schema_of, wrong
 from harness.suite.load import fits
 from harness.suite.positions import Document, Loc, Problem, nearest, read
@@ -253,16 +253,6 @@ class ChosenSuite:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
-    """Patterns of kernels for some cases on some GPUs."""
-
-    match: Match
-    gpu: str
-    must: tuple[str, ...]
-    must_not: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Exemption:
     cases: tuple[str, ...]
     expect: str
@@ -295,7 +285,8 @@ class Policy:
     counted: tuple[ChosenSuite, ...] = ()
     rules: tuple[Rule, ...] = ()
     """Absolute limits; `go` is also `abort`."""
-    kernels: tuple[Kernels, ...] = ()
+    kernels: tuple[tuple[Match, str, PathRule], ...] = ()
+    """Cases, a pattern of GPUs, and the kernels that must and must not run there."""
     thresholds: Thresholds = field(default_factory=Thresholds)
     given: Mapping[str, Any] = field(default_factory=dict)
     """The thresholds that the file itself sets; a calibration changes only the others."""
@@ -350,14 +341,9 @@ def parse(text: str, path: Path) -> tuple[Policy, Document]:
             if a.metric
         ),
         kernels=tuple(
-            Kernels(
-                match=match(a.match),
-                gpu=a.gpu,
-                must=tuple(a.kernels.must),
-                must_not=tuple(a.kernels.must_not),
-            )
+            (match(a.match), a.gpu, PathRule(must=tuple(k.must), must_not=tuple(k.must_not)))
             for a in model.absolute
-            if a.kernels
+            if (k := a.kernels)
         ),
         thresholds=thresholds,
         given=given,

@@ -11,7 +11,7 @@ from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
 from harness.gate.unpaired import FEWEST, Process, compare_stored, too_few
-from harness.records import Case, CaseSummary, Finding, Run
+from harness.records import CaseSummary, Finding, Run
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 
@@ -70,8 +70,8 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         stage=plan.policy.stage,
         blocks=decide.blocks(decision, plan.policy),
         policy=plan.policy.path,
-        candidate=_with_runs(plan.candidate, plan.sides[-1:]),
-        baseline=_with_runs(plan.baseline, plan.sides[:-1]) if plan.baseline else None,
+        candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
+        baseline=_with_runs(plan.trees.baseline, plan.sides[:-1]) if plan.trees.baseline else None,
         device=plan.here.device_name if plan.sides else "",
         device_id=files.device_id(plan.here) if plan.sides else "",
         cases=tuple(cases),
@@ -101,13 +101,9 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
     plan.rig.observe(plan.here)
     bench = held.enter_context(Bench(plan.sides, plan.rig.probes, observer, plan.rig.gpu))
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
-    for path, suite in plan.suites.items():
-        cases = tuple(_counting(t.case, counts[t.key]) for t in plan.tasks if t.suite == path)
-        if cases:
-            for side in plan.sides:
-                bench.record(request.store, side, replace(suite, cases=cases), path)
+    _record(request, plan, bench, counts)
     timed = request.mode is not Mode.COUNTERS
-    if wrong := bench.prove(ask=timed and request.proof):
+    if wrong := bench.prove(ask=timed and request.self_test):
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
@@ -137,23 +133,31 @@ def _processes(mode: Mode, task: Task, plan: Plan) -> int:
     return max(asked, plan.thresholds(task).screen_pairs) if mode is Mode.BASELINE else asked
 
 
-def _counting(case: Case, processes: int) -> Case:
-    return replace(case, settings=replace(case.settings, processes=processes))
+def _record(request: Request, plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> None:
+    """Create the runs of each side, with the number of processes of each case."""
+    for path, suite in plan.suites.items():
+        cases = tuple(
+            replace(t.case, settings=replace(t.case.settings, processes=counts[t.key]))
+            for t in plan.tasks
+            if t.suite == path
+        )
+        for side in plan.sides if cases else ():
+            bench.record(request.store, side, replace(suite, cases=cases), path)
 
 
 def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answers:
     """Screen all cases, confirm those that the screen leaves open, and compare them together."""
-    base, head = plan.sides
+    baseline, candidate = plan.sides
     names = {_name(t): t for t in plan.tasks}
     own = {name: plan.thresholds(t) for name, t in names.items()}
 
     screened: dict[str, Sequence[Pair]] = {}
     weak: dict[Key, str] = {}
     for name, task in names.items():
-        found, unsteady = pairs(task, base, head, range(counts[task.key]))
+        found, unsteady = pairs(task, baseline, candidate, range(counts[task.key]))
         if unsteady:
             weak[task.key] = _left_out(unsteady, len(found))
-        if found and not base.broken(task) and not head.broken(task):
+        if found and not baseline.broken(task) and not candidate.broken(task):
             screened[name] = found
     open_ = {n: names[n] for n, found in screened.items() if not screen(found, own[n])}
     again = {
@@ -161,9 +165,9 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     }
     if open_:
         bench.rounds([(t, again[n]) for n, t in open_.items()], "confirm")
-    confirmed = {n: pairs(t, base, head, again[n]) for n, t in open_.items()}
+    confirmed = {n: pairs(t, baseline, candidate, again[n]) for n, t in open_.items()}
     for name, task in open_.items():
-        if base.broken(task) or head.broken(task):
+        if baseline.broken(task) or candidate.broken(task):
             del screened[name], confirmed[name]
             continue
         found, unsteady = confirmed[name]
@@ -218,31 +222,31 @@ def _counted(
 
     With a baseline commit, counts that the change itself records are accepted.
     """
-    head = plan.sides[-1]
+    candidate = plan.sides[-1]
     kept = counters.load(request.baselines)
     useless = counters.unfit(kept, request.baselines, plan.here)
-    before = counters.parse(plan.base_counters) if plan.base_counters else None
+    before = counters.parse(plan.trees.base_counters) if plan.trees.base_counters else None
     answers = {}
     for task in plan.tasks:
         key = task.key
-        after, why = counters.counts_of(head.of(task))
+        after, why = counters.counts_of(candidate.of(task))
         on_record = kept.counts(*key) if kept and not useless else None
-        if plan.baseline is None:
+        if plan.trees.baseline is None:
             path = counters.path_of(request.baselines)
             missing = useless or f"{path} has no counters of this case; record: {counters.RENEW}"
             answers[key] = counters.judge(
-                on_record, after, whose="the recorded counters", why=why or missing
+                on_record, after, source="the recorded counters", why=why or missing
             )
             continue
-        base = plan.sides[0]
-        if key in base.cannot:
+        baseline = plan.sides[0]
+        if key in baseline.cannot:
             continue  # judged as a new case
-        counts, why_not = counters.counts_of(base.of(task))
+        counts, why_not = counters.counts_of(baseline.of(task))
         recorded_before = before.counts(*key) if before else None
         answers[key] = counters.judge(
             counts,
             after,
-            whose="the baseline",
+            source="the baseline",
             why=why or f"the baseline: {why_not}",
             accepted=on_record if on_record != recorded_before else None,
         )
@@ -259,9 +263,9 @@ def _name(task: Task) -> str:
 
 def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     """The answer for every task, from its stored measurements."""
-    head = plan.sides[-1]
-    base = plan.sides[0] if plan.baseline else None
-    runs = {path: reader.load(request.store, w.folder) for path, w in head.writers.items()}
+    candidate = plan.sides[-1]
+    baseline = plan.sides[0] if plan.trees.baseline else None
+    runs = {path: reader.load(request.store, w.folder) for path, w in candidate.writers.items()}
     measured = {path: _summaries(run) for path, run in runs.items() if run.measurements}
     return [
         decide.judge_case(
@@ -269,9 +273,9 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
                 suite=task.suite,
                 case=task.case,
                 summary=measured.get(task.suite, {}).get(task.case.case_id),
-                candidate=head.of(task),
-                baseline=base.of(task) if base else (),
-                refused=base.cannot.get(task.key, "") if base else "",
+                candidate=candidate.of(task),
+                baseline=baseline.of(task) if baseline else (),
+                refused=baseline.cannot.get(task.key, "") if baseline else "",
                 comparison=answers.comparisons.get(task.key),
                 no_comparison=answers.remarks.get(task.key, ""),
                 counted=answers.counted.get(task.key),
@@ -313,10 +317,9 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
         if not plan.sound:
             raise HarnessError("; ".join(f.reason for f in plan.findings))
         bench = held.enter_context(Bench(plan.sides, (), observer))
-        for path, suite in plan.suites.items():
-            cases = tuple(t.case for t in plan.tasks if t.suite == path)
-            bench.record(request.store, plan.sides[-1], replace(suite, cases=cases), path)
-        bench.rounds([(t, range(counters.PROCESSES)) for t in plan.tasks], "counters")
+        counts = {t.key: counters.PROCESSES for t in plan.tasks}
+        _record(request, plan, bench, counts)
+        bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "counters")
         bench.finish()
         counted: dict[str, dict[str, counters.Counts]] = {}
         for task in plan.tasks:

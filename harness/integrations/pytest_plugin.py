@@ -104,12 +104,12 @@ class SuiteCase(pytest.Item):
     def runtest(self) -> None:
         from harness.integrations.pytest_session import CaseFailed
 
-        asked = [
+        selected = [
             item.case
             for item in self.session.items
             if isinstance(item, SuiteCase) and item.path == self.path
         ]
-        judged = _measuring(self.config).measure(self.suite, self.case, asked)
+        judged = _measuring(self.config).measure(self.suite, self.case, selected)
         self.user_properties += judged.properties
         if judged.expected:
             pytest.xfail(judged.expected)

@@ -104,13 +104,13 @@ class Session:
             self._launchers[kind] = Launcher.of(suite)
         return self._launchers[kind]
 
-    def measure(self, suite: Suite, case: Case, asked: Sequence[Case]) -> Judged:
+    def measure(self, suite: Suite, case: Case, selected: Sequence[Case]) -> Judged:
         """Run all processes of one case, store the measurements, and judge them.
 
         Args:
             suite: The whole suite.
             case: The case to measure.
-            asked: All of its cases that this pytest run selected.
+            selected: All of its cases that this pytest run selected.
 
         Raises:
             HarnessError: The case cannot be measured here, or not be stored.
@@ -118,7 +118,7 @@ class Session:
         alone, recorder = replace(suite, cases=(case,)), _Recorder()
         rig = Rig(suite.device, wait_s=self._wait_for_gpu_s, say=warnings.warn)
         with _turn(self._shared), rig:
-            place = self._place(suite, replace(suite, cases=tuple(asked)), rig)
+            place = self._place(suite, replace(suite, cases=tuple(selected)), rig)
             self._launcher(suite).preflight(alone)
             rig.observe(place.environment)
             with join(place.folder) as writer:
@@ -140,7 +140,7 @@ class Session:
         )
         return judge(recorded)
 
-    def _place(self, suite: Suite, asked: Suite, rig: Rig) -> _Place:
+    def _place(self, suite: Suite, selected: Suite, rig: Rig) -> _Place:
         """Lock the GPU of the suite, and create its run unless another process has."""
         if (known := self._places.get(suite.path)) is not None:
             rig.hold(known.environment.gpu)
@@ -150,14 +150,14 @@ class Session:
             self._launcher(suite),
             command=self._command,
             repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
-            cases=asked.cases,
+            cases=selected.cases,
         )
         machine.require_gpu(suite, here, "Leave out its file, or run pytest on a GPU node.")
         note = self._shared / f"{hashlib.sha256(suite.path.encode()).hexdigest()}.json"
         if note.exists():
             folder = Path(json.loads(note.read_text())["folder"])
         else:
-            with create(self._store, asked, here) as writer:
+            with create(self._store, selected, here) as writer:
                 folder = writer.folder.resolve()
             whole = len(suite.cases)
             note.write_text(json.dumps({"folder": str(folder), "cases_of_suite": whole}))

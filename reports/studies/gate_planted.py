@@ -193,7 +193,7 @@ class Scratch:
         os.chdir(self.folder)
         try:
             request = Request(
-                mode=Mode.RELATIVE, base="main", head=head, every_case=True, proof=proof
+                mode=Mode.RELATIVE, base="main", head=head, every_case=True, self_test=proof
             )
             return carry_out(request, Quiet(), _tell)
         finally:

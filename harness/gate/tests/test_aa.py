@@ -1,4 +1,4 @@
-"""`harness calibrate`: the same code on both sides, and what becomes of unsteady processes."""
+"""`harness calibrate`: A/A pairs, and unsteady processes."""
 
 import json
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from harness.tests.gate_repositories import repository
 TASKS = [Task(suite="s.yaml", case=fake_runs.case({"seq_len": n})) for n in (512, 1024)]
 
 
-class Machine:
-    """Two sides whose first processes of the first case, so many, find no steady state."""
+class TwoSides:
+    """Two sides; the first `unsteady` processes of the first case are not steady."""
 
     def __init__(self, unsteady: int, outcome: Outcome = Outcome.OK) -> None:
         self.sides = [Side(n, (), cast(Any, None), fake_runs.environment()) for n in "ab"]
@@ -59,10 +59,10 @@ class Machine:
         pytest.param(5, 10, [[10, 10], [5]], [10, 10], id="one in two"),
     ],
 )
-def test_an_unsteady_process_does_not_cost_the_others(
+def test_unsteady_pairs_are_replaced(
     unsteady: int, wanted: int, asked: list[list[int]], found: list[int]
 ) -> None:
-    machine = Machine(unsteady)
+    machine = TwoSides(unsteady)
 
     assert machine.pairs(wanted) == found
     assert machine.asked == asked
@@ -71,28 +71,26 @@ def test_an_unsteady_process_does_not_cost_the_others(
 @pytest.mark.parametrize(
     ("machine", "said"),
     [
-        (Machine(6), "6 of 10 pairs are not steady; 10 steady pairs are needed"),
-        (Machine(0, Outcome.NON_FINITE), "ended non_finite: planted"),
+        (TwoSides(6), "6 of 10 pairs are not steady; 10 steady pairs are needed"),
+        (TwoSides(0, Outcome.NON_FINITE), "ended non_finite: planted"),
     ],
 )
-def test_a_case_without_a_level_is_refused_before_more_of_it_is_measured(
-    machine: Machine, said: str
-) -> None:
+def test_a_failed_or_unsteady_case_is_refused_at_once(machine: TwoSides, said: str) -> None:
     with pytest.raises(HarnessError, match=said):
         machine.pairs(MIN_PAIRS)
 
     assert len(machine.asked) == 1
 
 
-def test_a_node_is_calibrated_by_real_processes(
+def test_a_node_is_calibrated_with_real_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository(tmp_path))
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # of other tests; unfit to measure with
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by other tests
 
     said = CliRunner().invoke(app, ["calibrate", "toysuites/toys.yaml", "--json"])
 
-    assert said.exit_code in (0, 3), said.exception  # 3: chance made the node differ from itself
+    assert said.exit_code in (0, 3), said.exception  # 3: A/A pairs differed by chance
     answer = json.loads(said.stdout)
     assert [c["case_id"] for c in answer["answer"]["cases"]] == ["sleep/a/step_s=0.004"]
     (kept,) = (tmp_path / "ci/baselines").glob("*/toysuites__toys.calibration.json")

@@ -1,4 +1,4 @@
-"""Noise: plant a machine, ask for its class, and for the comparison that its noise allows."""
+"""Noise classes, and comparisons with stored processes, on planted noise."""
 
 import math
 from dataclasses import replace
@@ -34,14 +34,14 @@ def drawn(noise: Noise, n: int, *, seed: int, ratio: float = 1.0) -> list[Pair]:
     [(QUIET, NoiseClass.QUIET), (TYPICAL, NoiseClass.TYPICAL), (NOISY, NoiseClass.NOISY)],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_the_class_of_the_planted_machine_is_found(noise: Noise, expected: NoiseClass) -> None:
+def test_the_noise_class_is_found(noise: Noise, expected: NoiseClass) -> None:
     calibration = calibrate({f"c{i}": drawn(noise, 20, seed=i) for i in range(7)})
 
     assert calibration.noise is expected
     assert calibration.biased == ()
 
 
-def test_a_noisy_case_on_a_quiet_node_gets_thresholds_of_its_own() -> None:
+def test_a_noisy_case_on_a_quiet_node_gets_its_own_thresholds() -> None:
     calibration = calibrate(
         {
             **{f"c{i}": drawn(QUIET, 20, seed=i) for i in range(4)},
@@ -54,7 +54,7 @@ def test_a_noisy_case_on_a_quiet_node_gets_thresholds_of_its_own() -> None:
     assert calibration.thresholds("c0") == calibration.thresholds("new") == Thresholds()
 
 
-def test_a_case_that_differs_from_itself_is_named() -> None:
+def test_a_case_whose_aa_pairs_differ_is_named() -> None:
     """The side that runs second is slower: the node, not the code."""
     calibration = calibrate(
         {"a": drawn(TYPICAL, 20, seed=1), "b": drawn(TYPICAL, 20, seed=2, ratio=1.04)}
@@ -63,7 +63,7 @@ def test_a_case_that_differs_from_itself_is_named() -> None:
     assert calibration.biased == ("b",)
 
 
-def test_the_scatter_of_a_process_is_found_from_pairs() -> None:
+def test_the_variation_of_a_process_is_estimated_from_pairs() -> None:
     draw = RecordedNoise(name="", residuals=((0.02, -0.02) * 40,)).draw(
         np.random.default_rng(1), 200, 20
     )
@@ -72,14 +72,14 @@ def test_the_scatter_of_a_process_is_found_from_pairs() -> None:
     assert classify(0.02) is NoiseClass.NOISY
 
 
-def test_too_few_pairs_choose_no_class() -> None:
+def test_too_few_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match="10 are needed"):
         calibrate({"a": drawn(QUIET, 9, seed=1)})
     with pytest.raises(ValueError, match="no case"):
         calibrate({})
 
 
-def test_days_are_measured_once_there_are_enough_of_them() -> None:
+def test_the_variation_between_days_needs_enough_days() -> None:
     rng = np.random.default_rng(1)
     days = [{f"c{i}": math.exp(rng.normal(0.0, 0.01)) for i in range(50)} for _ in range(5)]
 
@@ -131,7 +131,7 @@ def stored(ratio: float, *, day_cv: float = 0.005, n: int = 10, hz: float | None
         pytest.param(1.00, 0.020, Change.UNDECIDED, id="no change, and no way to know"),
     ],
 )
-def test_another_days_baseline_decides_what_days_allow(
+def test_a_stored_baseline_decides_within_the_variation_of_days(
     ratio: float, day_cv: float, change: Change
 ) -> None:
     answer = stored(ratio, day_cv=day_cv)
@@ -146,7 +146,7 @@ def test_another_days_baseline_decides_what_days_allow(
         assert "interleaved" in answer.reason
 
 
-def test_two_processes_that_scatter_wildly_bound_nothing() -> None:
+def test_two_noisy_processes_are_undecided() -> None:
     """Student's quantile of one degree of freedom takes the bound out of all sense."""
     wild = {"a": [Process(step_s=0.010), Process(step_s=0.030)]}
     many = {f"b{i}": [Process(step_s=0.010), Process(step_s=0.011)] for i in range(5)}
@@ -160,7 +160,7 @@ def test_two_processes_that_scatter_wildly_bound_nothing() -> None:
     assert "unbounded" in answer.reason
 
 
-def test_more_processes_do_not_average_a_day_away() -> None:
+def test_more_processes_do_not_reduce_the_variation_between_days() -> None:
     few, many = stored(1.0, n=10, day_cv=0.02), stored(1.0, n=1000, day_cv=0.02)
 
     assert few.high is not None
@@ -173,7 +173,7 @@ def test_a_day_with_another_clock_is_undecided() -> None:
     assert stored(1.05, hz=1.98e9).change is Change.SLOWER
 
 
-def test_the_interval_over_days_holds_the_truth() -> None:
+def test_the_interval_over_days_covers_the_true_ratio() -> None:
     rng = np.random.default_rng(1)
     inside = 0
     for _ in range(400):
@@ -190,7 +190,7 @@ def test_the_interval_over_days_holds_the_truth() -> None:
     assert 0.97 < inside / 400 < 1.0
 
 
-def test_what_no_stored_baseline_can_answer_is_refused() -> None:
+def test_invalid_processes_are_refused() -> None:
     two = processes(1.0, 2, seed=1)
 
     def ask(baseline: list[Process] | None, day_cv: float = 0.01) -> None:

@@ -1,4 +1,4 @@
-"""A commit and the working tree, measured in turns; and what a name on the command line means."""
+"""A commit and the working tree compared, and the names that `harness compare` accepts."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,7 @@ STALE_POLICY = FILES["ci/gate.yaml"] + (
 
 
 def state_of(root: Path) -> dict[str, str]:
-    """All that a comparison must leave as it was."""
+    """Everything that a comparison must not change."""
     kept = {
         str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(root.rglob("*"))
@@ -42,7 +42,7 @@ def state_of(root: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """More work that is not committed yet, a case that is new, and a base that went on."""
+    """Uncommitted changes, a new case, and a baseline with further commits."""
     root = repository(tmp_path_factory.mktemp("toys"), {"ci/gate.yaml": STALE_POLICY})
     git(root, "branch", "work")
     commit(root, {"toy/kernel.py": KERNEL + "\n# main went on\n"})
@@ -78,7 +78,7 @@ def test_the_working_tree_is_compared_with_a_commit(answer: dict[str, Any]) -> N
     assert "uncommitted changes" in [d["name"] for d in answer["differences"]]
 
 
-def test_nothing_of_the_users_is_touched(answer: dict[str, Any]) -> None:
+def test_the_users_files_and_refs_are_unchanged(answer: dict[str, Any]) -> None:
     assert answer["after"] == answer["before"]
 
 
@@ -93,7 +93,7 @@ def test_both_sides_are_stored_as_runs(answer: dict[str, Any]) -> None:
     assert runs[0].environment.git.commit == answer["baseline"]["commit"]
 
 
-def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
+def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
     def of(state: State, decision: Decision) -> GateCase:
         return GateCase(case_id=state, suite="s", decision=decision, reason="why", state=state)
 
@@ -116,8 +116,18 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
     assert answer.reason == "1 case only in the candidate"
 
 
+@pytest.fixture(scope="module")
+def two_branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Branches main and work, and a stored run."""
+    root = repository(tmp_path_factory.mktemp("toys"))
+    commit(root, {"toy/kernel.py": KERNEL + "\n"}, branch="work")
+    git(root, "checkout", "--quiet", "main")
+    record(root / reader.DEFAULT_ROOT, side("a", steady(0.1)))
+    return root
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         pytest.param([".", "HEAD"], "must be the candidate", id="order"),
         pytest.param(["HEAD", "main"], "are both commit", id="same"),
@@ -135,15 +145,10 @@ def test_a_case_that_only_one_side_can_run_is_no_pass() -> None:
         ),
     ],
 )
-def test_what_cannot_be_compared_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+def test_an_impossible_comparison_is_refused(
+    two_branches: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    root = repository(tmp_path / "toys")
-    git(root, "branch", "old")
-    commit(root, {"toy/kernel.py": KERNEL + "\n"}, branch="work")
-    git(root, "checkout", "--quiet", "main")
-    monkeypatch.chdir(root)
-    record(root / reader.DEFAULT_ROOT, side("a", steady(0.1)))
+    monkeypatch.chdir(two_branches)
 
-    with pytest.raises(HarnessError, match=said):
+    with pytest.raises(HarnessError, match=message):
         CliRunner().invoke(cli.app, ["compare", *arguments], catch_exceptions=False)

@@ -85,7 +85,7 @@ def test_times_are_judged_as_the_gate_judges_them(
     assert [d.name for d in answer.differences] == ["commit"]
 
 
-def test_one_process_never_decides() -> None:
+def test_one_process_is_undecided() -> None:
     def single(c: Case) -> list[Measurement]:
         return timed(c, 0.2, processes=1)
 
@@ -95,7 +95,7 @@ def test_one_process_never_decides() -> None:
     assert answer.exit_status == 3
 
 
-def test_an_unsteady_process_is_no_evidence() -> None:
+def test_unsteady_processes_do_not_count() -> None:
     def unsteady(c: Case) -> list[Measurement]:
         return [replace(m, steady=m.process == 0) for m in timed(c, 0.2, processes=6)]
 
@@ -105,10 +105,10 @@ def test_an_unsteady_process_is_no_evidence() -> None:
     assert answer.decision is Decision.INCONCLUSIVE
 
 
-# --- what is not known -------------------------------------------------------------------
+# --- undecided ---------------------------------------------------------------------------
 
 
-def test_another_environment_leaves_every_time_open() -> None:
+def test_another_environment_leaves_times_undecided() -> None:
     a = side("a", steady(0.1))
     b = side("b", steady(0.2), env=at("b", gpu=replace(H200, uuid="GPU-another")))
 
@@ -122,7 +122,7 @@ def test_another_environment_leaves_every_time_open() -> None:
     assert compare(a, b, across=True).decision is Decision.NO_GO
 
 
-def test_a_case_of_one_side_is_listed_and_is_no_pass() -> None:
+def test_a_case_of_one_side_is_undecided() -> None:
     (other,) = sweep(seq_len=[4096])
     a = side("a", steady(0.1))
     b = side("b", steady(0.098), cases=[CASES[0], other])
@@ -136,7 +136,7 @@ def test_a_case_of_one_side_is_listed_and_is_no_pass() -> None:
     assert compare(a, b, filters=["seq_len=512"]).decision is Decision.GO
 
 
-def test_a_case_that_b_did_not_reach_is_no_pass() -> None:
+def test_an_unmeasured_case_is_undecided() -> None:
     a = side("a", steady(0.1))
     b = side("b", lambda c: steady(0.098)(c) if c.case_id == FIRST else [])
 
@@ -157,7 +157,7 @@ def test_a_case_that_b_did_not_reach_is_no_pass() -> None:
         pytest.param(Outcome.TIMEOUT, Outcome.TIMEOUT, Decision.INCONCLUSIVE, id="neither"),
     ],
 )
-def test_how_the_sides_ended(a_ends: Outcome, b_ends: Outcome, decision: Decision) -> None:
+def test_outcomes_decide(a_ends: Outcome, b_ends: Outcome, decision: Decision) -> None:
     def ends(how: Outcome) -> Callable[[Case], list[Measurement]]:
         return lambda c: steady(0.1)(c) if how is Outcome.OK else ended(c, how)
 
@@ -166,7 +166,7 @@ def test_how_the_sides_ended(a_ends: Outcome, b_ends: Outcome, decision: Decisio
     assert answer.decision is decision
 
 
-def test_one_id_of_two_cases_is_not_compared() -> None:
+def test_a_changed_case_is_not_compared() -> None:
     before = [replace(CASES[0], axes={"seq_len": 512, "batch": 1})]
     after = [replace(before[0], axes={"seq_len": 512, "batch": 4})]
 
@@ -177,7 +177,7 @@ def test_one_id_of_two_cases_is_not_compared() -> None:
     assert "axis batch" in answer.differences[-1].name
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_an_impossible_comparison_is_refused() -> None:
     a = side("a", steady(0.1))
 
     with pytest.raises(HarnessError, match="both are run run-a"):
@@ -194,7 +194,7 @@ def counting(host_syncs: int, step_s: float = 0.1) -> Callable[[Case], list[Meas
     return lambda c: [replace(m, counters=counters) for m in steady(step_s)(c)]
 
 
-def test_counters_are_compared_exactly_and_told_beside_times() -> None:
+def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
     a, b = side("a", counting(34)), side("b", counting(35, 0.098))
 
     exact = compare(a, b, counters=True)
@@ -221,7 +221,7 @@ def record(root: Path, whole: Run) -> str:
     return writer.run_id
 
 
-def test_the_command_says_the_same_as_a_table_and_as_json(tmp_path: Path) -> None:
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     ids = [record(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
 
     shown = CliRunner().invoke(cli.app, ["compare", *ids, "--store", str(tmp_path)])
@@ -237,7 +237,7 @@ def test_the_command_says_the_same_as_a_table_and_as_json(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("width", [80, 160])
-def test_no_number_is_folded(width: int) -> None:
+def test_no_number_is_wrapped(width: int) -> None:
     long = case({"seq_len": 512, "head_dim_qk": 192, "head_dim_v": 128, "pass": "forward+backward"})
     a = side("a", steady(0.1), cases=[*CASES, long])
     b = side("b", steady(0.15), cases=[CASES[0], long])

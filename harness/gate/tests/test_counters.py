@@ -1,4 +1,4 @@
-"""Counters per step: what is an answer, and a host sync planted in this project's own model."""
+"""Counters per step, and a host sync planted in this project's own model."""
 
 import json
 import shutil
@@ -30,11 +30,8 @@ def counted(steps: int = 2, process: int = 0, **counts: Any) -> Measurement:
     )
 
 
-# --- what is an answer -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("measured", "said"),
+    ("measured", "reason"),
     [
         ([], "did not run"),
         ([Measurement(case_id="a", process=0, outcome=Outcome.CRASH)], "did not run"),
@@ -48,13 +45,11 @@ def counted(steps: int = 2, process: int = 0, **counts: Any) -> Measurement:
         ),
     ],
 )
-def test_counts_of_less_than_two_like_steps_are_no_answer(
-    measured: list[Measurement], said: str
-) -> None:
-    assert counting.counts_of(measured) == (None, said)
+def test_counts_need_two_equal_steps(measured: list[Measurement], reason: str) -> None:
+    assert counting.counts_of(measured) == (None, reason)
 
 
-def test_processes_that_counted_nothing_do_not_spoil_those_that_did() -> None:
+def test_processes_without_counts_are_ignored() -> None:
     skipped = [
         counted(0, 1, **NOTHING, unknown={"host_syncs": "skipped"}),
         counted(0, 2, **NOTHING),
@@ -63,7 +58,7 @@ def test_processes_that_counted_nothing_do_not_spoil_those_that_did() -> None:
     assert counting.counts_of([counted(), *skipped]) == (COUNTS, "")
 
 
-def test_of_another_torch_nothing_is_said() -> None:
+def test_counters_of_another_torch_or_device_are_not_used() -> None:
     kept = counting.CounterBaseline(device="cpu", torch="2.12.0", commit="c", set_at="2026-11-22")
     here: Any = SimpleNamespace(device_name="cpu", versions={"torch": "2.13.0+cu130"})
 
@@ -120,10 +115,9 @@ def judged(request: Request) -> Any:
     return carry_out(request, Quiet(), lambda _: None)
 
 
-def test_a_host_sync_a_layer_is_found_on_the_cpu_in_one_run(
+def test_one_host_sync_per_layer_is_found_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted in a copy of nsa; the copy as it is passes, and the dense model always does."""
     for name in ("nsa", "suites"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "ci").mkdir()
@@ -151,8 +145,8 @@ def test_a_host_sync_a_layer_is_found_on_the_cpu_in_one_run(
     assert [r.partition(": ")[2] for r in found.remedies] == ["harness baseline counters"]
 
 
-def test_the_counters_on_record_are_those_of_the_suite_and_the_pinned_torch() -> None:
-    """Renew them with `harness baseline counters`."""
+def test_the_recorded_counters_match_the_suite_and_the_pinned_torch() -> None:
+    """If not: `harness baseline counters`."""
     kept = json.loads((ROOT / "ci/baselines/counters.json").read_text())
     cases = [case.case_id for case in suites.load("counters").cases]
 

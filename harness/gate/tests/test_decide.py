@@ -270,7 +270,7 @@ def test_an_exemption_for_noise_does_not_excuse_a_missing_comparison(mode: Mode)
 
 @pytest.mark.parametrize(("expect", "decision"), [("noisy", NO_GO), ("failure", GO)])
 def test_an_exemption_for_noise_does_not_excuse_counters(expect: str, decision: Decision) -> None:
-    more = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the baseline")
+    more = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, source="the baseline")
 
     found = judged(mode=Mode.COUNTERS, comparison=None, counted=more, policy=exempt(expect))
 
@@ -386,7 +386,7 @@ def test_the_policy_decides_what_blocks(
 def test_recorded_counters_need_no_acceptance(accepted: bool) -> None:
     before, after = {"host_syncs": 0}, {"host_syncs": 41}
     changes, finding = counters.judge(
-        before, after, whose="the baseline", accepted=after if accepted else None
+        before, after, source="the baseline", accepted=after if accepted else None
     )
     case = gate_case(finding.decision, counters=changes, reason=finding.reason)
 
@@ -399,7 +399,7 @@ def test_recorded_counters_need_no_acceptance(accepted: bool) -> None:
 
 def test_a_comparison_suggests_no_acceptance() -> None:
     gone = gate_case(OPEN, state=State.MISSING)
-    changes, finding = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, whose="the baseline")
+    changes, finding = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, source="the baseline")
     more = gate_case(finding.decision, counters=changes, reason=finding.reason)
     open_ = compared_case(OPEN, pairs_needed=31)
 

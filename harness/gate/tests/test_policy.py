@@ -1,4 +1,4 @@
-"""A policy says what it means, and whatever is wrong with it is told with its place."""
+"""Policies: every key is read, and every error has its place."""
 
 import datetime
 import json
@@ -56,7 +56,7 @@ def test_every_key_reaches_the_record(tmp_path: Path) -> None:
         ("tokens_per_s", 500, None, "H200"),
         ("peak_memory_bytes", 8.0e9, None, "*"),
     ]
-    assert found.kernels[0].must == ("_selected*",)
+    assert found.kernels[0][2].must == ("_selected*",)
     assert (found.thresholds.screen_pairs, found.thresholds.tolerance) == (4, 0.04)
     assert (found.calibration_required, found.calibration_days, found.baseline_days) == (
         True,
@@ -84,7 +84,7 @@ def test_every_key_reaches_the_record(tmp_path: Path) -> None:
         (["*.py"], "a.pyc", False),
     ],
 )
-def test_paths_say_which_changed_files_concern_a_suite(
+def test_paths_select_the_changed_files_that_trigger_a_suite(
     paths: list[str] | None, changed: str, concerned: bool, tmp_path: Path
 ) -> None:
     stated = f"paths: {json.dumps(paths)}\n" if paths else ""
@@ -93,7 +93,7 @@ def test_paths_say_which_changed_files_concern_a_suite(
     assert load(tmp_path, text).choices[0].concerned_by(changed) is concerned
 
 
-def test_a_change_of_the_policy_concerns_every_suite(tmp_path: Path) -> None:
+def test_a_change_of_the_policy_triggers_every_suite(tmp_path: Path) -> None:
     found = load(tmp_path, WHOLE)
 
     assert found.concerned(found.choices, [found.path]) == ["suites/gate.yaml"]
@@ -101,13 +101,13 @@ def test_a_change_of_the_policy_concerns_every_suite(tmp_path: Path) -> None:
     assert found.concerned(found.choices, []) == []
 
 
-def test_a_suite_may_state_paths_of_its_own(tmp_path: Path) -> None:
+def test_a_suite_may_have_its_own_paths(tmp_path: Path) -> None:
     text = WHOLE.replace('cases: ["train/*"]', 'paths: ["src/**"]')
 
     assert load(tmp_path, text).choices[0].paths == ("src/**",)
 
 
-def test_an_exemption_holds_to_the_end_of_its_day(tmp_path: Path) -> None:
+def test_an_exemption_includes_its_last_day(tmp_path: Path) -> None:
     (exemption,) = load(tmp_path, WHOLE).exemptions
 
     assert not exemption.expired(datetime.date(2026, 12, 31))
@@ -115,7 +115,7 @@ def test_an_exemption_holds_to_the_end_of_its_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("stage: block", "stage: blok", "2:8: stage must be 'shadow', 'warn' or 'block'"),
         ("inconclusive", "inconclusiv", "Did you mean 'inconclusive'"),
@@ -135,36 +135,36 @@ def test_an_exemption_holds_to_the_end_of_its_day(tmp_path: Path) -> None:
         ("schema: 1", "schema: !!python/name:os.system 1", "tag"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place_and_the_remedy(
-    before: str, after: str, said: str, tmp_path: Path
+def test_an_error_has_its_place_and_a_remedy(
+    before: str, after: str, message: str, tmp_path: Path
 ) -> None:
     assert before in WHOLE
 
     with pytest.raises(SuiteError, match=r"gate\.yaml:") as refused:
         load(tmp_path, WHOLE.replace(before, after, 1))
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "message"),
     [
         ("provider: nsa", "provider: nsb", "9:24: provider is never 'nsb'"),
         ("seq_len=512]", "seq_len=513]", "no case of the gate matches 'seq_len=513'"),
         ("nsa/**", "nsb/**", "no file of the candidate matches 'nsb/**'"),
     ],
 )
-def test_a_line_about_no_case_or_file_is_refused(before: str, after: str, said: str) -> None:
+def test_a_pattern_without_a_match_is_refused(before: str, after: str, message: str) -> None:
     assert before in WHOLE
     document = read(WHOLE.replace(before, after, 1), "gate.yaml")
 
     with pytest.raises(SuiteError) as refused:
         policy.check(document, CASES, [], ["nsa/ops.py"])
 
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_a_case_that_several_suites_have_is_offered_once() -> None:
+def test_a_case_of_several_suites_is_suggested_once() -> None:
     document = read(WHOLE.replace("seq_len=512]", "seq_len=513]", 1), "gate.yaml")
 
     with pytest.raises(SuiteError) as refused:
@@ -173,18 +173,18 @@ def test_a_case_that_several_suites_have_is_offered_once() -> None:
     assert str(refused.value).count("'train/nsa/seq_len=2048'") == 1
 
 
-def test_a_case_that_only_the_base_has_may_be_spoken_of() -> None:
+def test_an_exemption_may_name_a_case_of_the_baseline_only() -> None:
     text = WHOLE.replace("seq_len=512]", "seq_len=513]", 1)
 
     policy.check(read(text, "gate.yaml"), CASES, ["train/nsa/seq_len=513"])
 
 
-def test_a_policy_that_is_absent_is_one_message(tmp_path: Path) -> None:
+def test_an_absent_policy_is_one_message(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="cannot read the policy"):
         policy.load(tmp_path / "gate.yaml")
 
 
-def test_an_empty_policy_is_told_what_a_policy_says_at_least(tmp_path: Path) -> None:
+def test_the_error_for_an_empty_policy_has_a_valid_example(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match=r"gate\.yaml: the file is empty") as refused:
         load(tmp_path, "# nothing yet\n")
 
@@ -193,13 +193,13 @@ def test_an_empty_policy_is_told_what_a_policy_says_at_least(tmp_path: Path) -> 
     assert choice.suite == "suites/gate.yaml"
 
 
-def test_the_schema_that_ships_is_the_models() -> None:
+def test_the_shipped_schema_is_current() -> None:
     shipped = json.loads((ROOT / "ci/gate.schema.json").read_text())
 
     assert shipped == policy.json_schema()
 
 
-def test_the_policy_that_ships_fits_the_schema_and_loads() -> None:
+def test_the_shipped_policy_is_valid() -> None:
     path = ROOT / "ci/gate.yaml"
     loaded, document = policy.load(path)
 
@@ -207,7 +207,7 @@ def test_the_policy_that_ships_fits_the_schema_and_loads() -> None:
     assert loaded.choices
 
 
-def test_the_schema_refuses_what_the_models_refuse() -> None:
+def test_the_schema_refuses_an_invalid_policy() -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(
             read(dedent("schema: 1\nstage: blok\nsuites: [{suite: a}]\n"), "x").data,

@@ -1,4 +1,4 @@
-"""A verdict goes to a file and comes back, and nothing else is taken for one."""
+"""Verdict files: written, read, and refused if invalid."""
 
 import json
 
@@ -45,18 +45,18 @@ VERDICT = GateVerdict(
 )
 
 
-def test_a_verdict_comes_back_as_it_was() -> None:
+def test_a_verdict_round_trips() -> None:
     assert decode(encode(VERDICT), "verdict.json") == VERDICT
 
 
-def test_a_verdict_of_before_a_field_was_there_comes_back() -> None:
+def test_a_verdict_without_a_newer_field_loads() -> None:
     stored = json.loads(encode(VERDICT))
     del stored["candidate"]["uncommitted"]
 
     assert decode(json.dumps(stored), "verdict.json") == VERDICT
 
 
-def test_a_verdict_of_schema_1_is_read() -> None:
+def test_a_verdict_of_schema_1_loads() -> None:
     """The numbers of a comparison were fields of the case, and the sides were base and head."""
     stored = json.loads(encode(VERDICT))
     (case,) = stored["cases"]
@@ -72,7 +72,7 @@ def test_a_verdict_of_schema_1_is_read() -> None:
     assert found.cases[0].counters == VERDICT.cases[0].counters
 
 
-def test_the_document_carries_the_exit_status() -> None:
+def test_the_document_has_the_exit_status() -> None:
     assert json.loads(encode(VERDICT))["exit_status"] == 1
 
 
@@ -88,7 +88,7 @@ def test_the_document_carries_the_exit_status() -> None:
     ],
     ids=["empty", "list", "later", "unknown", "case", "deep"],
 )
-def test_anything_else_is_refused_in_one_message(text: str, said: str) -> None:
+def test_an_invalid_verdict_is_refused(text: str, said: str) -> None:
     with pytest.raises(HarnessError, match="is not a verdict of a gate") as refused:
         decode(text, "verdict.json")
 

@@ -1,4 +1,4 @@
-"""What a policy says of suites that are not so is refused, at its place, before anything runs."""
+"""A policy with wrong suites or cases is refused before anything runs."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ TWO = POLICY.replace("suites: [", "suites:\n  - {suite: toysuites/more.yaml}\n  
         ),
     ],
 )
-def test_it_is_told_at_its_place_with_what_there_is(
+def test_a_wrong_name_is_refused_with_suggestions(
     before: str, after: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert before in TWO
@@ -61,10 +61,9 @@ def test_it_is_told_at_its_place_with_what_there_is(
     assert said in str(refused.value)
 
 
-def test_a_suite_of_code_that_is_not_there_is_refused_with_what_to_name(
+def test_a_suite_without_its_code_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those that ship are in a repository without nsa, though there is a folder `suites`."""
     shipped = (Path(__file__).resolve().parents[3] / "suites/counters.yaml").read_text()
     text = POLICY + "counters: [{suite: suites/counters.yaml}]\n"
     files = {"ci/gate.yaml": text, "suites/counters.yaml": shipped}

@@ -1,4 +1,4 @@
-"""Kernels broken on purpose in a repository of their own, and which way the gate turns."""
+"""Gates over a repository with planted faults."""
 
 import os
 import signal
@@ -118,14 +118,14 @@ def judge(folder: Path, **request: object) -> GateVerdict:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        return carry_out(Request(proof=False, **request), Quiet(), lambda _: None)  # type: ignore[arg-type]
+        return carry_out(Request(self_test=False, **request), Quiet(), lambda _: None)  # type: ignore[arg-type]
     finally:
         os.chdir(before)
 
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests set for kernels in the interpreter would make this machine unfit."""
+    """A variable that other tests set would make this machine unfit."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
@@ -165,7 +165,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate
         ("new", GO, State.NEW, "no provider new"),
     ],
 )
-def test_each_kernel_broken_on_purpose_turns_the_gate_its_way(
+def test_each_planted_fault_has_its_decision(
     provider: str,
     decision: Decision,
     state: State,
@@ -203,10 +203,10 @@ def test_a_slowdown_is_stated_with_its_interval_and_cost(
     assert of(interleaved[0], "fast").change == "faster"
 
 
-def test_a_kernel_that_did_not_change_is_not_blamed(
+def test_an_unchanged_kernel_is_not_slower(
     interleaved: tuple[GateVerdict, Path],
 ) -> None:
-    """Whether it passes, a busy machine may leave open."""
+    """On a busy machine it may be undecided."""
     same = of(interleaved[0], "same")
 
     assert same.decision is not NO_GO
@@ -230,7 +230,7 @@ def test_both_sides_are_stored_as_runs_of_their_commits(
     assert len({len(p) for p in packages}) == 1
 
 
-def test_pairs_take_turns_in_going_first(interleaved: tuple[GateVerdict, Path]) -> None:
+def test_pairs_alternate_their_order(interleaved: tuple[GateVerdict, Path]) -> None:
     verdict, folder = interleaved
     assert verdict.baseline is not None
     began: dict[int, dict[str, str]] = {}
@@ -243,7 +243,7 @@ def test_pairs_take_turns_in_going_first(interleaved: tuple[GateVerdict, Path]) 
     assert first == ["base", "head", "base", "head", "base", "head", "base"]
 
 
-def test_accuracy_is_asked_once_a_side(interleaved: tuple[GateVerdict, Path]) -> None:
+def test_accuracy_is_checked_once_per_side(interleaved: tuple[GateVerdict, Path]) -> None:
     verdict, folder = interleaved
     run = reader.load(folder / "reports/runs", verdict.candidate.run_id)
 
@@ -260,7 +260,7 @@ def test_accuracy_is_asked_once_a_side(interleaved: tuple[GateVerdict, Path]) ->
         (set(range(6, 26)), "none of 20 new pairs was steady and undisturbed", 6),
     ],
 )
-def test_an_answer_tells_of_the_pairs_that_it_rests_on(
+def test_remarks_are_about_the_pairs_that_decide(
     disturbed: set[int], said: str, pairs: int
 ) -> None:
     case = fake_runs.case({"seq_len": 512})
@@ -288,14 +288,14 @@ def test_an_answer_tells_of_the_pairs_that_it_rests_on(
     assert answers.comparisons[task.key].pairs == pairs
 
 
-def test_nothing_is_left_of_the_trees(interleaved: tuple[GateVerdict, Path]) -> None:
+def test_worktrees_are_removed(interleaved: tuple[GateVerdict, Path]) -> None:
     _, folder = interleaved
 
     assert len(git(folder, "worktree", "list").splitlines()) == 1
     assert git(folder, "status", "--porcelain") == ""
 
 
-def test_a_suite_that_no_change_concerns_is_not_measured(tmp_path: Path) -> None:
+def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
     policy = SHORT + 'paths: ["toy/**"]\n'
     folder = repository(tmp_path / "toys", {**tree(("same",)), "ci/gate.yaml": policy})
     commit(folder, {"README.md": "words"}, branch="change")
@@ -309,7 +309,7 @@ def test_a_suite_that_no_change_concerns_is_not_measured(tmp_path: Path) -> None
 
 
 SHORT = "\n".join(POLICY.splitlines()[:4]).replace(', "*/slow"', "") + "\n"
-"""The policy, without what it says of single cases."""
+"""The policy without lines about single cases."""
 
 
 # --- one tree ----------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_a_run_becomes_the_baseline_that_a_later_tree_is_held_against(alone: Path) -> None:
+def test_a_later_tree_is_compared_with_a_stored_baseline(alone: Path) -> None:
     by_floors = judge(alone, mode=Mode.ABSOLUTE)
     made = baselines.of_run(reader.load(alone / "reports/runs", by_floors.candidate.run_id))
     files.write(files.path_of(alone / files.FOLDER, made.device, made.suite), made)
@@ -346,8 +346,7 @@ def test_a_run_becomes_the_baseline_that_a_later_tree_is_held_against(alone: Pat
     assert of(held, "slow").change == "slower"
 
 
-def test_one_more_value_read_by_the_host_is_seen_against_the_base(alone: Path) -> None:
-    """In a tree that is not committed, and with no counters on record."""
+def test_a_new_host_sync_is_found_without_recorded_counters(alone: Path) -> None:
     write(alone, {"toy/slow.py": kernel(more="float(out[0])")})
 
     found = judge(alone, mode=Mode.COUNTERS, base="HEAD", every_case=True)
@@ -363,10 +362,9 @@ def test_one_more_value_read_by_the_host_is_seen_against_the_base(alone: Path) -
     assert "harness baseline counters" in found.remedies[0]
 
 
-def test_what_is_on_record_and_no_longer_asked_is_missing(
+def test_a_case_that_is_not_measured_any_more_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the file of counters, in a baseline, and by a policy that chooses less than the base's."""
     folder = repository(tmp_path / "toys", tree(("same", "slow")))
     monkeypatch.chdir(folder)
     session.count(Request(mode=Mode.COUNTERS), Quiet(), lambda _: None)
@@ -387,7 +385,7 @@ def test_what_is_on_record_and_no_longer_asked_is_missing(
     assert {v.decision for v in (by_policy, on_record, baseline)} == {OPEN}
 
 
-def test_floors_for_other_gpus_alone_are_said_to_be(alone: Path) -> None:
+def test_limits_for_other_gpus_are_noted(alone: Path) -> None:
     other = POLICY.replace("metric: tokens_per_s", "gpu: H200, metric: tokens_per_s")
     write(alone, {"ci/gate.yaml": other})
 
@@ -399,10 +397,10 @@ def test_floors_for_other_gpus_alone_are_said_to_be(alone: Path) -> None:
 
 
 @pytest.mark.parametrize(("roots", "found"), [("", State.FAILED), ("[., src]", State.COMPARED)])
-def test_code_of_neither_side_is_not_compared(
+def test_code_from_outside_both_trees_is_refused(
     roots: str, found: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an editable install has it: both sides would import the user's own tree."""
+    """With an editable install both sides would import the user's tree."""
     folder = repository(
         tmp_path / "toys",
         {
@@ -441,7 +439,7 @@ def command(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_the_command_writes_its_verdict_and_exits_with_it(alone: Path, tmp_path: Path) -> None:
+def test_the_command_writes_its_verdict(alone: Path, tmp_path: Path) -> None:
     verdict, summary = tmp_path / "out/verdict.json", tmp_path / "out/summary.md"
     write(alone, {"ci/baselines/counters.json": "{}"})
 
@@ -459,8 +457,7 @@ def test_the_command_writes_its_verdict_and_exits_with_it(alone: Path, tmp_path:
     assert "INCONCLUSIVE" in summary.read_text()
 
 
-def test_an_interrupted_gate_leaves_neither_trees_nor_workers(alone: Path) -> None:
-    """Of a gate that is killed, harness.git.tests.test_worktrees."""
+def test_an_interrupted_gate_removes_its_worktrees(alone: Path) -> None:
     commit(alone, {"toy/same.py": kernel(0.4)}, branch="slow")
     running = command(alone, "--base", "main", "--head", "HEAD", "--all")
     deadline = time.monotonic() + 60
@@ -477,7 +474,7 @@ def test_an_interrupted_gate_leaves_neither_trees_nor_workers(alone: Path) -> No
     git(alone, "checkout", "--quiet", "main")
 
 
-def test_a_head_without_the_suite_is_refused(tmp_path: Path) -> None:
+def test_a_candidate_without_the_suite_is_refused(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", {**tree(("same",)), "ci/gate.yaml": SHORT})
     (folder / "toysuites/toys.yaml").unlink()
 

@@ -59,9 +59,11 @@ class Pytest:
 
 
 @pytest.fixture
-def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Pytest:
+def inner(pytester: pytest.Pytester, warm: Launcher, monkeypatch: pytest.MonkeyPatch) -> Pytest:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setattr(Launcher, "of", lambda suite: warm)
+    monkeypatch.setattr(warm, "close", lambda: None, raising=True)
     return Pytest(pytester)
 
 

@@ -253,7 +253,7 @@ def counted(before: int | None, *, accepted: bool = False) -> GateCase:
     changes, finding = counters.judge(
         {"host_syncs": before} if before is not None else {},
         after,
-        whose="the baseline",
+        source="the baseline",
         accepted=after if accepted else None,
     )
     case: GateCase = gate_case(
