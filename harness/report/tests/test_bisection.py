@@ -187,7 +187,7 @@ def test_a_second_page_of_a_day_is_the_next_version(tmp_path: Path) -> None:
     assert second.name.endswith("seq_len=2048 v2.md")
 
 
-PAGES = {
+PAGES: dict[str, CommitsResult | DifferencesResult] = {
     "bisection_of_commits.md": of_commits(CONFIRMED),
     "bisection_of_runs.md": of_runs(resumable=True),
 }
