@@ -253,7 +253,7 @@ def test_a_rule_that_no_case_decides_alone_fails_the_session(inner: Pytest) -> N
 
     result.assert_outcomes(passed=4)
     assert result.ret is pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["verdict: NO-GO, decided by one is idle*"])
+    result.stdout.fnmatch_lines(["verdict: NO-GO: one is idle*"])
 
 
 def test_an_outcome_that_the_suite_allows_is_expected(inner: Pytest) -> None:
