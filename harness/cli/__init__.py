@@ -1,4 +1,5 @@
-"""The command line: parses options, calls the other packages, prints what they return.
+"""The command line. In comes what a user types; out go tables, JSON and an exit status.
 
-One module a command family. `main` alone ends the process: errors become exit statuses there.
+One module a command family: it parses options, calls the other rooms and prints what they return.
+`main` alone ends the process and turns errors into exit statuses.
 """

@@ -1,3 +1,4 @@
-"""What a reader sees: one context made from a run, its tables, figures and sentences, rendered by
-templates to dated Markdown. Every sentence is written in this room.
+"""What a reader sees. In come runs, verdicts and the results of gates and bisections; out go dated
+Markdown pages with figures, and the sentences that the command line and CI print. Numbers are
+computed elsewhere; here they get their words, tables and templates.
 """

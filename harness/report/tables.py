@@ -349,8 +349,7 @@ def _actual(a: Assessment) -> str:
 def _distance(a: Assessment) -> str:
     if not a.factors:
         return "within" if a.actual is not None else NONE
-    value = a.actual.value if a.actual else a.bound
-    low = a.expectation.low
+    value, low = a.actual.value if a.actual else a.bound, a.expectation.low
     side = "below" if low is not None and value is not None and value < low else "above"
     over = "more than " if a.actual is None else ""
     ends = list(dict.fromkeys(units.factor(f) for f in a.factors))

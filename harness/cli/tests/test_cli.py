@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,10 +19,11 @@ from harness.cli import main as cli
 from harness.git import repository
 from harness.suite.schema import json_schema
 from harness.tests.command_line import harness
+from harness.tests.fake_runs import H200
 
 ROOT = Path(__file__).resolve().parents[3]
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-"""Ours first; what this Python was told to find besides, it must find there too."""
+"""This checkout first, then the folders of the Python that runs the tests."""
 
 SUITE = """\
 schema: 1
@@ -36,6 +37,21 @@ workloads:
     providers: [fake]
     axes: {seq_len: [1, 2]}
 """
+
+
+def started(
+    *options: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A run of the suite that can be interrupted."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", "fakes.yaml", *options],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": PATH, **(env or {})},
+        stderr=subprocess.PIPE,
+        text=True,
+        # Under nohup, or as a background job, Ctrl-C would be ignored from the start.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def write_suite(folder: Path, factory: str = "good") -> None:
@@ -86,7 +102,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def recorded(once: Path, tmp_path: Path) -> Path:
-    """A copy of it to oneself."""
+    """A copy that the test may change."""
     return shutil.copytree(once, tmp_path, dirs_exist_ok=True)
 
 
@@ -97,30 +113,25 @@ def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -
     reported = harness("report", "latest", cwd=recorded)
 
     (folder,) = (recorded / "reports/runs").glob("*-fakes-*")
-    assert folder.name in narrow.stdout, "ids are there to be copied, and are never cut"
+    assert folder.name in narrow.stdout, "ids are never cut"
     assert [run["run_id"] for run in listed["runs"]] == [shown["run"]] == [folder.name]
     assert [case["outcome"] for case in shown["cases"]] == ["ok", "ok"]
     assert reported.returncode == 0
     assert len(list((recorded / "reports").glob("*.md"))) == 1
 
 
-def test_a_dry_run_shows_the_plan_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    write_suite(tmp_path)
+def test_a_dry_run_shows_the_plan_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_suite(tmp_path, "no_such_function")
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "fakes.yaml", "--dry-run", "--set", "seq_len=1,2,4"]
 
-    planned = harness(
-        "run", "fakes.yaml", "--dry-run", "--set", "seq_len=1,2,4", "--json", cwd=tmp_path
-    )
+    planned, shown = (CliRunner().invoke(cli.app, [*command, *x]) for x in (["--json"], []))
 
     assert [case["axes"]["seq_len"] for case in json.loads(planned.stdout)["cases"]] == [1, 2, 4]
+    assert "sleep/fake/seq_len=4" in shown.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["fakes.yaml"]
-
-
-def test_a_dry_run_starts_no_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    planned = CliRunner().invoke(cli.app, ["run", "smoke", "--dry-run", "--set", "seq_len=abc"])
-
-    assert planned.exit_code == 0
 
 
 def test_a_failing_case_is_no_go(tmp_path: Path) -> None:
@@ -132,24 +143,10 @@ def test_a_failing_case_is_no_go(tmp_path: Path) -> None:
     assert "NO-GO" in result.stdout
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_run_can_be_resumed(tmp_path: Path) -> None:
     write_suite(tmp_path)
-    slow = [
-        "run",
-        "fakes.yaml",
-        "--set",
-        "measure.min_samples=40",
-        "--set",
-        "measure.max_samples=40",
-    ]
-    running = subprocess.Popen(
-        [sys.executable, "-m", "harness", *slow],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": PATH},
-        stderr=subprocess.PIPE,
-        text=True,
-        # Under nohup, or as a background job, Ctrl-C would be ignored from birth.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    running = started(
+        *("--set", "measure.min_samples=40", "--set", "measure.max_samples=40"), cwd=tmp_path
     )
     record = wait_for_measurements(2, tmp_path / "reports/runs")
     running.send_signal(signal.SIGINT)
@@ -170,13 +167,7 @@ def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(tmp_pa
     write_suite(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    running = subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", "fakes.yaml"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(temporary)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    running = started(cwd=tmp_path, env={"TMPDIR": str(temporary)})
     wait_until(lambda: any(temporary.glob("tmp*")))  # a worker describes the environment
     running.terminate()
     _, said = running.communicate(timeout=30)
@@ -190,15 +181,7 @@ def test_a_run_is_not_resumed_on_another_device(recorded: Path) -> None:
     record = unfinished(recorded)
     first, newline, rest = record.read_text().partition("\n")
     line = json.loads(first)
-    line["environment"]["gpu"] = {
-        "name": "NVIDIA A100",
-        "uuid": "GPU-0",
-        "index": 0,
-        "memory_bytes": 1,
-        "driver": "1",
-        "cuda_driver": "1",
-        "compute_capability": "8.0",
-    }
+    line["environment"]["gpu"] = asdict(replace(H200, name="NVIDIA A100"))
     record.write_text(json.dumps(line) + newline + rest)
     before = record.read_bytes()
 
@@ -209,7 +192,7 @@ def test_a_run_is_not_resumed_on_another_device(recorded: Path) -> None:
 
 
 def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
-    """Or a variable misspelt today would record the remaining cases as crashed for good."""
+    """Otherwise a misspelt variable would record the remaining cases as crashed."""
     record = unfinished(recorded)
     (recorded / "own.py").unlink()
     before = record.read_bytes()
@@ -222,7 +205,7 @@ def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
 
 
 def unfinished(folder: Path) -> Path:
-    """The record of the folder's run as if it was killed just before its end."""
+    """The record of the folder's run without its end, as of a killed run."""
     (record,) = (folder / "reports/runs").glob("*/run.jsonl")
     *kept, _, _ = record.read_text().splitlines(keepends=True)
     record.write_text("".join(kept))
@@ -230,7 +213,6 @@ def unfinished(folder: Path) -> Path:
 
 
 def measurements(record: Path) -> int:
-    """How many are recorded."""
     return record.read_text().count('{"kind": "measurement"')
 
 
@@ -302,11 +284,6 @@ def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:
             id="near",
         ),
         pytest.param(
-            "own:other",
-            "factory 'own:other': own has no 'other'\n  Its functions: 'make', 'more'.\n",
-            id="far",
-        ),
-        pytest.param(
             "owm:make",
             "factory 'owm:make': no module 'owm' is installed, or in the current folder\n"
             "  Check the spelling, install it, or add its folder to PYTHONPATH.",
@@ -320,9 +297,7 @@ def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_factory_that_is_none_is_told_at_its_place(
-    module: str, said: str, tmp_path: Path
-) -> None:
+def test_a_missing_factory_is_refused_at_its_place(module: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("NUMBER = 1\ndef make(): ...\ndef more(): ...\n")
     text = SUITE.replace("harness.tests.fake_workloads:%s", module)
     (tmp_path / "fakes.yaml").write_text(text)
@@ -343,7 +318,7 @@ def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> 
 
 
 def test_the_doctor_describes_the_machine_and_the_code_that_is_measured(tmp_path: Path) -> None:
-    """Not the repository of the folder it happens to be started in."""
+    """Not the repository of the current folder."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     git = repository.read_git(ROOT)
 
@@ -357,7 +332,7 @@ def test_the_doctor_describes_the_machine_and_the_code_that_is_measured(tmp_path
 
 
 def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:
-    """The folder is no git repository, so that nobody can tell whether its code is the same."""
+    """The folder is not a git repository, so the commit is a difference too."""
     same = harness("doctor", "--against", "latest", "--json", cwd=recorded)
     text = (recorded / "fakes.yaml").read_text()
     (recorded / "fakes.yaml").write_text(text.replace("sample_s: 0.01", "sample_s: 0.02"))
@@ -375,13 +350,6 @@ def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:
         code,
         ("measure.sample_s of all cases", "0.01", "0.02"),
     ]
-
-
-def test_the_doctor_ends_with_a_verdict(tmp_path: Path) -> None:
-    examined = harness("doctor", cwd=tmp_path)
-
-    words = {0: "Verdict: fit to measure on", 3: "Verdict: "}
-    assert words[examined.returncode] in examined.stdout
 
 
 def test_the_schema_is_printed_for_editors(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from harness.cli import console
 from harness.cli.main import app
+from harness.machine.doctor import Check, Grade
 from harness.records import CaseSummary, Estimate, Outcome
-from harness.tests.fake_runs import case
+from harness.tests.fake_runs import case, environment
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
@@ -43,6 +44,18 @@ def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first(
         "train/nsa/seq_len=1: clock limited in 4 of 9 readings (+1 more)",
         "train/nsa/seq_len=1: few samples",
     ]
+
+
+def test_the_doctor_ends_with_its_verdict() -> None:
+    wide = Console(width=200)
+    checks = [Check(name="device", grade=Grade.FAIL, fact="no GPU", remedy="use one")]
+
+    with wide.capture() as captured:
+        wide.print(console.doctor(environment(gpu=None), checks))
+
+    *_, check, verdict = captured.get().splitlines()
+    assert check.split()[:2] == ["fail", "device"]
+    assert verdict.startswith("Verdict: ")
 
 
 def shown() -> str:

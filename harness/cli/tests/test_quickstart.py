@@ -36,7 +36,7 @@ class Followed:
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """What a reader has who has done as the page says."""
+    """The files and the output of a reader who followed the page."""
     folder = tmp_path_factory.mktemp("fresh")
     for name, language in (("train.py", "python"), ("train.yaml", "yaml")):
         (folder / name).write_text(blocks(language)[0])
@@ -70,7 +70,7 @@ def test_the_plan_shows_the_commands(followed: Followed) -> None:
     assert "python train.py --batch 8 --length 128" in followed.said[0]
 
 
-def test_the_run_shows_speed_loss_and_what_ran(followed: Followed) -> None:
+def test_the_run_shows_speed_loss_and_command(followed: Followed) -> None:
     said = followed.said[1]
 
     assert re.search(r"train/program/length=32 +ok +[\d,]+ +\S+ m?s +\d\.\d+", said), said

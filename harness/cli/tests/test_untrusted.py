@@ -1,4 +1,4 @@
-"""What a stranger's suite, name or value can do: be measured, be shown, and nothing else."""
+"""Suites, names and values from strangers: no code runs, no file is written elsewhere."""
 
 import ast
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def dangers(path: Path) -> Iterator[str]:
                 yield f"{path.name}:{node.lineno}: {ast.unparse(node)}"
 
 
-def test_no_text_is_given_to_a_shell_or_evaluated() -> None:
+def test_no_code_gives_text_to_a_shell_or_evaluates_it() -> None:
     found = [danger for path in sources() for danger in dangers(path)]
 
     assert found == []
@@ -81,7 +81,7 @@ def test_no_text_is_given_to_a_shell_or_evaluated() -> None:
         "YAML(typ='unsafe', pure=True)",
     ],
 )
-def test_the_search_for_such_calls_finds_them(tmp_path: Path, line: str) -> None:
+def test_the_search_finds_dangerous_calls(tmp_path: Path, line: str) -> None:
     path = tmp_path / "module.py"
     path.write_text(f"def f(x, flag):\n    {line}\n")
 
@@ -113,13 +113,13 @@ def test_a_tag_constructs_nothing(
 def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     with path.open("wb") as file:
-        file.truncate(20 * 2**30)  # sparse: takes no room, and would take all memory if read
+        file.truncate(20 * 2**30)  # sparse: no space on disk
 
     with pytest.raises(SuiteError, match=r"huge\.yaml: more than 1048576 bytes"):
         suites.load(path)
 
 
-def test_a_device_is_no_suite() -> None:
+def test_a_device_file_is_refused() -> None:
     """/dev/zero has no end."""
     with pytest.raises(SuiteError, match="more than 1048576 bytes"):
         suites.load("/dev/zero")
@@ -157,7 +157,7 @@ def test_no_name_of_a_suite_leaves_the_store(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["$(touch evil)", "`touch evil`; touch evil", "a'b\"c\n$HOME"])
-def test_the_value_of_a_variable_is_no_shell(
+def test_the_value_of_a_variable_is_not_run_by_a_shell(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from harness.records import Outcome
+from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.tests.indexed import headers
 
@@ -233,7 +234,7 @@ def test_a_rule_over_several_cases_fails_the_session(inner: Pytest) -> None:
 
     result.assert_outcomes(passed=4)
     assert result.ret is pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["verdict: NO-GO, decided by one is idle*"])
+    result.stdout.fnmatch_lines(["verdict: NO-GO: one is idle*"])
 
 
 def test_an_allowed_outcome_is_expected(inner: Pytest) -> None:
