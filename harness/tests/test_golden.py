@@ -1,8 +1,8 @@
-"""Golden values: what is computed from the stored runs, number by number.
+"""Golden values: all that is computed from the stored runs.
 
-Code that moves, or is reworded, leaves them as they are. The file keeps numbers, ids, truth values
-and values of enumerations; no sentences and no names of classes or fields. Of a sentence it keeps
-whether there is one.
+Moving or rewording code does not change them. The file has numbers, ids, truth values and values of
+enumerations, but no sentences and no names of classes or fields. Of a sentence it has only whether
+there is one.
 
     python -m harness.tests.test_golden            list every value that differs
     python -m harness.tests.test_golden --write    write the file again
@@ -57,9 +57,9 @@ FILE = Path(__file__).parent / "data" / "golden.json"
 STORE = Path(__file__).parents[2] / "reports" / "runs"
 DIGITS = 12
 RELATIVE = 1e-9
-"""Libraries of another version and other CPUs round differently in the last digits."""
+"""Other library versions and CPUs round the last digits differently."""
 OF_FITS = 1e-5
-"""The interval of a fit with a timeout is searched for, to a tolerance."""
+"""The interval of a fit with a timeout is found by a search with a tolerance."""
 
 Values = Any
 """What JSON can hold."""
@@ -181,7 +181,7 @@ def _by_process(run: Run) -> dict[str, Values]:
 
 
 def _process(m: Measurement) -> list[Values]:
-    """What was read from the file, and what follows from one process alone."""
+    """Values of one process."""
     where = m.breakdown
     return [
         [m.process, m.outcome, m.clock, m.steady, clock(m)],
@@ -266,7 +266,7 @@ def _comparison(c: Comparison) -> list[Values]:
 
 
 def drifted(then: Run, now: Run) -> list[Values]:
-    """What differs around two runs of one suite, and between their cases."""
+    """Differences between two runs of one suite in environment and cases."""
     before = {c.case_id: c for c in then.suite.cases}
     return [
         sorted([d.baseline, d.candidate] for d in differences(then.environment, now.environment)),
@@ -276,12 +276,12 @@ def drifted(then: Run, now: Run) -> list[Values]:
 
 def _changes(then: Case, now: Case) -> list[Values]:
     pairs = changed(then, now).values()
-    told = [list(p) for p in pairs if all(isinstance(v, bool | int | float) for v in p)]
-    return [len(pairs), len(measured(then, now)), sorted(told)]
+    numbers = [list(p) for p in pairs if all(isinstance(v, bool | int | float) for v in p)]
+    return [len(pairs), len(measured(then, now)), sorted(numbers)]
 
 
 def paired(run: Run) -> dict[str, Values]:
-    """The processes of a run with and without telemetry, as pairs of two sides that took turns."""
+    """The processes of a run with and without telemetry, as pairs that ran in alternation."""
     pairs: dict[str, list[Pair]] = {}
     for case in run.suite.cases:
         if not case.case_id.endswith(f"/{WITH}"):
@@ -332,7 +332,7 @@ def _pair(baseline: Measurement, candidate: Measurement) -> Pair:
 
 @cache
 def golden() -> dict[str, dict[str, Values]]:
-    """The values on file; empty where there is no file yet."""
+    """The values on file; empty if there is no file yet."""
     found: dict[str, dict[str, Values]] = json.loads(FILE.read_text()) if FILE.exists() else {}
     return found
 
@@ -343,7 +343,7 @@ def recorded(run_id: str) -> Run:
 
 
 def compute(run_ids: Sequence[str]) -> dict[str, dict[str, Values]]:
-    """Everything that the file holds, of these runs and their pairs."""
+    """The content of the file, for these runs and their pairs."""
     return {
         "runs": {i: plain(of_one(recorded(i))) for i in run_ids},
         "pairs": {f"{a} {b}": plain(of_two(recorded(a), recorded(b))) for a, b in shared(run_ids)},
@@ -361,7 +361,7 @@ def shared(run_ids: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def consecutive(run_ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Every run of a suite and the next one of it."""
+    """Every run of a suite with the next one."""
     suites: dict[str, list[str]] = {}
     for run_id in run_ids:
         suites.setdefault(recorded(run_id).suite.name, []).append(run_id)
@@ -369,7 +369,7 @@ def consecutive(run_ids: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def plain(value: Values) -> Values:
-    """The value as JSON holds it, floats to the digits that are kept."""
+    """The value as in JSON, with floats rounded to DIGITS."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
@@ -422,25 +422,25 @@ RUNS = tuple(golden().get("runs", ()))
 
 
 @pytest.mark.parametrize("run_id", RUNS)
-def test_a_stored_run_gives_the_values_on_file(run_id: str) -> None:
+def test_a_stored_run_gives_its_golden_values(run_id: str) -> None:
     now = plain(of_one(recorded(run_id)))
     assert list(unlike(golden()["runs"][run_id], now)) == []
 
 
 @pytest.mark.parametrize("pair", golden().get("pairs", ()))
-def test_two_stored_runs_compare_as_on_file(pair: str) -> None:
+def test_two_stored_runs_compare_as_before(pair: str) -> None:
     a, b = map(recorded, pair.split())
     assert list(unlike(golden()["pairs"][pair], plain(of_two(a, b)))) == []
 
 
 @pytest.mark.parametrize("pair", golden().get("drift", ()))
-def test_what_differs_around_two_runs_is_as_on_file(pair: str) -> None:
+def test_two_runs_differ_as_before(pair: str) -> None:
     a, b = map(recorded, pair.split())
     assert list(unlike(golden()["drift"][pair], plain(drifted(a, b)))) == []
 
 
 @pytest.mark.parametrize("run_id", golden().get("paired", ()))
-def test_paired_processes_are_judged_as_on_file(run_id: str) -> None:
+def test_paired_processes_are_judged_as_before(run_id: str) -> None:
     now = plain(paired(recorded(run_id)))
     assert list(unlike(golden()["paired"][run_id], now)) == []
 
