@@ -152,7 +152,7 @@ KILLED_AT_EVERY_WRITE = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from harness import store
+from harness.store import writer as store
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured
 
 root = Path(sys.argv[1])
