@@ -343,9 +343,9 @@ def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:
     code = ("commit", "not known", "not known")
     assert (same.returncode, other.returncode) == (3, 3)
     (found,) = json.loads(same.stdout)["differences"]
-    assert (found["name"], found["then"], found["now"]) == code
+    assert (found["name"], found["baseline"], found["candidate"]) == code
     found = json.loads(other.stdout)["differences"]
-    assert [(d["name"], d["then"], d["now"]) for d in found] == [
+    assert [(d["name"], d["baseline"], d["candidate"]) for d in found] == [
         ("NSA_TEST_FLAG", "none", "1"),
         code,
         ("measure.sample_s of all cases", "0.01", "0.02"),
