@@ -37,7 +37,7 @@ from harness.report.text import requirement_text, rule_sentence, verdict_sentenc
 from harness.runner import rig as machine
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
-from harness.runner.run import Silent, run_suite, settled
+from harness.runner.run import RunObserver, run_suite, settled
 from harness.store import reader as store
 from harness.store.writer import create, join
 from harness.suite.load import shipped_roots
@@ -178,7 +178,7 @@ def _turn(shared: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class _Heard(Silent):
+class _Heard(RunObserver):
     """Keeps what a run measures, for its judge."""
 
     def __init__(self) -> None:

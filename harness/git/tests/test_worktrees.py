@@ -18,7 +18,7 @@ from harness.git.worktrees import PREFIX, checked_out, sweep
 from harness.records import Case, Clock, Measurement, MeasureSettings, Outcome
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
-from harness.runner.run import Silent, run_one
+from harness.runner.run import RunObserver, run_one
 from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -235,7 +235,7 @@ class Folder:
 
 def measured(roots: list[Path], folder: Path, elsewhere: Sequence[Path] = ()) -> Measurement:
     with Launcher(roots, elsewhere=elsewhere) as launcher:
-        return run_one(CASE, 0, launcher, Folder(folder), (), Silent())
+        return run_one(CASE, 0, launcher, Folder(folder), (), RunObserver())
 
 
 def test_workers_take_the_code_from_their_tree(
