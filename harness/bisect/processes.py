@@ -14,7 +14,7 @@ from harness.records import Case, Measurement, Outcome
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, require_gpu
-from harness.runner.run import Silent, run_one
+from harness.runner.run import RunObserver, run_one
 
 Say = Callable[[str], None]
 
@@ -76,7 +76,7 @@ class Processes:
         if problem:
             raise Stopped(f"the machine is not fit: {problem}")
         launcher, process = self.launcher.at(roots), len(self.measured)
-        measured = run_one(case, process, launcher, self.journal, self.rig.probes, Silent())
+        measured = run_one(case, process, launcher, self.journal, self.rig.probes, RunObserver())
         measured = verified(measured, case, roots)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")

@@ -10,6 +10,7 @@ from harness import units
 from harness.cli import console
 from harness.cli.options import err, say
 from harness.records import Case, Measurement, Outcome, Suite
+from harness.runner.run import RunObserver
 
 BAR_WIDTH = 24
 
@@ -55,7 +56,7 @@ class _Bar:
         self._bar.stop()
 
 
-class ProgressBar(_Bar):
+class ProgressBar(_Bar, RunObserver):
     """Shows a run: a bar with the time left, and a line for each finished process."""
 
     def __init__(self, to: Console, suite: Suite, done: Collection[tuple[str, int]]) -> None:

@@ -36,7 +36,7 @@ from harness.report.verdict_text import requirement_text, rule_sentence, verdict
 from harness.runner import rig as machine
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
-from harness.runner.run import Silent, run_suite, settled
+from harness.runner.run import RunObserver, run_suite, settled
 from harness.store import reader as store
 from harness.store.writer import create, join
 from harness.suite.load import shipped_roots
@@ -177,7 +177,7 @@ def _turn(shared: Path) -> Iterator[None]:
         os.close(fd)
 
 
-class _Recorder(Silent):
+class _Recorder(RunObserver):
     """Keeps the measurements of a run."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import Silent, run_one
+from harness.runner.run import RunObserver, run_one
 from harness.runner.self_test import prove, unproved
 from harness.store.writer import RunWriter, create
 
@@ -162,7 +162,7 @@ class Bench:
         if why:
             measurement = gpu_idle.refused(case, index, why, holders)
         else:
-            measurement = run_one(case, index, side.launcher, writer, self._probes, Silent())
+            measurement = run_one(case, index, side.launcher, writer, self._probes, RunObserver())
             measurement = verified(measurement, case, side.roots)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)

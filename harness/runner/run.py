@@ -33,35 +33,23 @@ class Writer(Protocol):
         """The file for the output of one process."""
 
 
-class RunObserver(Protocol):
-    """Follows a run, as the progress bar of the command line does."""
+class RunObserver:
+    """Follows a run, as the progress bar of the command line does. This one ignores it."""
 
     def planned(self, total: int) -> None:
         """The number of processes; called again, with fewer, when a case is dropped."""
 
-    def started(self, case: Case, process: int) -> None: ...
+    def started(self, case: Case, process: int) -> None:
+        """A process is about to start."""
 
-    def phase(self, case: Case, process: int, name: str) -> None: ...
+    def phase(self, case: Case, process: int, name: str) -> None:
+        """A phase of a process begins."""
 
     def progressed(self, case: Case, process: int, steps: int) -> None:
         """The number of finished steps, including warm-up."""
 
     def finished(self, measurement: Measurement) -> None:
         """One process has ended, and its measurement is stored."""
-
-
-class Silent:
-    """Ignores everything; a base for observers that need few events."""
-
-    def planned(self, total: int) -> None: ...
-
-    def started(self, case: Case, process: int) -> None: ...
-
-    def phase(self, case: Case, process: int, name: str) -> None: ...
-
-    def progressed(self, case: Case, process: int, steps: int) -> None: ...
-
-    def finished(self, measurement: Measurement) -> None: ...
 
 
 def run_suite(

@@ -7,7 +7,7 @@ import psutil
 
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import Silent, run_suite
+from harness.runner.run import RunObserver, run_suite
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(
@@ -64,7 +64,7 @@ class Memory:
         return [(m.case_id, m.process, m.outcome) for m in self.measurements]
 
 
-class Quiet(Silent):
+class Quiet(RunObserver):
     """Keeps the totals, phases and steps of a run."""
 
     def __init__(self) -> None:

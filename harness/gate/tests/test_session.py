@@ -299,13 +299,12 @@ def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
     policy = SHORT + 'paths: ["toy/**"]\n'
     folder = repository(tmp_path / "toys", {**tree(("same",)), "ci/gate.yaml": policy})
     commit(folder, {"README.md": "words"}, branch="change")
-    began = time.monotonic()
 
     verdict = judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD")
 
     assert (verdict.decision, verdict.cases) == (GO, ())
     assert [x.case_id for x in verdict.left_out] == ["toy/same"]
-    assert time.monotonic() - began < 5
+    assert not (folder / "reports/runs").exists()
 
 
 SHORT = "\n".join(POLICY.splitlines()[:4]).replace(', "*/slow"', "") + "\n"
