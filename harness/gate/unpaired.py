@@ -140,5 +140,4 @@ def _instead(
         answer,
         pairs_needed=needed,
         minutes_needed=needed * 2 * float(np.mean(walls)) / 60 if walls else None,
-        reason=f"{answer.reason}; {needed} interleaved pairs would decide",
     )

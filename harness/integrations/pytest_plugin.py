@@ -18,7 +18,7 @@ import pytest
 # Every pytest session in an environment with the harness loads this module, so other modules are
 # imported only when they are needed.
 if TYPE_CHECKING:
-    from harness.integrations.pytest_session import End, Session
+    from harness.integrations.pytest_session import Session, SuiteResult
     from harness.records import Case, Suite
 
 INI = "harness_suites"
@@ -27,7 +27,7 @@ _LOOKS_LIKE_A_SUITE = re.compile(rb"""^\s*\{?\s*["']?(schema|workloads)["']?\s*:
 _HEAD_BYTES = 2**16
 _KEY: "pytest.StashKey[Session]" = pytest.StashKey()
 _SHARED = pytest.StashKey[Path]()
-_ENDS: "pytest.StashKey[tuple[End, ...]]" = pytest.StashKey()
+_ENDS: "pytest.StashKey[tuple[SuiteResult, ...]]" = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -52,7 +52,7 @@ class CaseFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class CaseResult:
     """Result of the test of a case."""
 
     failure: str = ""
@@ -64,7 +64,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class SuiteResult:
     """Result of the run of one suite."""
 
     suite: str
@@ -104,7 +104,7 @@ class Session:
             self._launchers[kind] = Launcher.of(suite)
         return self._launchers[kind]
 
-    def measure(self, suite: Suite, case: Case, selected: Sequence[Case]) -> Judged:
+    def measure(self, suite: Suite, case: Case, selected: Sequence[Case]) -> CaseResult:
         """Run all processes of one case, store the measurements, and judge them.
 
         Args:
@@ -190,7 +190,7 @@ class _Recorder(RunObserver):
 # --- one case ----------------------------------------------------------------------------
 
 
-def judge(run: Run) -> Judged:
+def judge(run: Run) -> CaseResult:
     """Judge a run of one case by its outcome and by the rules that apply to each case on this GPU.
 
     Rules for the best case and for scaling over an axis need the other cases: see `conclude`.
@@ -203,7 +203,7 @@ def judge(run: Run) -> Judged:
     )
     if seen.outcome is not None and seen.outcome in seen.case.allow:
         reason = f"{seen.outcome} is allowed: {seen.case.allow[seen.outcome]}"
-        return Judged(expected=reason, properties=properties)
+        return CaseResult(expected=reason, properties=properties)
     device = run.environment.device_name
     stated = tuple(
         rule
@@ -215,8 +215,8 @@ def judge(run: Run) -> Judged:
     )
     verdict = rules.judge(replace(run.suite, rules=stated), run.environment, [seen], ())
     if verdict.decision is Decision.GO:
-        return Judged(properties=properties)
-    return Judged(failure=failure_text(run, seen, verdict), properties=properties)
+        return CaseResult(properties=properties)
+    return CaseResult(failure=failure_text(run, seen, verdict), properties=properties)
 
 
 def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
@@ -266,14 +266,14 @@ def log_tail(path: Path) -> list[str]:
 # --- all of them -------------------------------------------------------------------------
 
 
-def conclude(shared: Path) -> tuple[End, ...]:
+def conclude(shared: Path) -> tuple[SuiteResult, ...]:
     """Finish and judge every complete run of this pytest run."""
     return tuple(
         _conclude(**json.loads(note.read_text())) for note in sorted(shared.glob("*.json"))
     )
 
 
-def _conclude(folder: str, cases_of_suite: int) -> End:
+def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
     path = Path(folder)
     recorded = store.load(path.parent, path)
     suite = recorded.suite
@@ -281,17 +281,17 @@ def _conclude(folder: str, cases_of_suite: int) -> End:
     left = planned - settled(suite, recorded.measurements)
     if left:
         text = f"{len(left)} processes were not run; to resume: harness run --resume {folder}"
-        return End(suite=suite.path, good=False, lines=(text,))
+        return SuiteResult(suite=suite.path, good=False, lines=(text,))
     with join(path) as writer:
         writer.finish()
     if len(suite.cases) < cases_of_suite:
         text = (
             f"no verdict on the suite: {len(suite.cases)} of {cases_of_suite} cases were selected"
         )
-        return End(suite=suite.path, good=True, lines=(text, f"run: {folder}"))
+        return SuiteResult(suite=suite.path, good=True, lines=(text, f"run: {folder}"))
     cases = summary.summarise(recorded)
     verdict = rules.judge(suite, recorded.environment, cases, scaling.fit(cases))
-    return End(
+    return SuiteResult(
         suite=suite.path,
         good=verdict.decision is Decision.GO,
         lines=(
