@@ -15,7 +15,7 @@ FLOORS = (
     {"kernels.common", "reference", "checks", "roofline", "profiling"},
     {"config", "errors"},
 )
-"""Top to bottom. `kernels` is what lies in its folder directly."""
+"""Top to bottom. `kernels` means the modules directly in its folder."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -33,7 +33,7 @@ MODULES = modules()
 
 
 def room(module: str) -> str:
-    """The longest name of a room that a module lies in."""
+    """The innermost room of a module."""
     parts = module.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in FLOOR), "")
@@ -58,7 +58,7 @@ def imports(path: Path) -> set[str]:
 ARROWS = {name: imports(path) for name, path in MODULES.items()}
 
 
-def test_every_module_lies_in_a_room() -> None:
+def test_every_module_is_in_a_room() -> None:
     assert {name for name in MODULES if name and not room(name)} == set()
 
 
@@ -82,7 +82,7 @@ def test_no_two_modules_import_each_other() -> None:
     assert left == {}
 
 
-def test_packages_import_nothing_and_say_what_they_are_for() -> None:
+def test_packages_import_nothing_and_state_their_purpose() -> None:
     for path in NSA.rglob("__init__.py"):
         tree = ast.parse(path.read_text())
         if "tests" not in path.parts:

@@ -179,7 +179,7 @@ def test_a_wrong_flag_is_an_error_that_says_what_would_do(
         read(**environ)
 
 
-def test_a_flag_is_asked_for_when_something_asks_for_it() -> None:
+def test_a_flag_counts_as_read_once_its_field_is_read() -> None:
     flags = read(NSA_USE_FA2="1", NSA_FWE_Q="2", NSA_PREFILL_BATCHED="1")
     assert set(flags.asked_for().values()) == {False}  # not by having been checked
 
@@ -204,7 +204,9 @@ def test_a_flag_is_asked_for_when_something_asks_for_it() -> None:
         ({"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "0"}, set()),
     ],
 )
-def test_the_routes_ask_for_what_decides_them(environ: dict[str, str], unasked: set[str]) -> None:
+def test_routes_read_only_the_flags_that_decide_them(
+    environ: dict[str, str], unasked: set[str]
+) -> None:
     flags = read(**environ)
 
     flags.routes()
@@ -212,7 +214,7 @@ def test_the_routes_ask_for_what_decides_them(environ: dict[str, str], unasked: 
     assert {name for name, asked in flags.asked_for().items() if not asked} == unasked
 
 
-def test_a_part_that_is_given_asks_for_no_flag() -> None:
+def test_a_given_route_reads_no_flag() -> None:
     flags = read(NSA_USE_SEL_PACK="1", NSA_USE_FA2_WIN="1")
 
     routes = flags.routes(select="loop", window="eager")
@@ -232,7 +234,7 @@ def test_a_part_that_is_given_asks_for_no_flag() -> None:
         ("NSA_DISABLE_AUX_STATS", "1", False),
     ],
 )
-def test_a_flag_may_ask_for_nothing(variable: str, text: str, nothing: bool) -> None:
+def test_a_flag_may_have_no_effect_on_branches(variable: str, text: str, nothing: bool) -> None:
     flags = read(**{variable: text})
 
     assert flags.asks_nothing_of_branches(variable) is nothing

@@ -1,4 +1,4 @@
-"""The door: what it refuses, what routes promise of memory and of waiting for the device."""
+"""nsa.ops: refused inputs, and what routes guarantee about memory and host waits."""
 
 from collections.abc import Callable
 from dataclasses import astuple
@@ -90,7 +90,7 @@ def test_selection_never_waits_for_the_device(documents: list[int]) -> None:
 
 
 @pytest.mark.parametrize("route", ["loop", "packed", "varlen"])
-def test_routes_that_wait_are_seen_to(route: str) -> None:
+def test_routes_that_wait_are_detected(route: str) -> None:
     """The watch above can fail: these read the selection on the host."""
     assert watch("select", route, 61).waits != set()
 

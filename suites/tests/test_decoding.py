@@ -74,7 +74,7 @@ def test_dense_attention_reads_many_times_what_nsa_reads() -> None:
 
 @needs_no_gpu
 @pytest.mark.parametrize(
-    ("provider", "axes", "said"),
+    ("provider", "axes", "message"),
     [
         ("triton", AXES, "triton: needs"),
         ("dense-split", AXES, "needs tensors on CUDA"),
@@ -83,14 +83,14 @@ def test_dense_attention_reads_many_times_what_nsa_reads() -> None:
     ],
 )
 def test_what_cannot_run_here_declines(
-    provider: str, axes: Mapping[str, Scalar], said: str
+    provider: str, axes: Mapping[str, Scalar], message: str
 ) -> None:
-    with pytest.raises(Unsupported, match=said):
+    with pytest.raises(Unsupported, match=message):
         workloads.decode_attention(provider, axes)
 
 
 @pytest.mark.parametrize(
-    ("provider", "axes", "said"),
+    ("provider", "axes", "message"),
     [
         ("tritn", AXES, "did you mean 'triton'"),
         ("triton", {**AXES, "graph": "yes"}, "graph='yes'"),
@@ -99,6 +99,6 @@ def test_what_cannot_run_here_declines(
         ("triton", {**AXES, "NSA_USE_FA2": 1}, "does not read NSA_USE_FA2"),
     ],
 )
-def test_a_bad_case_is_refused(provider: str, axes: Mapping[str, Scalar], said: str) -> None:
-    with pytest.raises(AxisError, match=said):
+def test_a_bad_case_is_refused(provider: str, axes: Mapping[str, Scalar], message: str) -> None:
+    with pytest.raises(AxisError, match=message):
         workloads.preflight("decode_attention", provider, axes, {})

@@ -176,15 +176,15 @@ def test_a_peer_that_selects_other_blocks_is_caught(monkeypatch: pytest.MonkeyPa
 
 @needs_no_gpu
 @pytest.mark.parametrize(
-    ("provider", "branch", "said"),
+    ("provider", "branch", "message"),
     [
         ("flex", "window", "flex: needs tensors on CUDA"),
         ("fa2-torch", "window", "fa2-torch: needs an NVIDIA GPU"),
         ("fa2-torch", "compress", "fa2-torch: needs an NVIDIA GPU"),
     ],
 )
-def test_what_cannot_run_here_declines(provider: str, branch: str, said: str) -> None:
-    with pytest.raises(Unsupported, match=said):
+def test_what_cannot_run_here_declines(provider: str, branch: str, message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
         workloads.attention(provider, {**OPERATOR, "branch": branch}).run()
 
 
@@ -199,7 +199,7 @@ def test_an_absent_package_declines_and_says_how_to_get_it(
 
 
 @pytest.mark.parametrize(
-    ("provider", "axes", "said"),
+    ("provider", "axes", "message"),
     [
         ("flex", {}, "flex has no branch 'whole'; only window"),
         ("fla-nsa", {"branch": "window"}, "fla-nsa has no branch 'window'; only whole, select"),
@@ -212,9 +212,9 @@ def test_an_absent_package_declines_and_says_how_to_get_it(
     ],
 )
 def test_a_peer_without_the_branch_is_refused(
-    provider: str, axes: Mapping[str, Scalar], said: str
+    provider: str, axes: Mapping[str, Scalar], message: str
 ) -> None:
-    with pytest.raises(AxisError, match=said):
+    with pytest.raises(AxisError, match=message):
         workloads.preflight("attention", provider, {**OPERATOR, **axes}, {})
 
 

@@ -232,7 +232,7 @@ AXES_OF_SIZE = {
 def test_shapes_precision_and_checkpointing_are_observed_under_their_axes(
     function: str, axes: Mapping[str, Scalar]
 ) -> None:
-    """Or the harness could not compare what was asked for with what ran."""
+    """Else the harness cannot compare the request with what ran."""
     provider = "gather" if function == "attention" else "nsa"
     workload: Workload = getattr(workloads, function)(provider, axes)
     workload.run()
@@ -262,7 +262,7 @@ def test_shapes_precision_and_checkpointing_are_observed_under_their_axes(
         ("attention", "reference", {"NSA_USE_FA2": "0"}, {"NSA_USE_FA2"}),
     ],
 )
-def test_a_flag_that_the_path_does_not_ask_for_is_told(
+def test_a_flag_that_is_not_read_is_reported(
     function: str,
     provider: str,
     env: Mapping[str, str],
@@ -277,9 +277,9 @@ def test_a_flag_that_the_path_does_not_ask_for_is_told(
     workload.run()
 
     assert workload.flags
-    told = workload.flags()
-    assert told.keys() == env.keys()
-    assert {name for name, asked in told.items() if not asked} == unasked
+    reported = workload.flags()
+    assert reported.keys() == env.keys()
+    assert {name for name, asked in reported.items() if not asked} == unasked
 
 
 SMALL: Mapping[str, Scalar] = {"preset": "tiny", "seq_len": 12, "graph": "off", "compile": "off"}
@@ -300,7 +300,7 @@ def _flag_settings() -> dict[object, Case]:
 
 
 @pytest.mark.parametrize("case", _flag_settings().values(), ids=lambda case: case.case_id)
-def test_no_shipped_case_sets_a_flag_that_nothing_asks_for(
+def test_no_shipped_case_sets_a_flag_that_is_not_read(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in case.env.items():
@@ -308,14 +308,14 @@ def test_no_shipped_case_sets_a_flag_that_nothing_asks_for(
     workload: Workload = getattr(workloads, case.factory.partition(":")[2])(
         case.provider, case.axes
     )
-    with suppress(Unsupported):  # here, not where the suite is for; it asked all the same
+    with suppress(Unsupported):  # on this device; the flags are read before
         workload.run()
 
     assert workload.flags
     assert {name for name, asked in workload.flags().items() if not asked} == set()
 
 
-def test_dense_attention_takes_flags_beside_nsa_only_where_they_ask_for_nothing() -> None:
+def test_dense_attention_accepts_only_flags_without_effect() -> None:
     axes = {**MODEL, "seq_len": 8}
     for flag, value in (("NSA_USE_FA2", 0), ("NSA_SEL_RANGES_V2", 1)):
         workloads.preflight("train", "dense", {**axes, flag: value}, {flag: str(value)})
@@ -333,7 +333,7 @@ def test_every_flag_that_a_workload_reads_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "provider", "axes", "env", "said"),
+    ("function", "provider", "axes", "env", "message"),
     [
         ("train", "nsa", {**MODEL, "seq_leng": 8}, {}, "needs the axis 'seq_len'"),
         (
@@ -357,7 +357,7 @@ def test_every_flag_that_a_workload_reads_is_one() -> None:
     ],
 )
 def test_a_bad_case_is_refused_with_the_nearest_good_one(
-    function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str], said: str
+    function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str], message: str
 ) -> None:
-    with pytest.raises((AxisError, FlagError), match=said):
+    with pytest.raises((AxisError, FlagError), match=message):
         workloads.preflight(function, provider, axes, env)

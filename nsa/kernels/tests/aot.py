@@ -51,7 +51,7 @@ _BY_SHAPE = {"HKV", "HQ", "G", "D", "D1", "D2", "DV", "DV_BLOCK", "BLOCK_D", "H"
 
 
 class StandIn:
-    """A Triton driver for a GPU that is not there: it says what to compile for."""
+    """A Triton driver for an absent GPU: it names the target to compile for."""
 
     def __init__(self, arch: Architecture) -> None:
         self._target = GPUTarget("cuda", int(arch.removeprefix("sm_")), 32)
@@ -199,12 +199,12 @@ def _usage(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        said = subprocess.run(
+        printed = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", said)
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", printed)
     if found is None:
-        raise ValueError(f"cuobjdump says nothing of registers: {said}")
+        raise ValueError(f"cuobjdump prints no register counts: {printed}")
     registers, stack, local = map(int, found.groups())
     return registers, stack + local
 

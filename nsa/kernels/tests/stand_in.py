@@ -1,4 +1,4 @@
-"""A GPU that is not there: Triton chooses kernels as ever, and nothing is compiled or runs.
+"""An absent GPU: Triton chooses kernels as usual, but nothing is compiled or runs.
 
 `python -m nsa.kernels.tests.stand_in sm_90` launches the cases of `aot_cases` and prints how their
 kernels were called. It runs in its own process: kernels defined under TRITON_INTERPRET are never
@@ -74,7 +74,7 @@ def rounds(arch: Architecture) -> dict[str, list[list[dict[str, Any]]]]:
         numbers[id(compiled[-1])] = len(numbers)
         return compiled[-1]
 
-    def told(kernel: StandInKernel, *call: Any) -> dict[str, Any]:
+    def described_call(kernel: StandInKernel, *call: Any) -> dict[str, Any]:
         x, y, z, stream, *_, enter, _, arguments = *call[:9], call[9:]
         return {
             "kernel": [numbers[id(kernel)], kernel.name],
@@ -92,7 +92,7 @@ def rounds(arch: Architecture) -> dict[str, list[list[dict[str, Any]]]]:
             for keeps in (True, True, False) if case.takes(shape) else ():
                 KernelLaunch.key = key if keeps else lambda *_: None  # type: ignore[method-assign]
                 case.launch(shape, shape.T)
-                done.setdefault(case.name, []).append([told(*call) for call in calls])
+                done.setdefault(case.name, []).append([described_call(*call) for call in calls])
                 calls.clear()
     return done
 

@@ -167,23 +167,23 @@ def kept(gpu: StandInDriver) -> tuple[Any, KernelLaunch, list[int]]:
     launched = KernelLaunch(kernel, SIZE=16, FLAG=True)
     launched((1,), (TENSORS[1], None), (2, 3, 4))
     last_call(kernel)
-    asked: list[int] = []
+    triton_launches: list[int] = []
     binders = kernel.device_caches[0]
 
     def binder(*args: Any, **named: Any) -> Any:
-        asked.append(1)
+        triton_launches.append(1)
         return binders[4](*args, **named)
 
     kernel.device_caches[0] = (*binders[:4], binder)
-    return kernel, launched, asked
+    return kernel, launched, triton_launches
 
 
 def test_a_kept_launch_does_not_ask_triton(kept: tuple[Any, KernelLaunch, list[int]]) -> None:
-    kernel, launched, asked = kept
+    kernel, launched, triton_launches = kept
 
     launched((3,), (TENSORS[1], None), (2, 3, 4))
 
-    assert asked == []
+    assert triton_launches == []
     assert last_call(kernel)[1][:4] == (3, 1, 1, 100)
 
 
@@ -192,14 +192,14 @@ def test_hooks_see_what_triton_shows_them(
     kept: tuple[Any, KernelLaunch, list[int]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The launcher is given the hooks, and metadata that names the kernel, as by Triton."""
-    kernel, launched, asked = kept
+    kernel, launched, triton_launches = kept
     chain: HookChain[Any] = HookChain()
     chain.add(lambda metadata: None)
     monkeypatch.setattr(knobs.runtime, name, chain)
 
     launched((3,), (TENSORS[1], None), (2, 3, 4))
     _, call = last_call(kernel)
-    assert asked == []
+    assert triton_launches == []
     kernel[(3,)](TENSORS[1], None, 2, 3, 4, SIZE=16, FLAG=True)
     _, expected = last_call(kernel)
 
@@ -232,7 +232,7 @@ def test_a_global_that_changed_is_refused_as_by_triton(
 def test_triton_launches_where_somebody_may_be_looking(
     kept: tuple[Any, KernelLaunch, list[int]], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    kernel, launched, asked = kept
+    kernel, launched, triton_launches = kept
     seen: list[int] = []
     run = JITFunction.run
 
@@ -251,12 +251,12 @@ def test_triton_launches_where_somebody_may_be_looking(
 
     launched((3,), (TENSORS[1], None), (2, 3, 4))
 
-    assert asked == [1]
+    assert triton_launches == [1]
     assert seen == [1]
 
 
 def test_only_numbers_are_kept_as_numbers(gpu: StandInDriver) -> None:
-    """A tensor among them would be known by its identity, which says nothing of its address."""
+    """A tensor among them would be a key by its identity, not by its address."""
     launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
     misplaced: Any = TENSORS[1]
 
@@ -266,7 +266,7 @@ def test_only_numbers_are_kept_as_numbers(gpu: StandInDriver) -> None:
 
 
 def test_nothing_is_kept_for_another_backend_than_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AMD's tells small storages from large ones, which no key says."""
+    """AMD's distinguishes small storages from large ones, which no key contains."""
     monkeypatch.setattr(driver, "_active", StandInDriver("hip", "gfx942"))
     launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
 
@@ -299,7 +299,7 @@ def test_a_sweep_keeps_a_bounded_number(
 
 
 def test_threads_share_a_launch(gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call goes to the kernel of its own arguments, whoever keeps or drops what meanwhile."""
+    """Each call goes to the kernel of its own arguments while other threads keep and drop keys."""
     monkeypatch.setattr(launch, "MAX_KEPT", 3)
     kernel = kernel_of()
     launched = KernelLaunch(kernel, SIZE=16, FLAG=True)
@@ -338,15 +338,15 @@ def test_the_operator_launches_the_second_time_as_triton_would(arch: Architectur
     """Every launch, forward and backward: kernel, grid, stream, and arguments in order."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "nsa.kernels.tests.stand_in", arch]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    rounds = json.loads(said.stdout)
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    rounds = json.loads(printed.stdout)
 
     operator = {launch["kernel"][1] for launch in rounds["operator"][0]}
     assert {"_forward_kernel", "_score_kernel", "_backward_kernel", "_key_kernel"} < operator
     for case, (first, second, by_triton) in rounds.items():
         for launched in (first, second):
-            for told, expected in zip(launched, by_triton, strict=True):
-                assert (told["kernel"], told["how"]) == (expected["kernel"], expected["how"])
-        assert not any(told["kept"] for told in by_triton)
+            for call, expected in zip(launched, by_triton, strict=True):
+                assert (call["kernel"], call["how"]) == (expected["kernel"], expected["how"])
+        assert not any(call["kept"] for call in by_triton)
         if case in ("operator", "dense", "dense backward"):
-            assert all(told["kept"] for told in second)
+            assert all(call["kept"] for call in second)

@@ -225,9 +225,9 @@ def test_no_load_overwrites_what_a_product_reads() -> None:
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "nsa.kernels.tests.pipelines", "phi"]
 
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
-    kernels = json.loads(said.stdout)
+    kernels = json.loads(printed.stdout)
     assert "_dmixed_kernel" in {name for name, _, _ in kernels}
     assert [kernel for kernel in kernels if kernel[-1]] == []
 
@@ -307,7 +307,7 @@ def test_packed_documents(lengths: list[int], config: NSAConfig, device: str) ->
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_unused_rows_pass_nothing_on(device: str) -> None:
-    """Whatever stands in the gradient of a row that no block fills."""
+    """For any gradient of a row that no block fills."""
     cu_seqlens = torch.tensor([0, 11, 30], dtype=torch.int32, device=device)
     starts = block_starts(cu_seqlens, 30, SMALL)
     module = mlp(SMALL, 16, device).half()

@@ -483,7 +483,7 @@ def test_no_selection_yields_zeros_with_zero_gradients(device: str, dtype: torch
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gradients_repeat_bit_for_bit_where_torch_is_told_so(
+def test_gradients_repeat_bit_for_bit_in_deterministic_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

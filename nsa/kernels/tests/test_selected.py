@@ -274,7 +274,7 @@ def test_no_selection_yields_zeros_with_zero_gradients(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nobody_selects_anything(device: str) -> None:
+def test_an_empty_selection_yields_zeros(device: str) -> None:
     x = draw(device=device)
     x.blocks.fill_(-1)
 
@@ -300,7 +300,7 @@ def test_blocks_after_the_query_count_as_unused(shape: dict[str, Any], device: s
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_blocks_nobody_selected_are_not_even_read(device: str) -> None:
+def test_unselected_blocks_are_not_read(device: str) -> None:
     x = draw(T=32, device=device)
     blocks = torch.tensor([2, -1, 0], dtype=torch.int32, device=device).expand_as(x.blocks)
     before = by_kernels(replace(x, blocks=blocks))

@@ -123,7 +123,7 @@ def test_a_window_larger_than_the_capacity() -> None:
     torch.testing.assert_close(got, whole(lm, tokens, [6, 30], 10), rtol=1e-10, atol=1e-12)
 
 
-def test_a_decoder_begins_anew() -> None:
+def test_a_prefill_starts_over() -> None:
     lm, tokens = model(), text(2, CAPACITY)
     decoder = Decoder(lm, batch=2, capacity=CAPACITY)
     decode(decoder, tokens.flip(0), [30, 20], steps=10)

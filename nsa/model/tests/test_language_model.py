@@ -208,7 +208,7 @@ def test_compiled_parts_compute_the_same(config: ModelConfig) -> None:
 @TORCH_LOOKS_AT_GRAD
 @BOTH
 def test_layers_share_what_was_compiled(config: ModelConfig) -> None:
-    """Embedding, what stands before and behind attention, phi, head, loss: not once per layer."""
+    """Embedding, both sides of attention, phi, head and loss are compiled once, not per layer."""
     tokens, targets = some_bytes(), some_bytes()
     model = ByteLM(replace(config, n_layers=3))
     parts = 5 if config.attention == "dense" else 6

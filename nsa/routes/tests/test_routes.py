@@ -238,7 +238,7 @@ def test_queries_before_the_first_block_yield_zeros_with_zero_gradients(route: s
 
 
 @pytest.mark.parametrize("route", ["loop", "gather", "packed", "varlen"])
-def test_blocks_nobody_selected_are_not_even_read(route: str) -> None:
+def test_unselected_blocks_are_not_read(route: str) -> None:
     """What makes the branch sparse: NaN in a key or value that is read would reach the output."""
     x = draw("select", 64)
     blocks = torch.tensor([0, 2, -1, -1], dtype=torch.int32).expand_as(x.blocks)

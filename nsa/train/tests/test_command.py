@@ -1,4 +1,4 @@
-"""Training from the command line: what decides, what is said, what is refused."""
+"""Training from the command line: precedence of settings, output, and errors."""
 
 import math
 import sys
@@ -74,7 +74,7 @@ def test_options_win_over_variables_and_these_over_the_preset() -> None:
 # --- command line ------------------------------------------------------------------------
 
 
-def test_the_boot_line_says_what_decided(
+def test_the_boot_line_names_the_source_of_each_setting(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NSA_ACCUM", "2")
@@ -176,7 +176,7 @@ def test_bad_variables_are_one_message_and_exit_2(
     assert message in capsys.readouterr().err
 
 
-def test_a_route_that_cannot_run_here_is_said(
+def test_a_route_that_cannot_run_here_is_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NSA_USE_FA2_WIN", "1")

@@ -1,4 +1,4 @@
-"""Byte streams: what they yield, and what is said when they cannot."""
+"""Byte streams: what they yield, and their errors."""
 
 import json
 import math
@@ -340,16 +340,16 @@ def test_without_the_datasets_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_hub_is_asked_for_the_sample_and_streamed(hub: ModuleType) -> None:
-    asked = []
+    calls = []
 
     def load_dataset(*args, **options):
-        asked.append((args, options))
+        calls.append((args, options))
         return iter([{"text": "alpha"}, {"text": "beta"}])
 
     hub.load_dataset = load_dataset  # type: ignore[attr-defined]
 
     assert first("fineweb_edu", seq_len=10, loader=Loader(doc_batch=1)) == b"alpha\0beta\0"
-    assert asked[0] == (
+    assert calls[0] == (
         ("HuggingFaceFW/fineweb-edu",),
         {"name": "sample-10BT", "split": "train", "streaming": True},
     )

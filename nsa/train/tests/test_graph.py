@@ -1,4 +1,4 @@
-"""Training compiled and replayed as a CUDA graph, and what is said to be in force."""
+"""Training compiled and replayed as a CUDA graph, and the configuration reported as effective."""
 
 from dataclasses import replace
 from typing import Any
@@ -186,7 +186,7 @@ def test_effective_before_a_step_is_refused() -> None:
         trainer.effective()
 
 
-def test_effective_tells_what_went_by() -> None:
+def test_effective_reports_what_ran() -> None:
     config = tiny(accum=3, checkpointing="1-1", precision="bf16", dataset="synthetic")
     with Trainer(config, Flags(use_sel_pack=True)) as trainer:
         trainer.step()

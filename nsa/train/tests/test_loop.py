@@ -1,4 +1,4 @@
-"""Training: what a step does, what the loop tells of it, and what several processes make of it."""
+"""Training: one step, the progress that the loop reports, and several processes."""
 
 import math
 import os

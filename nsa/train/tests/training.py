@@ -17,7 +17,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 
 QUICK_COMPILER = pytest.mark.usefixtures("quick_compiler")
 TORCH_LOOKS_AT_GRAD = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-"""The compiler reads it of every input, and shows nobody the warning unless it is an error."""
+"""The compiler reads .grad of every input; the warning shows only because it is an error here."""
 
 TINY = PRESETS["tiny"]
 DENSE = replace(TINY, attention="dense")
