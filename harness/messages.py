@@ -92,7 +92,7 @@ class StepsDone:
     """A sign of life, with the steps finished so far in warmup and sampling."""
 
     kind: Literal["progress"] = "progress"
-    runs: int
+    steps: int
     spent_s: float
     """Total time of the finished steps."""
     shortest_s: float
@@ -148,7 +148,7 @@ class Checked:
 class SelfTested:
     """The answer to a SelfTestOrder."""
 
-    kind: Literal["proved"] = "proved"
+    kind: Literal["self_tested"] = "self_tested"
     readings: SelfTestReadings
 
 

@@ -115,10 +115,10 @@ def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
     """
     kernels = case.kernels if gpu else None
     for m in ok if kernels or case.operators else ():
-        if m.census is None:
+        if m.profile is None:
             return "no profile was taken"
-        if m.census.skipped:
-            return m.census.skipped
-        if kernels and m.census.no_kernels:
-            return m.census.no_kernels
+        if m.profile.skipped:
+            return m.profile.skipped
+        if kernels and m.profile.no_kernels:
+            return m.profile.no_kernels
     return ""

@@ -218,13 +218,13 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
     differs = False in (counted, ran, outputs)
     if not differs and not (counted and outputs):
         return None
-    censuses = [m.census for m in (*first, *second)]
+    profiles = [m.profile for m in (*first, *second)]
     times = [a.metrics["step_s"], b.metrics["step_s"]]
     return _ComparedPair(
         same=not differs,
         ratio=times[1].value / times[0].value,
         time_differs=not _within_noise(times, unknown=LARGE),
-        without_kernels=ran is None or any(c is None or bool(c.no_kernels) for c in censuses),
+        without_kernels=ran is None or any(c is None or bool(c.no_kernels) for c in profiles),
     )
 
 
@@ -237,7 +237,7 @@ def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) 
 
 def _same_names(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
     """Whether the same kernels and operators ran; None if a case's own processes disagree."""
-    cases = [{m.census.fingerprint if m.census else "" for m in case} for case in (first, second)]
+    cases = [{m.profile.fingerprint if m.profile else "" for m in case} for case in (first, second)]
     if any(len(names) != 1 or "" in names for names in cases):
         return None
     return cases[0] == cases[1]

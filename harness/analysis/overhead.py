@@ -18,7 +18,7 @@ LIMIT = 0.005
 WITH, WITHOUT = "sampled", "unsampled"
 
 SAMPLING = "sampling"
-WORK = ("accuracy", "census", "counters", "warmup", SAMPLING)
+WORK = ("accuracy", "profile", "counters", "warmup", SAMPLING)
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample."""
 
 

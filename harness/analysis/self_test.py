@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from harness.records import Phase, ProofCheck, SelfTestReadings, Telemetry
+from harness.records import Phase, SelfTestCheck, SelfTestReadings, Telemetry
 
 SCALE = 0.02
 """Largest error of a clock's scale."""
@@ -32,7 +32,7 @@ SLOWER_WHEN_FLUSHED = 1.05
 
 def judge(
     readings: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
-) -> tuple[ProofCheck, ...]:
+) -> tuple[SelfTestCheck, ...]:
     """All checks with their results.
 
     Args:
@@ -51,10 +51,10 @@ def judge(
     return tuple(checks)
 
 
-def _host_clock(r: SelfTestReadings) -> ProofCheck:
+def _host_clock(r: SelfTestReadings) -> SelfTestCheck:
     scale = _slope(r.waits_s, r.host_s)
     added_s = r.host_s[0] - r.waits_s[0]
-    return ProofCheck(
+    return SelfTestCheck(
         name="host_clock",
         holds=abs(scale - 1) <= SCALE and -ADDED_S < added_s < ADDED_S,
         fact=f"busy waits of {_ms(r.waits_s)} were measured as {_ms(r.host_s)}",
@@ -63,12 +63,14 @@ def _host_clock(r: SelfTestReadings) -> ProofCheck:
 
 def _spin(
     r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
-) -> Iterator[ProofCheck]:
+) -> Iterator[SelfTestCheck]:
     if r.spin_cycles is None or r.spin_event_s is None or r.spin_host_s is None:
-        yield ProofCheck(name="cuda_events", holds=False, fact="the worker ran no spinning kernel")
+        yield SelfTestCheck(
+            name="cuda_events", holds=False, fact="the worker ran no spinning kernel"
+        )
         return
     clocks = _slope(r.spin_host_s, r.spin_event_s)
-    yield ProofCheck(
+    yield SelfTestCheck(
         name="cuda_events",
         holds=abs(clocks - 1) <= SCALE and r.spin_event_s[0] <= r.spin_host_s[0] + ADDED_S,
         fact=f"a spinning kernel took {_ms(r.spin_event_s)} by CUDA events, "
@@ -83,7 +85,7 @@ def _spin(
         return
     # Right after the load, whose power is capped, the clock rises while it is read.
     nvml = min(seen, key=lambda hz: abs(hz - implied))
-    yield ProofCheck(
+    yield SelfTestCheck(
         name="spin_kernel",
         holds=abs(implied / nvml - 1) <= SM_CLOCK,
         fact=f"{r.spin_cycles[1] - r.spin_cycles[0]:,} more cycles took "
@@ -92,20 +94,22 @@ def _spin(
     )
 
 
-def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
+def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> SelfTestCheck:
     rest = _within(telemetry, "gpu_utilisation", phases, "rest", after_s=LAG_S)
     burn = _within(telemetry, "gpu_utilisation", phases, "burn", after_s=LAG_S)
     if not rest or not burn:
         return _unread("gpu_sampler", telemetry, "gpu_utilisation")
     before, during = float(np.min(rest)), float(np.mean(burn))
-    return ProofCheck(
+    return SelfTestCheck(
         name="gpu_sampler",
         holds=during >= GPU_BURN and during - before >= RISE,
         fact=f"GPU utilisation {before:.0%} at rest, {during:.0%} during one second of load",
     )
 
 
-def _cpu_sampler(r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry) -> ProofCheck:
+def _cpu_sampler(
+    r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
+) -> SelfTestCheck:
     span = next((p.end_s - p.start_s for p in phases if p.name == "burn"), 0.0)
     rest = _spanning(telemetry, "cpu_utilisation", phases, "rest")
     burn = _spanning(telemetry, "cpu_utilisation", phases, "burn")
@@ -117,16 +121,16 @@ def _cpu_sampler(r: SelfTestReadings, phases: Sequence[Phase], telemetry: Teleme
         f"{used:.2f} by the worker's own CPU time"
     )
     if used < LEAST_CPU:
-        return ProofCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the CPU is too busy")
-    return ProofCheck(
+        return SelfTestCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the CPU is too busy")
+    return SelfTestCheck(
         name="cpu_sampler",
         holds=abs(during - used) <= CPU_SHARE and before <= during / 2,
         fact=fact,
     )
 
 
-def _flush(resident_s: float, flushed_s: float) -> ProofCheck:
-    return ProofCheck(
+def _flush(resident_s: float, flushed_s: float) -> SelfTestCheck:
+    return SelfTestCheck(
         name="l2_flush",
         holds=flushed_s >= SLOWER_WHEN_FLUSHED * resident_s,
         fact=f"a copy within the L2 cache took {resident_s * 1e6:.3g} µs, "
@@ -175,6 +179,6 @@ def _within(
     ]
 
 
-def _unread(name: str, telemetry: Telemetry, channel: str) -> ProofCheck:
+def _unread(name: str, telemetry: Telemetry, channel: str) -> SelfTestCheck:
     why = telemetry.unavailable.get(channel, "no reading during its phase")
-    return ProofCheck(name=name, holds=None, fact=f"{channel} could not be read: {why}")
+    return SelfTestCheck(name=name, holds=None, fact=f"{channel} could not be read: {why}")

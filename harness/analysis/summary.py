@@ -19,9 +19,9 @@ from harness.records import (
     Estimate,
     Measurement,
     Outcome,
-    Proof,
     Run,
     Scalar,
+    SelfTest,
 )
 
 MEASURED_HERE = ("step_s", "peak_memory_bytes")
@@ -58,7 +58,7 @@ class Spread:
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
     """One summary per case, also without a measurement, in the order of the suite."""
     return tuple(
-        _summarise(case, run.of(case.case_id), run.environment, run.proof)
+        _summarise(case, run.of(case.case_id), run.environment, run.self_test)
         for case in run.suite.cases
     )
 
@@ -88,7 +88,7 @@ def why_absent(
     precision = precision_of(summary.case.axes, summary.effective, environment)
     if metric == "tokens_per_s":
         return "the workload does not count tokens"
-    if metric == "floor_share":
+    if metric == "roofline_share":
         if not (summary.flops or any(m.bytes for m in ok)):
             return "the workload counts neither FLOPs nor bytes"
         return f"no peak was measured for {precision or 'its precision'} in this run"
@@ -119,7 +119,7 @@ def _summarise(
     case: Case,
     measurements: Sequence[Measurement],
     environment: Environment,
-    proof: Proof | None,
+    proof: SelfTest | None,
 ) -> CaseSummary:
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
@@ -141,12 +141,12 @@ def _summarise(
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
         effective=observed,
-        floor_s=limit.seconds if limit else None,
-        floor_by=limit.by if limit else "",
+        roofline_s=limit.seconds if limit else None,
+        roofline_by=limit.by if limit else "",
         notes=(
             *_weaknesses(measurements, ok, evidence, asked=case.settings.processes),
             *counters.disagreements(ok),
-            *_faster_than_possible(metrics.get("floor_share"), limit),
+            *_faster_than_possible(metrics.get("roofline_share"), limit),
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
@@ -158,7 +158,7 @@ def _outcome(
     bad: Measurement | None,
     ok: Sequence[Measurement],
     evidence: Sequence[Measurement],
-    proof: Proof | None,
+    proof: SelfTest | None,
 ) -> tuple[Outcome | None, str]:
     """The outcome of a case and why it is not OK."""
     if bad is not None:
@@ -179,7 +179,7 @@ def _roofline_bound(
     evidence: Sequence[Measurement],
     observed: Mapping[str, Scalar],
     environment: Environment,
-    proof: Proof | None,
+    proof: SelfTest | None,
 ) -> RooflineBound | None:
     if proof is None or not evidence:
         return None
@@ -213,7 +213,7 @@ def _metrics(
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
     by_process = {
         "step_s": steps,
-        "floor_share": [limit.seconds / s for s in steps] if limit else [],
+        "roofline_share": [limit.seconds / s for s in steps] if limit else [],
         "step_cycles": [s * hertz for m, s in timed if (hertz := median_clock_hz(m))],
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
         "mfu": [m.flops / s / card.flops_per_s for m, s in timed if card and m.flops],

@@ -101,19 +101,19 @@ def prepared(case: Case, criterion: Criterion) -> Case:
     settings = replace(case.settings, processes=1)
     match criterion.kind:
         case CriterionKind.METRIC:
-            settings = replace(settings, census=False)
+            settings = replace(settings, profile=False)
         case CriterionKind.COUNTER:
             # A program is counted only in its profiled process.
-            census = case.program is not None or criterion.name not in UNPROFILED
-            settings = _quick(settings, census=census)
+            profile = case.program is not None or criterion.name not in UNPROFILED
+            settings = _quick(settings, profile=profile)
         case CriterionKind.KERNEL:
-            settings = _quick(settings, census=True)
+            settings = _quick(settings, profile=True)
         case CriterionKind.OUTCOME:
             pass  # the profile detects a path mismatch
     return replace(case, settings=settings)
 
 
-def _quick(settings: MeasureSettings, *, census: bool) -> MeasureSettings:
+def _quick(settings: MeasureSettings, *, profile: bool) -> MeasureSettings:
     """The fewest steps: nothing is timed, and an incorrect commit can be counted too."""
     return replace(
         settings,
@@ -123,7 +123,7 @@ def _quick(settings: MeasureSettings, *, census: bool) -> MeasureSettings:
         warmup_s=0.0,
         rotate_inputs=1,
         accuracy=False,
-        census=census,
+        profile=profile,
     )
 
 
@@ -179,14 +179,14 @@ def _counter(name: str, measurement: Measurement) -> float:
 
 
 def _kernel(pattern: str, measurement: Measurement) -> float:
-    census = measurement.census
-    if census is None or census.skipped:
-        raise Unreadable(f"it has no profile: {census.skipped if census else 'not recorded'}")
-    uses = (census.kernels, census.operators)
+    profile = measurement.profile
+    if profile is None or profile.skipped:
+        raise Unreadable(f"it has no profile: {profile.skipped if profile else 'not recorded'}")
+    uses = (profile.kernels, profile.operators)
     if any(fnmatchcase(use.name, pattern) for group in uses for use in group):
         return 1.0
-    if census.no_kernels and measurement.clock is not Clock.HOST:
-        raise Unreadable(f"its kernels are unknown: {census.no_kernels}", again=True)
+    if profile.no_kernels and measurement.clock is not Clock.HOST:
+        raise Unreadable(f"its kernels are unknown: {profile.no_kernels}", again=True)
     if any(len(group) >= MAX_USES for group in uses):
         raise Unreadable(f"none of the {MAX_USES} recorded names matches, but more may have run")
     return 0.0

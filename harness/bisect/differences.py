@@ -16,7 +16,7 @@ from harness.records import VARIABLE_PREFIXES, Case, Environment
 
 KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Variables that select the device; those of this process are kept."""
-_IGNORED = ("processes", "timeout_s", "stall_s", "telemetry", "census")
+_IGNORED = ("processes", "timeout_s", "stall_s", "telemetry", "profile")
 """Settings that do not change the time of a step."""
 _THREADS = "OMP_NUM_THREADS"
 

@@ -33,7 +33,7 @@ from harness.store import writer
 DEFAULT_ROOT = Path("reports/bisects")
 STATE = "state.jsonl"
 LOG = "log.txt"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

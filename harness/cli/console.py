@@ -21,7 +21,7 @@ from harness.records import (
     Decision,
     Environment,
     Outcome,
-    Proof,
+    SelfTest,
     Suite,
     Verdict,
 )
@@ -86,7 +86,7 @@ def verdict(v: Verdict) -> RenderableType:
     return Group(head, rules)
 
 
-def failed_self_test(proof: Proof, folder: Path) -> RenderableType:
+def failed_self_test(proof: SelfTest, folder: Path) -> RenderableType:
     """The failed checks of the self-test, and what to do."""
     checks = table()
     for check in proof.refuted:

@@ -24,7 +24,7 @@ from harness.report import text
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import run_suite, settled
-from harness.runner.self_test import prove, unproved
+from harness.runner.self_test import run_self_test, skipped_self_test
 from harness.store import reader
 from harness.store import writer as store_writer
 from harness.suite import load as suites
@@ -132,11 +132,11 @@ def _carry_out(
     try:
         rig.observe(here)
         tested = (
-            prove(launcher, rig.probes, here.gpu)
+            run_self_test(launcher, rig.probes, here.gpu)
             if self_test
-            else unproved(here.gpu, "--no-self-test")
+            else skipped_self_test(here.gpu, "--no-self-test")
         )
-        writer.append_proof(tested)
+        writer.append_self_test(tested)
         if tested.refuted:
             err.print(console.failed_self_test(tested, writer.folder))
             return False
@@ -263,7 +263,7 @@ def _conclusion(
         "finished": bool(recorded.ended_at),
         "device": recorded.environment.device_name,
         "report": str(markdown) if markdown else None,
-        "proof": asdict(recorded.proof) if recorded.proof else None,
+        "self_test": asdict(recorded.self_test) if recorded.self_test else None,
         "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
         "spread": [asdict(s) for s in summary.spreads(recorded)],
         "verdict": asdict(verdict),

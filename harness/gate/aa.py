@@ -54,7 +54,7 @@ def calibrate(
         )
         for side in sides:
             bench.record(store, side, replace(suite, cases=counted), suite.path)
-        if failed := bench.prove():
+        if failed := bench.run_self_test():
             raise HarnessError(f"the self-test failed: {'; '.join(failed)}")
         tasks = [Task(suite=suite.path, case=case) for case in suite.cases]
         try:

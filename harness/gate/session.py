@@ -103,7 +103,7 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     _record(request, plan, bench, counts)
     timed = request.mode is not Mode.COUNTERS
-    if wrong := bench.prove(ask=timed and request.self_test):
+    if wrong := bench.run_self_test(ask=timed and request.self_test):
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))

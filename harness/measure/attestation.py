@@ -82,12 +82,12 @@ def attest(
         run,
         step_s=step_s,
         time_left_s=time_left_s,
-        profiling=case.settings.census,
+        profiling=case.settings.profile,
         profile_s=min(profile.PROFILE_S, case.settings.sample_s),
         progress=progress,
     )
     if problem := mismatch(case, ran):
-        raise PathMismatch(problem, counters=ran.counters, census=ran.profile, **seen)
+        raise PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)
     return ran
 
 

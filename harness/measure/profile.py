@@ -40,7 +40,7 @@ MAX_SHARE_OF_TIME_LEFT = 0.8
 MIN_LOOKS = 10
 """Samples of the host's stack needed to name functions."""
 TOP_FRAMES = 5
-SWITCHED_OFF = "switched off (measure.census)"
+SWITCHED_OFF = "switched off (measure.profile)"
 
 _RUNTIME = re.compile(r"cu(da)?[A-Z]\w*")
 _OF_THE_PROFILER = frozenset(

@@ -74,8 +74,8 @@ def measure(
     measured = session.measurement()
     if measured.outcome is not Outcome.OK:
         return measured
-    if case.settings.census:
-        reporter.phase("census")
+    if case.settings.profile:
+        reporter.phase("profile")
     return profile_run.attested(
         measured,
         case,
@@ -238,7 +238,7 @@ class _Session:
             flops=self.program.flops,
             effective=self._effective(),
             evidence=Evidence(
-                runs=self.series.finished if self.program.steps else None,
+                steps=self.series.finished if self.program.steps else None,
                 signal=signal_name(code or 0),
                 stderr_tail=self.stderr.text.decode(errors="replace"),
                 peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -92,14 +92,14 @@ def attested(
     """
     program = case.program
     try:
-        if program is None or not case.settings.census:
+        if program is None or not case.settings.profile:
             raise _Unknown(SWITCHED_OFF)
         if isinstance(timed, str):
             raise _Unknown(timed)
         answer = _HookedRun(case, program, timed, ends_at, roots, elsewhere).answer(alive)
     except _Unknown as unknown:
         nothing = without_profile(str(unknown))
-        return replace(measured, counters=nothing.counters, census=nothing.profile)
+        return replace(measured, counters=nothing.counters, profile=nothing.profile)
     ran = _answered.validate_python(answer["ran"])
     found: dict[str, Scalar] = {
         "counted_by": answer["by"],
@@ -109,7 +109,7 @@ def attested(
     measured = replace(
         measured,
         counters=ran.counters,
-        census=ran.profile,
+        profile=ran.profile,
         effective={**measured.effective, **found},
     )
     wrong = [attestation.mismatch(case, ran)]

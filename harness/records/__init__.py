@@ -56,4 +56,4 @@ from harness.records.profile import (
     Use,
 )
 from harness.records.program import INTERPRETER, REPORTED, MetricSource, Program, Steps
-from harness.records.self_test import Peaks, Proof, ProofCheck, SelfTestReadings
+from harness.records.self_test import Peaks, SelfTest, SelfTestCheck, SelfTestReadings

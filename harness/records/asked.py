@@ -39,7 +39,7 @@ class MeasureSettings:
     """Capture a step as a CUDA graph and time its replay; unsupported if it cannot be captured."""
     telemetry: bool = True
     """Read the probes while the worker runs; off only to measure what that costs."""
-    census: bool = True
+    profile: bool = True
     """Profile a few steps after the last sample. For a program also: count, in one more process."""
 
 

@@ -37,9 +37,9 @@ class CaseSummary:
     flops: int | None = None
     """Floating-point operations of one step."""
     effective: Mapping[str, Scalar] = field(default_factory=dict)
-    floor_s: float | None = None
+    roofline_s: float | None = None
     """Roofline bound of one step by the machine's measured peaks; None if unknown."""
-    floor_by: str = ""
+    roofline_by: str = ""
     """The term that sets it: compute, bandwidth or launches."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""

@@ -7,6 +7,7 @@ Schema versions
     1  environment, cases and one line per worker process.
     2  also counters, profile, breakdown of the step, evidence of failures, discarded samples and
        the self-test. All are absent from runs of schema 1.
+    3  census is called profile, proof self_test, and the runs of a failure steps.
 """
 
 import math
@@ -18,9 +19,9 @@ from harness.records.asked import Suite
 from harness.records.environment import Environment
 from harness.records.outcome import Clock, Outcome, Scalar
 from harness.records.profile import Breakdown, Counters, Profile
-from harness.records.self_test import Proof
+from harness.records.self_test import SelfTest
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class TensorDigest:
 class Phase:
     """A phase of a worker, in seconds since the parent launched it."""
 
-    name: str  # start, setup, accuracy, warmup, sampling, census
+    name: str  # start, setup, accuracy, warmup, sampling, profile
     start_s: float
     end_s: float
 
@@ -118,7 +119,7 @@ class Evidence:
 
     phase: str = ""
     """Phase of its last message."""
-    runs: int | None = None
+    steps: int | None = None
     """Steps finished by then, at least: not all quick steps are reported."""
     pace_s: float | None = None
     """Mean time of a finished step."""
@@ -196,7 +197,7 @@ class Measurement:
     """Package -> the file it was loaded from, if the run requires a certain tree. For a program:
     `program` -> the folder it ran in."""
     counters: Counters | None = None
-    census: Profile | None = None
+    profile: Profile | None = None
     readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Values that a program reported by metric, without step times, in order."""
     telemetry: Telemetry | None = None
@@ -229,7 +230,7 @@ class Measurement:
     def breakdown(self) -> Breakdown | None:
         """Where the time of a step goes; the step time is by the clock of the samples. Some stored
         runs have the host's time, which is longer for a short step."""
-        recorded = self.census.breakdown if self.census else None
+        recorded = self.profile.breakdown if self.profile else None
         if recorded is None or not self.kept_s:
             return recorded
         return replace(recorded, step_s=statistics.median(self.kept_s))
@@ -257,15 +258,15 @@ class Run:
     """From start to end by the monotonic clock; None if the run was resumed, and in schema 1."""
     notes: tuple[str, ...] = ()
     """What a reader must know about the record: resumed, last line cut short."""
-    proofs: tuple[Proof, ...] = ()
+    self_tests: tuple[SelfTest, ...] = ()
     """The self-test, and one more for each time the run was resumed."""
     wall_s: float | None = None
     """From the start of the command to its last measurement; None if unfinished or resumed."""
 
     @property
-    def proof(self) -> Proof | None:
+    def self_test(self) -> SelfTest | None:
         """The last self-test; None in schema 1."""
-        return self.proofs[-1] if self.proofs else None
+        return self.self_tests[-1] if self.self_tests else None
 
     def of(self, case_id: str) -> tuple[Measurement, ...]:
         return tuple(m for m in self.measurements if m.case_id == case_id)

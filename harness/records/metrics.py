@@ -41,7 +41,7 @@ METRICS: Mapping[str, Metric] = {
             about="Model FLOPs utilisation, 0 to 1.",
         ),
         Metric(
-            name="floor_share",
+            name="roofline_share",
             title="share of roofline",
             unit="ratio",
             higher_is_better=True,

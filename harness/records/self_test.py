@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProofCheck:
+class SelfTestCheck:
     """One check of the self-test."""
 
     name: str
@@ -29,21 +29,21 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class SelfTest:
     """The result of the self-test before the first measurement."""
 
     at: str
     """ISO 8601, UTC."""
     device: str
     """The GPU's UUID, or `cpu`."""
-    checks: tuple[ProofCheck, ...] = ()
+    checks: tuple[SelfTestCheck, ...] = ()
     peaks: Peaks = field(default_factory=Peaks)
     wall_s: float = 0.0
     skipped: str = ""
     """The option that turned the self-test off."""
 
     @property
-    def refuted(self) -> tuple[ProofCheck, ...]:
+    def refuted(self) -> tuple[SelfTestCheck, ...]:
         """The checks that failed; after one, nothing may be measured."""
         return tuple(check for check in self.checks if check.holds is False)
 

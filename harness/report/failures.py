@@ -55,7 +55,7 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
 
 def _facts(evidence: Evidence) -> Iterator[str]:
     if evidence.silent_s is not None and evidence.stall_limit_s is not None:
-        steps = f"; at least {evidence.runs} steps finished" if evidence.runs is not None else ""
+        steps = f"; at least {evidence.steps} steps finished" if evidence.steps is not None else ""
         yield (
             f"silent for {units.duration(evidence.silent_s)} "
             f"(limit {units.duration(evidence.stall_limit_s)}){steps}"

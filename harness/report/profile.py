@@ -99,7 +99,7 @@ def longest_wait(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
 
 def _first(run: Run, summary: CaseSummary) -> Measurement | None:
     """The first process with counters or a profile."""
-    return next((m for m in run.of(summary.case.case_id) if m.counters or m.census), None)
+    return next((m for m in run.of(summary.case.case_id) if m.counters or m.profile), None)
 
 
 def _longest(
@@ -108,12 +108,12 @@ def _longest(
     longest: dict[tuple[str, str], _Profiled] = {}
     for s in summaries:
         m = first[s.case.case_id]
-        if s.outcome is not Outcome.OK or m is None or m.census is None or m.breakdown is None:
+        if s.outcome is not Outcome.OK or m is None or m.profile is None or m.breakdown is None:
             continue
         key = s.case.workload, s.case.provider
         if key not in longest or m.breakdown.step_s > longest[key].breakdown.step_s:
             longest[key] = _Profiled(
-                case_id=s.case.case_id, breakdown=m.breakdown, profile=m.census
+                case_id=s.case.case_id, breakdown=m.breakdown, profile=m.profile
             )
     return list(longest.values())
 
@@ -260,8 +260,8 @@ def _missing(first: Mapping[str, Measurement | None]) -> Iterable[str]:
             reasons += [
                 (f"operators inside {what}", "not counted", case_id) for what in m.counters.hidden
             ]
-        if m.census and m.census.skipped:
-            reasons.append(("profile", m.census.skipped, case_id))
+        if m.profile and m.profile.skipped:
+            reasons.append(("profile", m.profile.skipped, case_id))
     return unavailable(reasons, len(known))
 
 

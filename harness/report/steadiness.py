@@ -17,7 +17,7 @@ def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | 
         return None
     by_id = {s.case.case_id: s for s in summaries}
     columns = ["case", ">processes", ">samples", ">discarded", ">between", ">within", "steady"]
-    if bounded := any(by_id[s.case_id].floor_s for s in found):
+    if bounded := any(by_id[s.case_id].roofline_s for s in found):
         columns.append(">roofline bound")
     rows = [
         (
@@ -37,7 +37,7 @@ def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | 
 
 def self_test_sentence(run: Run) -> str:
     """How the self-test ended, and which peaks it measured."""
-    found = run.proof
+    found = run.self_test
     if found is None:
         return "Not recorded: the run predates the self-test, or is unfinished."
     if found.skipped:
@@ -57,16 +57,16 @@ def self_test_sentence(run: Run) -> str:
 
 def self_test_checks(run: Run) -> Table | None:
     """Each check with its result; None without a self-test."""
-    if run.proof is None or not run.proof.checks:
+    if run.self_test is None or not run.self_test.checks:
         return None
-    rows = [(c.name.replace("_", " "), _RESULTS[c.holds], c.fact) for c in run.proof.checks]
+    rows = [(c.name.replace("_", " "), _RESULTS[c.holds], c.fact) for c in run.self_test.checks]
     return Table(columns=("check", "result", "measured"), rows=tuple(rows))
 
 
 def _bound(summary: CaseSummary) -> str:
-    if summary.floor_s is None:
+    if summary.roofline_s is None:
         return NONE
-    return f"{units.duration(summary.floor_s)} ({summary.floor_by})"
+    return f"{units.duration(summary.roofline_s)} ({summary.roofline_by})"
 
 
 def _peaks(peaks: Peaks) -> str:

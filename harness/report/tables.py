@@ -293,8 +293,8 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     if estimate is not None:
         whole = intervals or metric in ("tokens_per_s", "step_s")
         text = units.cell(metric, estimate) if whole else units.plain(metric, estimate.value, 3)
-        if metric == "floor_share" and s.floor_by:
-            text = f"{text} ({s.floor_by})"
+        if metric == "roofline_share" and s.roofline_by:
+            text = f"{text} ({s.roofline_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = upper_bound(s, metric)
     if bound is not None:

@@ -23,7 +23,7 @@ from harness.machine.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import RunObserver, run_one
-from harness.runner.self_test import prove, unproved
+from harness.runner.self_test import run_self_test, skipped_self_test
 from harness.store.writer import RunWriter, create
 
 CLOCK = "gpu_sm_clock_hz"
@@ -111,17 +111,21 @@ class Bench:
         self._stack.callback(writer.close)
         side.writers[key] = writer
 
-    def prove(self, *, ask: bool = True) -> tuple[str, ...]:
+    def run_self_test(self, *, ask: bool = True) -> tuple[str, ...]:
         """Run the self-test on the candidate's side, or record that it was skipped.
 
         Returns:
             The failed checks.
         """
         head, gpu = self._sides[-1], self._sides[-1].environment.gpu
-        shown = prove(head.launcher, self._probes, gpu) if ask else unproved(gpu, "not asked for")
+        shown = (
+            run_self_test(head.launcher, self._probes, gpu)
+            if ask
+            else skipped_self_test(gpu, "not asked for")
+        )
         for side in self._sides:
             for writer in side.writers.values():
-                writer.append_proof(shown)
+                writer.append_self_test(shown)
         return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
 
     def finish(self) -> None:
@@ -155,7 +159,7 @@ class Bench:
         settings = replace(
             given,
             accuracy=given.accuracy and index == 0,
-            census=given.census and (index == 0 or task.attest),
+            profile=given.profile and (index == 0 or task.attest),
         )
         case = replace(task.case, settings=settings)
         why, holders = self._gpu.problem() if self._gpu else ("", ())

@@ -14,7 +14,7 @@ STALL_STEPS = 50
 """A silence of this many median steps is a hang."""
 STALL_FLOOR_S = 30.0
 """Shortest silence that is a hang: a step may compile, or wait for data."""
-STALL_RUNS = 3
+STALL_STEPS_KNOWN = 3
 """Finished steps before the median is used; the first is often a cold one."""
 
 _KEPT = 1001
@@ -26,28 +26,28 @@ class Pace:
     def __init__(self, settings: MeasureSettings) -> None:
         self._settings = settings
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
-        self.runs = 0
+        self.steps = 0
         self.spent_s = 0.0
         self.shortest_s = 0.0
 
-    def ran(self, runs: int, spent_s: float, shortest_s: float) -> None:
+    def ran(self, steps: int, spent_s: float, shortest_s: float) -> None:
         """Take in a report: steps finished, their total time, and the shortest of them."""
-        if runs > self.runs:
-            self._steps_s.append((spent_s - self.spent_s) / (runs - self.runs))
-        self.runs, self.spent_s, self.shortest_s = runs, spent_s, shortest_s
+        if steps > self.steps:
+            self._steps_s.append((spent_s - self.spent_s) / (steps - self.steps))
+        self.steps, self.spent_s, self.shortest_s = steps, spent_s, shortest_s
 
     @property
     def mean_s(self) -> float | None:
         """Mean time of a finished step."""
-        return self.spent_s / self.runs if self.runs else None
+        return self.spent_s / self.steps if self.steps else None
 
     def stall_limit_s(self, *, timed: bool) -> float:
         """The longest silence allowed now.
 
         Args:
-            timed: The worker only runs the computation now.
+            timed: The worker only steps the computation now.
         """
-        if not timed or self.runs < STALL_RUNS:
+        if not timed or self.steps < STALL_STEPS_KNOWN:
             return self._settings.stall_s
         expected_s = STALL_STEPS * statistics.median(self._steps_s)
         return min(self._settings.stall_s, max(STALL_FLOOR_S, expected_s))

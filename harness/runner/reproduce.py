@@ -109,7 +109,7 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
     """
     here = Path.cwd()
     evidence = measurement.evidence
-    done = evidence.runs if evidence and evidence.runs else 0
+    done = evidence.steps if evidence and evidence.steps else 0
     limit_s = evidence.stall_limit_s if evidence and evidence.stall_limit_s else None
     inherited = {k: v for k, v in os.environ.items() if k.startswith(VARIABLE_PREFIXES)}
     head = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.analysis import self_test
 from harness.machine.probes import Probe
 from harness.messages import Garbled, Message, MessageReader, PhaseBegan, SelfTested
-from harness.records import Gpu, Phase, Proof, ProofCheck, SelfTestReadings
+from harness.records import Gpu, Phase, SelfTest, SelfTestCheck, SelfTestReadings
 from harness.runner.launcher import Launcher, last_line
 from harness.runner.telemetry import Recorder
 
@@ -18,7 +18,7 @@ LIMIT_S = 60.0
 """Longest time for the self-test; it takes under 4 s."""
 
 
-def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof:
+def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> SelfTest:
     """Run the self-test in a worker; nothing else may run at the same time.
 
     Args:
@@ -44,14 +44,16 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
         finally:
             worker.end()
         readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
-        checks: tuple[ProofCheck, ...]
+        checks: tuple[SelfTestCheck, ...]
         if readings is None or problem:
             problem = problem or last_line(log.read_bytes())
-            checks = (ProofCheck(name="worker", holds=False, fact=f"it did not answer: {problem}"),)
+            checks = (
+                SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {problem}"),
+            )
         else:
             phases = _phases(received, worker.launched_at)
             checks = self_test.judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
-    return Proof(
+    return SelfTest(
         at=at,
         device=gpu.uuid if gpu else "cpu",
         checks=checks,
@@ -60,9 +62,9 @@ def prove(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> Proof
     )
 
 
-def unproved(gpu: Gpu | None, why: str) -> Proof:
+def skipped_self_test(gpu: Gpu | None, why: str) -> SelfTest:
     """The record of a skipped self-test."""
-    return Proof(
+    return SelfTest(
         at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         device=gpu.uuid if gpu else "cpu",
         skipped=why,

@@ -149,7 +149,7 @@ def completed(story: "Story", observed: Observed, case: Case, process: int) -> M
         found = replace(
             answer.evidence,
             phase=answer.evidence.phase or found.phase,
-            runs=found.runs if answer.evidence.runs is None else answer.evidence.runs,
+            steps=found.steps if answer.evidence.steps is None else answer.evidence.steps,
             pace_s=found.pace_s,
             needed_s=found.needed_s,
             files=(*answer.evidence.files, *found.files),
@@ -265,8 +265,8 @@ class Story:
             case Built():
                 self.built = message
             case StepsDone():
-                self._pace.ran(message.runs, message.spent_s, message.shortest_s)
-                self._on_progress(message.runs)
+                self._pace.ran(message.steps, message.spent_s, message.shortest_s)
+                self._on_progress(message.steps)
             case Preliminary(measurement=measurement):
                 self.preliminary = measurement
             case Answer(measurement=measurement) if self.answer is None:
@@ -310,10 +310,10 @@ class Story:
 
     def evidence(self, now: float | None = None) -> Evidence:
         """Its progress and pace; with `now`, its silence too."""
-        known = self._timed or self._pace.runs > 0
+        known = self._timed or self._pace.steps > 0
         return Evidence(
             phase=self._phases[-1][0],
-            runs=self._pace.runs if known else None,
+            steps=self._pace.steps if known else None,
             pace_s=self._pace.mean_s,
             needed_s=self._pace.needed_s,
             silent_s=None if now is None else now - self.heard_at,
@@ -341,10 +341,10 @@ class Story:
         name = self._phases[-1][0]
         if not self._timed:
             return f"in {name}"
-        runs, each_s = self._pace.runs, self._pace.mean_s
+        each_s = self._pace.mean_s
         if each_s is None:
             return f"in {name}, before the end of the first step"
-        return f"in {name}, at least {runs} steps finished, {each_s:.3g} s each"
+        return f"in {name}, at least {self._pace.steps} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
         """The least time of one step; None before the first step began.

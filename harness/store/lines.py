@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Environment, Measurement, Proof, Suite
+from harness.records import SCHEMA_VERSION, Environment, Measurement, SelfTest, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +44,20 @@ class Ended:
     """From the start of the command; None for a resumed run."""
 
 
-Line = Started | Proof | Measurement | Resumed | Ended
+Line = Started | SelfTest | Measurement | Resumed | Ended
 KINDS: dict[str, type[Line]] = {
     "run": Started,
-    "proof": Proof,
+    "self_test": SelfTest,
     "measurement": Measurement,
     "resumed": Resumed,
     "end": Ended,
 }
-OLD_KEYS: Mapping[tuple[str, ...], tuple[str, int]] = {}
+OLD_KEYS: Mapping[tuple[str, ...], tuple[str, int]] = {
+    ("proof",): ("self_test", 3),
+    ("run", "suite", "cases", "*", "settings", "census"): ("profile", 3),
+    ("measurement", "census"): ("profile", 3),
+    ("measurement", "evidence", "runs"): ("steps", 3),
+}
 """Path of a renamed key -> its new name, and the schema version that renamed it.
 
 A path begins with the kind of the line as it is now; `*` stands for every item of a list and every
@@ -109,6 +114,8 @@ def decode(line: bytes, place: str) -> Line:
             kind = new if kind == old_kind else kind
         elif kind == old_kind:
             rename_key(fields, path, new, place)
+    if kind == "measurement":
+        _rename_phase(fields.get("phases"), "census", "profile")  # since schema 3
     if kind not in KINDS:
         raise damaged(place, f"unknown kind {kind!r}; known are {', '.join(KINDS)}")
     try:
@@ -132,6 +139,12 @@ def rename_key(value: Any, path: list[str], new: str, place: str) -> None:
             raise damaged(place, f"{step!r} and its new name {new!r} are both there")
         else:
             value[new] = value.pop(step)
+
+
+def _rename_phase(phases: Any, old: str, new: str) -> None:
+    for phase in phases if isinstance(phases, list) else ():
+        if isinstance(phase, dict) and phase.get("name") == old:
+            phase["name"] = new
 
 
 def damaged(place: str, problem: str) -> StoreError:

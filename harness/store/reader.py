@@ -2,7 +2,7 @@
 
     reports/runs/20261121-073012-smoke-h200-3f2a/
         run.jsonl       {"kind": "run", ...} with the whole suite and the environment,
-                        {"kind": "proof", ...} after the self-test,
+                        {"kind": "self_test", ...} after the self-test,
                         {"kind": "measurement", ...} as each worker process ends,
                         {"kind": "resumed", ...} when an interrupted run is resumed,
                         {"kind": "end", ...} when everything is measured
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import AmbiguousRun, StoreError
-from harness.records import Measurement, Proof, Run
+from harness.records import Measurement, Run, SelfTest
 from harness.store import lines
 
 DEFAULT_ROOT = Path("reports/runs")
@@ -130,7 +130,7 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
 
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
-    proofs: list[Proof] = []
+    self_tests: list[SelfTest] = []
     ended_at, elapsed_s, wall_s = "", None, None
     for number, line in enumerate(later, first + 1):
         if ended_at:
@@ -143,8 +143,8 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
                         "the first record counts."
                     )
                 measurements.setdefault((case_id, process), line)
-            case Proof():
-                proofs.append(line)
+            case SelfTest():
+                self_tests.append(line)
             case lines.Resumed():
                 notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
                 notes.extend(line.notes)
@@ -162,7 +162,7 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
         ended_at=ended_at,
         elapsed_s=elapsed_s,
         notes=(*notes, *cut_notes(len(cut_short))),
-        proofs=tuple(proofs),
+        self_tests=tuple(self_tests),
         wall_s=wall_s,
     )
     return run, len(data) - len(cut_short)

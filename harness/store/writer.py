@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Environment, Measurement, Proof, Run, Suite
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, SelfTest, Suite
 from harness.store import lines
 from harness.store.reader import LOG_FOLDER, RUN_FILE, SUITE_FILE, cut_notes, find, read
 
@@ -52,7 +52,7 @@ class RunWriter:
         self._write(measurement)
         self._recorded += 1
 
-    def append_proof(self, proof: Proof) -> None:
+    def append_self_test(self, proof: SelfTest) -> None:
         """Record the self-test; before the first measurement.
 
         Raises:

@@ -33,8 +33,12 @@ SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
 
 ALIASES: Mapping[tuple[str, str], tuple[str, str]] = {
     ("measure", "census"): ("profile", "0.2"),
+    ("expectations", "floor_share"): ("roofline_share", "0.2"),
 }
 """(key above, old key) -> the new key, and the version that introduced it."""
+
+OLD_METRICS: Mapping[str, str] = {"floor_share": "roofline_share"}
+"""Old name of a metric in a rule -> its name since 0.2."""
 
 _PATTERNS = {
     NAME: "letters, digits and . _ + -, starting with a letter or digit",

@@ -21,6 +21,7 @@ from pydantic import (
 from harness.records import METRICS, Scalar
 from harness.suite.fields import (
     FACTORY,
+    OLD_METRICS,
     SUBJECT,
     AllowedOutcome,
     AxisName,
@@ -68,7 +69,7 @@ class MeasureModel(Form):
     """Time the replay of a CUDA graph of one step. Default false."""
     telemetry: bool | None = None
     """Read NVML and CPU while the worker runs. Default true."""
-    census: bool | None = Field(default=None, alias="profile")
+    profile: bool | None = None
     """Profile a few steps after the last sample: which kernels ran, and for how long. A program
     needs one more process for it, which also counts. Default true."""
 
@@ -362,7 +363,11 @@ class RuleModel(Form):
     """A rule of the verdict: GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
 
     name: Text
-    metric: Annotated[Text, Field(json_schema_extra={"examples": [*METRICS]})]
+    metric: Annotated[
+        Text,
+        AfterValidator(lambda name: OLD_METRICS.get(name, name)),
+        Field(json_schema_extra={"examples": [*METRICS]}),
+    ]
     """A metric of the harness, or one that a program of the suite reports."""
     go: float
     abort: float | None = None

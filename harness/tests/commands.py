@@ -14,7 +14,7 @@ title: T
 subject: S
 question: Q?
 measure: {processes: 1, min_samples: 3, max_samples: 20, sample_s: 0.01, warmup_s: 0.2,
-          timeout_s: 20, stall_s: 15, census: false}
+          timeout_s: 20, stall_s: 15, profile: false}
 workloads:
   - name: prog
 """

@@ -134,14 +134,14 @@ def of_one(run: Run) -> dict[str, Values]:
 
 def _run(run: Run) -> list[Values]:
     use, cost = time_use(run), overhead(run)
-    peaks = run.proof.peaks if run.proof else None
+    peaks = run.self_test.peaks if run.self_test else None
     return [
         [len(run.suite.cases), len(run.measurements), run.elapsed_s, run.wall_s],
         list(by_phase(run).values()),
         use and [use.wall_s, use.whole, use.work_s, use.sampling_s, use.processes, use.lives_s],
         use and [use.work_share, use.sampling_share, use.overhead_s],
         cost and [cost.ratio, cost.low, cost.high, cost.pairs, cost.shown],
-        [check.holds for proof in run.proofs for check in proof.checks],
+        [check.holds for proof in run.self_tests for check in proof.checks],
         peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],
         _baseline(run),
     ]
@@ -165,7 +165,7 @@ def _summary(s: CaseSummary) -> list[Values]:
         s.outcome,
         {name: _estimate(e) for name, e in s.metrics.items()},
         [s.lower_bound_s, s.tokens, s.flops],
-        [s.floor_s, s.floor_by],
+        [s.roofline_s, s.roofline_by],
         [s.attested, bool(s.unattested), s.kernels_invisible],
         [bool(s.detail), len(s.notes)],
         {k: v for k, v in s.effective.items() if not isinstance(v, str)},
@@ -192,7 +192,7 @@ def _process(m: Measurement) -> list[Values]:
             *([getattr(m.counters, name) for name in COUNTERS], m.counters.steps, m.counters.exact),
         ],
         where and [where.step_s, where.profiled_step_s, where.device_busy_s, where.launch_gap],
-        m.census and [len(m.census.kernels), len(m.census.operators), m.census.fingerprint],
+        m.profile and [len(m.profile.kernels), len(m.profile.operators), m.profile.fingerprint],
     ]
 
 

@@ -18,7 +18,7 @@ QUICK = MeasureSettings(
     warmup_s=0.2,
     timeout_s=60.0,
     stall_s=60.0,
-    census=False,
+    profile=False,
 )
 
 

@@ -106,7 +106,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
             if error.computation == "run":
-                fields["evidence"] = Evidence(phase="run", runs=error.steps)
+                fields["evidence"] = Evidence(phase="run", steps=error.steps)
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
             fields["evidence"] = Evidence(

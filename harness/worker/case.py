@@ -68,7 +68,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
     code = _require_code(order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
-    reporter.phase("census")
+    reporter.phase("profile")
     ran = attestation.attest(
         case,
         timed.run,
@@ -98,7 +98,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         code=code,
         output_digest=stopwatch.digest,
         counters=ran.counters,
-        census=ran.profile,
+        profile=ran.profile,
     )
 
 
@@ -121,7 +121,7 @@ class WorkerReporter:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._runs = 0
+        self._steps = 0
         self._spent_s = 0.0
         self._shortest_s = math.inf
         self._sent_at = -PROGRESS_INTERVAL_S
@@ -131,18 +131,18 @@ class WorkerReporter:
         self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
 
     def ran(self, seconds: float) -> None:
-        self._runs += 1
+        self._steps += 1
         self._spent_s += seconds
         self._shortest_s = min(self._shortest_s, seconds)
-        if self._runs <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+        if self._steps <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
             self.alive()
 
     def alive(self) -> None:
         self._sent_at = time.monotonic()
         self._channel.send(
             StepsDone(
-                runs=self._runs,
+                steps=self._steps,
                 spent_s=self._spent_s,
-                shortest_s=self._shortest_s if self._runs else 0.0,
+                shortest_s=self._shortest_s if self._steps else 0.0,
             )
         )

@@ -39,7 +39,7 @@ subject: Planted
 question: Does the gate find a planted slowdown, and nothing where there is none?
 device: cuda
 measure: {processes: 2, min_samples: 20, max_samples: 200, sample_s: 0.2, warmup_s: 1,
-          timeout_s: 60, stall_s: 50, accuracy: false, census: false,
+          timeout_s: 60, stall_s: 50, accuracy: false, profile: false,
           graph: true}  # kernels alone: on a slow host ten launches scatter by 5 %
 workloads:
   - name: attention

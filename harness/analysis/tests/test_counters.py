@@ -43,7 +43,7 @@ def test_processes_that_count_differently_are_noted() -> None:
 
 def test_a_rule_about_kernels_is_attested_only_by_a_profile_with_kernels() -> None:
     stated = replace(CASE, kernels=PathRule(must=("absent",)))
-    seen = replace(OK, census=Profile(no_kernels="no GPU"))
+    seen = replace(OK, profile=Profile(no_kernels="no GPU"))
 
     assert counters.unattested(stated, [seen], gpu=True) == "no GPU"
     assert counters.unattested(stated, [seen], gpu=False) == ""
@@ -51,7 +51,7 @@ def test_a_rule_about_kernels_is_attested_only_by_a_profile_with_kernels() -> No
 
 def test_a_rule_about_operators_is_attested_only_by_a_profile() -> None:
     stated = replace(CASE, operators=PathRule(must=("x",)))
-    skipped = replace(OK, census=Profile(skipped="switched off"))
+    skipped = replace(OK, profile=Profile(skipped="switched off"))
 
     for gpu in (True, False):
         assert counters.unattested(stated, [OK], gpu=gpu)

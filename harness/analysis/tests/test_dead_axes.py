@@ -25,10 +25,10 @@ def did(
 ) -> list[Measurement]:
     """Three processes that counted `ops` and ran `names`, each with its own output."""
     counters = Counters(dispatched_ops=ops, host_syncs=3, steps=2)
-    census = Profile(fingerprint=names, no_kernels="" if gpu else "no GPU")
+    profile = Profile(fingerprint=names, no_kernels="" if gpu else "no GPU")
     outputs = [() if output is None else (_digest(x, dtype),) for x in output or (0, 0, 0)]
     measured = timed(
-        c, step_s, counters=None if ops is None else counters, census=census, **changes
+        c, step_s, counters=None if ops is None else counters, profile=profile, **changes
     )
     return [replace(m, output_digest=o) for m, o in zip(measured, outputs, strict=True)]
 

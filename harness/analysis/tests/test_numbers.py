@@ -21,9 +21,9 @@ from harness.records import (
     Outcome,
     Peaks,
     Phase,
-    Proof,
-    ProofCheck,
     Rule,
+    SelfTest,
+    SelfTestCheck,
     Telemetry,
     Work,
 )
@@ -31,7 +31,7 @@ from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, run, timed
 
 CASE = case({"seq_len": 512})
 PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6)
-PROOF = Proof(at="2026-11-21T07:30:13+00:00", device="GPU-5d1e0f4c", peaks=PEAKS)
+PROOF = SelfTest(at="2026-11-21T07:30:13+00:00", device="GPU-5d1e0f4c", peaks=PEAKS)
 
 
 def telemetry_of(channel: str, readings: Sequence[float | None], every_s: float = 0.1) -> Telemetry:
@@ -172,7 +172,7 @@ def test_cycles_are_step_time_times_the_clock_while_sampling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "why"), [("step_cycles", "SM clock"), ("floor_share", "no peak was measured")]
+    ("metric", "why"), [("step_cycles", "SM clock"), ("roofline_share", "no peak was measured")]
 )
 def test_without_a_clock_or_measured_peaks_a_metric_is_absent(metric: str, why: str) -> None:
     made = run([CASE], lambda _: timed(CASE, 0.05))
@@ -209,14 +209,14 @@ def test_without_a_known_term_there_is_no_bound() -> None:
 
 
 def test_a_summary_has_the_bound_and_the_share_of_the_roofline() -> None:
-    made = run([CASE], lambda _: timed(CASE, 1e-3), proofs=(PROOF,))
+    made = run([CASE], lambda _: timed(CASE, 1e-3), self_tests=(PROOF,))
 
     summary = summarise(made)[0]
 
     least = 512 * FLOPS_PER_TOKEN / 8e14
-    assert summary.floor_s == pytest.approx(least)
-    assert summary.floor_by == "compute"
-    assert summary.metrics["floor_share"].value == pytest.approx(
+    assert summary.roofline_s == pytest.approx(least)
+    assert summary.roofline_by == "compute"
+    assert summary.metrics["roofline_share"].value == pytest.approx(
         least / summary.metrics["step_s"].value
     )
 
@@ -224,7 +224,7 @@ def test_a_summary_has_the_bound_and_the_share_of_the_roofline() -> None:
 @pytest.mark.parametrize(("share", "notes"), [(1.01, 0), (1.05, 1)])
 def test_a_step_faster_than_the_roofline_gets_a_note(share: float, notes: int) -> None:
     least = 512 * FLOPS_PER_TOKEN / 8e14
-    made = run([CASE], lambda _: timed(CASE, least / share, cv=1e-4), proofs=(PROOF,))
+    made = run([CASE], lambda _: timed(CASE, least / share, cv=1e-4), self_tests=(PROOF,))
 
     assert len(summarise(made)[0].notes) == notes
 
@@ -359,8 +359,8 @@ def test_one_pair_decides_nothing() -> None:
 
 
 def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:
-    wrong = ProofCheck(name="spin_kernel", holds=False, fact="1,000 MHz, NVML read 1,980 MHz")
-    made = run([CASE], lambda _: [], proofs=(replace(PROOF, checks=(wrong,)),), ended_at="")
+    wrong = SelfTestCheck(name="spin_kernel", holds=False, fact="1,000 MHz, NVML read 1,980 MHz")
+    made = run([CASE], lambda _: [], self_tests=(replace(PROOF, checks=(wrong,)),), ended_at="")
 
     (summary,) = summarise(made)
 

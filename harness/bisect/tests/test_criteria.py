@@ -103,18 +103,18 @@ def test_a_counter_that_is_unknown_or_differs_has_no_value() -> None:
 
 def test_a_kernel_is_absent_only_if_all_kernels_are_known() -> None:
     ran = Profile(kernels=(use("selected_fwd_64"),), operators=(use("aten::mm"),))
-    assert read(CriterionKind.KERNEL, "selected_fwd*", measured(census=ran)) == 1.0
-    assert read(CriterionKind.KERNEL, "aten::mm", measured(census=ran)) == 1.0
-    assert read(CriterionKind.KERNEL, "dense*", measured(census=ran)) == 0.0
+    assert read(CriterionKind.KERNEL, "selected_fwd*", measured(profile=ran)) == 1.0
+    assert read(CriterionKind.KERNEL, "aten::mm", measured(profile=ran)) == 1.0
+    assert read(CriterionKind.KERNEL, "dense*", measured(profile=ran)) == 0.0
     unseen = replace(ran, no_kernels="CUPTI is in use")
     with pytest.raises(Unreadable, match="CUPTI is in use"):
-        read(CriterionKind.KERNEL, "dense*", measured(census=unseen))
-    assert read(CriterionKind.KERNEL, "dense*", measured(census=unseen, clock=Clock.HOST)) == 0.0
+        read(CriterionKind.KERNEL, "dense*", measured(profile=unseen))
+    assert read(CriterionKind.KERNEL, "dense*", measured(profile=unseen, clock=Clock.HOST)) == 0.0
     many = replace(ran, kernels=tuple(use(f"k{n}") for n in range(MAX_USES)))
     with pytest.raises(Unreadable, match="more may have run"):
-        read(CriterionKind.KERNEL, "dense*", measured(census=many))
+        read(CriterionKind.KERNEL, "dense*", measured(profile=many))
     with pytest.raises(Unreadable, match="no profile"):
-        read(CriterionKind.KERNEL, "dense*", measured(census=Profile(skipped="too long")))
+        read(CriterionKind.KERNEL, "dense*", measured(profile=Profile(skipped="too long")))
 
 
 def test_an_outcome_is_bad_if_it_is_the_requested_one() -> None:
@@ -131,15 +131,15 @@ def test_a_case_is_prepared_for_the_criterion() -> None:
         return criteria.prepared(CASE, Criterion(kind=kind, name=name)).settings
 
     assert prepared(CriterionKind.METRIC, "step_s").max_samples == CASE.settings.max_samples
-    assert not prepared(CriterionKind.METRIC, "step_s").census
-    assert not prepared(CriterionKind.COUNTER, "host_syncs").census
-    assert prepared(CriterionKind.COUNTER, "kernel_launches").census  # the profiler counts them
-    assert prepared(CriterionKind.KERNEL, "x").census
+    assert not prepared(CriterionKind.METRIC, "step_s").profile
+    assert not prepared(CriterionKind.COUNTER, "host_syncs").profile
+    assert prepared(CriterionKind.COUNTER, "kernel_launches").profile  # the profiler counts them
+    assert prepared(CriterionKind.KERNEL, "x").profile
     assert prepared(CriterionKind.COUNTER, "host_syncs").max_samples == 1
     program = replace(CASE, program=Program(argv=("train",)))
     syncs = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
-    assert criteria.prepared(program, syncs).settings.census  # where alone it is counted
-    assert prepared(CriterionKind.OUTCOME, "path_mismatch").census
+    assert criteria.prepared(program, syncs).settings.profile  # where alone it is counted
+    assert prepared(CriterionKind.OUTCOME, "path_mismatch").profile
 
 
 def test_one_criterion_is_chosen_and_a_wrong_name_lists_the_valid_ones() -> None:

@@ -95,8 +95,8 @@ def test_the_counts_are_those_that_the_page_explains(followed: Followed) -> None
     assert re.search(
         rf"\| `train/program` \| \d+ \| {measurement.counters.host_syncs} \|", followed.report
     )
-    assert measurement.census is not None
-    assert "aten::addmm" in {use.name for use in measurement.census.operators}
+    assert measurement.profile is not None
+    assert "aten::addmm" in {use.name for use in measurement.profile.operators}
 
 
 def test_the_other_example_of_the_page_is_a_suite(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def test_a_limit_counts_beside_a_comparison_but_is_not_required_there() -> None:
 def test_unattested_operators_leave_a_case_undecided() -> None:
     """Of a floor that it clears, and of a comparison that finds no change."""
     stated = replace(CASE, operators=PathRule(must=("aten::mm",)))
-    unseen = fake_runs.timed(stated, 0.1, census=Profile(skipped="switched off (measure.census)"))
+    unseen = fake_runs.timed(stated, 0.1, profile=Profile(skipped="switched off (measure.profile)"))
     here = fake_runs.environment(gpu=None)
     (head,) = summarise(fake_runs.run([stated], lambda _: unseen, env=here))
 
@@ -242,7 +242,7 @@ def test_unattested_operators_leave_a_case_undecided() -> None:
         answer = judged(unseen, gpu=None, summary=head, case=stated, mode=mode, policy=policy)
 
         assert answer.decision is OPEN
-        assert answer.reason.endswith("switched off (measure.census)")
+        assert answer.reason.endswith("switched off (measure.profile)")
 
 
 def test_an_exemption_for_noise_excuses_only_the_comparison() -> None:

@@ -221,7 +221,7 @@ def test_both_sides_are_stored_as_runs_of_their_commits(
     for side, ref in ((verdict.baseline, "main"), (verdict.candidate, "change")):
         run = reader.load(folder / "reports/runs", side.run_id)
         assert run.ended_at
-        assert [p.skipped for p in run.proofs] == ["not asked for"]
+        assert [p.skipped for p in run.self_tests] == ["not requested"]
         assert run.environment.git is not None
         assert run.environment.git.commit == git(folder, "rev-parse", ref) == side.commit
         assert not side.uncommitted

@@ -218,7 +218,7 @@ def test_an_undecided_case_fails(inner: Pytest) -> None:
 
 def test_a_required_operator_needs_a_profile(inner: Pytest) -> None:
     stated = '    operators: {must: ["aten::scaled_dot_product_attention"]}\n'
-    inner.suite(SUITE.replace("stall_s: 20}", "stall_s: 20, census: false}") + stated)
+    inner.suite(SUITE.replace("stall_s: 20}", "stall_s: 20, profile: false}") + stated)
 
     result = inner.run("fakes.yaml::fake/one/seq_len=1")
 

@@ -406,18 +406,18 @@ def test_only_a_broken_rule_is_a_mismatch() -> None:
 
     assert "'*flash*'" in str(caught.value)
     assert "'aten::relu'" in str(caught.value)
-    assert caught.value.seen["census"].operators
+    assert caught.value.seen["profile"].operators
     assert caught.value.seen["effective"] == {"dtype": "fp32"}
 
 
-@pytest.mark.parametrize("census", [True, False])
-def test_a_rule_is_not_broken_by_what_was_not_seen(census: bool) -> None:
+@pytest.mark.parametrize("profiled", [True, False])
+def test_a_rule_is_not_broken_by_what_was_not_seen(profiled: bool) -> None:
     rule = PathRule(must=("absent",))
-    case = replace(CASE, settings=MeasureSettings(census=census))
-    if census and torch.cuda.is_available():
+    case = replace(CASE, settings=MeasureSettings(profile=profiled))
+    if profiled and torch.cuda.is_available():
         pytest.skip("kernels are seen here")
 
-    attested(replace(case, kernels=rule) if census else replace(case, operators=rule))
+    attested(replace(case, kernels=rule) if profiled else replace(case, operators=rule))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from harness.machine.cpu import CpuProbe
 from harness.machine.nvml import NvmlProbe, gpus
 from harness.measure import self_test
 from harness.measure.timing import CudaStopwatch, HostStopwatch, TimedStep
-from harness.records import Peaks, Phase, Proof, SelfTestReadings, Telemetry
+from harness.records import Peaks, Phase, SelfTest, SelfTestReadings, Telemetry
 from harness.runner.launcher import Launcher
-from harness.runner.self_test import prove
+from harness.runner.self_test import run_self_test
 
 GPU = Path("/dev/nvidiactl").exists()
 PHASES = (
@@ -116,13 +116,13 @@ def test_a_missing_channel_neither_passes_nor_fails() -> None:
     assert checks["gpu_sampler"].holds is None
     assert "a MIG slice" in checks["gpu_sampler"].fact
     assert checks["spin_kernel"].holds is None
-    assert Proof(at="", device="", checks=tuple(checks.values())).refuted == ()
+    assert SelfTest(at="", device="", checks=tuple(checks.values())).refuted == ()
 
 
 @pytest.mark.skipif(GPU, reason="the self-test of a GPU is below")
 def test_the_self_test_passes_here(warm: Launcher) -> None:
     """In a worker, sampled by the real probes."""
-    proof = prove(warm, [CpuProbe()], None)
+    proof = run_self_test(warm, [CpuProbe()], None)
 
     holds = {c.name: c.holds for c in proof.checks}
     assert holds["host_clock"] is True, proof
@@ -181,7 +181,7 @@ def test_the_self_test_passes_on_a_gpu() -> None:
     probes = (NvmlProbe(gpu.uuid), CpuProbe())
     with Launcher() as launcher:
         launcher.describe()
-        proof = prove(launcher, probes, gpu)
+        proof = run_self_test(launcher, probes, gpu)
 
     assert proof.refuted == (), proof
     assert {c.name for c in proof.checks} == {

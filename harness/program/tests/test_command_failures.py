@@ -109,7 +109,7 @@ print("step 1"); print("step 2"); broken()
     seen = evidence_of(m)
     assert seen.stderr_tail.endswith("ValueError: no data\n")
     assert seen.frame.startswith("broken (program.py:")
-    assert seen.runs == 2
+    assert seen.steps == 2
     script = next(f for f in seen.files if f.name == "reproduce")
     text = (tmp_path / script.path).read_text()
     assert "program.py" in text

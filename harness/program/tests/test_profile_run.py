@@ -130,14 +130,14 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     measured = attested(case)
 
     counters = counters_of(measured)
-    assert measured.census is not None
-    assert not measured.census.skipped
+    assert measured.profile is not None
+    assert not measured.profile.skipped
     assert counters.exact
     if not torch.cuda.is_available():
         assert counters.host_syncs == 1, "one item() of the program itself"
     assert measured.effective["counted_by"] == LINES
     assert measured.effective["torch"] == torch.__version__
-    assert {"aten::addmm", "aten::mm"} <= {use.name for use in measured.census.operators}
+    assert {"aten::addmm", "aten::mm"} <= {use.name for use in measured.profile.operators}
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_the_reason_why_nothing_was_counted_is_recorded(
     )
 
     assert measured.outcome is Outcome.OK
-    assert measured.census is not None
-    assert re.fullmatch(reason, measured.census.skipped), measured.census.skipped
-    assert set(counters_of(measured).unknown.values()) == {measured.census.skipped}
+    assert measured.profile is not None
+    assert re.fullmatch(reason, measured.profile.skipped), measured.profile.skipped
+    assert set(counters_of(measured).unknown.values()) == {measured.profile.skipped}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_no_process_starts_if_it_could_not_answer(
 
     measured = attested(case_of(tmp_path, "command: ls"), timed, left_s=60.0)
 
-    assert measured.census is not None
-    assert re.fullmatch(reason, measured.census.skipped)
+    assert measured.profile is not None
+    assert re.fullmatch(reason, measured.profile.skipped)
 
 
 def test_the_timed_process_has_no_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,8 +446,8 @@ def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
 
     counters = counters_of(measured)
     assert measured.outcome is Outcome.OK, measured.detail
-    assert measured.census is not None
-    assert measured.census.kernels
+    assert measured.profile is not None
+    assert measured.profile.kernels
     assert counters.exact
     assert counters.host_syncs == 1
     assert counters.kernel_launches is not None

@@ -9,7 +9,7 @@ from harness.tests.fake_runs import ended, run, sweep
 def test_a_failure_shows_its_facts_its_files_and_its_command() -> None:
     (case,) = sweep(seq_len=[512])
     seen = Evidence(
-        runs=5,
+        steps=5,
         silent_s=30.2,
         stall_limit_s=30.0,
         last_kernel="unknown; the GPU was busy for 100% of the last 5 s: a kernel does not end",

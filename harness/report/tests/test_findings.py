@@ -130,7 +130,7 @@ def alike(cases: Sequence[Case]) -> Run:
             0.05,
             processes=2,
             counters=Counters(dispatched_ops=100, steps=2),
-            census=Profile(fingerprint="abc"),
+            profile=Profile(fingerprint="abc"),
             output_digest=(digest,),
         ),
     )

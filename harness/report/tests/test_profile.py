@@ -59,13 +59,13 @@ NO_GPU = replace(
 
 
 def recorded(
-    *, census: Profile = GPU, counters: Counters = COUNTED, **case: Any
+    *, profile: Profile = GPU, counters: Counters = COUNTED, **case: Any
 ) -> tuple[Run, list[Case]]:
     cases = [replace(c, **case) for c in fake_runs.sweep(seq_len=[512, 2048])]
 
     def measure(c: Case) -> list[Measurement]:
         samples = (0.071,) * 5
-        return fake_runs.timed(c, 0.071, census=census, counters=counters, samples_s=samples)
+        return fake_runs.timed(c, 0.071, profile=profile, counters=counters, samples_s=samples)
 
     return fake_runs.run(cases, measure), cases
 
@@ -99,14 +99,14 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     assert GPU.breakdown is not None
     waited = replace(GPU.breakdown, step_s=0.16, device_busy_s=0.06)
 
-    run, _ = recorded(census=replace(GPU, breakdown=waited))
+    run, _ = recorded(profile=replace(GPU, breakdown=waited))
 
     assert "15.5 % of the step (busy 60.0 ms of 71.0 ms)" in section(run).where[0]
     assert not brief(run)
 
 
 def test_without_a_gpu_the_time_of_the_host_is_shown() -> None:
-    run, _ = recorded(census=NO_GPU)
+    run, _ = recorded(profile=NO_GPU)
 
     built = section(run)
 
@@ -186,7 +186,7 @@ def test_required_kernels_that_ran_meet_the_rule() -> None:
 
 
 def test_without_a_gpu_required_kernels_are_not_judged() -> None:
-    run, _ = recorded(kernels=STATED, census=NO_GPU)
+    run, _ = recorded(kernels=STATED, profile=NO_GPU)
     run = replace(run, environment=fake_runs.environment(gpu=None))
 
     assert section(run).required.endswith("kernels not checked in 2: no GPU.")
@@ -196,22 +196,22 @@ def test_without_a_gpu_required_kernels_are_not_judged() -> None:
 
 @pytest.mark.parametrize("gpu", [fake_runs.H200, None], ids=["gpu", "cpu"])
 @pytest.mark.parametrize(
-    "census",
+    "profile",
     [
         None,
-        Profile(skipped="switched off (measure.census)"),
+        Profile(skipped="switched off (measure.profile)"),
         Profile(skipped="one step takes 31 s"),
     ],
     ids=["none", "off", "too-long"],
 )
 def test_unchecked_operators_leave_the_verdict_open_on_any_machine(
-    census: Profile | None, gpu: Gpu | None
+    profile: Profile | None, gpu: Gpu | None
 ) -> None:
     run, _ = recorded(operators=STATED)
     run = replace(
         run,
         environment=fake_runs.environment(gpu=gpu),
-        measurements=tuple(replace(m, census=census) for m in run.measurements),
+        measurements=tuple(replace(m, profile=profile) for m in run.measurements),
     )
     summaries = summarise(run)
 
@@ -226,7 +226,7 @@ def test_unchecked_operators_leave_the_verdict_open_on_any_machine(
 
 
 def test_without_a_gpu_operators_are_judged_and_kernels_are_not() -> None:
-    run, _ = recorded(kernels=STATED, operators=PathRule(must=("aten::mm",)), census=NO_GPU)
+    run, _ = recorded(kernels=STATED, operators=PathRule(must=("aten::mm",)), profile=NO_GPU)
     run = replace(run, environment=fake_runs.environment(gpu=None))
 
     assert section(run).required.endswith(
@@ -251,7 +251,7 @@ def _states(document: str) -> dict[str, str]:
 
 
 def test_unchecked_kernels_on_a_gpu_leave_the_verdict_open() -> None:
-    run, _ = recorded(kernels=STATED, census=Profile(skipped="one step takes 31 s, over 30 s"))
+    run, _ = recorded(kernels=STATED, profile=Profile(skipped="one step takes 31 s, over 30 s"))
 
     assert judged(run)[gate.WHAT_RAN] == (Decision.INCONCLUSIVE, True)
     assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is (
@@ -261,7 +261,7 @@ def test_unchecked_kernels_on_a_gpu_leave_the_verdict_open() -> None:
 
 def test_a_missing_kernel_is_a_no_go() -> None:
     run, cases = recorded(kernels=STATED)
-    broken = fake_runs.ended(cases[0], Outcome.PATH_MISMATCH, census=GPU, counters=COUNTED)
+    broken = fake_runs.ended(cases[0], Outcome.PATH_MISMATCH, profile=GPU, counters=COUNTED)
     others = [m for m in run.measurements if m.case_id != cases[0].case_id]
     run = replace(run, measurements=(*broken, *others))
 

@@ -106,8 +106,8 @@ def test_a_step_that_keeps_the_gpu_busy_is_not_called_idle() -> None:
     busy = Profile(breakdown=Breakdown(step_s=0.05, profiled_step_s=0.06, device_busy_s=0.049))
 
     def measure(c: Case) -> list[Measurement]:
-        census = busy if c is cases[0] else None
-        return timed(c, 0.05, telemetry={"gpu_utilisation": 0.3}, census=census)
+        profile = busy if c is cases[0] else None
+        return timed(c, 0.05, telemetry={"gpu_utilisation": 0.3}, profile=profile)
 
     (sentence,) = [s for s in values(run(cases, measure))["summary"] if "GPU was busy" in s]
 

@@ -118,7 +118,7 @@ def test_nan_at_step_4_is_traced_to_operator_and_module(warm: Launcher, tmp_path
     (m,) = run(warm, tmp_path, make_case("nan_at_step", axes={"bad": 4}))
 
     assert "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)" in m.detail
-    assert evidence_of(m).runs == 5
+    assert evidence_of(m).steps == 5
     (origin,) = origins(m)
     assert (origin.computation, origin.value, origin.step) == ("run", "NaN", 4)
     assert (origin.precision, origin.operator) == ("float32", "aten.sub")

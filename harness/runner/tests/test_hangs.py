@@ -40,7 +40,7 @@ def test_a_hang_at_step_5_is_seen_and_its_stacks_are_kept(
     m = hang(warm, tmp_path, "hangs_at_5", clock)
 
     found = evidence_of(m)
-    assert (found.runs, found.stall_limit_s) == (5, pace.STALL_FLOOR_S)
+    assert (found.steps, found.stall_limit_s) == (5, pace.STALL_FLOOR_S)
     assert found.silent_s is not None
     assert found.silent_s > pace.STALL_FLOOR_S
     assert found.frame.startswith("wait_for_godot (fault_workloads.py:")

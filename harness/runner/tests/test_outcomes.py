@@ -26,7 +26,7 @@ from harness.tests.workers import (
     run,
 )
 
-PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "census")
+PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "profile")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_worker_stuck_at_exit_keeps_its_answer(
 
 # --- what ran ----------------------------------------------------------------------------
 
-SEEN = replace(QUICK, census=True)
+SEEN = replace(QUICK, profile=True)
 
 
 def test_counters_and_profile_are_equal_in_every_process(warm: Launcher, tmp_path: Path) -> None:
@@ -253,14 +253,14 @@ def test_counters_and_profile_are_equal_in_every_process(warm: Launcher, tmp_pat
     assert one.counters.dispatched_ops == 4  # mm, twice select, and the read
     if not GPU:
         assert one.counters.host_syncs == 1
-    assert one.census
-    assert two.census
-    assert one.census.fingerprint == two.census.fingerprint
+    assert one.profile
+    assert two.profile
+    assert one.profile.fingerprint == two.profile.fingerprint
     assert ("aten::mm", "product", 1.0) in {
-        (u.name, u.where, u.calls) for u in one.census.operators
+        (u.name, u.where, u.calls) for u in one.profile.operators
     }
-    assert one.census.breakdown
-    assert set(one.census.breakdown.host_by_range) == {"product", ""}
+    assert one.profile.breakdown
+    assert set(one.profile.breakdown.host_by_range) == {"product", ""}
 
 
 def test_a_forbidden_operator_is_a_path_mismatch_without_samples(
@@ -276,8 +276,8 @@ def test_a_forbidden_operator_is_a_path_mismatch_without_samples(
     assert bad.outcome is Outcome.PATH_MISMATCH
     assert bad.samples_s == ()
     assert "'aten::_local_scalar_dense' ran, and 'aten::_local_scalar_dense' must" in bad.detail
-    assert bad.census
-    assert "aten::mm" in {u.name for u in bad.census.operators}
+    assert bad.profile
+    assert "aten::mm" in {u.name for u in bad.profile.operators}
     assert following.outcome is Outcome.OK
 
 

@@ -25,7 +25,7 @@ def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "w
     story.hear(PhaseBegan(name=phase, at=AT), AT)
     for count in range(1, len(steps_s) + 1):
         spent_s = sum(steps_s[:count])
-        report = StepsDone(runs=count, spent_s=spent_s, shortest_s=min(steps_s[:count]))
+        report = StepsDone(steps=count, spent_s=spent_s, shortest_s=min(steps_s[:count]))
         story.hear(report, AT + spent_s)
     return story
 
@@ -60,7 +60,7 @@ def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None
     assert m.outcome is Outcome.TIMEOUT
     assert m.lower_bound_s == 1.0
     assert m.evidence
-    assert (m.evidence.runs, m.evidence.pace_s, m.evidence.needed_s) == (2, 1.0, 4.0)
+    assert (m.evidence.steps, m.evidence.pace_s, m.evidence.needed_s) == (2, 1.0, 4.0)
     assert m.evidence.frame == ""
 
 
@@ -81,7 +81,7 @@ def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
     assert (m.tokens, m.flops, m.bytes) == (64, 128, 256), "a bound on the time bounds the rate"
     assert m.lower_bound_s == pytest.approx(1.0 - watchdog.UNREPORTED_S, abs=0.02)
     assert m.evidence
-    assert (m.evidence.runs, m.evidence.pace_s) == (0, None)
+    assert (m.evidence.steps, m.evidence.pace_s) == (0, None)
 
 
 def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
@@ -90,7 +90,7 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
     ending = after(story, 0.5)
 
     assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
-    assert (ending.evidence.phase, ending.evidence.runs) == ("accuracy", None)
+    assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
 
 
 def test_a_silence_longer_than_its_own_pace_allows_is_a_hang() -> None:
@@ -103,7 +103,7 @@ def test_a_silence_longer_than_its_own_pace_allows_is_a_hang() -> None:
     assert m.tokens == 64
     assert m.lower_bound_s is not None
     assert m.evidence
-    assert (m.evidence.runs, m.evidence.stall_limit_s) == (5, pace.STALL_FLOOR_S)
+    assert (m.evidence.steps, m.evidence.stall_limit_s) == (5, pace.STALL_FLOOR_S)
     assert m.evidence.silent_s == pytest.approx(pace.STALL_FLOOR_S, abs=0.02)
 
 
@@ -133,7 +133,7 @@ FAILED = Measurement(
     process=0,
     outcome=Outcome.NON_FINITE,
     detail="loss",
-    evidence=Evidence(phase="run", runs=2),
+    evidence=Evidence(phase="run", steps=2),
 )
 
 
@@ -158,7 +158,7 @@ def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
     assert (m.outcome, m.detail, m.wall_s, m.log) == (Outcome.NON_FINITE, "loss", 9.0, "x.log")
     assert m.effective == {"start": "warm"}
     assert m.evidence
-    assert (m.evidence.phase, m.evidence.runs, m.evidence.pace_s) == ("run", 2, 0.5)
+    assert (m.evidence.phase, m.evidence.steps, m.evidence.pace_s) == ("run", 2, 0.5)
 
 
 def test_a_process_that_answered_has_time_to_exit() -> None:
@@ -179,7 +179,7 @@ def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
     assert ending is not None
     assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
     m = measured(story, ending)
-    assert (m.outcome, m.evidence and m.evidence.runs) == (Outcome.NON_FINITE, 2)
+    assert (m.outcome, m.evidence and m.evidence.steps) == (Outcome.NON_FINITE, 2)
 
 
 def test_probes_are_read_at_an_interval_without_catching_up(

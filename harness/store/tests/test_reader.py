@@ -191,7 +191,7 @@ def test_a_run_of_schema_1_is_read(writer: RunWriter) -> None:
 
     run = reader.load(writer.folder.parent, writer.run_id)
 
-    assert (run.proof, run.wall_s) == (None, None)
+    assert (run.self_test, run.wall_s) == (None, None)
     assert run.measurements[0].kept_s == run.measurements[0].samples_s
     assert run.suite.cases[0].settings.telemetry
 

@@ -20,8 +20,8 @@ from harness.records import (
     Outcome,
     Peaks,
     Phase,
-    Proof,
-    ProofCheck,
+    SelfTest,
+    SelfTestCheck,
     Telemetry,
     TensorError,
 )
@@ -29,10 +29,10 @@ from harness.store import lines, reader
 from harness.store import writer as store_writer
 from harness.tests.small_run import CASES, ENVIRONMENT, SUITE, file_size_limit, measured, run_file
 
-PROOF = Proof(
+PROOF = SelfTest(
     at="2026-11-21T07:30:13+00:00",
     device="GPU-6f0c",
-    checks=(ProofCheck(name="spin_kernel", holds=None, fact="NVML does not report the clock"),),
+    checks=(SelfTestCheck(name="spin_kernel", holds=None, fact="NVML does not report the clock"),),
     peaks=Peaks(flops_per_s={"bf16": 7.9e14}, bytes_per_s=4.1e12, launch_s=2e-6),
     wall_s=2.9,
 )
@@ -142,15 +142,15 @@ def test_text_that_is_not_unicode_is_recorded(
 def test_the_self_test_is_stored_before_the_measurements(
     writer: store_writer.RunWriter,
 ) -> None:
-    writer.append_proof(PROOF)
+    writer.append_self_test(PROOF)
     writer.append(measured(0))
     writer.finish(wall_s=12.5)
 
     run = reader.load(writer.folder.parent, writer.run_id)
 
     kinds = [json.loads(line)["kind"] for line in run_file(writer).read_text().splitlines()]
-    assert kinds == ["run", "proof", "measurement", "end"]
-    assert (run.proof, run.wall_s) == (PROOF, 12.5)
+    assert kinds == ["run", "self_test", "measurement", "end"]
+    assert (run.self_test, run.wall_s) == (PROOF, 12.5)
 
 
 # --- disks that are full or read-only ----------------------------------------------------

@@ -139,7 +139,7 @@ def test_an_old_key_is_read_by_its_new_name() -> None:
     )
 
     assert old.cases == new.cases
-    assert not old.cases[0].settings.census
+    assert not old.cases[0].settings.profile
 
 
 @pytest.mark.parametrize("tag", TAGS)
