@@ -177,7 +177,7 @@ def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(tmp_pa
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: any(temporary.glob("tmp*")))  # a worker describes the environment
+    wait_until(lambda: any(temporary.glob("tmp*/log")))  # a worker describes the environment
     running.terminate()
     _, said = running.communicate(timeout=30)
 
