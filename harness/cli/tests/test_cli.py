@@ -167,8 +167,14 @@ def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(tmp_pa
     write_suite(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    running = started(cwd=tmp_path, env={"TMPDIR": str(temporary)})
-    wait_until(lambda: any(temporary.glob("tmp*")))  # a worker describes the environment
+    running = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", "fakes.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": PATH, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: any(temporary.glob("tmp*/log")))  # a worker describes the environment
     running.terminate()
     _, said = running.communicate(timeout=30)
 

@@ -18,6 +18,9 @@ from harness.tests.command_line import harness
 README = Path(__file__).resolve().parents[2] / "README.md"
 FILES = Path(__file__).resolve().parents[2] / "tests/data" / "quickstart"
 
+QUICK = ("--set", "measure.sample_s=0.5", "--set", "measure.warmup_s=0.5", "--no-self-test")
+"""Beside the page's options."""
+
 
 def blocks(language: str) -> list[str]:
     """The page's code blocks of a language."""
@@ -44,7 +47,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     for line in blocks("bash")[0].splitlines():
         program, *arguments = shlex.split(line)
         assert program == "harness"
-        answer = harness(*arguments, cwd=folder, env={"COLUMNS": "160"})
+        answer = harness(*arguments, *QUICK, cwd=folder, env={"COLUMNS": "160"})
         assert answer.returncode == 0, answer.stderr + answer.stdout
         said.append(answer.stdout)
     (report,) = folder.glob("reports/*.md")
