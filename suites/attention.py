@@ -140,7 +140,7 @@ def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class _AttentionInputs:
     """Gaussian tensors of one case, [B, T, H, D]; each branch has its own keys and values."""
 
     q: Tensor
@@ -154,11 +154,11 @@ class _Inputs:
     grad: Tensor
     """Gradient of the output, [B, T, HQ, Dv]."""
 
-    def to(self, dtype: torch.dtype) -> "_Inputs":
-        return _Inputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
+    def to(self, dtype: torch.dtype) -> "_AttentionInputs":
+        return _AttentionInputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
 
     @classmethod
-    def draw(cls, p: AttentionPlan, device: str, seed: int = SEED) -> "_Inputs":
+    def draw(cls, p: AttentionPlan, device: str, seed: int = SEED) -> "_AttentionInputs":
         rng = torch.Generator(device).manual_seed(seed)
         N = p.config.compressed_length(p.T)
 
@@ -203,7 +203,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     flags = Flags.from_env()
     p = AttentionPlan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = _Inputs.draw(p, device)
+    x = _AttentionInputs.draw(p, device)
     if provider in peers.PEERS:
         peers.require(provider, x.q, x.v_sel)
     blocks = _select(p, x)
@@ -236,12 +236,12 @@ def _rotated(
     """`count` runs, each with its own inputs and selection."""
     runs: list[Callable[[], dict[str, Tensor]]] = []
     for i in range(count):
-        x = _Inputs.draw(p, device, seed=SEED + i)
+        x = _AttentionInputs.draw(p, device, seed=SEED + i)
         runs.append(partial(_seen_run, p, _as_taken(p, x), _select(p, x), seen))
     return runs
 
 
-def _select(p: AttentionPlan, x: _Inputs) -> Tensor:
+def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:
     """The blocks that the code under test selects or gets: [B, T, HKV, n]."""
     if p.selection != "real":
         rng = torch.Generator(x.q.device).manual_seed(SEED)
@@ -252,7 +252,7 @@ def _select(p: AttentionPlan, x: _Inputs) -> Tensor:
     return ops.select_blocks(x.q, x.k_cmp, config=p.config, route=p.routes.scores)
 
 
-def _as_taken(p: AttentionPlan, x: _Inputs) -> _Inputs:
+def _as_taken(p: AttentionPlan, x: _AttentionInputs) -> _AttentionInputs:
     """The tensors as the provider takes them; preparing them is not timed."""
     if p.provider != "fla-nsa":
         return x
@@ -260,7 +260,7 @@ def _as_taken(p: AttentionPlan, x: _Inputs) -> _Inputs:
     return replace(x, q=q, gates=gates, grad=grad)
 
 
-def _as_shared(p: AttentionPlan, x: _Inputs) -> _Inputs:
+def _as_shared(p: AttentionPlan, x: _AttentionInputs) -> _AttentionInputs:
     """The same keys and values for all branches, if the provider has no others."""
     if not p.shared:
         return x
@@ -271,7 +271,7 @@ def _as_shared(p: AttentionPlan, x: _Inputs) -> _Inputs:
     return replace(x, k_cmp=k_cmp, v_cmp=v_cmp, k_win=x.k_sel, v_win=x.v_sel)
 
 
-def _forward(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _forward(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
     """The branch under test; `blocks` is read where selection is not part of what is timed."""
     c, r = p.config, p.routes
     if p.provider in DENSE:
@@ -293,7 +293,7 @@ def _forward(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     )
 
 
-def _forward_of_peer(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _forward_of_peer(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
     match p.provider, p.branch:
         case "flex", "window":
             return peers.flex_window(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
@@ -308,7 +308,7 @@ def _forward_of_peer(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     raise AxisError(f"attention: {p.provider} has no branch {p.branch!r}")
 
 
-def _definition(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _definition(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
     Selections are compared separately, by the importance of their blocks: two scores within
@@ -328,7 +328,7 @@ def _definition(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
     return reference.gated_sum(x.gates, *(branch() for branch in branches.values()))
 
 
-def _worth(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
+def _worth(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64.
 
     Callers round it to float32, in which selection works at every precision of the inputs.
@@ -340,7 +340,7 @@ def _worth(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> Tensor:
 
 
 def _with_gradients(
-    p: AttentionPlan, x: _Inputs, forward: Callable[[_Inputs], Tensor]
+    p: AttentionPlan, x: _AttentionInputs, forward: Callable[[_AttentionInputs], Tensor]
 ) -> dict[str, Tensor]:
     """The output of a forward and, for pass=forward+backward, the gradient of every input."""
     if not p.backward:
@@ -352,12 +352,12 @@ def _with_gradients(
     return {"o": out.detach(), **{f"d{n}": g for n, g in zip(p.reads, grads, strict=True)}}
 
 
-def _run(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
+def _run(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[str, Tensor]:
     return _with_gradients(p, x, lambda given: _forward(p, given, blocks))
 
 
 def _seen_run(
-    p: AttentionPlan, x: _Inputs, blocks: Tensor, seen: dict[str, Scalar]
+    p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, seen: dict[str, Scalar]
 ) -> dict[str, Tensor]:
     """What is timed; it records which passes ran."""
     outputs = _run(p, x, blocks)
@@ -365,7 +365,7 @@ def _seen_run(
     return outputs
 
 
-def _check(p: AttentionPlan, x: _Inputs) -> dict[str, Tensor]:
+def _check(p: AttentionPlan, x: _AttentionInputs) -> dict[str, Tensor]:
     blocks = _select(p, x)
     if p.branch == "scores":
         return {"selected": _worth(p, x, blocks).float()}
@@ -378,7 +378,7 @@ def _check(p: AttentionPlan, x: _Inputs) -> dict[str, Tensor]:
     return outputs
 
 
-def _reference(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Tensor]:
+def _reference(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[str, Tensor]:
     """The definition in the dtype of x: the truth in float64, the bound in the working dtype."""
     outputs: dict[str, Tensor] = {}
     if p.branch != "scores":
@@ -407,7 +407,7 @@ def cost_of(p: AttentionPlan) -> roofline.Cost:
     return roofline.operator_cost(shape, p.config, p.branch, backward=p.backward)
 
 
-def _effective(p: AttentionPlan, x: _Inputs, blocks: Tensor) -> dict[str, Scalar]:
+def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[str, Scalar]:
     """Shapes, dtype and selection of the tensors that were timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],

@@ -81,7 +81,7 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class _DecodeInputs:
     """Gaussian caches, filled to the last row, [B, rows, HKV, D]; dense attention has k and v."""
 
     q: Tensor
@@ -96,7 +96,7 @@ class _Inputs:
     lengths: Tensor
 
     @classmethod
-    def draw(cls, p: DecodePlan, device: str) -> "_Inputs":
+    def draw(cls, p: DecodePlan, device: str) -> "_DecodeInputs":
         rng = torch.Generator(device).manual_seed(SEED)
 
         def normal(rows: int, heads: int, size: int) -> Tensor:
@@ -118,10 +118,10 @@ class _Inputs:
             lengths=torch.full((p.B,), p.context, dtype=torch.int32, device=device),
         )
 
-    def checked(self, dtype: torch.dtype) -> "_Inputs":
+    def checked(self, dtype: torch.dtype) -> "_DecodeInputs":
         """The sequences whose outputs are compared."""
         few = (getattr(self, name)[:CHECKED_SEQUENCES] for name in self.__slots__)
-        return _Inputs(*(x.to(dtype) if x.is_floating_point() else x for x in few))
+        return _DecodeInputs(*(x.to(dtype) if x.is_floating_point() else x for x in few))
 
 
 def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
@@ -136,7 +136,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     flags = Flags.from_env()
     p = DecodePlan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = _Inputs.draw(p, device)
+    x = _DecodeInputs.draw(p, device)
     step = _dense_step(p, x) if p.dense else partial(_nsa_step, p, x)
     replays = [0]
     run = _captured(step, replays) if p.graph else step
@@ -155,7 +155,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     )
 
 
-def _nsa_step(p: DecodePlan, x: _Inputs) -> dict[str, Tensor]:
+def _nsa_step(p: DecodePlan, x: _DecodeInputs) -> dict[str, Tensor]:
     out, blocks = ops.decode_attention(
         x.q,
         x.k_cmp,
@@ -172,7 +172,7 @@ def _nsa_step(p: DecodePlan, x: _Inputs) -> dict[str, Tensor]:
     return {"o": out, "blocks": blocks}
 
 
-def _dense_step(p: DecodePlan, x: _Inputs) -> Callable[[], dict[str, Tensor]]:
+def _dense_step(p: DecodePlan, x: _DecodeInputs) -> Callable[[], dict[str, Tensor]]:
     """One query against the whole cache; its preparation is not timed."""
     if p.provider in DENSE:
         route = DENSE[p.provider]
@@ -234,7 +234,7 @@ def _replay(
     return outputs
 
 
-def _checked(p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _checked(p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {"o": outputs["o"][:CHECKED_SEQUENCES].clone()}
     if not p.dense:
         few = x.checked(torch.float64)
@@ -243,7 +243,7 @@ def _checked(p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor]) -> dict[s
 
 
 def _reference(
-    p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
+    p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The definition, given the blocks that were selected: scores within rounding of each other
     may be chosen either way. Selections are compared by the importance of their blocks."""
@@ -266,7 +266,7 @@ def _reference(
     return {"o": out, "selected": worth if dtype == torch.float64 else worth.float()}
 
 
-def _worth(p: DecodePlan, few: _Inputs, blocks: Tensor) -> Tensor:
+def _worth(p: DecodePlan, few: _DecodeInputs, blocks: Tensor) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, 1, HKV], float64."""
     at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
     importance = reference.block_importance(few.q, few.k_cmp, at)
@@ -290,7 +290,7 @@ def cost_of(p: DecodePlan) -> roofline.Cost:
 
 
 def _effective(
-    p: DecodePlan, x: _Inputs, outputs: Mapping[str, Tensor], replays: list[int]
+    p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor], replays: list[int]
 ) -> dict[str, Scalar]:
     """Shapes, dtype, selection and replays of what was timed."""
     seen: dict[str, Scalar] = {

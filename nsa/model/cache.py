@@ -88,7 +88,7 @@ class KeyValues:
         )
 
 
-class _Rows:
+class _CacheRows:
     """Keys or values of all tokens: a [B, capacity, H, D] buffer that fills from the front."""
 
     def __init__(self, capacity: int, like: Tensor) -> None:
@@ -189,7 +189,7 @@ class _Cache:
 
         return rewind
 
-    def _stores(self) -> list["_Rows | _Window"]:
+    def _stores(self) -> list["_CacheRows | _Window"]:
         """The stores of rows, after the first append."""
         raise NotImplementedError
 
@@ -197,8 +197,8 @@ class _Cache:
 class DenseCache(_Cache):
     """Keys and values of one layer of dense attention."""
 
-    _k: _Rows
-    _v: _Rows
+    _k: _CacheRows
+    _v: _CacheRows
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
         """Add T tokens, k [B, T, HKV, Dk] (rotated) and v [B, T, HKV, Dv].
@@ -211,10 +211,10 @@ class DenseCache(_Cache):
         """
         start = self._take(k)
         if start == 0:
-            self._k, self._v = _Rows(self.capacity, k), _Rows(self.capacity, v)
+            self._k, self._v = _CacheRows(self.capacity, k), _CacheRows(self.capacity, v)
         return self._k.append(k), self._v.append(v), start
 
-    def _stores(self) -> list[_Rows | _Window]:
+    def _stores(self) -> list[_CacheRows | _Window]:
         return [self._k, self._v]
 
 
@@ -272,12 +272,12 @@ class LayerCache(_Cache):
 
         return rewind
 
-    def _stores(self) -> list[_Rows | _Window]:
+    def _stores(self) -> list[_CacheRows | _Window]:
         return [self._k_cmp, self._v_cmp, self._k_sel, self._v_sel, self._k_win, self._v_win]
 
     def _allocate(self, k: Tensor, v: Tensor) -> None:
         blocks = self.config.compressed_length(self.capacity)
-        self._k_cmp, self._v_cmp = _Rows(blocks, k), _Rows(blocks, v)
-        self._k_sel, self._v_sel = _Rows(self.capacity, k), _Rows(self.capacity, v)
+        self._k_cmp, self._v_cmp = _CacheRows(blocks, k), _CacheRows(blocks, v)
+        self._k_sel, self._v_sel = _CacheRows(self.capacity, k), _CacheRows(self.capacity, v)
         size = min(self.config.window_size, self.capacity)
         self._k_win, self._v_win = _Window(size, k), _Window(size, v)
