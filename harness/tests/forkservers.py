@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 from harness.runner import launcher
 
-READ_LATER = ("NSA_", "PYTEST_", "GITHUB_", "HARNESS_")
+READ_LATER = ("NSA_", "PYTEST_", "GITHUB_", "HARNESS_", "TORCHINDUCTOR_")
 """Prefixes of variables that are not read while torch is loaded."""
 READ_LATER_NAMES = {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH", "TMPDIR", "XDG_CACHE_HOME"),
