@@ -121,7 +121,7 @@ class Bench:
         shown = (
             run_self_test(head.launcher, self._probes, gpu)
             if ask
-            else skipped_self_test(gpu, "not asked for")
+            else skipped_self_test(gpu, "not requested")
         )
         for side in self._sides:
             for writer in side.writers.values():

@@ -16,7 +16,7 @@ def harness(
     *arguments: str, cwd: Path, env: Mapping[str, str | None] | None = None
 ) -> CompletedProcess[str]:
     """Run the command in a folder; a variable that is None is not set."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["harness", *arguments])
@@ -29,4 +29,9 @@ def harness(
             main.main()
     status = left.value.code
     assert isinstance(status, int)
-    return CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+    return CompletedProcess(arguments, status, *(_text(stream) for stream in (out, err)))
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.seek(0)
+    return stream.read()

@@ -55,7 +55,7 @@ from harness.tests.workers import make_case as make_good
             "kills_itself",
             Outcome.CRASH,
             "killed by SIGKILL (not by the harness",
-            {"signal": "SIGKILL", "runs": "3"},
+            {"signal": "SIGKILL", "steps": "3"},
         ),
         pytest.param(
             "exhausts_host_memory",
