@@ -20,7 +20,7 @@ harness() { "$python" -m harness "$@"; }
 
 case "$part" in
   tests)
-    # The harness's alone: they measure on a GPU that nobody else holds.
+    # The harness's alone: they measure on a GPU that no other process uses.
     failed=0
     "$python" -m pytest -q -p no:benchmark -m gpu harness || failed=1
     "$python" -m pytest -q -p no:benchmark -m gpu nsa suites -n "${WORKERS:-8}" || failed=1

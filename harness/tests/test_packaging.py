@@ -131,8 +131,18 @@ def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, ow
 
     answer = call(wheel, own, "harness", "gate", *words)
 
-    (case,) = json.loads(answer.stdout)["cases"]
-    assert case["comparison"]["ratio"] is not None, answer.stdout + answer.stderr
+    assert json.loads(answer.stdout)["cases"], answer.stderr
+    measured = stored(own).measurements
+    assert {m.outcome for m in measured} == {Outcome.OK}, answer.stderr
+    assert {*measured[0].code} == {"nsa"}
+
+
+def test_a_run_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
+    quick = ("-s", "measure.processes=1", "--no-self-test", "--no-report")
+
+    answer = call(wheel, own, "harness", "run", OWN_SUITE, *quick)
+
+    assert [m.outcome for m in stored(own).measurements] == [Outcome.OK], answer.stderr
 
 
 def test_a_bisection_measures_the_users_own_package_of_a_shipped_name(
