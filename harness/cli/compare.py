@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import console_compare, options
+from harness.cli import console_verdict, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
@@ -106,7 +106,7 @@ def compare(
     if as_json:
         document(records.document(answer))
     else:
-        out.print(console_compare.compared(answer))
+        out.print(console_verdict.shown(answer))
     raise typer.Exit(answer.exit_status)
 
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -25,6 +25,7 @@ from harness.records import (
     Suite,
     Verdict,
 )
+from harness.report.tables import environment_rows
 from harness.report.text import command_text, outcome_name, plural
 from harness.report.verdict_text import rule_sentence
 
@@ -53,18 +54,17 @@ def console(*, stderr: bool = False) -> Console:
     return here
 
 
-def table(*columns: str, right: Iterable[str] = ()) -> Table:
+def table(*columns: str, right: Collection[str] = ()) -> Table:
     """A plain table; without columns it has no header. Those in `right` hold numbers."""
     made = Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
-    numbers = frozenset(right)
     for name in columns:
-        number = name in numbers
-        # Ids are copied from here, and a cut number is another number.
+        number = name in right
+        # A cut number is another number.
         made.add_column(
             name,
             justify="right" if number else "left",
             overflow="fold",
-            no_wrap=number or name in ("run", "outcome"),
+            no_wrap=number or name == "outcome",
         )
     return made
 
@@ -109,7 +109,7 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
     reported = {r.metric: r.unit for c in cases if c.case.program for r in c.case.program.readings}
     reported = {name: unit for name, unit in reported.items() if name not in METRICS}
     titles = ("tokens/s", "step", *(f"{name} ({unit})" for name, unit in reported.items()))
-    rows = table("case", "outcome", *map(escape, titles), right=map(escape, titles))
+    rows = table("case", "outcome", *map(escape, titles), right=[*map(escape, titles)])
     notes: list[tuple[str, str]] = []
     failures: list[tuple[str, str]] = []
     for c in cases:
@@ -183,25 +183,8 @@ def suites(found: Sequence[Suite]) -> RenderableType:
 def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     """The environment, then every check with its remedy."""
     facts = table()
-    gpu = environment.gpu
-    card = f"not available ({environment.gpu_unavailable})"
-    if gpu:
-        card = f"{gpu.name}, {units.size(gpu.memory_bytes)}, driver {gpu.driver}, {gpu.uuid}"
-    cores = f"{environment.cpu_count} cores, {units.size(environment.memory_bytes)}"
-    entries: list[tuple[str, str]] = [
-        ("host", f"{environment.hostname}, {environment.os}"),
-        ("CPU", f"{environment.cpu}, {cores}"),
-        ("GPU", card),
-        *((name, version or "absent") for name, version in environment.versions.items()),
-        *((name, str(value)) for name, value in environment.torch_settings.items()),
-        *environment.variables.items(),
-    ]
-    if environment.git:
-        dirty = ", with uncommitted changes" if environment.git.dirty_sha256 else ""
-        entries.append(("git", f"{environment.git.branch} {environment.git.commit[:10]}{dirty}"))
-    for name, value in entries:
+    for name, value in environment_rows(environment):
         facts.add_row(Text(name, style="bold"), escape(value))
-
     rows = table()
     for check in checks:
         rows.add_row(
@@ -215,12 +198,11 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     return Group(facts, Text(), rows, head)
 
 
-def drift(run_id: str, found: Sequence[Difference]) -> RenderableType:
-    """What differs from a run, the most likely cause first."""
+def differences(found: Sequence[Difference], baseline: str, candidate: str) -> RenderableType:
+    """How two machines or suites differ, the most likely cause of another number first."""
     if not found:
-        return Text(f"no difference from {run_id} that could change a number", style="green")
-    rows = table("what", "run", "here", "how it could change a number")
+        return Text(f"{baseline} and {candidate}: no difference that could change a number")
+    rows = table("differs", escape(baseline), candidate, "how it could change a number")
     for d in found:
         rows.add_row(*map(escape, (d.name, d.baseline, d.candidate, d.how)))
-    differences = plural("difference", len(found))
-    return Group(Text(f"{differences} from {run_id}, the most likely cause first"), rows)
+    return rows

@@ -70,7 +70,7 @@ def _show_drift(recorded: Run, here: Environment, as_json: bool) -> NoReturn:
     if as_json:
         document({"against": recorded.run_id, "differences": [asdict(d) for d in found]})
     else:
-        out.print(console.drift(recorded.run_id, found))
+        out.print(console.differences(found, recorded.run_id, "here"))
     raise typer.Exit(Decision.INCONCLUSIVE.exit_status if found else 0)
 
 

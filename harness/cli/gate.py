@@ -5,24 +5,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.text import Text
 
-from harness import units
-from harness.cli import options
-from harness.cli.console import DECISION_STYLE, table
+from harness.cli import console_verdict, options
 from harness.cli.options import command, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
 from harness.gate import files, policy, records
 from harness.gate.plan import Request
-from harness.gate.records import GateVerdict, Mode
+from harness.gate.records import Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE
 from harness.integrations.page import step_summary
-from harness.records import Decision
-from harness.report import verdict_text
 
 
 def gate(
@@ -97,37 +90,8 @@ def gate(
     if as_json:
         sys.stdout.write(records.encode(verdict))
     else:
-        out.print(shown(verdict))
+        out.print(console_verdict.shown(verdict))
     raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)
-
-
-def shown(verdict: GateVerdict) -> RenderableType:
-    """The cases, the worst first, and the answer last."""
-    rows = table("", "case", "change", "why")
-    for case in verdict_text.worst_first(verdict):
-        rows.add_row(
-            Text(str(case.decision), style=DECISION_STYLE[case.decision]),
-            escape(case.case_id),
-            escape(verdict_text.change_text(case)),
-            escape(verdict_text.case_reason(case)),
-        )
-    lines: list[RenderableType] = [rows] if verdict.cases else []
-    lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
-    if verdict.left_out:
-        first, count = verdict.left_out[0], len(verdict.left_out)
-        lines.append(Text(f"left out: {count}, such as {first.case_id}: {first.reason}"))
-    decision = (str(verdict.decision), DECISION_STYLE[verdict.decision])
-    lines.append(Text.assemble("Gate: ", decision, f"  {verdict.reason}"))
-    lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
-    if verdict.decision is not Decision.GO:
-        effect = "blocks" if verdict.blocks else "does not block"
-        setting = verdict_text.undecided_text(verdict)
-        why = f"says {setting}" if setting else f"has stage {verdict.stage}"
-        lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
-    if verdict.gpu_s:
-        spent = units.duration(verdict.gpu_s)
-        lines.append(Text(f"Time of all processes: {spent} on {verdict.device}"))
-    return Group(*lines)
 
 
 def _require_writable(file: Path) -> None:

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
-from harness.cli import console, console_store, options
+from harness import units
+from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
-from harness.records import METRICS
+from harness.records import METRICS, Outcome
 from harness.store import index
 from harness.store.index import HistoryPoint, Index, RunFilter
 from harness.store.reader import RunHeader
@@ -70,7 +75,7 @@ def list_(
         out.print(console.suites(found))
     if what != "suites":
         none = "no matching runs" if choice != RunFilter() else "no runs"
-        out.print(console_store.runs(headers) if headers else f"{none} in {store_root}")
+        out.print(listed(headers) if headers else f"{none} in {store_root}")
 
 
 def history(
@@ -118,7 +123,7 @@ def history(
     if as_json:
         document({"case": case_id, "metric": metric, "points": [asdict(p) for p in points]})
     elif points:
-        out.print(console_store.history(case_id, metric, points))
+        out.print(followed(case_id, metric, points))
     else:
         show(f"no matching runs of {case_id} in {store_root}")
 
@@ -137,6 +142,56 @@ def rebuild(
         document({"index": str(store_root / index.INDEX), "runs": count})
     else:
         show(f"{store_root / index.INDEX}: {count:,} runs")
+
+
+def listed(headers: Sequence[RunHeader]) -> Table:
+    """The runs in the store, oldest first. An id contains suite, device and time."""
+    rows = console.table("run", "commit", "cases")
+    rows.columns[0].no_wrap = True  # ids are copied from here
+    for h in headers:
+        rows.add_row(h.run_id, h.commit[:10], _ended(h))
+    return rows
+
+
+def _ended(header: RunHeader) -> Text:
+    """How a run's cases ended, the most frequent outcome first; or why it cannot be read."""
+    if header.problem:
+        problem = header.problem.partition("\n")[0]
+        return Text(f"unreadable: {problem}", style="red")
+    common = sorted(header.outcomes.items(), key=lambda item: (-item[1], item[0]))
+    said = ", ".join(f"{count} {name}" for name, count in common)
+    return Text(said if header.ended_at else f"unfinished: {said}" if said else "unfinished")
+
+
+def followed(case_id: str, metric: str, points: Sequence[HistoryPoint]) -> RenderableType:
+    """One case over runs, oldest first, each with its change from the one before."""
+    title = METRICS[metric].title if metric in METRICS else metric
+    rows = console.table("run", "commit", title, "change", right=(title, "change"))
+    before: dict[tuple[str, str], float] = {}
+    for p in points:
+        estimate, where = p.metrics.get(metric), (p.device, p.device_id or p.host)
+        change, last = "", before.get(where)
+        if estimate and last:
+            change = units.change(estimate.value / last)
+        elif estimate and before:
+            change = "other device"
+        if estimate and estimate.value > 0:
+            before[where] = estimate.value
+        value = units.cell(metric, estimate) if estimate else "not measured"
+        rows.add_row(
+            escape(p.run_id),
+            p.commit[:7] + ("+" if p.dirty else ""),
+            value if p.outcome == Outcome.OK else console.outcome(p.outcome),
+            change,
+        )
+    return Group(
+        Text(case_id, style="bold"),
+        rows,
+        Text(
+            "change: against the previous run on the same device; for a verdict use"
+            " `harness compare RUN RUN`. +: with uncommitted changes."
+        ),
+    )
 
 
 def _none_of(known: Index, suite: str, root: Path) -> tuple[()]:

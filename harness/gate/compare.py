@@ -138,10 +138,6 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     )
 
 
-def only_in(verdict: GateVerdict, state: State) -> list[GateCase]:
-    return [case for case in verdict.cases if case.state is state]
-
-
 def is_across(case: GateCase) -> bool:
     """Whether different environments leave the comparison undecided."""
     return bool(case.findings) and case.findings[-1].check == ENVIRONMENT

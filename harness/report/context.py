@@ -128,7 +128,7 @@ def build(
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
         "cost": tables.cost(summaries, run),
-        "environment": tables.environment(env, run),
+        "environment": tables.environment(run),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),

@@ -97,8 +97,18 @@ def rules(verdict: Verdict) -> Table:
     return Table(columns=("rule", "requires", "decision", "because"), rows=tuple(rows))
 
 
-def environment(e: Environment, run: Run) -> Table:
+def environment(run: Run) -> Table:
     """Where, on what and with what."""
+    rows = (
+        *environment_rows(run.environment),
+        ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),
+        ("captured", units.utc(run.environment.captured_at)),
+    )
+    return Table(columns=("what", "value"), rows=rows)
+
+
+def environment_rows(e: Environment) -> list[tuple[str, str]]:
+    """What each part of a machine is, or why that is not known."""
     rows: list[tuple[str, str]] = []
     if e.gpu:
         g = e.gpu
@@ -128,11 +138,7 @@ def environment(e: Environment, run: Run) -> Table:
         dirty = e.git.dirty_sha256
         state = f"with uncommitted changes (hash {dirty[:12]})" if dirty else "clean"
         rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
-    rows += [
-        ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),
-        ("captured", units.utc(e.captured_at)),
-    ]
-    return Table(columns=("what", "value"), rows=tuple(rows))
+    return rows
 
 
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:

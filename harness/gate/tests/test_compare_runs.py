@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness.cli import console_compare
+from harness.cli import console_verdict
 from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.gate import compare as comparing
@@ -129,8 +129,8 @@ def test_a_case_of_one_side_is_undecided() -> None:
 
     answer = compare(a, b)
 
-    assert [c.case_id for c in comparing.only_in(answer, State.MISSING)] == [SECOND]
-    assert [c.case_id for c in comparing.only_in(answer, State.NEW)] == [other.case_id]
+    states = {c.case_id: c.state for c in answer.cases}
+    assert (states[SECOND], states[other.case_id]) == (State.MISSING, State.NEW)
     assert answer.decision is Decision.INCONCLUSIVE
     assert answer.reason == "1 case only in the baseline; 1 case only in the candidate"
     assert compare(a, b, filters=["seq_len=512"]).decision is Decision.GO
@@ -233,7 +233,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert [c["comparison"]["change"] for c in document["cases"]] == ["slower", "slower"]
     assert document["baseline"]["run_id"] == ids[0]
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
-    assert "NO-GO  2 of 2 cases" in shown.stdout
+    assert "Comparison: NO-GO  2 of 2 cases" in shown.stdout
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -244,9 +244,9 @@ def test_no_number_is_wrapped(width: int) -> None:
     console = Console(width=width)
 
     with console.capture() as shown:
-        console.print(console_compare.compared(compare(a, b)))
+        console.print(console_verdict.shown(compare(a, b)))
 
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= width
     assert sum("+50 %" in line and "150 ms" in line for line in lines) == 2
-    assert any(line.startswith("Only in the baseline") for line in lines)
+    assert sum("only the baseline has this case" in line for line in lines) == 1

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.analysis import scaling, summary
 from harness.analysis import verdict as gate
-from harness.cli.gate import shown
+from harness.cli.console_verdict import shown
 from harness.gate import counters
 from harness.gate.records import (
     WORST_FIRST,

@@ -40,7 +40,7 @@ def test_alike_reasons_of_several_metrics_share_a_sentence() -> None:
 def test_the_environment_names_the_commit_or_says_that_there_is_none(git: bool) -> None:
     here = environment() if git else environment(git=None)
 
-    (cell,) = [value for name, value in tables.environment(here, two()).rows if name == "git"]
+    (cell,) = [value for name, value in tables.environment_rows(here) if name == "git"]
 
     assert ("406312f80000" in cell) is git
     assert ("not a git repository" in cell) is not git

@@ -14,7 +14,6 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from harness.analysis import summary
-from harness.cli import console_store
 from harness.cli import history as history_command
 from harness.cli import main as cli
 from harness.errors import HarnessError
@@ -133,22 +132,20 @@ def test_the_list_shows_the_outcomes_of_cases(tmp_path: Path) -> None:
     assert len(document["runs"]) == 1
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_rows_are_not_wrapped(tmp_path: Path, width: int) -> None:
+def test_rows_are_not_wrapped(tmp_path: Path) -> None:
     made = [record(tmp_path), record(tmp_path, gpu=A100)]
-    console = Console(width=width)
+    console = Console(width=90)
     found = index.ask(tmp_path, lambda known: (known.runs(), known.history(CASE)), silent)
 
     with console.capture() as shown:
-        console.print(console_store.runs(found[0]))
-        console.print(console_store.history(CASE, "step_s", found[1]))
+        console.print(history_command.listed(found[0]))
+        console.print(history_command.followed(CASE, "step_s", found[1]))
 
     lines = shown.get().splitlines()
     for run_id in made:
         (listed, followed) = (line for line in lines if run_id in line)
         assert "2 ok" in listed
         assert "ms" in followed
-        assert ("NVIDIA" in listed, "NVIDIA" in followed) == (width == 160,) * 2
     assert sum("other device" in line for line in lines) == 1
 
 
@@ -162,8 +159,8 @@ def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path) -> Non
 
     shown = output("history", "seq_len=512", "--store", str(tmp_path))
 
-    rows = [line for line in shown.splitlines() if "NVIDIA H200" in line]
-    assert ["aaaaaaaaaa" in rows[0], "bbbbbbbbbb" in rows[1]] == [True, True]
+    rows = [line for line in shown.splitlines() if " ms" in line]
+    assert ["aaaaaaa" in rows[0], "bbbbbbb" in rows[1]] == [True, True]
     assert "2.0x" in rows[1]
     assert shown.startswith(CASE)
 
@@ -242,5 +239,5 @@ def test_the_documented_commands_work_on_the_stored_runs(
     for command in shown_commands():
         answer = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, command, catch_exceptions=False)
         assert answer.exit_code == 0, command
-        assert command[0] != "history" or "NVIDIA H200" in answer.output, command
+        assert command[0] != "history" or "-h200-" in answer.output, command
     assert len(shown_commands()) == 5
