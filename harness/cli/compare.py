@@ -19,8 +19,7 @@ from harness.gate.records import GateVerdict, Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
-from harness.store import index, reader
-from harness.store.index import RunFilter
+from harness.store import reader
 from harness.suite import load as suites
 
 
@@ -101,7 +100,7 @@ def compare(
             name, run = (candidate, runs[0]) if runs[0] else (baseline, runs[1])
             raise HarnessError(
                 f"{name} is a commit but {run.run_id if run else ''} is a run",
-                _runs_of(name, store_root),
+                f"Find a run of it: harness list runs --commit {name}; or name two commits.",
             )
     if as_json:
         document(records.document(answer))
@@ -142,17 +141,6 @@ def _run_of(name: str, root: Path) -> Run | None:
         f"{name!r} is neither a run in {root} nor a commit of this repository",
         "See: harness list runs, or git log --oneline",
     )
-
-
-def _runs_of(name: str, root: Path) -> str:
-    """What to do about a commit beside a run: name one of its runs, if there are any."""
-    if name == WORKING_TREE:
-        return "Record a run of the working tree first: harness run SUITE"
-    commit = Repository.around(Path.cwd()).commit(name)
-    found = index.ask(root, lambda known: known.runs(RunFilter(commit=commit, limit=3)), say)
-    if not found:
-        return "This commit has no run. Check it out and record one, or name two commits."
-    return f"Name one of its runs: {', '.join(h.run_id for h in found)}."
 
 
 def _measured(request: Request) -> GateVerdict:

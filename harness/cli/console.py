@@ -16,7 +16,6 @@ from harness.machine.doctor import verdict as verdict_of
 from harness.machine.drift import Difference
 from harness.records import (
     METRICS,
-    Case,
     CaseSummary,
     Decision,
     Environment,
@@ -160,16 +159,6 @@ def plan(suite: Suite) -> RenderableType:
         Text(f"{plural('case', len(suite.cases))}, {plural('process', processes)}"),
         Text("Read from the suite file only; a workload may still decline a case when it runs."),
     )
-
-
-def process_of(case: Case, process: int) -> str:
-    """Which process of which case: `train/nsa/seq_len=512 process 1/3`."""
-    return f"{case.case_id} process {process + 1}/{case.settings.processes}"
-
-
-def first_line(text: str) -> str:
-    """The first line, safe to print in markup."""
-    return escape(text.partition("\n")[0])
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:

@@ -14,7 +14,7 @@ import typer
 import typer.core
 
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, run
-from harness.cli.options import RENAMED, say
+from harness.cli.options import say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
@@ -56,8 +56,6 @@ def _usage_error(error: Any) -> HarnessError:
     see = f"See: {name} --help"
     if type(error).__name__ == "NoSuchOption":
         option, near = error.option_name, next(iter(error.possibilities or ()), "")
-        if option in RENAMED:
-            return HarnessError(f"{option} is now {RENAMED[option]}", see)
         return HarnessError(
             f"`{name}` has no option {option}", f"Did you mean {near}? {see}" if near else see
         )

@@ -140,7 +140,7 @@ def _carry_out(
         if tested.refuted:
             err.print(console.failed_self_test(tested, writer.folder))
             return False
-        with ProgressBar(err, suite, done) as progress:
+        with ProgressBar(err, suite) as progress:
             run_suite(
                 suite,
                 writer=writer,

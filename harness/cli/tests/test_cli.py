@@ -255,7 +255,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         (["bisect", "smoke", "--effect", "7"], "value for '--effect': use 1 or less\n"),
         (["list", "runs", "-n", "few"], "list --help"),
         (["export", "latest"], "Missing option '--format'"),
-        (["run", "smoke", "--no-proof"], "--no-proof is now --no-self-test\n"),
         (["gate", "--bse", "main"], "no option --bse\n  Did you mean --base?"),
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),
         (["run", "smoke", "decode"], "unexpected extra argument"),

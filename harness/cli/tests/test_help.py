@@ -12,7 +12,6 @@ import pytest
 from typer.main import get_command
 
 from harness.cli.main import app
-from harness.cli.options import RENAMED
 
 HELP = Path(__file__).with_name("help.txt")
 
@@ -50,13 +49,6 @@ def test_every_command_shows_a_real_invocation(name: str) -> None:
     (command,) = (found for known, found in commands(get_command(app), "harness") if known == name)
 
     assert hasattr(command, "commands") or f"\n{name}" in command.help
-
-
-def test_old_options_are_gone() -> None:
-    known = {o for _, c in commands(get_command(app), "harness") for p in c.params for o in p.opts}
-
-    assert not known & RENAMED.keys()
-    assert {new for new in RENAMED.values() if not new.startswith("--no-")} <= known
 
 
 if __name__ == "__main__":
