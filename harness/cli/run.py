@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 from harness.machine import drift
 from harness.machine.gpu_idle import mismatch
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
-from harness.report import text
+from harness.report import render, text
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import run_suite, settled
@@ -87,9 +87,6 @@ def run(
         before = reader.load(store_root, resume)
         chosen = before.suite
     if report:
-        # Imported here because it loads matplotlib, which is slow.
-        from harness.report import render
-
         render.check_writable(reports)
     with ExitStack() as held:
         rig, launcher, here = take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
@@ -234,9 +231,9 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
     verdict = gate.judge(recorded.suite, recorded.environment, cases, fits)
     markdown = None
     if reports is not None:
-        from harness.report import render
+        from harness.report import context  # imports matplotlib, which is slow
 
-        markdown = render.write(recorded, reports).markdown
+        markdown = context.write(recorded, reports)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:

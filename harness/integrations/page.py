@@ -12,6 +12,7 @@ from harness import units
 from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage, VerdictSubject
 from harness.records import Decision
 from harness.report.markdown import cell, code
+from harness.report.render import rendered
 from harness.report.verdict_text import (
     case_counts,
     case_reason,
@@ -74,8 +75,6 @@ def page(verdict: GateVerdict, *, most: int, size: Callable[[str], int]) -> str:
 
 
 def _rendered(verdict: GateVerdict, rows: Sequence[str], omitted: Sequence[GateCase]) -> str:
-    from harness.report.render import rendered  # imports matplotlib, which is slow
-
     counts = Counter(case.decision for case in omitted)
     values = {
         "verdict": verdict,

@@ -1,7 +1,6 @@
 """The result of a bisection: one sentence, a document for programs, a dated page."""
 
 import datetime
-import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.ddmin import MovingSet
 from harness.bisect.search import change
 from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
-from harness.errors import ReportError
+from harness.report import render
 from harness.report.markdown import cell, clipped, code, plain
 
 TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
@@ -90,25 +89,13 @@ def write(result: CommitsResult | DifferencesResult, reports: Path, date: dateti
         ReportError: It cannot be written.
     """
     what = "Bisect of" if isinstance(result, CommitsResult) else "Causes in"
-    subject = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", f"{what} {result.request.case.case_id}")
-    version = 1
-    while True:
-        path = reports / f"{date:%Y-%m-%d} Test Engineer Report - {subject} v{version}.md"
-        try:
-            reports.mkdir(parents=True, exist_ok=True)
-            with path.open("x", encoding="utf-8") as file:
-                file.write(markdown(result, date))
-            return path
-        except FileExistsError:
-            version += 1
-        except OSError as error:
-            raise ReportError(f"{path}: the report cannot be written: {error.strerror}") from error
+    subject = f"{what} {result.request.case.case_id}"
+    page = markdown(result, date).encode()
+    return render.write(reports, date, subject, lambda name, _: {name: page})
 
 
 def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> str:
     """The page as text."""
-    from harness.report import render  # slow: it imports matplotlib
-
     criterion = result.request.criterion
     values: dict[str, Any] = {
         "result": result,

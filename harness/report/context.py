@@ -1,9 +1,8 @@
-"""From a run to the values that the template of its report prints."""
+"""From a run to the values that the template of its report prints, and to its files."""
 
 import datetime
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
@@ -18,101 +17,76 @@ from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import spreads, summarise
-from harness.records import CaseSummary, Measurement, Outcome, Run, Verdict
-from harness.report import figures, steadiness, tables, text
+from harness.records import CaseSummary, Measurement, Outcome, Run
+from harness.report import figures, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.profile import longest_wait, profile_section
-from harness.report.tables import Table
 from harness.report.verdict_text import decided_by, verdict_bullets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """A report before it has a version: everything analysed, every figure drawn."""
+def write(run: Run, directory: Path) -> Path:
+    """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
 
-    run: Run
-    summaries: tuple[CaseSummary, ...]
-    fits: tuple[ScalingFit, ...]
-    verdict: Verdict
-    pictures: tuple[Picture, ...]
+    Raises:
+        ReportError: The directory cannot be written to. Nothing partial remains.
+    """
+    day = datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
+    values, pictures = build(run, directory)
 
-    @property
-    def date(self) -> datetime.date:
-        """The day, in UTC, on which the run started."""
-        started = self.run.started_at or self.run.environment.captured_at
-        return datetime.datetime.fromisoformat(started).date()
+    def files(name: str, version: int) -> dict[str, bytes]:
+        start = f"figures/{day}-{figures.slug(run.suite.subject)}-v{version}"
+        links = {p.name: f"{start}-{p.name}.png" for p in pictures}
+        page = render.rendered(
+            "report.md.j2",
+            {
+                **values,
+                "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
+                "date": day,
+                "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
+            },
+        )
+        return {**{links[p.name]: p.png for p in pictures}, name: page.encode()}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """The results of one workload."""
-
-    title: str
-    fixed: str
-    """Axes that have one value in all its cases."""
-    picture: str
-    """Name of its figure; empty without one."""
-    table: Table
-    details: Table | None
-    """The same with the interval of every metric; None if no case has one."""
-    effects: tuple[str, ...]
-    notes: tuple[str, ...]
-    common: str
-    """The observed configuration that all its cases share."""
-    effective: Table
+    return render.write(directory, day, run.suite.subject, files)
 
 
-def analyse(run: Run) -> Content:
-    """Do everything that does not depend on where the report is written."""
-    summaries = summarise(run)
-    fits = scaling.fit(summaries)
-    verdict = gate.judge(run.suite, run.environment, summaries, fits)
-    return Content(
-        run=run,
-        summaries=summaries,
-        fits=fits,
-        verdict=verdict,
-        pictures=_pictures(run, summaries, fits),
-    )
-
-
-def build(
-    content: Content, *, author: str, version: int, directory: Path, links: Mapping[str, str]
-) -> dict[str, object]:
-    """The values that the template prints, by name.
+def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, ...]]:
+    """The values that the template prints, by name, except those of a version; the figures.
 
     Args:
         directory: Folder of the report; records below it are linked.
-        links: Name of a picture -> its path relative to the report.
     """
-    run, summaries, fits = content.run, content.summaries, content.fits
+    summaries = summarise(run)
+    fits = scaling.fit(summaries)
     suite, env = run.suite, run.environment
+    verdict = gate.judge(suite, env, summaries, fits)
+    pictures = _pictures(run, summaries, fits)
+    names = [p.name for p in pictures]
     no_git = "not available (not a git repository)"
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
-    drawn = {p.name: (p.alt, links[p.name]) for p in content.pictures}
     axis_effects = effects(summaries)
     odd = oddities(run, summaries)
     used = time_use(run)
-    return {
-        "title": f"{content.date} Test Engineer Report - {suite.subject} v{version}",
-        "date": str(content.date),
-        "author": author,
+    values: dict[str, object] = {
         "run": run,
         "device": text.device(env),
         "branch": env.git.branch if env.git else no_git,
         "commit": env.git.commit if env.git else no_git,
         "dirty": env.uncommitted,
-        "verdict": content.verdict,
-        "decided_by": decided_by(content.verdict),
+        "verdict": verdict,
+        "decided_by": decided_by(verdict),
         "summary": (
-            *verdict_bullets(content.verdict),
+            *verdict_bullets(verdict),
             *text.executive_summary(run, summaries, axis_effects, assessments, fits, targets, odd),
             *longest_wait(run, summaries),
         ),
-        "rules": tables.rules(content.verdict),
-        "sections": _sections(run, summaries, axis_effects, drawn),
+        "rules": tables.rules(verdict),
+        "sections": [
+            _section(run, workload, members, axis_effects, names)
+            for workload, members in _by_workload(summaries).items()
+        ],
         "profile": profile_section(run, summaries),
         "oddities": text.oddity_sentences(odd),
         "compared": text.coverage_sentence(odd),
@@ -122,8 +96,8 @@ def build(
         "expectations": tables.expectations(assessments) if assessments else None,
         "low_targets": tuple(f"{text.target_text(t)}." for t in targets),
         "scaling": tables.scaling(fits) if fits else None,
-        "scaling_pictures": tuple(n for n in drawn if n.startswith("scaling-")),
-        "telemetry_missing": "" if "utilisation" in drawn else _telemetry_missing(run),
+        "scaling_pictures": [n for n in names if n.startswith("scaling-")],
+        "telemetry_missing": "" if "utilisation" in names else _telemetry_missing(run),
         "steadiness": steadiness.table(spreads(run), summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
@@ -134,8 +108,8 @@ def build(
         "timeline": tables.timeline(run),
         "commands": _commands(run),
         "artefacts": _artefacts(run, directory),
-        "figures": drawn,
     }
+    return values, pictures
 
 
 def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
@@ -185,42 +159,35 @@ def _telemetry_missing(run: Run) -> str:
     return "; ".join(reasons) or "no probe took a reading while an ok process was timed"
 
 
-def _sections(
+def _section(
     run: Run,
-    summaries: Sequence[CaseSummary],
+    workload: str,
+    members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
-    drawn: Mapping[str, object],
-) -> list[Section]:
-    sections = []
-    for workload, members in _by_workload(summaries).items():
-        cases = [s.case for s in members]
-        moving = tables.varying(cases)
-        fixed = {
-            name: value
-            for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
-            if name not in moving and all(c.get(name) == value for c in cases)
-        }
-        picture = f"speed-{figures.slug(workload)}"
-        common, effective = tables.effective(members)
-        sure = any(e.low is not None for s in members for e in s.metrics.values())
-        sections.append(
-            Section(
-                title=workload,
-                fixed=", ".join(f"{k}={units.scalar(v)}" for k, v in fixed.items()),
-                picture=picture if picture in drawn else "",
-                table=tables.results(members, run),
-                details=tables.results(members, run, intervals=True) if sure else None,
-                effects=tuple(
-                    text.effect_sentence(e) for e in axis_effects if e.workload == workload
-                ),
-                notes=tuple(
-                    f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes
-                ),
-                common=common,
-                effective=effective,
-            )
-        )
-    return sections
+    pictures: Sequence[str],
+) -> dict[str, object]:
+    """The results of one workload."""
+    cases = [s.case for s in members]
+    moving = tables.varying(cases)
+    fixed = ", ".join(
+        f"{name}={units.scalar(value)}"
+        for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
+        if name not in moving and all(c.get(name) == value for c in cases)
+    )
+    picture = f"speed-{figures.slug(workload)}"
+    common, effective = tables.effective(members)
+    sure = any(e.low is not None for s in members for e in s.metrics.values())
+    return {
+        "title": workload,
+        "fixed": fixed,
+        "picture": picture if picture in pictures else "",
+        "table": tables.results(members, run),
+        "details": tables.results(members, run, intervals=True) if sure else None,
+        "effects": [text.effect_sentence(e) for e in axis_effects if e.workload == workload],
+        "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
+        "common": common,
+        "effective": effective,
+    }
 
 
 def _commands(run: Run) -> tuple[str, ...]:

@@ -1,64 +1,44 @@
-"""Turn a run into a dated Markdown file and its figures, never over an older one."""
+"""Dated Markdown pages and their figures: filled in from templates, never over an older one."""
 
-import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import jinja2
 
 from harness import units
 from harness.errors import ReportError
-from harness.records import Run, Verdict
-from harness.report import context
-from harness.report.context import Content
-from harness.report.figures import slug
 from harness.report.markdown import line, table_cell
 
-_ROOM = "Free some space, or choose another directory."
-_ACCESS = "Choose a directory that you may write to."
-_NO_FOLDER = "Choose another directory; this path is a file."
-_REMEDIES = {
-    errno.ENOSPC: _ROOM,
-    errno.EDQUOT: _ROOM,
-    errno.EACCES: _ACCESS,
-    errno.EPERM: _ACCESS,
-    errno.EROFS: _ACCESS,
-    errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,
-    errno.ENAMETOOLONG: "Shorten the suite's subject; it is part of the file name.",
-}
 
+def write(
+    directory: Path, day: date, subject: str, files: Callable[[str, int], Mapping[str, bytes]]
+) -> Path:
+    """Write `<day> Test Engineer Report - <subject> v<N>.md`, with the first N after the highest.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportPaths:
-    """What was written."""
+    Two processes that write at the same time get two versions.
 
-    markdown: Path
-    figures: tuple[Path, ...]
-    verdict: Verdict
-
-
-def write(run: Run, directory: Path, *, author: str = "Test Engineer") -> ReportPaths:
-    """Analyse, judge and draw a run; write its report and figures.
-
-    The file is `<date of the run> Test Engineer Report - <Subject> v<N>.md` with the first free N;
-    two processes that write at the same time get two versions. The figures are in `figures/`.
+    Args:
+        files: Name and version of the page -> each file in the directory with its content, the
+            page last, so that its figures exist when a reader sees it.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    content = context.analyse(run)
+    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
+    stem = f"{day} Test Engineer Report - {safe}"
     with _explained(directory):
-        (directory / "figures").mkdir(parents=True, exist_ok=True)
-        version = _newest(directory, _stem(content)) + 1
+        directory.mkdir(parents=True, exist_ok=True)
+        version = _newest(directory, stem) + 1
         while True:
+            name = f"{stem} v{version}.md"
             try:
-                return _write_version(content, directory, author, version)
+                _write_all({directory / n: data for n, data in files(name, version).items()})
+                return directory / name
             except FileExistsError:
                 version += 1
 
@@ -70,7 +50,7 @@ def check_writable(directory: Path) -> None:
         ReportError: The directory cannot be made or written to.
     """
     with _explained(directory):
-        (directory / "figures").mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
 
@@ -81,20 +61,16 @@ def _explained(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "Choose another directory.")
-        reason = error.strerror or str(error)
-        raise ReportError(f"{directory}: the report cannot be written: {reason}", remedy) from error
+        raise ReportError(
+            f"{directory}: the report cannot be written: {error.strerror or error}",
+            "Choose another directory: --reports FOLDER.",
+        ) from error
 
 
 def rendered(template: str, values: Mapping[str, object]) -> str:
     """A template filled in, without double blank lines."""
     text = _templates.get_template(template).render(values)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
-
-
-def _stem(content: Content) -> str:
-    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", content.run.suite.subject).strip()
-    return f"{content.date} Test Engineer Report - {safe}"
 
 
 def _newest(directory: Path, stem: str) -> int:
@@ -104,26 +80,12 @@ def _newest(directory: Path, stem: str) -> int:
     return max((int(m[1]) for m in found if m), default=0)
 
 
-def _write_version(content: Content, directory: Path, author: str, version: int) -> ReportPaths:
-    """Write one version, or raise FileExistsError and leave nothing behind."""
-    report = directory / f"{_stem(content)} v{version}.md"
-    start = f"figures/{content.date}-{slug(content.run.suite.subject)}-v{version}"
-    links = {p.name: f"{start}-{p.name}.png" for p in content.pictures}
-    values = context.build(
-        content, author=author, version=version, directory=directory, links=links
-    )
-    text = rendered("report.md.j2", values)
-    files = {directory / links[p.name]: p.png for p in content.pictures}
-    # The report is written last, so that its figures exist when a reader sees it.
-    _write_all({**files, report: text.encode()})
-    return ReportPaths(markdown=report, figures=tuple(files), verdict=content.verdict)
-
-
 def _write_all(files: Mapping[Path, bytes]) -> None:
     """Create every file exclusively, or none."""
     created: list[Path] = []
     try:
         for path, data in files.items():
+            path.parent.mkdir(exist_ok=True)
             with path.open("xb") as out:
                 created.append(path)
                 out.write(data)

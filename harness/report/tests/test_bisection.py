@@ -180,13 +180,6 @@ def test_the_sentence_without_a_cause() -> None:
     assert bisection.document(result)["not_varied"][0]["name"] == "torch"
 
 
-def test_a_second_page_of_a_day_is_the_next_version(tmp_path: Path) -> None:
-    first, second = (bisection.write(of_commits(CONFIRMED), tmp_path, DATE) for _ in range(2))
-
-    assert first.name.endswith("seq_len=2048 v1.md")
-    assert second.name.endswith("seq_len=2048 v2.md")
-
-
 PAGES: dict[str, CommitsResult | DifferencesResult] = {
     "bisection_of_commits.md": of_commits(CONFIRMED),
     "bisection_of_runs.md": of_runs(resumable=True),

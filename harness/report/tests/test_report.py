@@ -14,7 +14,7 @@ from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.analysis.verdict import KERNELS_THAT_RAN
 from harness.records import Breakdown, Case, Decision, Measurement, Outcome, PathRule, Profile, Run
-from harness.report import context, figures, render, text, verdict_text
+from harness.report import context, figures, text, verdict_text
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 PAGE = Path(__file__).with_name("run.md")
@@ -27,38 +27,36 @@ def small(**changes: Any) -> Run:
 
 def values(recorded: Run) -> dict[str, Any]:
     """What the template of its report prints."""
-    content = context.analyse(recorded)
-    links = {p.name: "x.png" for p in content.pictures}
-    return context.build(content, author="x", version=1, directory=Path("reports"), links=links)
+    return context.build(recorded, Path("reports"))[0]
 
 
 def page(recorded: Run, folder: Path) -> str:
-    return render.write(recorded, folder).markdown.read_text(encoding="utf-8")
+    return context.write(recorded, folder).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> render.ReportPaths:
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with everything in it."""
-    return render.write(retest(), tmp_path_factory.mktemp("reports"))
+    return context.write(retest(), tmp_path_factory.mktemp("reports"))
 
 
-def test_the_page_is_the_reviewed_text(full: render.ReportPaths) -> None:
-    assert full.markdown.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+def test_the_page_is_the_reviewed_text(full: Path) -> None:
+    assert full.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
 
 
-def test_every_picture_it_shows_exists_and_has_words(full: render.ReportPaths) -> None:
-    text = full.markdown.read_text(encoding="utf-8")
+def test_every_picture_it_shows_exists_and_has_words(full: Path) -> None:
+    text = full.read_text(encoding="utf-8")
     shown = re.findall(r"^!\[([^\]]+)\]\((\S+)\)$", text, re.MULTILINE)
 
-    assert {full.markdown.parent / link for _, link in shown} == set(full.figures)
-    assert len(full.figures) == 4
-    for path in full.figures:
-        assert path.read_bytes().startswith(b"\x89PNG")
+    assert {full.parent / link for _, link in shown} == {*full.parent.glob("figures/*")}
+    assert len(shown) == 4
+    for _, link in shown:
+        assert (full.parent / link).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_table_row_has_the_columns_of_its_head(full: render.ReportPaths) -> None:
+def test_every_table_row_has_the_columns_of_its_head(full: Path) -> None:
     """A pipe or a newline in a detail would break the table around it."""
-    blocks = re.findall(r"(?:^\|.*\n)+", full.markdown.read_text(encoding="utf-8"), re.MULTILINE)
+    blocks = re.findall(r"(?:^\|.*\n)+", full.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert len(blocks) > 10
     for block in blocks:
@@ -130,7 +128,7 @@ def test_a_run_that_asks_what_sampling_costs_is_answered() -> None:
     built = values(measured)
 
     assert any("(12 pairs of processes)" in sentence for sentence in built["summary"])
-    assert built["title"] == "2026-11-21 Test Engineer Report - Small Sampling v1"
+    assert measured.suite.subject == "Small Sampling"
 
 
 @pytest.mark.parametrize(
@@ -161,14 +159,20 @@ def test_an_effect_has_a_direction_and_the_range_of_its_pairs(
     )
 
 
+def test_records_beside_the_report_are_linked(tmp_path: Path) -> None:
+    text = page(small(folder=str(tmp_path / "runs" / "x y")), tmp_path)
+
+    assert "[`runs/x y/run.jsonl`](runs/x%20y/run.jsonl)" in text
+    assert str(tmp_path) not in text
+
+
 def test_a_run_without_any_number_still_has_a_report(tmp_path: Path) -> None:
     broken = run(sweep(gc=["off", "on"]), lambda c: ended(c, Outcome.CRASH, detail="boom"))
 
-    paths = render.write(replace(broken, ended_at=""), tmp_path)
+    text = page(replace(broken, ended_at=""), tmp_path)
 
-    assert paths.verdict.decision is Decision.NO_GO
-    assert paths.figures == ()
-    assert "(run unfinished)" in paths.markdown.read_text(encoding="utf-8")
+    assert "**Status**: NO-GO (run unfinished)" in text
+    assert not any(tmp_path.glob("figures/*"))
 
 
 def test_one_process_has_no_interval_and_leaves_the_verdict_open() -> None:
@@ -177,7 +181,7 @@ def test_one_process_has_no_interval_and_leaves_the_verdict_open() -> None:
     built = values(once)
 
     assert built["verdict"].decision is Decision.INCONCLUSIVE
-    assert built["sections"][0].details is None
+    assert built["sections"][0]["details"] is None
 
 
 def test_a_long_name_is_folded_between_its_axes() -> None:
