@@ -6,6 +6,7 @@ Matplotlib is used through its objects (Figure, Axes, Agg): no pyplot, global st
 import io
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,14 +36,11 @@ from harness.report.text import outcome_name
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 VERMILLION, SKY, BLACK = "#D55E00", "#56B4E9", "#000000"
 COLOURS = (BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)  # green is kept for `go`
-LINES = ("-", "--", ":")
 MARKERS = "os^Dv<>"
 INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 
 WIDTH_IN = 8.6
 ROW_IN = 0.27
-LONG_LABEL = 36
-"""Letters from which the names of lines are below a figure."""
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
 LOG_FROM = 12.0
@@ -86,7 +84,10 @@ def throughput(
     seen += [b for s in summaries if (b := _bound(s, metric)) is not None]
     seen += [x for t in thresholds.values() for x in t.values()]
 
-    names = [_folded(labels[s.case.case_id]) for s in summaries]
+    # Folded, so that more than half of the figure is left for numbers.
+    names = [
+        textwrap.fill(labels[s.case.case_id], LONG_ROW, break_on_hyphens=False) for s in summaries
+    ]
     tall = 1.0 + 0.45 * max(name.count("\n") for name in names)
     figure, axes = _canvas(len(summaries) * ROW_IN * tall + 1.35)
     _value_axis(axes, metric, seen)
@@ -116,23 +117,22 @@ def scaling(
     """Step time along an axis, both logarithmic, one line per group.
 
     Args:
-        labels: Group -> the short name at the end of its line.
+        labels: Group -> its short name in the legend.
     """
     drawn = [f for f in fits if any(p.step_s or p.lower_bound_s for p in f.points)]
     if not any(f.exponent for f in drawn):
         return None
-    figure, axes = _canvas(4.6)
+    figure, axes = _canvas(3.6 + 0.2 * len(drawn))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    ends = []
+    names = []
     handles = []
     for i, f in enumerate(drawn):
-        colour, lap = COLOURS[i % len(COLOURS)], i // len(COLOURS)
-        marker, line = MARKERS[lap % len(MARKERS)], LINES[lap % len(LINES)]
-        y_end = _curve(axes, f, colour, marker, line)
+        colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+        _curve(axes, f, colour, marker)
         power = "" if f.exponent is None else f"  {units.cell('scaling_exponent', f.exponent)}"
-        ends.append((y_end, labels[f.group] + power, colour))
-        handles.append(Line2D([], [], color=colour, marker=marker, ls=line, ms=5, lw=1.2))
+        names.append(labels[f.group] + power)
+        handles.append(Line2D([], [], color=colour, marker=marker, ms=5, lw=1.2))
     xs = sorted({p.x for f in drawn for p in f.points})
     margin = (xs[-1] / xs[0]) ** 0.05
     axes.set_xlim(xs[0] / margin, xs[-1] * margin)
@@ -148,11 +148,7 @@ def scaling(
     axes.set_xlabel(axis + late, color=MUTED)
     axes.set_ylabel("step time", color=MUTED)
     _title(figure, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
-    names = [text for _, text, _ in ends]
-    if max(map(len, names)) <= LONG_LABEL:
-        _end_labels(axes, ends)
-    else:  # beside their lines they would leave no room for the curves
-        figure.legend(handles, names, loc="outside lower left", frameon=False, fontsize=8.5)
+    figure.legend(handles, names, loc="outside lower left", frameon=False, fontsize=8.5)
     alt = f"Step time of {workload} along {axis}; exponents: {', '.join(names)}"
     return Picture(name=f"scaling-{slug(workload)}-{slug(axis)}", alt=alt, png=_png(figure))
 
@@ -198,17 +194,6 @@ _PANELS = (
 )
 """Channel, title, unit in SI, top of the axis."""
 _THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
-
-
-def _folded(label: str) -> str:
-    """The label on several lines, so that more than half of the figure is left for numbers."""
-    lines = [""]
-    for part in label.split("  "):
-        if lines[-1] and len(lines[-1]) + len(part) > LONG_ROW - 2:
-            lines.append(part)
-        else:
-            lines[-1] = f"{lines[-1]}  {part}".strip()
-    return "\n".join(lines)
 
 
 def _title(figure: Figure, text: str) -> None:
@@ -347,8 +332,8 @@ def _legend(
         )
 
 
-def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str, line: str) -> float:
-    """Draw one group; return the height at which its line ends."""
+def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
+    """Draw one group: its times, its timeouts as arrows, its fit."""
     timed = [p for p in fit.points if p.step_s is not None]
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
     for p in timed:
@@ -366,40 +351,14 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str, line: str) -> 
             textcoords="offset points",
             arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1.2},
         )
-    if fit.exponent is None:
-        return _time((timed or bounds)[-1])
-    reach = [fit.points[0].x, fit.points[-1].x]
-    axes.plot(reach, [fit.at(x) for x in reach], line, color=colour, lw=1.2, alpha=0.8)
-    return fit.at(reach[1])
+    if fit.exponent is not None:
+        reach = [fit.points[0].x, fit.points[-1].x]
+        axes.plot(reach, [fit.at(x) for x in reach], color=colour, lw=1.2, alpha=0.8)
 
 
 def _time(point: ScalingPoint) -> float:
     """The time of a point or its bound; a drawn point has one of them."""
     return point.step_s.value if point.step_s else point.lower_bound_s or math.nan
-
-
-def _end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Name each line at its right end, without overlap."""
-    low, high = (math.log(y) for y in axes.get_ylim())
-    gap = 0.052
-    placed = -math.inf
-    heights = []
-    for y, text, colour in sorted(ends):
-        placed = max((math.log(y) - low) / (high - low), placed + gap)
-        heights.append((placed, text, colour))
-    overflow = max(0.0, heights[-1][0] - 1.0)
-    for height, text, colour in heights:
-        axes.annotate(
-            text,
-            (1.0, height - overflow),
-            xycoords="axes fraction",
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=colour,
-            annotation_clip=False,
-        )
 
 
 def _shade(axes: Axes, phases: Sequence[Phase]) -> None:

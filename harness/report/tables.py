@@ -1,10 +1,11 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from harness import units
-from harness.analysis.expectation import Assessment, Judgement, upper_bound
+from harness.analysis.expectation import Assessment, upper_bound
 from harness.analysis.overhead import by_phase
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import why_absent
@@ -20,7 +21,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.markdown import clipped
-from harness.report.text import outcome_name, unavailable
+from harness.report.text import JUDGEMENTS, outcome_name, unavailable
 from harness.report.verdict_text import requirement_text, rule_sentence
 
 MAX_AXIS_COLUMNS = 4
@@ -47,7 +48,8 @@ class Table:
 def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     """`provider` and the swept axes, those that take more than one value, in declared order."""
     names = dict.fromkeys(["provider", *(n for c in cases for n in c.swept)])
-    return tuple(n for n in names if len({(type(v), v) for v in _column(cases, n)}) > 1)
+    # 1 and True are equal, but different values.
+    return tuple(n for n in names if len({(type(v), v) for v in (c.get(n) for c in cases)}) > 1)
 
 
 def labels(cases: Sequence[Case]) -> dict[str, str]:
@@ -149,19 +151,16 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
         for k, v in (observed[0] if observed else {}).items()
         if all(k in o and o[k] == v for o in observed)
     }
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for s in summaries:
         own = _pairs({k: v for k, v in s.effective.items() if common.get(k) != v})
         if s.outcome is Outcome.OK:
             seen = own or "as above"
         else:
             seen = "; ".join(filter(None, (_unknown(outcome_name(s.outcome)), own)))
-        env = " ".join(f"{k}={v}" for k, v in s.case.env.items()) or NONE
-        rows.append((f"`{s.case.case_id}`", seen, env))
-    columns: tuple[str, ...] = ("case", "observed", "environment")
-    if all(row[2] == NONE for row in rows):
-        columns, rows = columns[:2], [row[:2] for row in rows]
-    return _pairs(common), Table(columns=columns, rows=tuple(rows))
+        env = f"; environment: {_pairs(s.case.env)}" if s.case.env else ""
+        rows.append((f"`{s.case.case_id}`", seen + env))
+    return _pairs(common), Table(columns=("case", "observed"), rows=tuple(rows))
 
 
 def expectations(assessments: Sequence[Assessment]) -> Table:
@@ -176,7 +175,7 @@ def expectations(assessments: Sequence[Assessment]) -> Table:
                 f"{METRICS[e.metric].title}: {_range(e.metric, e.low, e.high)}{stated}{source}",
                 _actual(a),
                 _distance(a),
-                _judgement(a),
+                JUDGEMENTS[a.judgement],
             )
         )
     return Table(columns=("case", "expected", "actual", "factor", "judgement"), rows=tuple(rows))
@@ -235,28 +234,17 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
     plan = run.suite.cost
     if plan is None:
         return None
-    rows: list[tuple[str, ...]] = []
+    columns = [f">time to {plan.steps:,} steps [95 %]"]
+    units_of: list[Callable[[float], str]] = [units.duration]
+    if (price := plan.usd_per_gpu_hour) is not None:
+        columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
+        units_of.append(partial(_dollars, usd_per_hour=price))
+    rows = []
     for s in summaries:
-        if not plan.match.accepts(s.case):
-            continue
-        if s.outcome is Outcome.OK and "step_s" in s.metrics:
-            e = s.metrics["step_s"]
-            ends = [None if x is None else x * plan.steps for x in (e.value, e.low, e.high)]
-            time, money = _extrapolated(ends, plan.usd_per_gpu_hour)
-        elif s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
-            least = s.lower_bound_s * plan.steps
-            time = f"more than {units.duration(least)}"
-            money = _dollars(least, plan.usd_per_gpu_hour, prefix="more than ")
-        else:
-            time = money = _unknown(outcome_name(s.outcome))
-        rows.append((f"`{s.case.case_id}`", time, money))
-    if not rows:
-        return None
-    time_head = f">time to {plan.steps:,} steps [95 %]"
-    if plan.usd_per_gpu_hour is None:
-        return Table(columns=("case", time_head), rows=tuple(row[:2] for row in rows))
-    cost_head = f">cost at ${plan.usd_per_gpu_hour:,.2f} a GPU hour [95 %]"
-    return Table(columns=("case", time_head, cost_head), rows=tuple(rows))
+        if plan.match.accepts(s.case):
+            cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
+            rows.append((f"`{s.case.case_id}`", *cells))
+    return Table(columns=("case", *columns), rows=tuple(rows)) if rows else None
 
 
 def timeline(run: Run) -> Table:
@@ -276,10 +264,6 @@ def timeline(run: Run) -> Table:
 
 
 # --- cells -------------------------------------------------------------------------------
-
-
-def _column(cases: Sequence[Case], name: str) -> list[Scalar | None]:
-    return [c.get(name) for c in cases]
 
 
 def _part(name: str, value: Scalar | None) -> str:
@@ -362,31 +346,18 @@ def _distance(a: Assessment) -> str:
     return f"{over}{' to '.join(ends)} {side}"
 
 
-def _judgement(a: Assessment) -> str:
-    match a.judgement:
-        case Judgement.OTHER_GPU:
-            return f"stated for {a.expectation.gpu}, not judged"
-        case Judgement.UNDECIDED if a.actual is not None and a.actual.low is None:
-            return "undecided (one process has no interval)"
-        case Judgement.UNDECIDED:
-            return "undecided (interval crosses the expected range)"
-        case _:
-            return a.judgement.value.replace("_", " ")
+def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:
+    """What that many steps of a case need."""
+    e = s.metrics.get("step_s")
+    if s.outcome is Outcome.OK and e is not None:
+        if e.low is None or e.high is None:
+            return f"{shown(e.value * steps)} (one process, no interval)"
+        return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"
+    if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
+        return f"more than {shown(s.lower_bound_s * steps)}"
+    return _unknown(outcome_name(s.outcome))
 
 
-def _extrapolated(ends: Sequence[float | None], usd_per_hour: float | None) -> tuple[str, str]:
-    value, low, high = ends
-    if value is None or low is None or high is None:
-        value = value or 0.0
-        return f"{units.duration(value)} (one process, no interval)", _dollars(value, usd_per_hour)
-    span = f"{units.duration(value)} [{units.duration(low)} … {units.duration(high)}]"
-    money = _dollars(value, usd_per_hour)
-    bounds = [_dollars(x, usd_per_hour) for x in (low, high)]
-    return span, f"{money} [{bounds[0]} … {bounds[1]}]"
-
-
-def _dollars(seconds: float, usd_per_hour: float | None, prefix: str = "") -> str:
-    if usd_per_hour is None:
-        return NONE
+def _dollars(seconds: float, usd_per_hour: float) -> str:
     usd = seconds / units.HOUR_S * usd_per_hour
-    return f"{prefix}${usd:,.2f}" if usd < 1000 else f"{prefix}${usd:,.0f}"
+    return f"${usd:,.2f}" if usd < 1000 else f"${usd:,.0f}"

@@ -38,12 +38,10 @@ DIFFERENT, MIXED = 1.1, 2.0
 of them and has no interval."""
 TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
-BUSY = 0.5
-"""GPU utilisation below which the GPU waits most of the time."""
-_JUDGEMENTS = {
+JUDGEMENTS = {
     Judgement.MET: "met",
-    Judgement.BELOW: "below the expected range",
-    Judgement.ABOVE: "above the expected range",
+    Judgement.BELOW: "below",
+    Judgement.ABOVE: "above",
     Judgement.UNDECIDED: "undecided",
     Judgement.OTHER_GPU: "for another GPU and not judged",
     Judgement.NOT_MEASURED: "not measured",
@@ -127,7 +125,6 @@ def executive_summary(
             f"Meeting a target below {units.percent(SUSPICIOUS_MFU)} of the GPU's peak proves "
             f"little. Targets like this: {len(targets)}; the highest: {target_text(highest)}."
         )
-    yield from _idle_gpu(run, summaries)
     yield from _weak_numbers(run, summaries)
     whole = [d for d in oddities.dead if d.all_values and not d.time_differs]
     if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
@@ -154,7 +151,7 @@ def _expectations(assessments: Sequence[Assessment]) -> Iterable[str]:
     if not assessments:
         return
     counts = Counter(a.judgement for a in assessments)
-    counted = ", ".join(f"{counts[j]} {name}" for j, name in _JUDGEMENTS.items() if counts[j])
+    counted = ", ".join(f"{counts[j]} {name}" for j, name in JUDGEMENTS.items() if counts[j])
     missed = [
         a for a in assessments if a.factors and a.judgement in (Judgement.BELOW, Judgement.ABOVE)
     ]
@@ -219,33 +216,6 @@ def _exponent(exponent: Estimate, f: ScalingFit) -> str:
     return text
 
 
-def _idle_gpu(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
-    """Cases without a profiled step: the probes also read the pauses between samples, in which a
-    GPU that a step keeps busy is idle."""
-    idle = [
-        s
-        for s in summaries
-        if s.outcome is Outcome.OK
-        and "gpu_utilisation" in s.metrics
-        and s.metrics["gpu_utilisation"].value < BUSY
-        and not any(_knows_launch_gap(m) for m in run.of(s.case.case_id))
-    ]
-    if not idle:
-        return
-    least = min(idle, key=lambda s: s.metrics["gpu_utilisation"].value)
-    cpu = least.metrics.get("cpu_utilisation")
-    busy_cpu = f" (CPU: {units.measured('cpu_utilisation', cpu)} busy)" if cpu else ""
-    yield (
-        f"The GPU was busy less than half of the time in {plural('case', len(idle))}, least in "
-        f"`{least.case.case_id}`: "
-        f"{units.measured('gpu_utilisation', least.metrics['gpu_utilisation'])}{busy_cpu}."
-    )
-
-
-def _knows_launch_gap(m: Measurement) -> bool:
-    return m.breakdown is not None and m.breakdown.launch_gap is not None
-
-
 def _weak_numbers(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
     unsteady = [
         f"`{s.case.case_id}`"
@@ -254,8 +224,6 @@ def _weak_numbers(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
     ]
     if unsteady:
         yield f"No steady state, so the numbers may still change: {listed(unsteady, 1)}."
-    if noted := sum(bool(s.notes) for s in summaries):
-        yield f"Cases with a note that limits their numbers: {noted}; see Results."
 
 
 def target_text(t: Target) -> str:
@@ -385,25 +353,15 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
     return (*map(_dead_axes, dead.values()), *map(_invariances, still.values()))
 
 
-def without_code(found: Oddities) -> tuple[str, ...]:
-    """The same for the command line, without backticks."""
-    return tuple(sentence.replace("`", "") for sentence in oddity_sentences(found))
-
-
 def coverage_sentence(found: Oddities) -> str:
     """How many pairs of cases could be compared; empty without pairs."""
     if not found.pairs:
         return ""
-    if not found.compared:
-        return (
-            "Axes without effect could not be looked for: no two cases that differ in one axis "
-            "have both counters and outputs."
-        )
-    missing = found.pairs - found.compared
-    rest = f"; {plural('more pair', missing)} lacked data" if missing else ""
-    changed = "" if found.dead else ", and each axis changed something"
-    compared = plural("pair", found.compared)
-    return f"{compared} of cases that differ in one axis could be compared{changed}{rest}."
+    return (
+        f"Axes without effect were looked for in {found.compared} of "
+        f"{plural('pair', found.pairs)} of cases that differ in one axis: those with counters and "
+        "outputs."
+    )
 
 
 def _dead_axes(alike: Sequence[DeadAxis]) -> str:

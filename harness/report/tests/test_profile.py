@@ -16,7 +16,6 @@ from harness.records import (
     Counters,
     Decision,
     Frame,
-    Gpu,
     Measurement,
     Outcome,
     PathRule,
@@ -24,8 +23,9 @@ from harness.records import (
     Rule,
     Run,
     Use,
+    Verdict,
 )
-from harness.report.profile import ProfileSection, longest_wait, profile_section
+from harness.report.profile import longest_wait, profile_section
 from harness.tests import fake_runs
 
 GPU = Profile(
@@ -59,7 +59,7 @@ NO_GPU = replace(
 
 
 def recorded(
-    *, profile: Profile = GPU, counters: Counters = COUNTED, **case: Any
+    *, profile: Profile | None = GPU, counters: Counters = COUNTED, **case: Any
 ) -> tuple[Run, list[Case]]:
     cases = [replace(c, **case) for c in fake_runs.sweep(seq_len=[512, 2048])]
 
@@ -70,28 +70,24 @@ def recorded(
     return fake_runs.run(cases, measure), cases
 
 
-def section(run: Run) -> ProfileSection:
+def section(run: Run) -> dict[str, Any]:
     return profile_section(run, summarise(run))
-
-
-def brief(run: Run) -> list[str]:
-    return [*longest_wait(run, summarise(run))]
 
 
 def test_the_wait_for_the_host_is_shown_with_its_range_and_function() -> None:
     run, _ = recorded()
 
-    (sentence,) = section(run).where
-    (summary,) = brief(run)
+    (summary,) = longest_wait(run, summarise(run))
+    (row,) = section(run)["parts"].rows
 
-    text = (
-        "the GPU waits for the host in 83.1 % of the step (busy 12.0 ms of 71.0 ms), 64 % of that "
+    assert summary == (
+        "In 2 cases the GPU waits for the host most of the time. The worst is "
+        "`train/nsa/seq_len=512`: 83.1 % of the step (busy 12.0 ms of 71.0 ms), of that 64 % "
         "before kernels of nsa.select; the host is meanwhile most often in "
         "`nsa/selected.py:120 loop` (41 %)."
     )
-    assert sentence.endswith(text)
-    assert summary.startswith("In 2 cases the GPU waits for the host")
-    assert summary.endswith(text)
+    assert row[1:4] == ("83.1 %", "nsa.select 64 %", "`nsa/selected.py:120 loop` (41 %)")
+    assert row[4].startswith("`gemm` in nsa.select ×24 75 %, `_forward_kernel`")
 
 
 def test_the_wait_is_a_share_of_the_sampled_step() -> None:
@@ -101,144 +97,111 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
 
     run, _ = recorded(profile=replace(GPU, breakdown=waited))
 
-    assert "15.5 % of the step (busy 60.0 ms of 71.0 ms)" in section(run).where[0]
-    assert not brief(run)
+    assert section(run)["parts"].rows[0][1] == "15.5 %"
+    assert not [*longest_wait(run, summarise(run))]
 
 
 def test_without_a_gpu_the_time_of_the_host_is_shown() -> None:
     run, _ = recorded(profile=NO_GPU)
 
-    built = section(run)
+    parts = section(run)["parts"]
 
-    assert "GPU" not in "".join(built.where)
-    assert "50 % of the host's time is in nsa.select" in built.where[0]
-    assert built.parts
-    assert built.parts.columns[-1] == "operators"
-    assert "`aten::mm` ×24" in built.parts.rows[0][-1]
-    assert brief(run) == []
+    assert parts.columns[-1] == "operators"
+    assert parts.rows[0][1] == "nsa.select 50 %"
+    assert "`aten::mm` ×24" in parts.rows[0][-1]
+    assert not [*longest_wait(run, summarise(run))]
 
 
 def test_cases_with_equal_counts_share_a_row() -> None:
-    counts = section(recorded()[0]).counts
+    counts = section(recorded()[0])["counts"]
 
-    assert counts
     assert counts.columns == ("cases", ">operators", ">host syncs", ">launches")
     assert counts.rows == (("`train/nsa`", "1,200", "34", "900"),)
-
-
-def test_a_count_that_is_not_exact_is_marked_and_decides_no_rule() -> None:
-    run, _ = recorded(counters=replace(COUNTED, differing=("host_syncs",)))
-    rule = Rule(name="few syncs", metric="host_syncs", go=100)
-    run = replace(run, suite=replace(run.suite, rules=(rule,)))
-
-    counts = section(run).counts
-    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
-
-    assert counts
-    assert counts.rows[0][2] == "34?"
-    assert verdict.decision is Decision.INCONCLUSIVE
-
-
-@pytest.mark.parametrize(
-    ("go", "decision"), [(34, Decision.GO), (33, Decision.NO_GO), (1e6, Decision.GO)]
-)
-def test_a_rule_on_a_count_is_decided_to_the_digit_by_one_process(
-    go: float, decision: Decision
-) -> None:
-    run, cases = recorded()
-    only = tuple(m for m in run.measurements if m.process == 0)
-    cases = [replace(c, settings=replace(c.settings, processes=1)) for c in cases]
-    suite = replace(
-        run.suite,
-        cases=tuple(cases),
-        rules=(Rule(name="few syncs", metric="host_syncs", go=go),),
-    )
-    run = replace(run, suite=suite, measurements=only)
-
-    verdict = gate.judge(suite, run.environment, summarise(run), ())
-
-    assert verdict.decision is decision
 
 
 def test_the_reason_of_unknown_counts_is_given_once() -> None:
     unknown = {"kernel_launches": "no GPU", "device_waits": "no GPU"}
     counters = replace(COUNTED, kernel_launches=None, unknown=unknown, hidden=("torch.compile",))
 
-    assert section(recorded(counters=counters)[0]).missing == (
+    assert section(recorded(counters=counters)[0])["missing"] == (
         "Not available: launches and waits (no GPU).",
         "Not available: operators inside torch.compile (not counted).",
     )
 
 
-STATED = PathRule(must=("gemm",))
+# --- what a rule makes of it -------------------------------------------------------------
 
 
-def judged(run: Run) -> dict[str, tuple[Decision, bool]]:
-    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
-    return {r.rule: (r.decision, r.applies) for r in verdict.rules}
+def judged(run: Run) -> Verdict:
+    return gate.judge(run.suite, run.environment, summarise(run), ())
 
 
-def test_required_kernels_that_ran_meet_the_rule() -> None:
-    run, _ = recorded(kernels=STATED)
-
-    assert section(run).required.endswith(" in 2 cases: confirmed in 2.")
-    assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
-
-
-def test_without_a_gpu_required_kernels_are_not_judged() -> None:
-    run, _ = recorded(kernels=STATED, profile=NO_GPU)
-    run = replace(run, environment=fake_runs.environment(gpu=None))
-
-    assert section(run).required.endswith("kernels not checked in 2: no GPU.")
-    assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
-    assert gate.WHAT_RAN not in judged(run)
-
-
-@pytest.mark.parametrize("gpu", [fake_runs.H200, None], ids=["gpu", "cpu"])
 @pytest.mark.parametrize(
-    "profile",
+    ("go", "differing", "decision"),
     [
-        None,
-        Profile(skipped="switched off (measure.profile)"),
-        Profile(skipped="one step takes 31 s"),
+        (34, (), Decision.GO),
+        (33, (), Decision.NO_GO),
+        (1e6, (), Decision.GO),
+        (100, ("host_syncs",), Decision.INCONCLUSIVE),
     ],
-    ids=["none", "off", "too-long"],
 )
-def test_unchecked_operators_leave_the_verdict_open_on_any_machine(
-    profile: Profile | None, gpu: Gpu | None
+def test_a_rule_on_a_count_is_decided_by_one_process_if_the_count_is_exact(
+    go: float, differing: tuple[str, ...], decision: Decision
 ) -> None:
-    run, _ = recorded(operators=STATED)
-    run = replace(
-        run,
-        environment=fake_runs.environment(gpu=gpu),
-        measurements=tuple(replace(m, profile=profile) for m in run.measurements),
-    )
-    summaries = summarise(run)
+    run, cases = recorded(counters=replace(COUNTED, differing=differing))
+    only = tuple(m for m in run.measurements if m.process == 0)
+    cases = [replace(c, settings=replace(c.settings, processes=1)) for c in cases]
+    rule = Rule(name="few syncs", metric="host_syncs", go=go)
+    suite = replace(run.suite, cases=tuple(cases), rules=(rule,))
+    run = replace(run, suite=suite, measurements=only)
 
-    verdict = gate.judge(run.suite, run.environment, summaries, ())
+    assert judged(run).decision is decision
+    assert section(run)["counts"].rows[0][2] == ("34?" if differing else "34")
 
-    assert (verdict.decision, verdict.decided_by) == (Decision.INCONCLUSIVE, gate.WHAT_RAN)
-    assert "not checked in 2: " in section(run).required
-    in_ci = run_verdict.of_run(run, summaries, verdict)
-    assert [c.decision for c in in_ci.cases] == [Decision.INCONCLUSIVE] * 2
+
+KERNELS, OPERATORS = PathRule(must=("gemm",)), PathRule(must=("aten::mm",))
+SKIPPED = Profile(skipped="one step takes 31 s, over 30 s")
+MET, OPEN, LEFT = (Decision.GO, True), (Decision.INCONCLUSIVE, True), (Decision.INCONCLUSIVE, False)
+
+
+@pytest.mark.parametrize(
+    ("requires", "profile", "gpu", "rules"),
+    [
+        ({}, GPU, True, {}),
+        ({"kernels": KERNELS}, GPU, True, {gate.WHAT_RAN: MET}),
+        ({"kernels": KERNELS}, SKIPPED, True, {gate.WHAT_RAN: OPEN}),
+        ({"kernels": KERNELS}, NO_GPU, False, {gate.KERNELS_THAT_RAN: LEFT}),
+        (
+            {"kernels": KERNELS, "operators": OPERATORS},
+            NO_GPU,
+            False,
+            {gate.WHAT_RAN: MET, gate.KERNELS_THAT_RAN: LEFT},
+        ),
+        ({"operators": OPERATORS}, SKIPPED, True, {gate.WHAT_RAN: OPEN}),
+        ({"operators": OPERATORS}, SKIPPED, False, {gate.WHAT_RAN: OPEN}),
+        ({"operators": OPERATORS}, None, False, {gate.WHAT_RAN: OPEN}),
+    ],
+)
+def test_unchecked_requirements_leave_the_verdict_open_but_invisible_kernels_do_not(
+    requires: dict[str, Any],
+    profile: Profile | None,
+    gpu: bool,
+    rules: dict[str, tuple[Decision, bool]],
+) -> None:
+    run, _ = recorded(profile=profile, **requires)
+    run = replace(run, environment=fake_runs.environment(**({} if gpu else {"gpu": None})))
+
+    verdict = judged(run)
+
+    found = {r.rule: (r.decision, r.applies) for r in verdict.rules}
+    assert found == {gate.EVERY_CASE_RAN: MET, **rules}
+    expected = Decision.INCONCLUSIVE if OPEN in rules.values() else Decision.GO
+    assert verdict.decision is expected
+    in_ci = run_verdict.of_run(run, summarise(run), verdict)
+    assert [c.decision for c in in_ci.cases] == [expected] * 2
     states = _states(junit(in_ci))
-    assert {name for name, state in states.items() if state == "passing"} == {gate.EVERY_CASE_RAN}
-
-
-def test_without_a_gpu_operators_are_judged_and_kernels_are_not() -> None:
-    run, _ = recorded(kernels=STATED, operators=PathRule(must=("aten::mm",)), profile=NO_GPU)
-    run = replace(run, environment=fake_runs.environment(gpu=None))
-
-    assert section(run).required.endswith(
-        ": operators confirmed in 2; kernels not checked in 2: no GPU."
-    )
-    assert judged(run)[gate.WHAT_RAN] == (Decision.GO, True)
-    assert judged(run)[gate.KERNELS_THAT_RAN] == (Decision.INCONCLUSIVE, False)
-    verdict = gate.judge(run.suite, run.environment, summarise(run), ())
-    assert verdict.decision is Decision.GO
-    assert [r.said for r in verdict.rules] == ["GO", "GO", "not applicable"]
-    states = _states(junit(run_verdict.of_run(run, summarise(run), verdict)))
-    assert states[gate.KERNELS_THAT_RAN] == "skipped"
+    for rule, answer in found.items():
+        assert (states[rule] == "passing") is (answer == MET)
 
 
 def _states(document: str) -> dict[str, str]:
@@ -250,27 +213,9 @@ def _states(document: str) -> dict[str, str]:
     }
 
 
-def test_unchecked_kernels_on_a_gpu_leave_the_verdict_open() -> None:
-    run, _ = recorded(kernels=STATED, profile=Profile(skipped="one step takes 31 s, over 30 s"))
-
-    assert judged(run)[gate.WHAT_RAN] == (Decision.INCONCLUSIVE, True)
-    assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is (
-        Decision.INCONCLUSIVE
-    )
-
-
 def test_a_missing_kernel_is_a_no_go() -> None:
-    run, cases = recorded(kernels=STATED)
+    run, cases = recorded(kernels=KERNELS)
     broken = fake_runs.ended(cases[0], Outcome.PATH_MISMATCH, profile=GPU, counters=COUNTED)
     others = [m for m in run.measurements if m.case_id != cases[0].case_id]
-    run = replace(run, measurements=(*broken, *others))
 
-    assert "**not** met in 1" in section(run).required
-    assert gate.judge(run.suite, run.environment, summarise(run), ()).decision is Decision.NO_GO
-
-
-def test_a_suite_without_requirements_has_no_such_rule() -> None:
-    run, _ = recorded()
-
-    assert section(run).required == ""
-    assert gate.WHAT_RAN not in judged(run)
+    assert judged(replace(run, measurements=(*broken, *others))).decision is Decision.NO_GO

@@ -13,8 +13,8 @@ import pytest
 from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.analysis.verdict import KERNELS_THAT_RAN
-from harness.records import Breakdown, Case, Decision, Measurement, Outcome, PathRule, Profile, Run
-from harness.report import context, figures, text, verdict_text
+from harness.records import Decision, Outcome, PathRule, Run
+from harness.report import context, text, verdict_text
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 PAGE = Path(__file__).with_name("run.md")
@@ -99,19 +99,6 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
     assert ": Resumed at noon after 1 measurements; a line was cut short.\n" in text
 
 
-def test_a_step_that_keeps_the_gpu_busy_is_not_called_idle() -> None:
-    cases = sweep(seq_len=[512, 1024])
-    busy = Profile(breakdown=Breakdown(step_s=0.05, profiled_step_s=0.06, device_busy_s=0.049))
-
-    def measure(c: Case) -> list[Measurement]:
-        profile = busy if c is cases[0] else None
-        return timed(c, 0.05, telemetry={"gpu_utilisation": 0.3}, profile=profile)
-
-    (sentence,) = [s for s in values(run(cases, measure))["summary"] if "GPU was busy" in s]
-
-    assert "in 1 case, least in `train/nsa/seq_len=1024`" in sentence
-
-
 def test_a_case_without_a_steady_state_is_named_in_the_summary() -> None:
     cases = sweep(seq_len=[512, 1024])
     unsteady = run(cases, lambda c: timed(c, 0.05, steady=c is cases[0]))
@@ -182,15 +169,6 @@ def test_one_process_has_no_interval_and_leaves_the_verdict_open() -> None:
 
     assert built["verdict"].decision is Decision.INCONCLUSIVE
     assert built["sections"][0]["details"] is None
-
-
-def test_a_long_name_is_folded_between_its_axes() -> None:
-    flags = [f"NSA_FLAG_NUMBER_{n}=0" for n in range(4)]
-
-    folded = figures._folded("  ".join(["nsa", *flags]))
-
-    assert max(map(len, folded.splitlines())) <= figures.LONG_ROW
-    assert folded.split() == ["nsa", *flags]
 
 
 if __name__ == "__main__":
