@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from harness.cli import main as cli
 from harness.records import Outcome
 from harness.store.reader import load
 from harness.suite import load as suites
@@ -60,22 +58,10 @@ def test_the_files_are_those_of_the_page() -> None:
     assert len(blocks("python")[0].splitlines()) <= 30
 
 
-def test_the_page_names_commands_and_options_that_exist() -> None:
-    said = blocks("bash")[1]
+def test_the_plan_and_the_run_show_commands_speed_and_loss(followed: Followed) -> None:
+    plan, said = followed.said
 
-    assert {line.split()[1] for line in said.splitlines()} == {"bisect"}
-    known = CliRunner(env={"COLUMNS": "160"}).invoke(cli.app, ["bisect", "--help"]).output
-    assert all(option in known for option in re.findall(r"--[a-z]+", said))
-
-
-def test_the_plan_shows_the_commands(followed: Followed) -> None:
-    assert "python train.py --batch 8 --length 32" in followed.said[0]
-    assert "python train.py --batch 8 --length 128" in followed.said[0]
-
-
-def test_the_run_shows_speed_loss_and_command(followed: Followed) -> None:
-    said = followed.said[1]
-
+    assert all(f"python train.py --batch 8 --length {n}" in plan for n in (32, 128))
     assert re.search(r"train/program/length=32 +ok +[\d,]+ +\S+ m?s +\d\.\d+", said), said
     assert "tokens/s" in said
     assert "loss (nats)" in said

@@ -68,9 +68,8 @@ def test_no_code_gives_text_to_a_shell_or_evaluates_it() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_the_search_finds_dangerous_calls(tmp_path: Path) -> None:
+    lines = [
         "subprocess.run(x, shell=True)",
         "subprocess.Popen(x, shell=flag)",
         "os.system(x)",
@@ -79,96 +78,54 @@ def test_no_code_gives_text_to_a_shell_or_evaluates_it() -> None:
         "from pickle import loads",
         "YAML()",
         "YAML(typ='unsafe', pure=True)",
-    ],
-)
-def test_the_search_finds_dangerous_calls(tmp_path: Path, line: str) -> None:
+    ]
     path = tmp_path / "module.py"
-    path.write_text(f"def f(x, flag):\n    {line}\n")
+    path.write_text("\n".join(lines))
 
-    assert len(list(dangers(path))) == 1
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "!!python/object/apply:os.system ['touch evil']",
-        "!!python/object/new:subprocess.Popen [['touch', 'evil']]",
-        "!!python/name:os.system",
-        "!!python/module:os",
-        "!!set {a, b}",
-    ],
-)
-def test_a_tag_constructs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("evil.yaml").write_text(f"schema: 1\ntitle: {value}\n")
-
-    with pytest.raises(SuiteError, match=r"evil\.yaml:2:8: tag \S+ is not allowed"):
-        suites.load("evil.yaml")
-
-    assert [p.name for p in tmp_path.iterdir()] == ["evil.yaml"]
+    assert len(list(dangers(path))) == len(lines)
 
 
-def test_a_huge_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+def test_a_huge_file_or_an_endless_device_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "huge.yaml"
     with path.open("wb") as file:
         file.truncate(20 * 2**30)  # sparse: no space on disk
 
-    with pytest.raises(SuiteError, match=r"huge\.yaml: more than 1048576 bytes"):
-        suites.load(path)
-
-
-def test_a_device_file_is_refused() -> None:
-    """/dev/zero has no end."""
-    with pytest.raises(SuiteError, match="more than 1048576 bytes"):
-        suites.load("/dev/zero")
+    for source in (path, Path("/dev/zero")):
+        with pytest.raises(SuiteError, match=r": more than 1048576 bytes"):
+            suites.load(source)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_name_of_a_case_leaves_the_folder_of_its_run(tmp_path: Path, name: str) -> None:
+def test_no_name_of_a_suite_or_a_case_leaves_the_folder_of_its_run(
+    tmp_path: Path, name: str
+) -> None:
     case = fake_runs.case({"seq_len": 1}, case_id=name)
     measured = Measurement(case_id=name, process=0, outcome=Outcome.OK, samples_s=(0.1,))
     run = fake_runs.run([case], lambda c: [measured])
     root = tmp_path / "store"
 
-    with create(root, run.suite, run.environment) as writer:
+    with create(root, replace(run.suite, name=name[:200] or "x"), run.environment) as writer:
         log = writer.log_path(name, 0)
         writer.append(measured)
         writer.finish()
 
     assert log.parent == writer.folder / "logs"
+    assert writer.folder.parent == root
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
     assert [p.name for p in root.iterdir()] == [writer.run_id]
     (read,) = reader.load(root, writer.run_id).suite.cases
     assert read.case_id == name.replace("\udc80", "?")
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n])
-def test_no_name_of_a_suite_leaves_the_store(tmp_path: Path, name: str) -> None:
-    run = fake_runs.run([fake_runs.case({"seq_len": 1})], lambda c: fake_runs.timed(c, 0.1))
-    named = replace(run.suite, name=name[:200])
-
-    with create(tmp_path / "store", named, run.environment) as writer:
-        pass
-
-    assert writer.folder.parent == tmp_path / "store"
-    assert [p.name for p in tmp_path.iterdir()] == ["store"]
-
-
-@pytest.mark.parametrize("value", ["$(touch evil)", "`touch evil`; touch evil", "a'b\"c\n$HOME"])
 def test_the_value_of_a_variable_is_not_run_by_a_shell(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    value = "$(touch evil)`touch evil`; touch evil\na'b\"c\n$HOME"
     case: Case = make_case("reads_environment", env={"NSA_TEST_FLAG": value}, axes={})
 
     (measured,) = run(warm, tmp_path, case)
 
-    assert seen(measured) == value
+    assert measured.outcome is Outcome.OK, measured.detail
+    assert measured.effective["flag"] == value
     assert "evil" not in {p.name for p in tmp_path.rglob("*")}
-
-
-def seen(measurement: Measurement) -> object:
-    assert measurement.outcome is Outcome.OK, measurement.detail
-    return measurement.effective["flag"]
