@@ -14,7 +14,7 @@ from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.analysis.verdict import KERNELS_THAT_RAN
 from harness.records import Decision, Outcome, PathRule, Run
-from harness.report import context, text, verdict_text
+from harness.report import context, text
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 PAGE = Path(__file__).with_name("run.md")
@@ -54,16 +54,6 @@ def test_every_picture_it_shows_exists_and_has_words(full: Path) -> None:
         assert (full.parent / link).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_table_row_has_the_columns_of_its_head(full: Path) -> None:
-    """A pipe or a newline in a detail would break the table around it."""
-    blocks = re.findall(r"(?:^\|.*\n)+", full.read_text(encoding="utf-8"), re.MULTILINE)
-
-    assert len(blocks) > 10
-    for block in blocks:
-        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
-        assert len(counts) == 1, block
-
-
 def test_unchecked_operators_leave_the_verdict_open_and_invisible_kernels_are_not_applied() -> None:
     stated = PathRule(must=("gemm",))
     first, second = sweep(gc=["off", "on"])
@@ -76,19 +66,6 @@ def test_unchecked_operators_leave_the_verdict_open_and_invisible_kernels_are_no
     assert built["summary"][1].startswith(f"Not applied: “{KERNELS_THAT_RAN}”")
     assert not any("other GPUs" in sentence for sentence in built["summary"])
     assert [row[2] for row in built["rules"].rows] == ["GO", "INCONCLUSIVE", "not applicable"]
-
-
-def test_a_rule_that_all_cases_meet_names_the_worst() -> None:
-    recorded = run(
-        sweep(seq_len=[512, 1024]),
-        lambda c: timed(c, 0.05),
-        rules=[*retest().suite.rules[:1]],
-    )
-
-    (_, floor) = values(recorded)["verdict"].rules
-
-    assert verdict_text.rule_sentence(floor).startswith("lowest of 2 cases: 10,")
-    assert verdict_text.rule_sentence(floor).endswith("(train/nsa/seq_len=512)")
 
 
 def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
