@@ -14,7 +14,6 @@ from harness.records import (
     Case,
     CaseSummary,
     Environment,
-    Measurement,
     Outcome,
     Run,
     Scalar,
@@ -196,37 +195,26 @@ def scaling(fits: Sequence[ScalingFit]) -> Table:
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Unsupported processes, equal ones together, and cases that did not start. Failures have a
-    section of their own."""
+    """Cases that a provider declined, that the machine was not fit for, or that did not start.
+    Failures have a section of their own."""
     rows = []
     for s in summaries:
-        allowed = s.case.allow.get(s.outcome) if s.outcome else None
-        alike: dict[tuple[Outcome, str], list[Measurement]] = {}
-        for m in run.of(s.case.case_id):
-            if m.outcome is Outcome.UNSUPPORTED:
-                alike.setdefault((m.outcome, m.detail), []).append(m)
-        rows += [
-            (
-                f"`{s.case.case_id}`",
-                ", ".join(str(m.process) for m in same),
-                outcome_name(outcome),
-                clipped(detail.strip(), MAX_DETAIL) or NONE,
-                allowed or "no",
-                f"`{same[0].log}`" if same[0].log else NONE,
-            )
-            for (outcome, detail), same in alike.items()
-        ]
-        measured_ok = all(m.outcome is Outcome.OK for m in run.of(s.case.case_id))
-        if s.outcome is Outcome.INVALID_ENVIRONMENT and measured_ok:  # judged afterwards
-            rows.append(
-                (f"`{s.case.case_id}`", NONE, outcome_name(s.outcome), s.detail, "no", NONE)
-            )
-        if s.outcome is None:
+        outcome, measured = s.outcome, run.of(s.case.case_id)
+        declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
+        if declined:
+            outcome, why = declined.outcome, declined.detail
+        elif outcome is None:
             why = "the run ended before this case started"
-            rows.append((f"`{s.case.case_id}`", NONE, "not run", why, "no", NONE))
+        elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
+            why = s.detail  # judged afterwards
+        else:
+            continue
+        allowed = s.case.allow.get(outcome) if outcome else None
+        reason = clipped(why.strip(), MAX_DETAIL) or NONE
+        rows.append((f"`{s.case.case_id}`", outcome_name(outcome), reason, allowed or "no"))
     if not rows:
         return None
-    return Table(columns=("case", "process", "outcome", "why", "allowed", "log"), rows=tuple(rows))
+    return Table(columns=("case", "outcome", "why", "allowed"), rows=tuple(rows))
 
 
 def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:

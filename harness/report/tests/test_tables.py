@@ -70,4 +70,4 @@ def test_a_long_reason_is_cut() -> None:
     table = tables.not_run(summarise(recorded), recorded)
 
     assert table
-    assert len(table.rows[0][3]) == tables.MAX_DETAIL
+    assert len(table.rows[0][2]) == tables.MAX_DETAIL
