@@ -234,6 +234,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert document["baseline"]["run_id"] == ids[0]
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
     assert "Comparison: NO-GO  2 of 2 cases" in shown.stdout
+    assert "--ci" not in shown.stdout
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -247,6 +248,7 @@ def test_no_number_is_wrapped(width: int) -> None:
         console.print(console_verdict.shown(compare(a, b)))
 
     lines = shown.get().splitlines()
+    assert any(line.split()[:3] == ["differs", "baseline", "candidate"] for line in lines)
     assert max(map(len, lines)) <= width
     assert sum("+50 %" in line and "150 ms" in line for line in lines) == 2
     assert sum("only the baseline has this case" in line for line in lines) == 1

@@ -12,10 +12,9 @@ import pytest
 
 from harness.analysis import overhead
 from harness.analysis.effects import Effect
-from harness.analysis.verdict import KERNELS_THAT_RAN
-from harness.records import Decision, Outcome, PathRule, Run
+from harness.records import Decision, Outcome, Run
 from harness.report import context, text
-from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
+from harness.tests.fake_runs import case, ended, retest, run, sweep, timed
 
 PAGE = Path(__file__).with_name("run.md")
 
@@ -52,20 +51,6 @@ def test_every_picture_it_shows_exists_and_has_words(full: Path) -> None:
     assert len(shown) == 4
     for _, link in shown:
         assert (full.parent / link).read_bytes().startswith(b"\x89PNG")
-
-
-def test_unchecked_operators_leave_the_verdict_open_and_invisible_kernels_are_not_applied() -> None:
-    stated = PathRule(must=("gemm",))
-    first, second = sweep(gc=["off", "on"])
-    cases = [replace(first, operators=stated), replace(second, kernels=stated)]
-    recorded = run(cases, lambda c: timed(c, 0.05), env=environment(gpu=None))
-
-    built = values(recorded)
-
-    assert built["verdict"].decision is Decision.INCONCLUSIVE
-    assert built["summary"][1].startswith(f"Not applied: “{KERNELS_THAT_RAN}”")
-    assert not any("other GPUs" in sentence for sentence in built["summary"])
-    assert [row[2] for row in built["rules"].rows] == ["GO", "INCONCLUSIVE", "not applicable"]
 
 
 def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:

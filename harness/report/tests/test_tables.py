@@ -3,17 +3,13 @@
 from dataclasses import replace
 
 from harness.analysis.summary import summarise
-from harness.records import Case, Measurement, Outcome, Run
+from harness.records import Case, CostPlan, Measurement, Outcome
 from harness.report import tables
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
 
-def two(**changes: object) -> Run:
-    return run(sweep(gc=["off", "on"]), lambda c: timed(c, 0.05), **changes)  # type: ignore[arg-type]
-
-
 def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
-    recorded = two(env=environment(gpu=None))
+    recorded = run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=environment(gpu=None))
     summaries = summarise(recorded)
 
     narrow = tables.results(summaries, recorded)
@@ -61,13 +57,36 @@ def test_the_timeline_adds_up_to_the_wall_time() -> None:
     assert whole[-1][2] == "50 %"
 
 
-def test_a_long_reason_is_cut() -> None:
-    recorded = run(
-        [case({"gc": "off"})],
-        lambda c: ended(c, Outcome.UNSUPPORTED, detail="x" * (tables.MAX_DETAIL + 1)),
-    )
+def test_what_did_not_run_has_its_reason() -> None:
+    declined, not_started = sweep(gc=["off", "on"])
+    detail = "x" * (tables.MAX_DETAIL + 1)
 
+    def measure(c: Case) -> list[Measurement]:
+        return ended(c, Outcome.UNSUPPORTED, detail=detail) if c is declined else []
+
+    recorded = run([declined, not_started], measure)
     table = tables.not_run(summarise(recorded), recorded)
 
     assert table
+    assert [row[1] for row in table.rows] == ["unsupported", "not run"]
     assert len(table.rows[0][2]) == tables.MAX_DETAIL
+    assert table.rows[1][2] == "the run ended before this case started"
+
+
+def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval() -> None:
+    once, late = sweep(gc=["off", "on"])
+
+    def measure(c: Case) -> list[Measurement]:
+        if c is once:
+            return timed(c, 0.05, processes=1)
+        return ended(c, Outcome.TIMEOUT, lower_bound_s=2.0)
+
+    recorded = run([once, late], measure)
+    plan = CostPlan(steps=1800, usd_per_gpu_hour=3.0)
+    recorded = replace(recorded, suite=replace(recorded.suite, cost=plan))
+
+    table = tables.cost(summarise(recorded), recorded)
+
+    assert table
+    assert table.rows[0][1].endswith(" s (one process, no interval)")
+    assert table.rows[1][1:] == ("more than 1 h 00 min", "more than $3.00")
