@@ -55,12 +55,6 @@ def duration(seconds: float) -> str:
     return f"{days:,} d {rest} h"
 
 
-def tokens_per_s(value: float) -> str:
-    """11, 10,500, 1.2 M; the unit is in the heading."""
-    one, unit = _rate(value)
-    return number(value / one) + unit
-
-
 def size(value: float) -> str:
     """7.21 GiB: binary units under their own names, never "GB"."""
     one, unit = _bytes(value)
@@ -75,11 +69,6 @@ def percent(ratio: float) -> str:
 def factor(ratio: float) -> str:
     """29x, 1.07x: two digits, three near one."""
     return number(ratio, 3 if 0.5 < ratio < 2 else 2) + "x"
-
-
-def clock(hertz: float) -> str:
-    """1,980 MHz."""
-    return f"{hertz / 1e6:,.0f} MHz"
 
 
 def utc(iso: str) -> str:

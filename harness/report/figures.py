@@ -101,7 +101,7 @@ def throughput(
     axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
     axes.set_yticklabels(names)
     _title(figure, f"{workload}: {METRICS[metric].title} by case")
-    _legend(axes, metric, colours, list(thresholds.values()))
+    _legend(figure, metric, colours, list(thresholds.values()))
     key = "bar: 95 % interval over processes; hollow: one process, or a bound"
     figure.supxlabel(key, x=0.008, ha="left", fontsize=8, color=MUTED)
     alt = (
@@ -252,8 +252,7 @@ def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
         _log_ticks(axes.xaxis, (low, high))
     else:
         axes.set_xlim(0, high * 1.12)
-    shown = units.duration if metric == "step_s" else units.tokens_per_s
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: shown(x)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.plain(metric, x)))
     axes.set_xlabel(METRICS[metric].title, color=MUTED)
     axes.grid(axis="x", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)
@@ -270,7 +269,6 @@ def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) 
     """One row: a dot with its interval, an arrow for a bound, or the outcome."""
     estimate = summary.metrics.get(metric) if summary.outcome is Outcome.OK else None
     bound = _bound(summary, metric)
-    shown = units.duration if metric == "step_s" else units.tokens_per_s
     if estimate is not None:
         low, high = estimate.low, estimate.high
         right = estimate.value
@@ -284,7 +282,7 @@ def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) 
     elif bound is not None:
         sign = ">" if metric == "step_s" else "<"
         axes.plot(bound, row, sign, ms=6.5, mfc="white", mec=colour, zorder=3)
-        _beside(axes, (bound, row), f"{sign} {shown(bound)} (timeout)", MUTED)
+        _beside(axes, (bound, row), f"{sign} {units.plain(metric, bound)} (timeout)", MUTED)
     else:
         _beside(axes, (axes.get_xlim()[0], row), outcome_name(summary.outcome), MUTED)
 
@@ -303,7 +301,7 @@ def _beside(axes: Axes, at: tuple[float, float], text: str, colour: str) -> None
 
 
 def _legend(
-    axes: Axes,
+    figure: Figure,
     metric: str,
     colours: Mapping[str, str],
     thresholds: Sequence[Mapping[str, float]],
@@ -319,17 +317,8 @@ def _legend(
             text = f"{kind} {', '.join(units.plain(metric, v) for v in values)}"
             handles.append(Line2D([], [], color=colour, ls=style, lw=1.6, label=text))
     if handles:
-        axes.legend(
-            handles=handles,
-            loc="lower right",
-            bbox_to_anchor=(1.0, 1.0),
-            ncols=min(len(handles), 6),
-            frameon=False,
-            fontsize=8.5,
-            handletextpad=0.4,
-            columnspacing=1.2,
-            borderaxespad=0.2,
-        )
+        place = "outside upper right"
+        figure.legend(handles=handles, loc=place, ncols=6, frameon=False, fontsize=8.5)
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:

@@ -117,7 +117,7 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         if g.power_limit_w is not None:
             facts.append(f"power limit {units.number(g.power_limit_w)} W")
         if g.max_sm_clock_hz is not None:
-            facts.append(f"SM clock up to {units.clock(g.max_sm_clock_hz)}")
+            facts.append(f"SM clock up to {g.max_sm_clock_hz / 1e6:,.0f} MHz")
         rows += [
             ("GPU", f"{g.name} ({', '.join(facts)}), {g.uuid}"),
             ("driver", f"{g.driver}, CUDA {g.cuda_driver}"),
@@ -276,7 +276,7 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = upper_bound(s, metric)
     if bound is not None:
-        return f"< {units.tokens_per_s(bound)} (timeout)"
+        return f"< {units.plain(metric, bound)} (timeout)"
     if metric == "step_s" and s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
         return f"> {units.duration(s.lower_bound_s)} (timeout)"
     if metric == "step_s":
