@@ -1,6 +1,6 @@
 """The figures of a report, drawn from records to PNG bytes; None if there is nothing to draw.
 
-Matplotlib is used through its objects (Figure, Axes, Agg): no pyplot, global state or display.
+Matplotlib is used through its objects (Figure, Axes): no pyplot, global state or display.
 """
 
 import io
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -162,7 +161,6 @@ def telemetry(measurement: Measurement, label: str) -> Picture | None:
     if not panels:
         return None
     figure = Figure(figsize=(WIDTH_IN, 0.9 + 1.25 * len(panels)), layout="constrained")
-    FigureCanvasAgg(figure)
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (channel, name, size, top), colour in zip(rows, panels, COLOURS, strict=False):
         _plain(axes)
@@ -202,7 +200,6 @@ def _title(figure: Figure, text: str) -> None:
 
 def _canvas(height_in: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     _plain(axes)
     return figure, axes
@@ -316,9 +313,7 @@ def _legend(
         if values:
             text = f"{kind} {', '.join(units.plain(metric, v) for v in values)}"
             handles.append(Line2D([], [], color=colour, ls=style, lw=1.6, label=text))
-    if handles:
-        place = "outside upper right"
-        figure.legend(handles=handles, loc=place, ncols=6, frameon=False, fontsize=8.5)
+    figure.legend(handles=handles, loc="outside upper right", ncols=6, frameon=False, fontsize=8.5)
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
