@@ -4,7 +4,6 @@ Only this module ends the process. Exit status: 0 GO or measured; 1 a regression
 2 the request could not be carried out; 3 undecided, interrupted, or an invalid environment.
 """
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,21 +47,8 @@ def _in_one_message() -> Iterator[None]:
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: it prints the help
             raise
-        raise _usage_error(error) from None
-
-
-def _usage_error(error: Any) -> HarnessError:
-    name = error.ctx.command_path if error.ctx else "harness"
-    see = f"See: {name} --help"
-    if type(error).__name__ == "NoSuchOption":
-        option, near = error.option_name, next(iter(error.possibilities or ()), "")
-        return HarnessError(
-            f"`{name}` has no option {option}", f"Did you mean {near}? {see}" if near else see
-        )
-    problem = error.format_message()
-    problem = re.sub(r"Input should be greater than or equal to (\S+)", r"use \1 or more", problem)
-    problem = re.sub(r"Input should be less than or equal to (\S+)", r"use \1 or less", problem)
-    return HarnessError(problem.replace("Input should", "it should"), see)
+        name = error.ctx.command_path if error.ctx else "harness"
+        raise HarnessError(error.format_message(), f"See: {name} --help") from None
 
 
 app = typer.Typer(
