@@ -179,7 +179,6 @@ MET, OPEN, LEFT = (Decision.GO, True), (Decision.INCONCLUSIVE, True), (Decision.
             {gate.WHAT_RAN: MET, gate.KERNELS_THAT_RAN: LEFT},
         ),
         ({"operators": OPERATORS}, SKIPPED, True, {gate.WHAT_RAN: OPEN}),
-        ({"operators": OPERATORS}, SKIPPED, False, {gate.WHAT_RAN: OPEN}),
         ({"operators": OPERATORS}, None, False, {gate.WHAT_RAN: OPEN}),
     ],
 )
