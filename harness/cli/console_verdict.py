@@ -9,8 +9,7 @@ from rich.text import Text
 
 from harness import units
 from harness.cli.console import DECISION_STYLE, differences, table
-from harness.gate.compare import ONE_SIDE
-from harness.gate.records import GateCase, GateVerdict, VerdictSubject
+from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
 from harness.records import Decision
 from harness.report.verdict_text import case_reason, change_text, undecided_text, worst_first
@@ -23,7 +22,8 @@ def shown(verdict: GateVerdict) -> RenderableType:
         lines += [_sides(verdict), Text()]
         lines += [differences(verdict.differences, "baseline", "candidate"), Text()]
     if verdict.cases:
-        lines.append(_cases(sorted(worst_first(verdict), key=lambda c: c.state in ONE_SIDE)))
+        one_side = (State.NEW, State.MISSING)
+        lines.append(_cases(sorted(worst_first(verdict), key=lambda c: c.state in one_side)))
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
     if verdict.left_out:
         first, count = verdict.left_out[0], len(verdict.left_out)
