@@ -18,12 +18,13 @@ from harness.report.verdict_text import case_reason, change_text, undecided_text
 def shown(verdict: GateVerdict) -> RenderableType:
     """The two sides of a comparison and how they differ; every case; the answer last."""
     lines: list[RenderableType] = []
+    cases = worst_first(verdict)
     if verdict.subject is VerdictSubject.COMPARISON:
         lines += [_sides(verdict), Text()]
         lines += [differences(verdict.differences, "baseline", "candidate"), Text()]
-    if verdict.cases:
-        one_side = (State.NEW, State.MISSING)
-        lines.append(_cases(sorted(worst_first(verdict), key=lambda c: c.state in one_side)))
+        cases.sort(key=lambda c: c.state in (State.NEW, State.MISSING))
+    if cases:
+        lines.append(_cases(cases))
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
     if verdict.left_out:
         first, count = verdict.left_out[0], len(verdict.left_out)
