@@ -102,27 +102,22 @@ class SuiteCase(pytest.Item):
         self.extra_keyword_matches.update(f"{name}:{value}" for name, value in case.axes.items())
 
     def runtest(self) -> None:
-        from harness.integrations.pytest_session import CaseFailed
+        from harness.errors import HarnessError
 
         selected = [
             item.case
             for item in self.session.items
             if isinstance(item, SuiteCase) and item.path == self.path
         ]
-        judged = _measuring(self.config).measure(self.suite, self.case, selected)
+        try:
+            judged = _measuring(self.config).measure(self.suite, self.case, selected)
+        except HarnessError as error:
+            pytest.fail(str(error), pytrace=False)
         self.user_properties += judged.properties
         if judged.expected:
             pytest.xfail(judged.expected)
         if judged.failure:
-            raise CaseFailed(judged.failure)
-
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from harness.errors import HarnessError
-        from harness.integrations.pytest_session import CaseFailed
-
-        if isinstance(excinfo.value, CaseFailed | HarnessError):
-            return str(excinfo.value)
-        return super().repr_failure(excinfo)
+            pytest.fail(judged.failure, pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self._line - 1, self.name

@@ -8,16 +8,14 @@ those runs at the end and judges each by all rules of its suite.
 import fcntl
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.analysis import scaling, summary
 from harness.analysis import verdict as rules
-from harness.machine import environment
 from harness.machine.gpu_idle import mismatch
 from harness.records import (
     Case,
@@ -25,30 +23,22 @@ from harness.records import (
     Decision,
     Environment,
     Evidence,
-    Measurement,
     Outcome,
     Run,
     Suite,
     Verdict,
     gpu_matches,
 )
+from harness.report.markdown import plain
 from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
-from harness.runner import rig as machine
 from harness.runner.launcher import Launcher
-from harness.runner.rig import Rig
+from harness.runner.rig import Rig, take
 from harness.runner.run import RunObserver, run_suite, settled
 from harness.store import reader as store
 from harness.store.writer import create, join
-from harness.suite.load import shipped_roots
 
 LOG_LINES = 20
 """Of a failed process's log, in the failure's text."""
-LOG_BYTES = 2**16
-_LOCK = "measuring.lock"
-
-
-class CaseFailed(Exception):
-    """A case failed; pytest shows only the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +66,8 @@ class SuiteResult:
 class _Place:
     """Where all cases of a suite are measured."""
 
+    rig: Rig
+    launcher: Launcher
     environment: Environment
     folder: Path
 
@@ -90,19 +82,12 @@ class Session:
         self._shared = shared
         self._wait_for_gpu_s = wait_for_gpu_s
         self._command = tuple(command)
-        self._launchers: dict[tuple[bool, bool], Launcher] = {}  # suite: for a CPU, shipped
         self._places: dict[str, _Place] = {}
+        self._held = ExitStack()
 
     def close(self) -> None:
         """End the forkservers."""
-        for launcher in self._launchers.values():
-            launcher.close()
-
-    def _launcher(self, suite: Suite) -> Launcher:
-        kind = suite.device == "cpu", bool(shipped_roots(suite))
-        if kind not in self._launchers:
-            self._launchers[kind] = Launcher.of(suite)
-        return self._launchers[kind]
+        self._held.close()
 
     def measure(self, suite: Suite, case: Case, selected: Sequence[Case]) -> CaseResult:
         """Run all processes of one case, store the measurements, and judge them.
@@ -115,76 +100,53 @@ class Session:
         Raises:
             HarnessError: The case cannot be measured here, or not be stored.
         """
-        alone, recorder = replace(suite, cases=(case,)), _Recorder()
-        rig = Rig(suite.device, wait_s=self._wait_for_gpu_s, say=warnings.warn)
-        with _turn(self._shared), rig:
-            place = self._place(suite, replace(suite, cases=tuple(selected)), rig)
-            self._launcher(suite).preflight(alone)
-            rig.observe(place.environment)
-            with join(place.folder) as writer:
-                run_suite(
-                    alone,
-                    writer=writer,
-                    probes=rig.probes,
-                    observer=recorder,
-                    launcher=self._launcher(suite),
-                    gpu=rig.gpu,
-                    unfit=mismatch(suite.requires, place.environment),
-                )
-        recorded = Run(
-            run_id=place.folder.name,
-            folder=str(place.folder),
-            suite=alone,
-            environment=place.environment,
-            measurements=tuple(recorder.measurements),
-        )
-        return judge(recorded)
+        alone = replace(suite, cases=(case,))
+        with (self._shared / "measuring.lock").open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            if suite.path not in self._places:
+                self._places[suite.path] = self._open(suite, replace(suite, cases=tuple(selected)))
+            place = self._places[suite.path]
+            place.rig.hold(place.environment.gpu)
+            place.rig.measures(place.folder.name)
+            try:
+                place.launcher.preflight(alone)
+                with join(place.folder) as writer:
+                    run_suite(
+                        alone,
+                        writer=writer,
+                        probes=place.rig.probes,
+                        observer=RunObserver(),
+                        launcher=place.launcher,
+                        gpu=place.rig.gpu,
+                        unfit=mismatch(suite.requires, place.environment),
+                    )
+            finally:
+                place.rig.hold(None)  # the next case may be another process's
+        recorded = store.load(self._store, place.folder)
+        measured = tuple(recorded.of(case.case_id))
+        return judge(replace(recorded, suite=alone, measurements=measured))
 
-    def _place(self, suite: Suite, selected: Suite, rig: Rig) -> _Place:
-        """Lock the GPU of the suite, and create its run unless another process has."""
-        if (known := self._places.get(suite.path)) is not None:
-            rig.hold(known.environment.gpu)
-            rig.measures(known.folder.name)
-            return known
-        here = rig.describe(
-            self._launcher(suite),
-            command=self._command,
-            repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
-            cases=selected.cases,
-        )
-        machine.require_gpu(suite, here, "Leave out its file, or run pytest on a GPU node.")
-        note = self._shared / f"{hashlib.sha256(suite.path.encode()).hexdigest()}.json"
-        if note.exists():
-            folder = Path(json.loads(note.read_text())["folder"])
-        else:
-            with create(self._store, selected, here) as writer:
-                folder = writer.folder.resolve()
-            whole = len(suite.cases)
-            note.write_text(json.dumps({"folder": str(folder), "cases_of_suite": whole}))
-        rig.measures(folder.name)
-        place = self._places[suite.path] = _Place(here, folder)
-        return place
-
-
-@contextmanager
-def _turn(shared: Path) -> Iterator[None]:
-    """Measure alone among the processes of this pytest run."""
-    fd = os.open(shared / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-class _Recorder(RunObserver):
-    """Keeps the measurements of a run."""
-
-    def __init__(self) -> None:
-        self.measurements: list[Measurement] = []
-
-    def finished(self, measurement: Measurement) -> None:
-        self.measurements.append(measurement)
+    def _open(self, suite: Suite, selected: Suite) -> _Place:
+        """Reserve the machine for a suite, and create its run unless another process has."""
+        with ExitStack() as held:
+            rig, launcher, here = take(
+                held,
+                selected,
+                command=self._command,
+                wait_s=self._wait_for_gpu_s,
+                say=warnings.warn,
+            )
+            rig.observe(here)
+            note = self._shared / f"{hashlib.sha256(suite.path.encode()).hexdigest()}.json"
+            if note.exists():
+                folder = Path(json.loads(note.read_text())["folder"])
+            else:
+                with create(self._store, selected, here) as writer:
+                    folder = writer.folder.resolve()
+                whole = len(suite.cases)
+                note.write_text(json.dumps({"folder": str(folder), "cases_of_suite": whole}))
+            self._held.push(held.pop_all())
+        return _Place(rig, launcher, here, folder)
 
 
 # --- one case ----------------------------------------------------------------------------
@@ -254,13 +216,7 @@ def log_tail(path: Path) -> list[str]:
     """The last lines of a log, without control characters."""
     if not path.is_file():
         return []
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LOG_BYTES))
-        text = file.read().decode(errors="replace")
-    shown = "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-    return shown.rstrip().splitlines()[-LOG_LINES:]
+    return plain(path.read_text(errors="replace")).rstrip().splitlines()[-LOG_LINES:]
 
 
 # --- all of them -------------------------------------------------------------------------

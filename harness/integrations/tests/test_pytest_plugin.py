@@ -4,14 +4,18 @@ import ast
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from harness.records import Outcome
+from harness.integrations.pytest_session import judge
+from harness.records import Match, Outcome, Rule
 from harness.runner.launcher import Launcher
 from harness.store import reader
+from harness.tests import fake_runs
 from harness.tests.indexed import headers
 
 pytest_plugins = ["pytester"]
@@ -96,50 +100,32 @@ def test_each_case_is_collected_without_torch(tmp_path: Path) -> None:
     assert loaded == ""
 
 
-def test_only_named_suites_are_collected(inner: Pytest) -> None:
+def test_suites_are_collected_by_name_and_by_pattern(inner: Pytest) -> None:
     inner.suite(SUITE, "suites/fakes.yaml")
+    inner.suite(SUITE, "others/fakes.yaml")
     inner.suite("services:\n  web: {image: nginx}\n", "compose.yaml")
 
     by_folder = inner.run("--collect-only")
     by_name = inner.run("--collect-only", "suites/fakes.yaml", "-q")
     no_suite = inner.run("--collect-only", "compose.yaml")
+    inner.pytester.makeini("[pytest]\nharness_suites = suites/*.yaml\n")
+    by_pattern = inner.run("--collect-only", "-q")
 
     assert by_folder.ret is pytest.ExitCode.NO_TESTS_COLLECTED
     by_name.stdout.fnmatch_lines(["suites/fakes.yaml::fake/one/seq_len=1"])
     assert no_suite.ret is pytest.ExitCode.USAGE_ERROR
+    by_pattern.stdout.fnmatch_lines(["suites/fakes.yaml::fake/one/seq_len=1"])
+    by_pattern.stdout.no_fnmatch_line("others/*")
 
 
-def test_an_ini_option_collects_suites_by_pattern(inner: Pytest) -> None:
-    inner.suite(SUITE, "suites/fakes.yaml")
-    inner.suite(SUITE, "others/fakes.yaml")
-    inner.pytester.makeini("[pytest]\nharness_suites = suites/*.yaml\n")
-
-    result = inner.run("--collect-only", "-q")
-
-    assert result.parseoutcomes() == {"tests": 4} or "4 tests collected" in result.stdout.str()
-    result.stdout.no_fnmatch_line("others/*")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        pytest.param(SUITE.replace("providers", "provider"), "*fakes.yaml:9:5: *", id="misspelt"),
-        pytest.param(SUITE + "  bad: [\n", "*fakes.yaml:11:*not YAML*", id="not-yaml"),
-        pytest.param(
-            SUITE.replace("one, two", "!!python/name:os.system x"),
-            "*fakes.yaml:9:*tag * is not allowed*",
-            id="tag",
-        ),
-    ],
-)
-def test_an_invalid_suite_is_an_error_with_its_line(inner: Pytest, text: str, said: str) -> None:
-    inner.suite(text)
+def test_an_invalid_suite_is_an_error_with_its_line(inner: Pytest) -> None:
+    inner.suite(SUITE.replace("providers", "provider"))
 
     result = inner.run("fakes.yaml")
 
     assert result.ret is pytest.ExitCode.INTERRUPTED
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([said])
+    result.stdout.fnmatch_lines(["*fakes.yaml:9:5: *"])
 
 
 def test_a_good_suite_passes_and_its_run_is_stored(inner: Pytest) -> None:
@@ -170,11 +156,11 @@ def test_a_selection_by_k_gives_no_verdict(inner: Pytest) -> None:
 
 
 def test_a_failure_shows_its_evidence_and_log(inner: Pytest) -> None:
-    inner.suite(SUITE + BAD)
+    inner.suite(SUITE.replace("one, two", "one") + BAD)
 
     result = inner.run("fakes.yaml", "--junitxml=junit.xml")
 
-    result.assert_outcomes(passed=4, failed=1)
+    result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         [
             "bad/one: crash",
@@ -193,46 +179,44 @@ def test_a_failure_shows_its_evidence_and_log(inner: Pytest) -> None:
     assert failed == {"bad/one": True}
 
 
-def test_a_case_that_violates_a_rule_fails(inner: Pytest) -> None:
-    rule = "verdict:\n  - {name: idle, metric: dispatched_ops, go: 0, match: {provider: two}}\n"
-    inner.suite(SUITE.replace(":good", ":multiplies") + rule)
+FAST = Rule(name="slow enough", metric="step_s", go=0.05)
+OTHER_CASE = Match(criteria={"seq_len": (1,)})
 
-    result = inner.run("fakes.yaml")
 
-    result.assert_outcomes(passed=2, failed=2)
-    result.stdout.fnmatch_lines(
-        ["NO-GO by idle: fake/two/seq_len=1*", "*required: * ≤ 0 in every*"]
+@pytest.mark.parametrize(
+    ("rule", "measured", "failure"),
+    [
+        pytest.param(FAST, {}, ["NO-GO"], id="broken"),
+        pytest.param(replace(FAST, go=1.0), {}, [], id="met"),
+        pytest.param(replace(FAST, go=1.0), {"processes": 1}, ["INCONCLUSIVE"], id="open"),
+        pytest.param(replace(FAST, gpu="A100"), {}, [], id="another GPU"),
+        pytest.param(replace(FAST, quantifier="any"), {}, [], id="best case"),
+        pytest.param(replace(FAST, metric="scaling_exponent", axis="seq_len"), {}, [], id="fit"),
+        pytest.param(replace(FAST, match=OTHER_CASE), {}, [], id="another case"),
+    ],
+)
+def test_a_case_fails_unless_it_keeps_every_rule_that_concerns_it_alone(
+    rule: Rule, measured: dict[str, Any], failure: list[str]
+) -> None:
+    cases = fake_runs.sweep(seq_len=[512])
+
+    judged = judge(
+        fake_runs.run(cases, lambda c: fake_runs.timed(c, 0.1, **measured), rules=[rule])
     )
 
-
-def test_an_undecided_case_fails(inner: Pytest) -> None:
-    """One process has no interval, so the rule is undecided."""
-    rule = "verdict:\n  - {name: slow enough, metric: step_s, go: 100}\n"
-    inner.suite(SUITE.replace("processes: 2", "processes: 1") + rule)
-
-    result = inner.run("fakes.yaml::fake/one/seq_len=1")
-
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["INCONCLUSIVE by slow enough: *"])
-
-
-def test_a_required_operator_needs_a_profile(inner: Pytest) -> None:
-    stated = '    operators: {must: ["aten::scaled_dot_product_attention"]}\n'
-    inner.suite(SUITE.replace("stall_s: 20}", "stall_s: 20, profile: false}") + stated)
-
-    result = inner.run("fakes.yaml::fake/one/seq_len=1")
-
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["INCONCLUSIVE by required kernels *switched off*"])
+    shown = judged.failure.splitlines()
+    assert [line.partition(" by ")[0] for line in shown if " by slow enough: " in line] == failure
+    assert bool(failure) is any(line.startswith("  required: ") for line in shown) is bool(shown)
+    assert dict(judged.properties)["outcome"] == "ok"
 
 
 def test_a_rule_over_several_cases_fails_the_session(inner: Pytest) -> None:
     rule = "verdict:\n  - {name: one is idle, metric: dispatched_ops, go: 0, quantifier: any}\n"
-    inner.suite(SUITE.replace(":good", ":multiplies") + rule)
+    inner.suite(SUITE.replace(":good", ":multiplies").replace("one, two", "one") + rule)
 
     result = inner.run("fakes.yaml")
 
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=2)
     assert result.ret is pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["verdict: NO-GO: one is idle*"])
 
@@ -240,20 +224,11 @@ def test_a_rule_over_several_cases_fails_the_session(inner: Pytest) -> None:
 def test_an_allowed_outcome_is_expected(inner: Pytest) -> None:
     inner.suite(SUITE + BAD + "    allow: {crash: block sizes are checked since v2}\n")
 
-    result = inner.run("fakes.yaml", "-rx")
+    result = inner.run("fakes.yaml::bad/one", "-rx")
 
-    result.assert_outcomes(passed=4, xfailed=1)
+    result.assert_outcomes(xfailed=1)
     assert result.ret is pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["XFAIL *crash is allowed: block sizes are checked since v2"])
-
-
-def test_a_declined_case_fails_unless_allowed(inner: Pytest) -> None:
-    inner.suite(SUITE.replace("good", "declined").replace("{seq_len: [1, 2]}", "{head_dim: 7}"))
-
-    result = inner.run("fakes.yaml::fake/one")
-
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["fake/one: unsupported", "*head_dim=7"])
 
 
 def test_a_stopped_run_can_be_resumed(inner: Pytest) -> None:
@@ -266,29 +241,42 @@ def test_a_stopped_run_can_be_resumed(inner: Pytest) -> None:
     assert [h.state for h in inner.runs()] == ["unfinished"]
 
 
-@pytest.mark.slow
 def test_xdist_workers_share_a_run_and_measure_one_at_a_time(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
     stamps = pytester.path / "stamps"
-    pytester.makepyfile(
-        stamping=f"""
+    pytester.makeconftest(
+        f"""
         import os, time
-        from harness.tests.fake_workloads import _good_but
+        from pathlib import Path
+        from types import SimpleNamespace
+        from harness.integrations import pytest_session
+        from harness.tests import fake_runs
 
-        def stamp(provider, axes):
-            def run():
-                began = time.monotonic()
-                time.sleep(0.05)
-                with open({str(stamps)!r}, "a") as file:
-                    file.write(f"{{os.getppid()}}, {{began}}, {{time.monotonic()}}\\n")
-            return _good_but(run=run)
+        ignored = lambda *_: None
+        locked = Path({str(pytester.path / "locked")!r})
+
+        def hold(gpu):
+            locked.touch(exist_ok=False) if gpu else locked.unlink()
+
+        def take(held, suite, **_):
+            rig = SimpleNamespace(hold=hold, observe=ignored, measures=ignored, probes=(), gpu=None)
+            return rig, SimpleNamespace(preflight=ignored), fake_runs.environment()
+
+        def run_suite(suite, *, writer, **_):
+            began = time.monotonic()
+            time.sleep(0.1)
+            for measurement in fake_runs.timed(suite.cases[0], 0.1, processes=2):
+                writer.append(measurement)
+            with open({str(stamps)!r}, "a") as file:
+                file.write(f"{{os.getpid()}}, {{began}}, {{time.monotonic()}}\\n")
+
+        pytest_session.take, pytest_session.run_suite = take, run_suite
         """
     )
-    text = SUITE.replace("harness.tests.fake_workloads:good", "stamping:stamp")
-    (pytester.path / "fakes.yaml").write_text(text)
+    (pytester.path / "fakes.yaml").write_text(SUITE)
 
     result = pytester.runpytest_subprocess(
         "-p", "harness.integrations.pytest_plugin", "-p", "xdist", "-n", "2", "fakes.yaml"
@@ -299,6 +287,6 @@ def test_xdist_workers_share_a_run_and_measure_one_at_a_time(
     (header,) = headers(pytester.path / "reports/runs")
     assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
     times = sorted(ast.literal_eval(line) for line in stamps.read_text().splitlines())
-    assert len({forkserver for forkserver, _, _ in times}) == 2
+    assert len({process for process, _, _ in times}) == 2
     spans = sorted((began, ended) for _, began, ended in times)
     assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))
