@@ -1,28 +1,19 @@
 """The steps of ci/README.md, applied to another repository, and the result in CI."""
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
-from harness.gate.records import GateVerdict, State, decode
+from harness.gate.records import State, decode
+from harness.integrations.tests.test_ci_files import README, ROOT, bash, load
 from harness.records import Decision
+from harness.tests.command_line import harness
 from harness.tests.gate_repositories import commit, git
 
-ROOT = Path(__file__).resolve().parents[3]
-README = ROOT / "ci/README.md"
 WORKFLOWS = ROOT / ".github/workflows"
-
-if not WORKFLOWS.is_dir():
-    pytest.skip("not a checkout: the templates are not installed", allow_module_level=True)
 
 
 def section() -> str:
@@ -97,73 +88,51 @@ def test_ci_installs_pinned_versions() -> None:
     ]
 
 
-@pytest.mark.slow
 def test_the_gitlab_job_judges_a_change_of_the_new_files(theirs: Path) -> None:
     made = git(theirs, "rev-parse", "HEAD")
     workloads = (theirs / "benchmarks/workloads.py").read_text()
     more = workloads.replace("return torch.softmax(x, -1)  #", "return torch.softmax(x, -1) + 0  #")
     assert more != workloads
     commit(theirs, {"benchmarks/workloads.py": more})
-    judged = gate_counters(theirs, base=made)
 
+    for arguments in commands_of_the_job(theirs, base=made):
+        ran = harness(*arguments, cwd=theirs, env={"CUDA_VISIBLE_DEVICES": ""})
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+    judged = decode((theirs / "gate/verdict.json").read_text(), "verdict.json")
     assert judged.decision is Decision.NO_GO, judged.reason
     assert {case.state for case in judged.cases} == {State.COMPARED}
     assert not judged.blocks, "the policy's stage is warn"
-    assert {path.name for path in (theirs / "gate").iterdir()} == {
-        "verdict.json",
-        "gate.xml",
-        "gate.md",
-    }
+    written = {path.name for path in (theirs / "gate").iterdir()}
+    assert written == {"verdict.json", "gate.xml", "gate.md"}
     assert git(theirs, "status", "--porcelain") == ""
 
 
-def gate_counters(folder: Path, *, base: str) -> GateVerdict:
-    """Run the script of the template's job."""
+def commands_of_the_job(folder: Path, *, base: str) -> list[list[str]]:
+    """The arguments of `harness` in the script of the template's job, without an installation."""
     template = load(folder / "ci/gitlab.yml")
     shared, job = template[".gate"], template["gate-counters"]
     before = [line for line in job["before_script"] if line != "before_script"]
     lines = [*before, *shared["before_script"], *job["script"], *shared["after_script"]]
-    variables = {name: given["value"] for name, given in template["variables"].items()}
-    ran = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", "\n".join(lines)],
+    noted, programs = folder.parent / "noted", folder.parent / "programs"
+    programs.mkdir()
+    for name, text in {
+        "apt-get": "",
+        "python3": "",
+        "python": '[ "$1 $2 $3" = "-m pip install" ]; for last; do :; done; cat "$last"',
+        "harness": f'printf "%s\\n" "$*" >> {noted}; echo gate > gate/verdict.json',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\nset -e\n{text}\n")
+        (programs / name).chmod(0o755)
+    ran = bash(
+        "\n".join(lines),
         cwd=folder,
         env={
-            **os.environ,
-            **variables,
-            "PATH": f"{runner(folder.parent / 'bin')}:/usr/bin:/bin",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            **{name: given["value"] for name, given in template["variables"].items()},
+            "PATH": f"{programs}:/usr/bin:/bin",
             "CI_PROJECT_DIR": str(folder),
             "CI_MERGE_REQUEST_DIFF_BASE_SHA": base,
-            "CUDA_VISIBLE_DEVICES": "",
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return decode((folder / "gate/verdict.json").read_text(), "verdict.json")
-
-
-def runner(folder: Path) -> Path:
-    """Programs of a runner, whose venvs contain this harness."""
-    python, venv = shlex.quote(sys.executable), shlex.quote(str(folder / "venv"))
-    programs = {
-        "apt-get": "",
-        "python3": f'for last; do :; done; mkdir -p "$last"; cp -r {venv} "$last/bin"',
-        "venv/python": '[ "$1 $2 $3" = "-m pip install" ]; for last; do :; done; cat "$last"',
-        "venv/harness": f'exec {python} -m harness "$@"',
-    }
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, text in programs.items():
-        program = folder / name
-        program.parent.mkdir(parents=True, exist_ok=True)
-        program.write_text(f"#!/bin/sh\nset -e\n{text}\n")
-        program.chmod(0o755)
-    return folder
-
-
-def load(path: Path) -> dict[str, Any]:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.constructor.add_constructor("!reference", lambda loader, node: node.value[-1].value)
-    data: dict[str, Any] = yaml.load(path.read_text())
-    return data
+    return [shlex.split(line) for line in noted.read_text().splitlines()]
