@@ -23,8 +23,6 @@ from harness.records import Run
 from harness.store import jsonl, reader, tables
 from harness.store.writer import create
 
-MAX_VERDICT_BYTES = 64 * 2**20
-
 
 class Format(StrEnum):
     """What `harness export` writes."""
@@ -145,7 +143,11 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
     (source,) = sources
     if form is Format.PYTEST_BENCHMARK:
         return _benchmarks(reader.load(root, source)).encode()
-    verdict = _read(Path(source)) if is_verdict else _judged(reader.load(root, source))
+    verdict = (
+        decode(pytest_benchmark.read_file(Path(source)), source)
+        if is_verdict
+        else _judged(reader.load(root, source))
+    )
     return _RENDERERS[form](verdict).encode()
 
 
@@ -170,12 +172,6 @@ def _benchmarks(run: Run) -> str:
             f"run {run.run_id} has no case that ended ok", "Export a run with results."
         )
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def _read(path: Path) -> GateVerdict:
-    remedy = "Name a file written by `harness gate --verdict FILE`."
-    data = pytest_benchmark.read_limited(path, MAX_VERDICT_BYTES, remedy)
-    return decode(data, str(path))
 
 
 def _judged(run: Run) -> GateVerdict:

@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,9 +33,6 @@ from harness.records import (
     Suite,
 )
 
-MAX_BYTES = 256 * 2**20
-"""Of an imported file: enough for ten million rounds."""
-MAX_BENCHMARKS = 10_000
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
 
@@ -96,20 +93,16 @@ class _Document(_Model):
     version: str
 
 
-def read_limited(path: Path, most: int = MAX_BYTES, remedy: str = "Split it.") -> bytes:
-    """Read a whole file.
+def read_file(path: Path) -> bytes:
+    """The content of a file.
 
     Raises:
-        HarnessError: It cannot be read, or has more than `most` bytes.
+        HarnessError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        return path.read_bytes()
     except OSError as error:
         raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > most:
-        raise HarnessError(f"{path}: more than {most} bytes", remedy)
-    return data
 
 
 def read_benchmarks(path: Path) -> Imported:
@@ -118,7 +111,7 @@ def read_benchmarks(path: Path) -> Imported:
     Raises:
         HarnessError: It is not such a file, has no rounds, or a round is not a positive time.
     """
-    data = read_limited(path)
+    data = read_file(path)
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:
@@ -133,8 +126,6 @@ def read_benchmarks(path: Path) -> Imported:
         raise _foreign(path, f"datetime is {document.datetime!r}") from None
     if not document.benchmarks:
         raise HarnessError(f"{path}: contains no benchmarks", "Check whether its session failed.")
-    if len(document.benchmarks) > MAX_BENCHMARKS:
-        raise HarnessError(f"{path}: more than {MAX_BENCHMARKS} benchmarks", "Split it.")
     names = [b.fullname for b in document.benchmarks]
     if twice := sorted(name for name, times in Counter(names).items() if times > 1):
         raise HarnessError(f"{path}: two benchmarks are named {twice[0]}", "Keep one of them.")
@@ -252,12 +243,7 @@ def benchmarks(run: Run) -> dict[str, object]:
     place for processes and failures: they are in extra_info and `harness`, which its tools ignore.
     """
     here, git = run.environment, run.environment.git
-    measured = [
-        (case, ok)
-        for case in run.suite.cases
-        if (ok := [m for m in run.of(case.case_id) if m.outcome is Outcome.OK])
-        and len(ok) == len(run.of(case.case_id))
-    ]
+    left = left_out(run)
     return {
         "machine_info": {
             "node": here.hostname,
@@ -281,23 +267,27 @@ def benchmarks(run: Run) -> dict[str, object]:
             "project": run.suite.name,
             "branch": git.branch if git else "(unknown)",
         },
-        "benchmarks": [_benchmark(run, case, ok) for case, ok in measured],
+        "benchmarks": [
+            _benchmark(run, case, run.of(case.case_id))
+            for case in run.suite.cases
+            if case.case_id not in left
+        ],
         "datetime": run.started_at,
         "version": f"nsa-harness {__version__}",
-        "harness": {"run": run.run_id, "left_out": dict(left_out(run))},
+        "harness": {"run": run.run_id, "left_out": left},
     }
 
 
-def left_out(run: Run) -> Mapping[str, str]:
+def left_out(run: Run) -> dict[str, str]:
     """The cases that are left out, and how they ended."""
     ends = {
-        case.case_id: [m.outcome for m in run.of(case.case_id) if m.outcome is not Outcome.OK]
+        case.case_id: {str(m.outcome) for m in run.of(case.case_id)} or {"did not run"}
         for case in run.suite.cases
     }
     return {
-        case_id: str(bad[0]) if bad else "did not run"
-        for case_id, bad in ends.items()
-        if bad or not run.of(case_id)
+        case_id: ", ".join(sorted(outcomes - {Outcome.OK}))
+        for case_id, outcomes in ends.items()
+        if outcomes != {Outcome.OK}
     }
 
 

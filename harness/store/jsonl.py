@@ -7,15 +7,14 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from harness.errors import HarnessError, StoreError
 from harness.store import reader, writer
 
-MAX_RUN_BYTES = 1024 * 2**20
-"""Of one run to import."""
 MAX_ID = 200
-_FIRST = b'{"kind": "run"'
+_FIRST = re.compile(rb'^{"kind": "run"', re.MULTILINE)
 _EXPORT = "Write such a file: harness export RUN --format jsonl -o FILE"
 
 
@@ -46,22 +45,14 @@ def import_runs(file: Path, root: Path) -> tuple[str, ...]:
 
 def _runs(file: Path) -> Iterator[tuple[int, bytes]]:
     """First line number and bytes of every run in a file."""
-    held: list[bytes] = []
-    size, first = 0, 1
     try:
-        with file.open("rb") as source:
-            for number, line in enumerate(iter(lambda: source.readline(MAX_RUN_BYTES + 1), b""), 1):
-                if line.startswith(_FIRST) and held:
-                    yield first, b"".join(held)
-                    held, size, first = [], 0, number
-                held.append(line if line.endswith(b"\n") else line + b"\n")
-                size += len(line)
-                if size > MAX_RUN_BYTES:
-                    raise HarnessError(f"{file}:{first}: the run exceeds {MAX_RUN_BYTES} bytes")
+        data = file.read_bytes()
     except OSError as error:
         raise HarnessError(f"{file}: cannot be read: {error.strerror}") from None
-    if held:
-        yield first, b"".join(held)
+    data = data if data.endswith(b"\n") else data + b"\n" * bool(data)
+    starts = {0, *(found.start() for found in _FIRST.finditer(data)), len(data)}
+    for begin, end in pairwise(sorted(starts)):
+        yield data.count(b"\n", 0, begin) + 1, data[begin:end]
 
 
 def _adopt(file: Path, first: int, data: bytes, root: Path) -> str:
