@@ -108,14 +108,6 @@ def test_scripts_parse_and_stop_at_the_first_error(path: Path) -> None:
         assert not piped or job["defaults"]["run"]["shell"] == "bash"
 
 
-@each_workflow
-def test_every_job_has_a_time_limit_and_runs_once(path: Path) -> None:
-    for name, job in jobs(path).items():
-        assert "timeout-minutes" in job or "uses" in job, name
-    if "workflow_call" not in triggers(path):
-        assert "group" in load(path)["concurrency"]
-
-
 def triggers(path: Path) -> dict[str, Any]:
     on = load(path)["on"]  # as YAML 1.2; 1.1 reads the key as true
     return on if isinstance(on, dict) else dict.fromkeys(on)
@@ -159,14 +151,16 @@ def test_code_of_a_fork_never_runs_on_a_self_hosted_runner() -> None:
 def test_the_comment_finds_the_artifacts() -> None:
     """Three places spell these names."""
     post = (ROOT / "ci/post_comment.py").read_text()
-    names = [
-        s["with"]["name"]
+    (pattern,) = re.findall(r'ARTIFACT = re\.compile\(r"(.*)"\)', post)
+    uploads = [
+        step["with"]["name"]
         for path in WORKFLOWS
-        for s in steps(path)
-        if "upload-artifact" in s.get("uses", "") and s["with"]["path"] == "comment/"
+        for step in steps(path)
+        if "upload-artifact" in step.get("uses", "") and step["with"]["path"] == "comment/"
     ]
-    assert sorted(names) == ["gate-comment-counters", "gate-comment-gpu"]
-    assert 're.compile(r"gate-comment-([a-z0-9-]{1,30})")' in post
+
+    assert len(uploads) == 2
+    assert all(re.fullmatch(pattern, name) for name in uploads)
     for path in ("gate.yml", "gpu-gate.yml"):
         text = (ROOT / ".github/workflows" / path).read_text()
         for file in ("pr.txt", "comment.md"):

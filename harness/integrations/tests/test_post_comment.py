@@ -1,16 +1,16 @@
-"""Comments on pull requests, tested with a local server that acts as GitHub."""
+"""Comments on pull requests, tested without a network."""
 
 import importlib.util
 import io
 import json
 import re
-import threading
+import urllib.request
 import zipfile
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from email.message import Message
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.response import addinfourl
 
 import pytest
 
@@ -41,9 +41,10 @@ def packed(**files: bytes | str) -> bytes:
 
 
 class GitHub:
-    """State of the server, and its requests."""
+    """What GitHub has, and the requests to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, event_path: Path) -> None:
+        self.event_path = event_path
         self.event: dict[str, Any] = {
             "id": 7,
             "event": "pull_request",
@@ -98,48 +99,39 @@ class GitHub:
 
 
 @pytest.fixture
-def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHub]:
-    state = GitHub()
+def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHub:
+    """GitHub behind the sockets of urllib, which follows redirects as outside tests."""
+    state = GitHub(tmp_path / "event.json")
+    root = "http://github"
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            body = json.loads(self.rfile.read(length)) if length else None
-            state.seen.append((self.command, self.path, self.headers.get("Authorization", "")))
-            answer = state.answer(self.command, self.path, body)
-            if isinstance(answer, str):
-                self.send_response(302)
-                self.send_header("Location", f"http://127.0.0.1:{server.server_port}{answer}")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(404 if answer is None else 200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def http_open(_: object, request: urllib.request.Request) -> addinfourl:
+        path, method = request.selector, request.get_method()
+        state.seen.append((method, path, request.get_header("Authorization") or ""))
+        body = json.loads(request.data) if isinstance(request.data, bytes) else None
+        answer = state.answer(method, path, body)
+        headers = Message()
+        if isinstance(answer, str):
+            headers["Location"] = root + answer
+        data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        code = 302 if isinstance(answer, str) else 404 if answer is None else 200
+        response = addinfourl(io.BytesIO(data), headers, request.full_url, code)
+        response.msg = ""  # type: ignore[attr-defined]
+        return response
 
-        do_POST = do_PATCH = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("GITHUB_API_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
-    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/project")
-    monkeypatch.setenv("GITHUB_TOKEN", "the-token")
-    monkeypatch.setenv("GITHUB_EVENT_PATH", str(tmp_path / "event.json"))
-    state.event_path = tmp_path / "event.json"  # type: ignore[attr-defined]
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    monkeypatch.setattr(urllib.request.HTTPHandler, "http_open", http_open)
+    for name, value in {
+        "API_URL": root,
+        "SERVER_URL": "https://github.com",
+        "REPOSITORY": "owner/project",
+        "TOKEN": "the-token",
+        "EVENT_PATH": str(state.event_path),
+    }.items():
+        monkeypatch.setenv(f"GITHUB_{name}", value)
+    return state
 
 
 def run(script: ModuleType, github: GitHub) -> int:
-    github.event_path.write_text(json.dumps({"workflow_run": github.event}))  # type: ignore[attr-defined]
+    github.event_path.write_text(json.dumps({"workflow_run": github.event}))
     status: int = script.main()
     return status
 
