@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Protocol
+from functools import partial
 
 import psutil
 import pynvml
@@ -39,59 +39,37 @@ class GpuUse:
     """Reasons for a lower clock, except those that a person has set."""
 
 
-class GpuMeter(Protocol):
-    """Reads the use of one GPU."""
-
-    def use(self) -> GpuUse:
-        """The use now."""
-
-
-class NvmlMeter:
-    """Reads the use of one GPU from NVML."""
-
-    def __init__(self, device: object) -> None:
-        """`device` is an NVML handle; NVML must stay initialised."""
-        self._device = device
-
-    def use(self) -> GpuUse:
-        return GpuUse(
-            used_bytes=self._used_bytes(),
-            processes=self._processes(),
-            throttled_by=self._throttled_by(),
-        )
-
-    def _used_bytes(self) -> float | None:
-        try:
-            return float(pynvml.nvmlDeviceGetMemoryInfo(self._device, pynvml.nvmlMemory_v2).used)
-        except pynvml.NVMLError:
-            return None
-
-    def _processes(self) -> dict[int, str] | None:
-        if not nvml.sees_host_ids():
-            return None
-        try:
-            found = pynvml.nvmlDeviceGetComputeRunningProcesses(self._device)
-        except pynvml.NVMLError:
-            return None
-        return {p.pid: _describe(p.pid, p.usedGpuMemory) for p in found}
-
-    def _throttled_by(self) -> tuple[str, ...]:
-        try:
-            mask = nvml.throttle_reasons(self._device)
-        except pynvml.NVMLError:
-            return ()
-        return nvml.throttle_words(mask & ~(nvml.IDLE | nvml.SETTINGS))
+GpuMeter = Callable[[], GpuUse]
+"""Reads the use of one GPU."""
 
 
 @contextmanager
-def nvml_meter(uuid: str) -> Iterator[NvmlMeter]:
+def nvml_meter(uuid: str) -> Iterator[GpuMeter]:
     """A meter of the GPU with this UUID.
 
     Raises:
         ProbeError: NVML does not work here, or does not know the GPU.
     """
     with nvml.session():
-        yield NvmlMeter(nvml.handle(uuid))
+        yield partial(_use, nvml.handle(uuid))
+
+
+def _use(device: object) -> GpuUse:
+    """The use of a GPU now, by its handle of NVML."""
+    memory = nvml.optional(
+        lambda: pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2).used
+    )
+    found = None
+    if nvml.sees_host_ids():
+        found = nvml.optional(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(device))
+    mask = nvml.optional(lambda: nvml.throttle_reasons(device)) or 0
+    return GpuUse(
+        used_bytes=memory,
+        processes=None
+        if found is None
+        else {p.pid: _describe(p.pid, p.usedGpuMemory) for p in found},
+        throttled_by=nvml.throttle_words(mask & ~(nvml.IDLE | nvml.SETTINGS)),
+    )
 
 
 def _describe(pid: int, used_bytes: int | None) -> str:
@@ -116,7 +94,7 @@ class IdleCheck:
         """
         self._meter = meter
         self._limit_s = max(wait_s, FREE_S)
-        before = meter.use()
+        before = meter()
         # Without a list of processes, only the memory in use shows that others are there.
         known = before.processes is not None and not before.processes
         self._level_bytes = (before.used_bytes if known else None) or 0.0
@@ -129,7 +107,7 @@ class IdleCheck:
         """
         deadline = time.monotonic() + self._limit_s
         while True:
-            why, holders = self._judge(self._meter.use())
+            why, holders = self._judge(self._meter())
             if not why:
                 self._limit_s = FREE_S
                 return "", ()

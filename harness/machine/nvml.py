@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import psutil
 import pynvml
 
 from harness.errors import ProbeError
 from harness.records import Gpu
+
+Value = TypeVar("Value")
 
 CHANNELS = (
     "gpu_utilisation",
@@ -171,14 +174,15 @@ def _describe(device: object) -> Gpu:
         driver=pynvml.nvmlSystemGetDriverVersion(),
         cuda_driver=f"{cuda // 1000}.{cuda % 1000 // 10}",
         compute_capability=f"{major}.{minor}",
-        power_limit_w=_optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3),
-        max_sm_clock_hz=_optional(
+        power_limit_w=optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3),
+        max_sm_clock_hz=optional(
             lambda: pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6
         ),
     )
 
 
-def _optional(read: Callable[[], float]) -> float | None:
+def optional(read: Callable[[], Value]) -> Value | None:
+    """What NVML answers; None where it cannot."""
     try:
         return read()
     except pynvml.NVMLError:
@@ -233,13 +237,7 @@ class NvmlProbe:
             self._worker = None
 
     def read(self) -> Mapping[str, float | None]:
-        reading: dict[str, float | None] = {}
-        for channel, read in self._readers.items():
-            try:
-                reading[channel] = read()
-            except pynvml.NVMLError:
-                reading[channel] = None
-        return reading
+        return {channel: optional(read) for channel, read in self._readers.items()}
 
     def close(self) -> None:
         self._readers = {}  # NVML would fail from now on

@@ -303,7 +303,7 @@ def test_a_meter_names_processes_memory_and_throttling(occupied: FakeNvml) -> No
     occupied.pids = [os.getpid(), 2**22 + 1]
 
     with nvml_meter(UUID) as meter:
-        use = meter.use()
+        use = meter()
 
     assert use.used_bytes == 3870097408
     assert use.throttled_by == ("power cap", "software thermal slowdown")
@@ -325,7 +325,7 @@ def test_a_value_that_a_meter_cannot_read_is_none(
     occupied.fails["nvmlDeviceGetMemoryInfo"] = nvml_error("NOT_SUPPORTED")
 
     with nvml_meter(UUID) as meter:
-        use = meter.use()
+        use = meter()
 
     assert (use.used_bytes, use.processes) == (None, None)
 

@@ -214,7 +214,7 @@ class Meter:
     def __init__(self, *uses: GpuUse) -> None:
         self.uses = list(uses)
 
-    def use(self) -> GpuUse:
+    def __call__(self) -> GpuUse:
         return self.uses.pop(0) if len(self.uses) > 1 else self.uses[0]
 
 
