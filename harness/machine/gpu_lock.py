@@ -6,13 +6,11 @@ take no lock; `harness doctor` checks the load of the machine.
 """
 
 import fcntl
-import json
 import os
 import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -23,21 +21,6 @@ FOLDER = Path("/tmp")
 """The same for all users and sessions, independent of TMPDIR, and emptied at boot."""
 POLL_S = 0.2
 NOTE_BYTES = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """The process that holds a GPU, as it wrote itself."""
-
-    pid: int
-    run_id: str = ""
-    """Empty until its run starts."""
-    since: str = ""
-    """ISO 8601, UTC."""
-
-    def __str__(self) -> str:
-        run = f", run {self.run_id}" if self.run_id else ""
-        return f"process {self.pid}{run}, since {self.since}"
 
 
 class GpuLock:
@@ -74,10 +57,10 @@ class GpuLock:
 
     def describe(self, run_id: str) -> None:
         """Write holder and run into the file."""
+        run = f", run {run_id}" if run_id else ""
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        note = json.dumps(asdict(Holder(pid=os.getpid(), run_id=run_id, since=since))).encode()
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, note, 0)
+        os.pwrite(self._fd, f"process {os.getpid()}{run}, since {since}".encode(), 0)
 
     def release(self) -> None:
         """Release the GPU. The file stays: another harness may be opening it."""
@@ -112,10 +95,8 @@ class GpuLock:
                 return
 
     def _holder(self) -> str:
-        try:
-            return str(Holder(**json.loads(os.pread(self._fd, NOTE_BYTES, 0))))
-        except (ValueError, TypeError):  # it took the lock a moment ago
-            return "a process that has not written its name yet"
+        note = os.pread(self._fd, NOTE_BYTES, 0).decode(errors="replace")
+        return note or "a process that has not written its name yet"
 
 
 def _open(path: Path) -> int:
