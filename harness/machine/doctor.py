@@ -146,7 +146,14 @@ def _all_checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
     if environment.gpu:
         yield _tf32(environment)
         yield _flash_attention(environment)
-        yield _allocator(environment)
+        yield _setting(
+            environment,
+            "allocator",
+            "expandable_segments",
+            on="expandable segments",
+            off="fixed segments: fragmentation can exhaust the memory at long sequences",
+            remedy="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        )
         yield _gpu_idle(vitals)
         yield _clocks(vitals)
     yield _debug_modes(environment)
@@ -168,14 +175,26 @@ def _device(environment: Environment) -> Check:
 def _tf32(environment: Environment) -> Check:
     if not _has(environment, TF32_SINCE):
         return Check("TF32", Grade.OK, "this GPU does not have it")
-    match environment.torch_settings.get("allow_tf32_matmul"):
+    return _setting(
+        environment,
+        "TF32",
+        "allow_tf32_matmul",
+        on="on for float32 matrix products",
+        off="off: float32 matrix products run far below full speed",
+        remedy="Set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, unless exact float32 is intended.",
+    )
+
+
+def _setting(
+    environment: Environment, name: str, setting: str, *, on: str, off: str, remedy: str
+) -> Check:
+    """Ok if a setting of torch is on, a warning if it is off."""
+    match environment.torch_settings.get(setting):
         case True:
-            return Check("TF32", Grade.OK, "on for float32 matrix products")
+            return Check(name, Grade.OK, on)
         case False:
-            fact = "off: float32 matrix products run far below full speed"
-            remedy = "Set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, unless exact float32 is intended."
-            return Check("TF32", Grade.WARN, fact, remedy)
-    return _unknown("TF32")
+            return Check(name, Grade.WARN, off, remedy)
+    return _unknown(name)
 
 
 def _flash_attention(environment: Environment) -> Check:
@@ -193,17 +212,6 @@ def _flash_attention(environment: Environment) -> Check:
     fact = "absent: neither the package nor torch's own"
     remedy = "pip install flash-attn --no-build-isolation, or install a torch built with it."
     return Check(name, Grade.WARN, fact, remedy)
-
-
-def _allocator(environment: Environment) -> Check:
-    match environment.torch_settings.get("expandable_segments"):
-        case True:
-            return Check("allocator", Grade.OK, "expandable segments")
-        case False:
-            fact = "fixed segments: fragmentation can exhaust the memory at long sequences"
-            remedy = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
-            return Check("allocator", Grade.WARN, fact, remedy)
-    return _unknown("allocator")
 
 
 def _gpu_idle(vitals: Vitals) -> Check:
