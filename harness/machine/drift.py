@@ -74,31 +74,24 @@ def require_alike(before: Run, here: Environment) -> None:
     Raises:
         StoreError: One of them differs.
     """
-    baseline, new = before.environment, f"start a new one: harness run {before.suite.path}"
-    run = f"run {before.run_id} started"
-    if baseline.device_name != here.device_name:
-        raise StoreError(
-            f"{run} on {baseline.device_name}, but this machine has {here.device_name}",
-            f"Resume it on the same device, or {new}.",
-        )
-    if _driver(baseline) != _driver(here):
-        raise StoreError(
-            f"{run} with driver {_driver(baseline)}, but this machine has {_driver(here)}",
-            f"A run must use one driver: {new}.",
-        )
-    if baseline.git is None or here.git is None:
-        return  # unknown: a note of the run names it
-    if baseline.git.commit != here.git.commit:
-        commit = baseline.git.commit[:10]
-        raise StoreError(
-            f"{run} at commit {commit}, but the code is at {here.git.commit[:10]}",
-            f"A run must use one commit: check out {commit} to resume, or {new}.",
-        )
-    if baseline.git.dirty_sha256 != here.git.dirty_sha256:
-        raise StoreError(
-            f"{run} with other uncommitted changes than the code has now",
-            f"A run must use one code: restore the changes to resume, or {new}.",
-        )
+    baseline, git = before.environment, before.environment.git
+    compared = [
+        ("device", baseline.device_name, here.device_name),
+        ("driver", _driver(baseline), _driver(here)),
+    ]
+    if git is not None and here.git is not None:  # else unknown: a note of the run names it
+        compared += [
+            ("commit", git.commit, here.git.commit),
+            ("uncommitted change", git.dirty_sha256 or "none", here.git.dirty_sha256 or "none"),
+        ]
+    for what, started, found in compared:
+        if started != found:
+            raise StoreError(
+                f"run {before.run_id} started with another {what}: {started[:40]}, "
+                f"but here it is {found[:40]}",
+                f"Resume it with the same {what}, or start a new one: "
+                f"harness run {before.suite.path}",
+            )
 
 
 def _driver(environment: Environment) -> str:

@@ -15,7 +15,7 @@ import psutil
 
 from harness import __version__
 from harness.errors import ProbeError
-from harness.git.repository import read_git, try_git
+from harness.git.repository import read_git, top
 from harness.machine import nvml
 from harness.records import VARIABLE_PREFIXES, Case, Environment, Gpu
 
@@ -151,10 +151,8 @@ def pins_of(folder: Path) -> Path:
 
     The file need not exist.
     """
-    top = try_git(folder, "rev-parse", "--show-toplevel")
-    root = Path(top.removesuffix("\n")) if top else folder
     near = folder / "constraints.txt"
-    return near if near.is_file() else root / "constraints.txt"
+    return near if near.is_file() else top([folder]) / "constraints.txt"
 
 
 def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
