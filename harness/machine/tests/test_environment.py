@@ -1,9 +1,9 @@
 """The environment record and the checks of the doctor."""
 
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,25 +13,13 @@ from harness.git.repository import read_git
 from harness.machine import doctor, environment, nvml
 from harness.machine.doctor import Grade, Vitals
 from harness.measure import facts as worker_facts
-from harness.records import VARIABLE_PREFIXES, Environment, Git, Gpu
+from harness.records import VARIABLE_PREFIXES, Environment, Git
+from harness.tests import fake_runs
+from harness.tests.fake_runs import H200
+from harness.tests.gate_repositories import commit, git
 
-GPU = Gpu(
-    name="NVIDIA H200",
-    uuid="GPU-b7bf",
-    index=0,
-    memory_bytes=150 * 10**9,
-    driver="580.159.04",
-    cuda_driver="13.0",
-    compute_capability="9.0",
-)
-HEALTHY = Environment(
-    captured_at="2026-11-21T07:30:12+00:00",
-    hostname="node",
-    os="Linux",
-    cpu="a CPU",
-    cpu_count=16,
-    memory_bytes=2**37,
-    gpu=GPU,
+GPU = H200
+HEALTHY = fake_runs.environment(
     versions={"python": "3.12.3", "torch": "2.11.0+cu130", "numpy": "2.1.3", "flash-attn": None},
     torch_settings={
         "device": "cuda",
@@ -42,7 +30,7 @@ HEALTHY = Environment(
         "deterministic": False,
         "debug_build": False,
     },
-    git=Git(commit="3f2a" * 10, branch="main"),
+    variables={},
 )
 AT_REST = Vitals(
     gpu={
@@ -109,23 +97,6 @@ def test_facts_follow_the_current_settings(monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
-@pytest.mark.gpu
-def test_facts_of_a_real_gpu() -> None:
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    facts = worker_facts.describe()
-
-    captured = capture(facts)
-
-    assert captured.gpu is not None
-    assert captured.gpu.name == facts["gpu"]["name"]
-    assert captured.gpu.compute_capability == facts["gpu"]["compute_capability"]
-    assert isinstance(facts["torch_settings"]["expandable_segments"], bool)
-    assert facts["versions"]["cudnn"].count(".") == 2
-
-
 # --- capture -----------------------------------------------------------------------------
 
 
@@ -187,28 +158,18 @@ def test_the_gpu_is_the_one_of_the_worker_even_without_nvml(
 # --- git ---------------------------------------------------------------------------------
 
 
-def git(repository: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
-    return subprocess.run(
-        ["git", *identity, *arguments], cwd=repository, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     git(tmp_path, "init", "--quiet", "--initial-branch=trunk")
-    (tmp_path / ".gitignore").write_text("ignored\n")
-    (tmp_path / "code.py").write_text("x = 1\n")
     (tmp_path / "package").mkdir()
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "--message=first")
+    commit(tmp_path, {".gitignore": "ignored\n", "code.py": "x = 1\n"})
     return tmp_path
 
 
-def test_an_ignored_folder_does_not_belong_to_the_repository(repository: Path) -> None:
-    (repository / "ignored").mkdir()
-
-    assert read_git(repository / "ignored") is None
+def dirty(repository: Path) -> str:
+    found = read_git(repository)
+    assert found is not None
+    return found.dirty_sha256
 
 
 def test_the_repository_is_the_one_with_the_factory(
@@ -224,25 +185,21 @@ def test_the_repository_is_the_one_with_the_factory(
     assert environment.home_of("own_of_mine:good") == repository
 
 
-def dirty(repository: Path) -> str:
-    found = read_git(repository)
-    assert found is not None
-    return found.dirty_sha256
+def test_commit_and_branch_are_those_around_the_folder(repository: Path) -> None:
+    expected = Git(commit=git(repository, "rev-parse", "HEAD").strip(), branch="trunk")
+    assert read_git(repository) == read_git(repository / "package") == expected
 
+    (repository / "ignored").mkdir()
+    assert read_git(repository / "ignored") is None
 
-def test_a_clean_repository(repository: Path) -> None:
-    expected = Git(commit=git(repository, "rev-parse", "HEAD"), branch="trunk")
-
-    assert read_git(repository) == expected
-    assert read_git(repository / "package") == expected
+    git(repository, "checkout", "--quiet", "--detach")
+    assert read_git(repository) == replace(expected, branch="(detached)")
 
 
 def test_reports_and_ignored_files_do_not_make_it_dirty(repository: Path) -> None:
-    (repository / "ignored").write_text("x")
-    (repository / "reports" / "runs").mkdir(parents=True)
-    (repository / "reports" / "runs" / "run.jsonl").write_text("x")
-    (repository / "ci" / "baselines").mkdir(parents=True)
-    (repository / "ci" / "baselines" / "counters.json").write_text("x")
+    for name in ("ignored", "reports/runs/run.jsonl", "ci/baselines/counters.json"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text("x")
 
     assert dirty(repository) == ""
 
@@ -256,41 +213,21 @@ def test_each_other_change_has_its_own_hash(repository: Path) -> None:
         assert dirty(repository) == hashes[-1], "staged or not"
     git(repository, "checkout", "--quiet", "HEAD", "code.py")
     for name, content in (("new", "a"), ("new", "b"), ("new b", "")):
-        (repository / "new").unlink(missing_ok=True)
         (repository / name).write_text(content)
         hashes.append(dirty(repository))
-
-    assert all(hashes)
-    assert len(set(hashes)) == len(hashes)
-    (repository / "new b").unlink()
-    assert dirty(repository) == ""
-
-
-def test_a_dangling_link_is_hashed_by_its_target(repository: Path) -> None:
-    hashes = set()
+        (repository / name).unlink()
     for target in ("nowhere", "elsewhere"):
         (repository / "link").symlink_to(target)
-        hashes.add(dirty(repository))
+        hashes.append(dirty(repository))
         (repository / "link").unlink()
-
-    assert len(hashes) == 2
-
-
-def test_a_nested_repository_makes_it_dirty(repository: Path) -> None:
+    assert dirty(repository) == ""
     (repository / "within").mkdir()
     git(repository / "within", "init", "--quiet")
     (repository / "within" / "file").write_text("x")
+    hashes.append(dirty(repository))
 
-    assert dirty(repository)
-
-
-def test_a_detached_head_is_named_so(repository: Path) -> None:
-    git(repository, "checkout", "--quiet", "--detach")
-
-    found = read_git(repository)
-
-    assert found is not None
-    assert found.branch == "(detached)"
+    assert all(hashes)
+    assert len(set(hashes)) == len(hashes)
 
 
 def test_without_a_repository_a_commit_or_git_the_record_is_none(
@@ -309,39 +246,38 @@ def test_without_a_repository_a_commit_or_git_the_record_is_none(
 # --- the doctor --------------------------------------------------------------------------
 
 
-def grades(env: Environment, vitals: Vitals = AT_REST) -> dict[str, Grade]:
-    return {check.name: check.grade for check in doctor.checks(env, vitals)}
-
-
 def test_a_healthy_gpu_node_passes_every_check() -> None:
     found = doctor.checks(HEALTHY, AT_REST)
 
     assert {c.grade for c in found} == {Grade.OK}
     assert len({c.name for c in found}) == len(found) == 12
-    assert (doctor.worst(found), doctor.exit_status(found)) == (Grade.OK, 0)
 
 
 def test_without_a_gpu_the_doctor_warns_and_skips_the_checks_of_the_gpu() -> None:
     found = doctor.checks(CPU_ONLY, AT_REST)
 
-    assert (doctor.worst(found), doctor.exit_status(found)) == (Grade.WARN, 0)
+    assert doctor.worst(found) is Grade.WARN
     assert not {"TF32", "GPU idle", "clocks", "allocator"} & {c.name for c in found}
     assert "built without CUDA" in found[0].fact
 
 
-def with_settings(**settings: Any) -> Environment:
+def torch(**settings: Any) -> Environment:
     return replace(HEALTHY, torch_settings={**HEALTHY.torch_settings, **settings})
+
+
+def gpu(**reading: float | None) -> Vitals:
+    return replace(AT_REST, gpu={**AT_REST.gpu, **reading})
 
 
 @pytest.mark.parametrize(
     ("changed", "name", "grade"),
     [
-        (with_settings(allow_tf32_matmul=False), "TF32", Grade.WARN),
-        (with_settings(expandable_segments=False), "allocator", Grade.WARN),
-        (with_settings(flash_attention_in_torch=False), "FlashAttention-2", Grade.WARN),
-        (with_settings(anomaly_mode=True), "debug modes", Grade.FAIL),
-        (with_settings(debug_build=True), "debug modes", Grade.FAIL),
-        (with_settings(deterministic=True), "debug modes", Grade.WARN),
+        (torch(allow_tf32_matmul=False), "TF32", Grade.WARN),
+        (torch(expandable_segments=False), "allocator", Grade.WARN),
+        (torch(flash_attention_in_torch=False), "FlashAttention-2", Grade.WARN),
+        (torch(anomaly_mode=True), "debug modes", Grade.FAIL),
+        (torch(debug_build=True), "debug modes", Grade.FAIL),
+        (torch(deterministic=True), "debug modes", Grade.WARN),
         (replace(HEALTHY, variables={"CUDA_LAUNCH_BLOCKING": "1"}), "variables", Grade.FAIL),
         (replace(HEALTHY, variables={"TRITON_INTERPRET": "1"}), "variables", Grade.FAIL),
         (replace(HEALTHY, versions={"torch": "2.12.0"}), "versions", Grade.WARN),
@@ -349,46 +285,32 @@ def with_settings(**settings: Any) -> Environment:
         (replace(HEALTHY, git=None), "git", Grade.WARN),
         (replace(HEALTHY, git=Git(commit="3", branch="m", dirty_sha256="a")), "git", Grade.WARN),
         (replace(HEALTHY, cpu_count=1), "CPU load", Grade.WARN),
+        (gpu(gpu_foreign_processes=1.0), "GPU idle", Grade.FAIL),
+        (gpu(gpu_utilisation=0.5), "GPU idle", Grade.FAIL),
+        (gpu(gpu_memory_bytes=5e8), "GPU idle", Grade.FAIL),
+        (gpu(gpu_foreign_processes=None), "GPU idle", Grade.OK),  # but no memory in use
+        (gpu(gpu_foreign_processes=None, gpu_memory_bytes=None), "GPU idle", Grade.UNKNOWN),
+        (gpu(gpu_utilisation=None), "GPU idle", Grade.UNKNOWN),
+        (gpu(gpu_throttle_reasons=0x40), "clocks", Grade.FAIL),
+        (gpu(gpu_throttle_reasons=0x2), "clocks", Grade.WARN),
+        (gpu(gpu_throttle_reasons=0x42), "clocks", Grade.FAIL),
+        (gpu(gpu_throttle_reasons=0x0), "clocks", Grade.OK),
+        (gpu(gpu_throttle_reasons=None), "clocks", Grade.UNKNOWN),
+        (replace(AT_REST, disk_free_bytes=10**10), "disk", Grade.OK),
+        (replace(AT_REST, disk_free_bytes=5 * 10**8), "disk", Grade.WARN),
+        (replace(AT_REST, disk_free_bytes=10**7), "disk", Grade.FAIL),
     ],
 )
-def test_a_fault_is_found_with_its_remedy(changed: Environment, name: str, grade: Grade) -> None:
-    found = {c.name: c for c in doctor.checks(changed, AT_REST)}
+def test_a_fault_is_found_with_its_remedy(
+    changed: Environment | Vitals, name: str, grade: Grade
+) -> None:
+    env, vitals = (HEALTHY, changed) if isinstance(changed, Vitals) else (changed, AT_REST)
+
+    found = {c.name: c for c in doctor.checks(env, vitals)}
 
     assert found[name].grade is grade
-    assert found[name].remedy or grade is Grade.UNKNOWN
+    assert bool(found[name].remedy) is (grade in (Grade.WARN, Grade.FAIL))
     assert all(c.grade is Grade.OK for c in found.values() if c.name != name)
-
-
-@pytest.mark.parametrize(
-    ("reading", "name", "grade"),
-    [
-        ({"gpu_foreign_processes": 1.0}, "GPU idle", Grade.FAIL),
-        ({"gpu_utilisation": 0.5}, "GPU idle", Grade.FAIL),
-        ({"gpu_memory_bytes": 5e8}, "GPU idle", Grade.FAIL),
-        ({"gpu_foreign_processes": None}, "GPU idle", Grade.OK),  # but no memory in use
-        ({"gpu_foreign_processes": None, "gpu_memory_bytes": None}, "GPU idle", Grade.UNKNOWN),
-        ({"gpu_utilisation": None}, "GPU idle", Grade.UNKNOWN),
-        ({"gpu_throttle_reasons": 0x40}, "clocks", Grade.FAIL),
-        ({"gpu_throttle_reasons": 0x2}, "clocks", Grade.WARN),
-        ({"gpu_throttle_reasons": 0x42}, "clocks", Grade.FAIL),
-        ({"gpu_throttle_reasons": 0x0}, "clocks", Grade.OK),
-        ({"gpu_throttle_reasons": None}, "clocks", Grade.UNKNOWN),
-    ],
-)
-def test_the_state_of_the_gpu_is_graded(
-    reading: dict[str, float | None], name: str, grade: Grade
-) -> None:
-    found = grades(HEALTHY, replace(AT_REST, gpu={**AT_REST.gpu, **reading}))
-
-    assert found.pop(name) is grade
-    assert set(found.values()) == {Grade.OK}
-
-
-@pytest.mark.parametrize(
-    ("free_bytes", "grade"), [(10**10, Grade.OK), (5 * 10**8, Grade.WARN), (10**7, Grade.FAIL)]
-)
-def test_free_disk_space_is_graded(free_bytes: int, grade: Grade) -> None:
-    assert grades(HEALTHY, replace(AT_REST, disk_free_bytes=free_bytes))["disk"] is grade
 
 
 def test_a_gpu_that_cannot_be_read_is_unknown() -> None:
@@ -401,26 +323,14 @@ def test_a_gpu_that_cannot_be_read_is_unknown() -> None:
     for name in ("TF32", "allocator", "FlashAttention-2", "debug modes", "GPU idle", "clocks"):
         assert found[name].grade is Grade.UNKNOWN, name
     assert why in found["clocks"].fact
-    assert doctor.exit_status(list(found.values())) == 3
 
 
 def test_an_old_gpu_has_no_tf32_and_no_flash_attention() -> None:
-    old = replace(
-        with_settings(allow_tf32_matmul=False), gpu=replace(GPU, compute_capability="7.5")
-    )
+    old = replace(torch(allow_tf32_matmul=False), gpu=replace(GPU, compute_capability="7.5"))
 
-    assert grades(old)["TF32"] is Grade.OK
-    assert grades(old)["FlashAttention-2"] is Grade.WARN
+    found = {c.name: c.grade for c in doctor.checks(old, AT_REST)}
 
-
-def test_the_worst_check_decides() -> None:
-    def status(*found: Grade) -> int:
-        return doctor.exit_status([doctor.Check("", g, "") for g in found])
-
-    assert status(Grade.OK, Grade.WARN) == 0
-    assert status(Grade.OK, Grade.UNKNOWN) == 3
-    assert status(Grade.FAIL, Grade.OK) == 3
-    assert status() == 3
+    assert (found["TF32"], found["FlashAttention-2"]) == (Grade.OK, Grade.WARN)
 
 
 def test_pins_are_read_like_pip_reads_them() -> None:
@@ -452,20 +362,13 @@ def test_inspection_waits_until_the_worker_has_left_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML's utilisation still includes the worker that reported the facts."""
-    readings = [{"gpu_utilisation": u, "gpu_foreign_processes": 0.0} for u in (0.9, 0.4, 0.0)]
-
-    class Leaving:
-        def __init__(self, uuid: str | None, *, why: str) -> None:
-            assert uuid == GPU.uuid
-            self.unavailable: dict[str, str] = {}
-
-        def read(self) -> dict[str, float]:
-            return readings.pop(0)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(doctor, "NvmlProbe", Leaving)
+    utilisation = iter((0.9, 0.4, 0.0))
+    probe = SimpleNamespace(
+        unavailable={},
+        read=lambda: {"gpu_utilisation": next(utilisation), "gpu_foreign_processes": 0.0},
+        close=lambda: None,
+    )
+    monkeypatch.setattr(doctor, "NvmlProbe", lambda uuid, why: {GPU.uuid: probe}[uuid])
     monkeypatch.setattr(doctor, "SETTLE_S", 0.1)
 
     vitals = doctor.inspect(HEALTHY, store=tmp_path, constraints=tmp_path / "absent")
@@ -474,14 +377,17 @@ def test_inspection_waits_until_the_worker_has_left_the_gpu(
 
 
 @pytest.mark.parametrize(
-    ("grades", "shown"),
+    ("grades", "shown", "status"),
     [
-        ([Grade.OK, Grade.OK], "fit to measure on"),
-        ([Grade.OK, Grade.WARN, Grade.WARN], "with 2 warnings"),
-        ([Grade.WARN, Grade.UNKNOWN], "unknown: 1 check "),
-        ([Grade.UNKNOWN, Grade.FAIL], "not fit to measure on: 1 check "),
-        ([], "unknown: "),
+        ([Grade.OK, Grade.OK], "fit to measure on", 0),
+        ([Grade.OK, Grade.WARN, Grade.WARN], "with 2 warnings", 0),
+        ([Grade.WARN, Grade.UNKNOWN], "unknown: 1 check ", 3),
+        ([Grade.UNKNOWN, Grade.FAIL], "not fit to measure on: 1 check ", 3),
+        ([], "unknown: ", 3),
     ],
 )
-def test_the_worst_check_decides_the_doctors_verdict(grades: list[Grade], shown: str) -> None:
-    assert shown in doctor.verdict([doctor.Check("x", grade, "") for grade in grades])
+def test_the_worst_check_decides(grades: list[Grade], shown: str, status: int) -> None:
+    found = [doctor.Check("x", grade, "") for grade in grades]
+
+    assert shown in doctor.verdict(found)
+    assert doctor.exit_status(found) == status
