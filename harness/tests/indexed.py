@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import Git, Outcome
+from harness.records import Git, Outcome, Run
 from harness.store import index, reader
 from harness.store.index import RunFilter
 from harness.store.writer import create
@@ -28,13 +28,19 @@ def record(
 ) -> str:
     """A run of two cases in a store; its id."""
     env = environment(gpu=gpu, git=Git(commit=commit, branch="main"))
-    whole = run(CASES, lambda c: timed(c, step_s, processes=2), env=env)
-    named = replace(whole.suite, name=suite)
-    with create(root, named, env) as writer:
-        for c in CASES:
-            bad = broken is not None and c is CASES[1]
-            for m in ended(c, broken) if bad and broken else timed(c, step_s, processes=2):
-                writer.append(m)
+    whole = run(
+        CASES,
+        lambda c: ended(c, broken) if broken and c is CASES[1] else timed(c, step_s, processes=2),
+        env=env,
+    )
+    return store(root, replace(whole, suite=replace(whole.suite, name=suite)), finish=finish)
+
+
+def store(root: Path, recorded: Run, *, finish: bool = True) -> str:
+    """Write a fabricated run into a store; its id."""
+    with create(root, recorded.suite, recorded.environment) as writer:
+        for m in recorded.measurements:
+            writer.append(m)
         if finish:
             writer.finish()
     return writer.run_id

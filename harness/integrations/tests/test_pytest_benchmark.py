@@ -17,9 +17,9 @@ from harness.errors import HarnessError
 from harness.integrations import pytest_benchmark, pytest_timer
 from harness.records import Clock, Decision, Outcome, Run
 from harness.store import reader
-from harness.store.writer import create
 from harness.tests import fake_runs
 from harness.tests.command_line import harness
+from harness.tests.indexed import store
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -199,11 +199,7 @@ def test_pytest_benchmark_can_compare_an_export(tmp_path: Path) -> None:
 
 
 def test_the_export_command_names_left_out_cases(tmp_path: Path) -> None:
-    run = exported_run()
-    with create(tmp_path, run.suite, run.environment) as writer:
-        for measurement in run.measurements:
-            writer.append(measurement)
-        writer.finish()
+    store(tmp_path, exported_run())
 
     def export(form: str, *more: str) -> subprocess.CompletedProcess[str]:
         return harness("export", "latest", "--store", ".", "--format", form, *more, cwd=tmp_path)

@@ -14,8 +14,8 @@ from harness.errors import HarnessError, StoreError
 from harness.records import Git, Measurement, Outcome, Run
 from harness.store import reader, tables
 from harness.store.tables import COLUMNS
-from harness.store.writer import create
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+from harness.tests.indexed import store
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 GOOD, BROKEN, ABSENT = sweep(seq_len=[512, 1024, 2048])
@@ -44,12 +44,7 @@ def measured() -> Run:
 
 
 def record(root: Path) -> Run:
-    whole = measured()
-    with create(root, whole.suite, whole.environment) as writer:
-        for m in whole.measurements:
-            writer.append(m)
-        writer.finish()
-    return reader.load(root, writer.run_id)
+    return reader.load(root, store(root, measured()))
 
 
 def output(*arguments: str | Path) -> bytes:
@@ -120,7 +115,9 @@ def test_an_import_does_not_replace_a_run(tmp_path: Path) -> None:
 # --- tables ------------------------------------------------------------------------------
 
 
-def test_a_case_or_process_without_samples_has_a_row(tmp_path: Path) -> None:
+def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
+    tmp_path: Path,
+) -> None:
     made = record(tmp_path)
 
     rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
@@ -131,22 +128,12 @@ def test_a_case_or_process_without_samples_has_a_row(tmp_path: Path) -> None:
     assert [r["outcome"] for r in by_case[BROKEN.case_id]] == ["timeout"]
     assert [(r["outcome"], r["process"]) for r in by_case[ABSENT.case_id]] == [("not run", "")]
     assert by_case[GOOD.case_id][2]["discarded"] == "throttled shared"
-
-
-def test_a_table_has_every_sample_with_all_digits(tmp_path: Path) -> None:
-    made = record(tmp_path)
-
-    rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
-
     for m in made.of(GOOD.case_id):
-        of_process = [
-            r for r in rows if (r["case_id"], r["process"]) == (m.case_id, str(m.process))
-        ]
+        of_process = [r for r in by_case[GOOD.case_id] if r["process"] == str(m.process)]
         assert tuple(float(r["sample_s"]) for r in of_process) == m.samples_s
         assert {r["wall_s"] for r in of_process} == {str(m.wall_s)}
         assert {r["tokens"] for r in of_process} == {str(m.tokens) if m.tokens else ""}
-    (broken,) = (r for r in rows if r["case_id"] == BROKEN.case_id)
-    assert broken["detail"] == made.of(BROKEN.case_id)[0].detail
+    assert by_case[BROKEN.case_id][0]["detail"] == made.of(BROKEN.case_id)[0].detail
     assert {(r["device_id"], r["commit"]) for r in rows} == {(H200.uuid, "c" * 40)}
 
 

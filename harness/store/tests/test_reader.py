@@ -26,8 +26,8 @@ def test_a_crash_at_any_byte_loses_at_most_the_case_in_flight(
     writer.finish()
     whole = run_file(writer).read_bytes()
 
-    in_first_line = range(0, ends[0], 50)
-    for size in (*in_first_line, *range(ends[0] - 1, len(whole))):
+    around = {end + i for end in (*ends, len(whole) - 2) for i in (-1, 0, 1)}
+    for size in sorted({*range(0, len(whole), 101), *around}):
         run_file(writer).write_bytes(whole[:size])
         if size < ends[0]:
             with pytest.raises(StoreError, match=reader.RUN_FILE):
@@ -64,26 +64,18 @@ def test_resume_drops_an_incomplete_line_and_continues(tmp_path: Path, writer: R
     assert run.notes == after.notes
 
 
-def test_a_clean_resume_drops_no_bytes(writer: RunWriter) -> None:
+def test_a_clean_resume_uses_the_stored_suite_and_drops_no_bytes(writer: RunWriter) -> None:
     writer.append(measured(0))
     writer.close()
     before = run_file(writer).read_bytes()
+    (writer.folder / reader.SUITE_FILE).write_text("title: edited since\n")
 
     resumed, run = resume(writer.folder.parent, writer.run_id)
     resumed.close()
 
+    assert run.suite == SUITE
     assert len(run.notes) == 1, "only that it was resumed"
     assert run_file(writer).read_bytes().startswith(before)
-
-
-def test_resume_uses_the_stored_suite(tmp_path: Path, writer: RunWriter) -> None:
-    writer.close()
-    (writer.folder / reader.SUITE_FILE).write_text("title: edited since\n")
-
-    resumed, run = resume(tmp_path, "latest")
-    resumed.close()
-
-    assert run.suite == SUITE
 
 
 def test_a_finished_run_is_not_resumed(tmp_path: Path, writer: RunWriter) -> None:
