@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.errors import SuiteError
 from harness.records import (
@@ -27,12 +27,16 @@ from harness.suite import program, sweep
 from harness.suite.fields import Matching, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
 from harness.suite.schema import (
+    CostModel,
     MeasureModel,
+    RuleModel,
     SuiteModel,
     WorkloadModel,
     measure_setting,
     validate,
 )
+
+Record = TypeVar("Record", Rule, CostPlan)
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
@@ -150,10 +154,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         raise _set_error(" ".join(overrides), contrary)
     return Suite(
         name=Path(path).stem,
-        title=model.title,
-        subject=model.subject,
-        question=model.question,
-        device=model.device,
+        **model.model_dump(include={"title", "subject", "question", "device"}),
         requires=model.requires.model_dump(exclude_none=True),
         path=str(path),
         text=text,
@@ -164,35 +165,20 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
                 metric=metric,
                 match=sweep.match(e.match),
                 gpu=e.gpu,
-                low=bounds.low,
-                high=bounds.high,
                 source=e.source,
+                **bounds.model_dump(),
             )
             for e in model.expectations
             for metric, bounds in (e.expected,)
         ),
-        rules=tuple(
-            Rule(
-                name=r.name,
-                metric=r.metric,
-                go=r.go,
-                abort=r.abort,
-                match=sweep.match(r.match),
-                quantifier=r.quantifier,
-                axis=r.axis,
-                gpu=r.gpu,
-                free=free.get(r.metric),
-            )
-            for r in model.verdict
-        ),
-        cost=CostPlan(
-            steps=model.cost.steps,
-            match=sweep.match(model.cost.match),
-            usd_per_gpu_hour=model.cost.usd_per_gpu_hour,
-        )
-        if model.cost
-        else None,
+        rules=tuple(_matched(Rule, r, free=free.get(r.metric)) for r in model.verdict),
+        cost=_matched(CostPlan, model.cost) if model.cost else None,
     )
+
+
+def _matched(record: type[Record], form: RuleModel | CostModel, **more: Any) -> Record:
+    """A record with the fields of a form."""
+    return record(**form.model_dump(exclude={"match"}), match=sweep.match(form.match), **more)
 
 
 # --- the file as written -----------------------------------------------------------------
@@ -227,9 +213,9 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
         cases += kept
         yield from _measure_problems(workload, loc, kept)
         yield from program.check_settings(kept, loc)
-        yield from _allow_problems(workload, (*loc, "allow"), kept)
+        yield from _allow_problems(workload, (*loc, "allow"))
         for key, criteria in _matches(workload):
-            yield from sweep.check_match(criteria, (*loc, *key, "match"), kept)
+            yield from sweep.check_match(criteria, (*loc, *key), kept)
     if len(cases) > sweep.MAX_CASES:
         text = f"{len(cases)} cases, but a suite may have at most {sweep.MAX_CASES}"
         yield Problem(("workloads",), text, "Split the suite.", at_key=True)
@@ -257,22 +243,17 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
 
 
 def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Matching]]:
-    """Place and `match` of each part of env, kernels and operators."""
-    if isinstance(workload.env, list):
-        yield from ((("env", i), some.match) for i, some in enumerate(workload.env))
-    for key, stated in (("kernels", workload.kernels), ("operators", workload.operators)):
-        if isinstance(stated, list):
-            yield from (((key, i), some.match) for i, some in enumerate(stated))
+    """Place and `match` of each part of the workload that is for some cases."""
+    for key in ("env", "kernels", "operators", "measure", "allow"):
+        if isinstance(stated := getattr(workload, key), list):
+            yield from (((key, i, "match"), some.match) for i, some in enumerate(stated))
 
 
 def _measure_problems(
     workload: WorkloadModel, loc: Loc, cases: Sequence[Case]
 ) -> Iterator[Problem]:
-    measures = [workload.measure] if isinstance(workload.measure, MeasureModel) else []
-    if isinstance(workload.measure, list):
-        measures += workload.measure
-        for i, some in enumerate(workload.measure):
-            yield from sweep.check_match(some.match, (*loc, "measure", i, "match"), cases)
+    stated = workload.measure
+    measures: Sequence[MeasureModel] = [stated] if isinstance(stated, MeasureModel) else stated
     if contrary := _contrary(cases):
         own = any(m.model_fields_set & {"min_samples", "max_samples"} for m in measures)
         place = (*loc, "measure") if own else ("measure",)
@@ -288,7 +269,7 @@ def _contrary(cases: Sequence[Case]) -> str:
     return ""
 
 
-def _allow_problems(workload: WorkloadModel, loc: Loc, cases: Sequence[Case]) -> Iterator[Problem]:
+def _allow_problems(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     needless = "ok is always allowed"
     remedy = "Remove it."
     if isinstance(workload.allow, dict):
@@ -298,7 +279,6 @@ def _allow_problems(workload: WorkloadModel, loc: Loc, cases: Sequence[Case]) ->
     for i, allowed in enumerate(workload.allow):
         if allowed.outcome is Outcome.OK:
             yield Problem((*loc, i, "outcome"), needless, remedy)
-        yield from sweep.check_match(allowed.match, (*loc, i, "match"), cases)
 
 
 # --- the command line --------------------------------------------------------------------

@@ -197,12 +197,8 @@ def _steps(workload: WorkloadModel) -> Steps | None:
         return None
     if isinstance(progress, str):
         return Steps(step=progress)
-    return Steps(
-        step=progress.step,
-        alive=progress.alive or "",
-        setup_steps=progress.setup_steps,
-        until_sampled=progress.until == "sampled",
-    )
+    given = progress.model_dump(exclude_none=True, exclude={"until"})
+    return Steps(**given, until_sampled=progress.until == "sampled")
 
 
 def _metric(name: str, reading: ReadingModel) -> Metric:
@@ -211,18 +207,11 @@ def _metric(name: str, reading: ReadingModel) -> Metric:
 
 
 def _source(name: str, reading: ReadingModel, case: Case) -> MetricSource:
-    return MetricSource(
-        metric=name,
-        unit=reading.unit or "",
-        higher_is_better=reading.better == "higher",
-        line=reading.line or "",
-        json=reading.json_ or "",
-        prefix=reading.prefix or "",
-        file=_filled(reading.file, case) if reading.file else "",
-        csv=reading.csv or "",
-        scale=reading.scale,
-        last=reading.take == "last",
-    )
+    given = reading.model_dump(by_alias=True, exclude_none=True, exclude={"better", "take"})
+    if reading.file:
+        given["file"] = _filled(reading.file, case)
+    higher, last = reading.better == "higher", reading.take == "last"
+    return MetricSource(metric=name, **given, higher_is_better=higher, last=last)
 
 
 def _product(factors: int | Sequence[int | str] | None, case: Case) -> int | None:

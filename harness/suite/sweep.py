@@ -10,13 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.records import Case, Match, MeasureSettings, Outcome, PathRule, Scalar
 from harness.suite import program
 from harness.suite.fields import Matching
 from harness.suite.positions import Loc, Problem, nearest, show
-from harness.suite.schema import MeasureModel, PathModel, PathSomeModel, WorkloadModel
+from harness.suite.schema import (
+    AllowModel,
+    MeasureModel,
+    MeasureSomeModel,
+    PathModel,
+    PathSomeModel,
+    SomeEnvModel,
+    WorkloadModel,
+)
+
+SomeForm = TypeVar("SomeForm", AllowModel, MeasureSomeModel, PathSomeModel, SomeEnvModel)
 
 MAX_CASES = 10_000
 """Cases of one suite before exclusions."""
@@ -137,16 +147,16 @@ def cases(
     return tuple(found)
 
 
+def _ours(stated: Sequence[SomeForm], case: Case) -> Sequence[SomeForm]:
+    """The parts that are for a case."""
+    return [some for some in stated if match(some.match).accepts(case)]
+
+
 def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
     """The variables of one case, without its axes."""
-    given: dict[str, Scalar] = {}
-    if isinstance(workload.env, dict):
-        given |= workload.env
-    else:
-        for some in workload.env:
-            if match(some.match).accepts(case):
-                given |= some.set
-    return {name: program.as_text(value) for name, value in given.items()}
+    stated = workload.env
+    given = [stated] if isinstance(stated, dict) else [s.set for s in _ours(stated, case)]
+    return {name: program.as_text(v) for values in given for name, v in values.items()}
 
 
 def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
@@ -160,28 +170,23 @@ def _path(stated: PathModel | list[PathSomeModel] | None, case: Case) -> PathRul
     """The rules that apply to a case."""
     if stated is None:
         return PathRule()
-    rules = [stated] if isinstance(stated, PathModel) else stated
-    ours = [r for r in rules if not isinstance(r, PathSomeModel) or match(r.match).accepts(case)]
+    rules = [stated] if isinstance(stated, PathModel) else _ours(stated, case)
     return PathRule(
-        must=tuple(p for r in ours for p in r.must),
-        must_not=tuple(p for r in ours for p in r.must_not),
+        must=tuple(p for r in rules for p in r.must),
+        must_not=tuple(p for r in rules for p in r.must_not),
     )
 
 
 def _measured(workload: WorkloadModel, case: Case) -> dict[str, Any]:
-    if isinstance(workload.measure, MeasureModel):
-        return workload.measure.given()
-    given: dict[str, Any] = {}
-    for some in workload.measure:
-        if match(some.match).accepts(case):
-            given |= some.given()
-    return given
+    stated = workload.measure
+    given = [stated] if isinstance(stated, MeasureModel) else _ours(stated, case)
+    return {name: value for some in given for name, value in some.given().items()}
 
 
 def _allowed(workload: WorkloadModel, case: Case) -> Mapping[Outcome, str]:
     if isinstance(workload.allow, dict):
         return workload.allow
-    return {a.outcome: a.reason for a in workload.allow if match(a.match).accepts(case)}
+    return {a.outcome: a.reason for a in _ours(workload.allow, case)}
 
 
 def _dimensions(workload: WorkloadModel) -> list[list[dict[str, Scalar]]]:
