@@ -70,18 +70,22 @@ def _scalar(value: Any) -> Scalar:
     raise wrong("must be one value: a number, text, true or false")
 
 
-def one_or_list(value: Any) -> str:
+def _one_or_list(value: Any) -> str:
     return "list" if isinstance(value, list) else "one"
 
 
+One = TypeVar("One")
+Many = TypeVar("Many")
+Item = TypeVar("Item")
+OneOrList = Annotated[
+    Annotated[One, Tag("one")] | Annotated[Many, Tag("list")], Discriminator(_one_or_list)
+]
 Value = Annotated[
     bool | int | float | str,
     PlainValidator(_scalar, json_schema_input_type=bool | int | float | str),
 ]
-Values = Annotated[
-    Annotated[Value, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
-    Discriminator(one_or_list),
-]
+Some = Annotated[list[Item], Field(min_length=1)]
+Values = OneOrList[Value, Some[Value]]
 Name = Annotated[str, Field(pattern=NAME)]
 AxisName = Annotated[str, Field(pattern=AXIS)]
 VariableName = Annotated[str, Field(pattern=VARIABLE)]

@@ -28,13 +28,14 @@ from harness.suite.fields import (
     Form,
     Matching,
     Name,
+    OneOrList,
     Positive,
+    Some,
     Text,
     Value,
     Values,
     VariableName,
     checked,
-    one_or_list,
     problem,
     schema_of,
     wrong,
@@ -124,10 +125,7 @@ class PathSomeModel(PathModel):
     """Cases of this workload."""
 
 
-Paths = Annotated[
-    Annotated[PathModel, Tag("one")] | Annotated[list[PathSomeModel], Tag("list")],
-    Discriminator(one_or_list),
-]
+Paths = OneOrList[PathModel, list[PathSomeModel]]
 
 
 def _pattern(text: str) -> str:
@@ -152,15 +150,8 @@ def _one_or_mapping(value: Any) -> str:
 VALUE = "value"
 """Group of a metric's regular expression that is the number."""
 Pattern = Annotated[Text, AfterValidator(_pattern)]
-Product = Annotated[
-    Annotated[int, Field(ge=1), Tag("one")]
-    | Annotated[
-        list[Annotated[int, Field(ge=1)] | AxisName],
-        Field(min_length=1),
-        Tag("list"),
-    ],
-    Discriminator(one_or_list),
-]
+Factor = Annotated[int, Field(ge=1)]
+Product = OneOrList[Factor, Some[Factor | AxisName]]
 
 
 class ProgressModel(Form):
@@ -226,13 +217,7 @@ class WorkloadModel(Form):
     """First part of the case ids."""
     factory: Annotated[str, Field(pattern=FACTORY)] | None = None
     """`package.module:function`, which the worker calls with provider and axes."""
-    command: (
-        Annotated[
-            Annotated[Text, Tag("one")] | Annotated[list[Value], Field(min_length=1), Tag("list")],
-            Discriminator(one_or_list),
-        ]
-        | None
-    ) = None
+    command: OneOrList[Text, Some[Value]] | None = None
     """Instead of a factory: a program and its arguments, as a list or as text that is split like in
     a shell. `{axis}` is an axis, `{provider}` the provider, `{python}` as first word the
     interpreter of the harness; `{axis:--flag}` is an argument if the axis is true."""
@@ -254,7 +239,7 @@ class WorkloadModel(Form):
     """Tokens of one step of a program: a number, or a list of numbers and axes to multiply."""
     flops: Product | None = None
     """Floating-point operations of one step of a program, likewise."""
-    providers: Annotated[list[Name], Field(min_length=1)] = ["program"]
+    providers: Some[Name] = ["program"]
     """The implementations to measure. Optional for a program."""
     axes: dict[AxisName, Values] = {}
     """A list is swept, a single value fixed. An UPPER_CASE axis is also an environment variable of
@@ -263,11 +248,7 @@ class WorkloadModel(Form):
     """Groups of swept axes that vary together instead of being crossed."""
     exclude: list[Annotated[Matching, Field(min_length=1)]] = []
     """Combinations to exclude; every entry must match at least one."""
-    env: Annotated[
-        Annotated[dict[VariableName, Value], Tag("one")]
-        | Annotated[list[SomeEnvModel], Tag("list")],
-        Discriminator(one_or_list),
-    ] = {}
+    env: OneOrList[dict[VariableName, Value], list[SomeEnvModel]] = {}
     """Environment variables of the worker: for all cases, or a list of `{match, set}`. A flag that
     a case sets and no code reads is a path_mismatch."""
     kernels: Paths | None = None
@@ -275,17 +256,10 @@ class WorkloadModel(Form):
     `{match, must, must_not}`. A violation is a path_mismatch; nothing is checked without a GPU."""
     operators: Paths | None = None
     """Likewise for PyTorch's operators by their names in the profiler, on any device."""
-    measure: Annotated[
-        Annotated[MeasureModel, Tag("one")] | Annotated[list[MeasureSomeModel], Tag("list")],
-        Discriminator(one_or_list),
-    ] = MeasureModel()
+    measure: OneOrList[MeasureModel, list[MeasureSomeModel]] = MeasureModel()
     """Overrides settings of the suite, for all cases of the workload or in a list for some:
     `{match, timeout_s}`."""
-    allow: Annotated[
-        Annotated[dict[AllowedOutcome, Text], Tag("one")]
-        | Annotated[list[AllowModel], Tag("list")],
-        Discriminator(one_or_list),
-    ] = {}
+    allow: OneOrList[dict[AllowedOutcome, Text], list[AllowModel]] = {}
     """Expected outcomes with their reasons: `{timeout: why}`, or a list of
     `{match, outcome, reason}`."""
 
