@@ -24,7 +24,7 @@ from harness.records import (
     Suite,
 )
 from harness.suite import program, sweep
-from harness.suite.fields import Matching, current_key
+from harness.suite.fields import Matching, checked, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
 from harness.suite.schema import (
     CostModel,
@@ -33,7 +33,6 @@ from harness.suite.schema import (
     SuiteModel,
     WorkloadModel,
     measure_setting,
-    validate,
 )
 
 Record = TypeVar("Record", Rule, CostPlan)
@@ -139,7 +138,7 @@ def _shipped() -> str:
 
 def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Sequence[str]) -> Suite:
     document = read(text, path)
-    model = validate(document)
+    model = checked(SuiteModel, document)
     problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
     if problems:
         raise document.error(problems)
@@ -186,17 +185,19 @@ def _matched(record: type[Record], form: RuleModel | CostModel, **more: Any) -> 
 
 def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
     """Problems that prevent the expansion of workloads."""
-    names: set[str] = set()
+    yield from _repeated("workloads", "workloads", model.workloads)
     for w, workload in enumerate(model.workloads):
-        if workload.name in names:
-            yield Problem(
-                ("workloads", w, "name"),
-                f"two workloads are named {workload.name!r}",
-                "Rename one.",
-            )
-        names.add(workload.name)
         yield from sweep.check(workload, ("workloads", w))
     yield from program.check_same(model)
+
+
+def _repeated(
+    key: str, what: str, named: Sequence[WorkloadModel] | Sequence[RuleModel]
+) -> Iterator[Problem]:
+    names = [one.name for one in named]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            yield Problem((key, i, "name"), f"two {what} are named {name!r}", "Rename one.")
 
 
 def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
@@ -221,7 +222,7 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
         yield Problem(("workloads",), text, "Split the suite.", at_key=True)
     for e, expectation in enumerate(model.expectations):
         yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
-    names: set[str] = set()
+    yield from _repeated("verdict", "rules", model.verdict)
     known = {**METRICS, **program.free_metrics(model)}
     for r, rule in enumerate(model.verdict):
         if rule.metric not in known:
@@ -229,11 +230,6 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield Problem(("verdict", r, "metric"), text, nearest(rule.metric, [*known]))
         elif contrary := rule.contrary(higher_is_better=known[rule.metric].higher_is_better):
             yield Problem(("verdict", r, "abort"), f"abort {contrary}")
-        if rule.name in names:
-            yield Problem(
-                ("verdict", r, "name"), f"two rules are named {rule.name!r}", "Rename one."
-            )
-        names.add(rule.name)
         yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
         if rule.axis is not None and not problems:
             matched = [case for case in cases if sweep.match(rule.match).accepts(case)]

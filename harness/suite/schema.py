@@ -35,12 +35,11 @@ from harness.suite.fields import (
     Value,
     Values,
     VariableName,
-    checked,
     problem,
     schema_of,
     wrong,
 )
-from harness.suite.positions import Document, nearest
+from harness.suite.positions import nearest
 
 
 class MeasureModel(Form):
@@ -79,11 +78,15 @@ class MeasureModel(Form):
         return self.model_dump(exclude_unset=True, exclude={"match"})
 
 
-class MeasureSomeModel(MeasureModel):
-    """How some cases of a workload are measured."""
+class SomeModel(Form):
+    """What is for some cases of a workload."""
 
     match: Annotated[Matching, Field(min_length=1)]
     """Cases of this workload."""
+
+
+class MeasureSomeModel(MeasureModel, SomeModel):
+    """How some cases of a workload are measured."""
 
 
 class AllowModel(Form):
@@ -95,11 +98,9 @@ class AllowModel(Form):
     reason: Text
 
 
-class SomeEnvModel(Form):
+class SomeEnvModel(SomeModel):
     """Environment variables of some cases of a workload."""
 
-    match: Annotated[Matching, Field(min_length=1)]
-    """Cases of this workload."""
     set: Annotated[dict[VariableName, Value], Field(min_length=1)]
 
 
@@ -118,11 +119,8 @@ class PathModel(Form):
         return self
 
 
-class PathSomeModel(PathModel):
+class PathSomeModel(PathModel, SomeModel):
     """The same of some cases."""
-
-    match: Annotated[Matching, Field(min_length=1)]
-    """Cases of this workload."""
 
 
 Paths = OneOrList[PathModel, list[PathSomeModel]]
@@ -410,11 +408,6 @@ class SuiteModel(Form):
     expectations: list[ExpectationModel] = []
     verdict: list[RuleModel] = []
     cost: CostModel | None = None
-
-
-def validate(document: Document) -> SuiteModel:
-    """Check the form of a parsed suite; a SuiteError as `checked`."""
-    return checked(SuiteModel, document)
 
 
 def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:

@@ -19,14 +19,13 @@ from harness.suite.positions import Loc, Problem, nearest, show
 from harness.suite.schema import (
     AllowModel,
     MeasureModel,
-    MeasureSomeModel,
     PathModel,
     PathSomeModel,
-    SomeEnvModel,
+    SomeModel,
     WorkloadModel,
 )
 
-SomeForm = TypeVar("SomeForm", AllowModel, MeasureSomeModel, PathSomeModel, SomeEnvModel)
+SomeForm = TypeVar("SomeForm", bound=SomeModel | AllowModel)
 
 MAX_CASES = 10_000
 """Cases of one suite before exclusions."""
