@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +211,6 @@ def _boolean(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-def _integer(text: str) -> int:
-    return int(text, base=0)
-
-
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text.replace("_", ""))):
         raise ValueError(text)
@@ -224,7 +221,7 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
     _TAG + "str": ("text", str),
     _TAG + "timestamp": ("text", str),  # YAML 1.2 has no dates
     _TAG + "bool": ("boolean", _boolean),
-    _TAG + "int": ("whole number", _integer),
+    _TAG + "int": ("whole number", partial(int, base=0)),
     _TAG + "float": ("finite number", _finite),
 }
 

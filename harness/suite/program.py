@@ -159,12 +159,13 @@ def _check_product(workload: WorkloadModel, key: str, loc: Loc) -> Iterator[Prob
         if factor not in workload.axes:
             text = f"{show(factor)} is not an axis here"
             yield Problem((*loc, i), text, nearest(factor, [*workload.axes]))
-        elif not all(_is_count(value) for value in values_of(workload, factor)):
+        elif not all(type(v) is int and v > 0 for v in values_of(workload, factor)):
             yield Problem((*loc, i), f"{factor} must be a positive whole number in every case")
 
 
 def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
-    timed = re.compile(_steps_model(workload)).groupindex if workload.progress else {}
+    steps = _steps(workload)
+    timed = re.compile(steps.step).groupindex if steps else {}
     for name, reading in workload.metrics.items():
         place = (*loc, name)
         if name in METRICS:
@@ -182,13 +183,6 @@ def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
         yield Problem((*loc, "tokens_per_s"), "tokens already gives tokens_per_s", at_key=True)
     if "step_s" in workload.metrics and {"step_s", "step_ms"} & {*timed}:
         yield Problem((*loc, "step_s"), "progress already gives the time of a step", at_key=True)
-
-
-def _steps_model(workload: WorkloadModel) -> str:
-    """Regular expression of a step."""
-    if isinstance(workload.progress, str):
-        return workload.progress
-    return workload.progress.step if workload.progress else ""
 
 
 def _steps(workload: WorkloadModel) -> Steps | None:
@@ -247,7 +241,3 @@ def values_of(workload: WorkloadModel, name: str) -> Sequence[Scalar]:
         return workload.providers
     values = workload.axes[name]
     return values if isinstance(values, list) else [values]
-
-
-def _is_count(value: Scalar) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harness.errors import SuiteError
 from harness.suite import load as suites
+from harness.suite import sweep
 from harness.tests.good_suite import GOOD, error_of, ids, write_suite
 
 # --- what a sweep expands to -------------------------------------------------------------
@@ -87,17 +88,6 @@ def test_a_sweep_has_every_combination_once_except_the_excluded(
     assert order == sorted(order)
 
 
-@given(st.integers(1, 4), axis_values)
-@settings(max_examples=20, deadline=None)
-def test_a_zipped_sweep_is_as_long_as_its_axes(length: int, crossed: list[int]) -> None:
-    axes = [list(range(length)), crossed, list(range(10, 10 + length))]
-
-    loaded = suites.loads(swept_suite(axes, zipped="    zip: [[a2, a0]]"), "x.yaml")
-
-    assert len(loaded.cases) == 2 * length * len(crossed)
-    assert all(c.axes["a2"] == 10 + int(c.axes["a0"]) for c in loaded.cases)
-
-
 # --- wrong sweeps ------------------------------------------------------------------------
 
 
@@ -110,11 +100,11 @@ def test_a_zip_must_not_repeat_a_combination() -> None:
 
 
 def test_the_number_of_cases_is_checked_before_they_are_made() -> None:
-    values = list(range(20))
+    values = list(range(1000))
 
     message = error_of(swept_suite([values, values, values]))
 
-    assert message.startswith("x.yaml:9:5: 16000 cases")
+    assert message.startswith("x.yaml:9:5: 2000000000 cases")
 
 
 def test_excluding_everything_is_an_error() -> None:
@@ -123,13 +113,15 @@ def test_excluding_everything_is_an_error() -> None:
     assert message.startswith("x.yaml:15:5: every combination is excluded")
 
 
-def test_workloads_need_different_names_and_share_the_limit_on_cases() -> None:
-    values = list(range(20))
-    one = swept_suite([values, values, range(10)])  # 8000 cases
+def test_workloads_need_different_names_and_share_the_limit_on_cases(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep, "MAX_CASES", 10)
+    one = swept_suite([range(4)])  # 8 cases
     again = one[one.index("  - name: w") :]
 
     assert "two workloads are named 'w'" in error_of(one + again)
-    assert "16000 cases" in error_of(one + again.replace("name: w", "name: v"))
+    assert "16 cases" in error_of(one + again.replace("name: w", "name: v"))
 
 
 # --- overrides ---------------------------------------------------------------------------
@@ -180,20 +172,24 @@ def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
         pytest.param("seq_len=1,,2", "'' is not a value", id="gap"),
         pytest.param("seq_len=.inf", "not a finite number", id="infinite"),
         pytest.param("seq_len=1,1", "1 is listed twice", id="twice"),
+        pytest.param("seq_len=128 seq_len=256", "seq_len is set twice", id="set-twice"),
         pytest.param("seq_len=a/b", "case id", id="unsafe"),
         pytest.param("measure.proceses=1", "did you mean 'processes'", id="unknown-setting"),
         pytest.param("measure.processes=0", "not 0", id="bad-setting"),
         pytest.param(
             "measure.max_samples=2", "min_samples 5 is above max_samples 2", id="contrary"
         ),
-        pytest.param("seq_len=" + ",".join(map(str, range(9999))), "cases, but", id="many"),
+        pytest.param("seq_len=" + ",".join(map(str, range(999))), "cases, but", id="many"),
     ],
 )
-def test_a_wrong_override_has_a_remedy(tmp_path: Path, override: str, shown: str) -> None:
+def test_a_wrong_override_has_a_remedy(
+    tmp_path: Path, override: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MAX_CASES", 1000)
     path = write_suite(tmp_path)
 
     with pytest.raises(SuiteError, match=r"^--set ") as caught:
-        suites.load(path, overrides=[override])
+        suites.load(path, overrides=override.split())
 
     assert shown in str(caught.value).replace("Did", "did")
     assert len(str(caught.value)) < 400
@@ -205,11 +201,6 @@ def test_an_override_that_leaves_only_excluded_cases_is_an_error(tmp_path: Path)
 
     with pytest.raises(SuiteError, match="every case is excluded with these overrides"):
         suites.load(path, overrides=["gc=on", "NSA_USE_FA2=1"])
-
-
-def test_setting_an_axis_twice_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="seq_len is set twice"):
-        suites.load(write_suite(tmp_path), overrides=["seq_len=128", "seq_len=256"])
 
 
 # --- filters -----------------------------------------------------------------------------
