@@ -65,36 +65,20 @@ def test_a_snapshot_contains_uncommitted_files_but_not_ignored_ones(toys: Path) 
     assert state(toys) == before
 
 
-def test_files_that_the_harness_writes_do_not_make_a_tree_dirty(toys: Path) -> None:
-    (toys / ".gitignore").write_text("__pycache__/\n")
-    commit(toys, {})
-    repo = Repository.around(toys)
-    write(toys, {"reports/runs/a/run.jsonl": "x", "ci/baselines/counters.json": "x"})
-    assert not repo.dirty()
-
-    write(toys, {"ci/gate.yaml": "x"})
-
-    assert repo.dirty()
-
-
-def test_a_moved_file_changes_its_old_and_its_new_path(toys: Path) -> None:
+def test_a_change_since_the_merge_base_names_the_old_and_new_path_of_a_moved_file(
+    toys: Path,
+) -> None:
+    parted = git(toys, "rev-parse", "HEAD")
     (toys / "toy/kernel.py").rename(toys / "toy/moved.py")
     commit(toys, {}, branch="change")
-    repo = Repository.around(toys)
-
-    changed = repo.changed(repo.commit("main"), repo.commit("change"))
-
-    assert changed == ("toy/kernel.py", "toy/moved.py")
-
-
-def test_the_merge_base_is_where_the_branches_parted(toys: Path) -> None:
-    parted = git(toys, "rev-parse", "HEAD")
-    commit(toys, {"a": "1"}, branch="change")
     git(toys, "checkout", "--quiet", "main")
     commit(toys, {"b": "2"})
     repo = Repository.around(toys)
 
-    assert repo.merge_base(repo.commit("main"), repo.commit("change")) == parted
+    base = repo.merge_base(repo.commit("main"), repo.commit("change"))
+
+    assert base == parted
+    assert repo.changed(base, repo.commit("change")) == ("toy/kernel.py", "toy/moved.py")
 
 
 @pytest.mark.parametrize("ref", ["nowhere", "--upload-pack=touch x", ""])

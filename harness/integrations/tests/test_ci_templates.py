@@ -66,19 +66,6 @@ def test_the_steps_create_every_file_that_a_template_names(theirs: Path) -> None
     assert (theirs / "ci" / schema).is_file()
 
 
-def test_the_workflows_use_the_same_file_names() -> None:
-    """`with:` of a job that calls another workflow cannot read `env:`."""
-    gate = load(WORKFLOWS / "gate.yml")
-    called = load(WORKFLOWS / "gpu-gate.yml")["on"]["workflow_call"]["inputs"]
-    gitlab = load(ROOT / "ci/gitlab.yml")["variables"]
-
-    for name in ("requirements", "policy"):
-        chosen = gate["jobs"]["gpu"]["with"][name]
-        assert called[name]["default"] == chosen
-        assert gitlab[f"GATE_{name.upper()}"]["value"] == chosen
-        assert gate["env"].get(name.upper(), chosen) == chosen
-
-
 def test_the_gitlab_job_judges_a_change_of_the_new_files(theirs: Path) -> None:
     made = git(theirs, "rev-parse", "HEAD")
     workloads = (theirs / "benchmarks/workloads.py").read_text()

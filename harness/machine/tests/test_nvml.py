@@ -324,10 +324,3 @@ def test_a_value_that_a_meter_cannot_read_is_none(
         use = meter()
 
     assert (use.used_bytes, use.processes) == (None, None)
-
-
-def test_a_meter_of_an_unknown_gpu_is_an_error_and_closes_nvml(occupied: FakeNvml) -> None:
-    with pytest.raises(ProbeError, match="GPU-absent"), nvml_meter("GPU-absent"):
-        pass
-
-    assert occupied.open_sessions == 0

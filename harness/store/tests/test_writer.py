@@ -202,18 +202,6 @@ def test_a_run_id_has_time_suite_and_device(writer: store_writer.RunWriter) -> N
     assert re.fullmatch(r"20\d{6}-\d{6}-smoke-h200-[0-9a-f]{4}", writer.run_id)
 
 
-def test_two_runs_with_one_id_do_not_share_a_folder(
-    tmp_path: Path, writer: store_writer.RunWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer.append(measured(0))
-    monkeypatch.setattr(store_writer, "_run_id", lambda *_: writer.run_id)
-
-    with pytest.raises(StoreError, match=writer.run_id):
-        store_writer.create(tmp_path, SUITE, ENVIRONMENT)
-
-    assert reader.load(tmp_path, "latest").measurements == (measured(0),)
-
-
 @settings(deadline=None, max_examples=50)
 @example("../../etc/passwd", "")
 @example("a" * 5000, "a" * 5001)
