@@ -4,14 +4,13 @@ The logs beside run.jsonl are not included. A run is checked line by line before
 """
 
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 from harness.errors import HarnessError, StoreError
-from harness.store import reader, writer
+from harness.store import reader
 
 MAX_ID = 200
 _FIRST = re.compile(rb'^{"kind": "run"', re.MULTILINE)
@@ -71,21 +70,12 @@ def _adopt(file: Path, first: int, data: bytes, root: Path) -> str:
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=".import-", dir=root))
-        try:
-            folder = draft / run_id
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=root) as draft:
+            folder = Path(draft, run_id)
             folder.mkdir()
-            for name, content in (
-                (reader.RUN_FILE, data),
-                (reader.SUITE_FILE, run.suite.text.encode()),
-            ):
-                with (folder / name).open("wb") as opened:
-                    writer.append_synced(opened.fileno(), content)
-            writer.sync_directory(folder)
+            (folder / reader.RUN_FILE).write_bytes(data)
+            (folder / reader.SUITE_FILE).write_bytes(run.suite.text.encode())
             folder.rename(target)
-            writer.sync_directory(root)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise StoreError(f"cannot write {target}: {error.strerror}") from error
     return run_id

@@ -69,11 +69,10 @@ _OF_PROCESS = (
 def to_csv(runs: Iterable[Run]) -> str:
     """Runs as CSV with a header; numbers keep every digit."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
     for run in runs:
-        for row in _rows(run):
-            writer.writerow([_cell(row.get(name)) for name in COLUMNS])
+        writer.writerows({n: _cell(row.get(n)) for n in COLUMNS} for row in _rows(run))
     return text.getvalue()
 
 

@@ -17,7 +17,6 @@ from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, SelfT
 from harness.store import lines
 from harness.store.reader import LOG_FOLDER, RUN_FILE, SUITE_FILE, cut_notes, find, read
 
-ID_ATTEMPTS = 20
 LOG_NAME_LENGTH = 80
 """Of a case id in a file name; a hash makes the name unique."""
 
@@ -128,17 +127,23 @@ def create(
     """
     now = started_at or datetime.now(UTC)
     began_at = time.monotonic() if started_at is None else None
-    run_id, folder = _new_folder(root, now, suite.name, environment.device_name)
-    try:
-        first_line = lines.encode(
-            lines.Started(
-                schema=SCHEMA_VERSION,
-                run_id=run_id,
-                started_at=now.isoformat(timespec="seconds"),
-                environment=environment,
-                suite=suite,
-            )
+    run_id = _run_id(now, suite.name, environment.device_name)
+    first_line = lines.encode(
+        lines.Started(
+            schema=SCHEMA_VERSION,
+            run_id=run_id,
+            started_at=now.isoformat(timespec="seconds"),
+            environment=environment,
+            suite=suite,
         )
+    )
+    folder = root / run_id
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()  # fails if another run drew the same id
+    except OSError as error:
+        raise _cannot_begin(folder, error) from error
+    try:
         (folder / LOG_FOLDER).mkdir()
         (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
         fd = _open_locked(folder, os.O_CREAT | os.O_EXCL)
@@ -149,33 +154,10 @@ def create(
         except OSError:
             os.close(fd)
             raise
-    except StoreError:
-        shutil.rmtree(folder)
-        raise
     except OSError as error:
         shutil.rmtree(folder)
         raise _cannot_begin(folder, error) from error
     return RunWriter(run_id, folder, fd, recorded=0, began_at=began_at)
-
-
-def _new_folder(root: Path, now: datetime, suite: str, device: str) -> tuple[str, Path]:
-    """A new run id, and the new folder with this name."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise StoreError(f"{root} is not a folder", "Name a folder with --store.") from error
-    except OSError as error:
-        raise _cannot_begin(root, error) from error
-    for _ in range(ID_ATTEMPTS):
-        run_id = _run_id(now, suite, device)
-        try:
-            (root / run_id).mkdir()
-        except FileExistsError:  # two runs drew the same number in one second
-            continue
-        except OSError as error:
-            raise _cannot_begin(root / run_id, error) from error
-        return run_id, root / run_id
-    raise StoreError(f"{root / run_id} exists already", "Try again in a second.")
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:

@@ -364,11 +364,9 @@ def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -
 
 def passes(case_id: str, filters: Sequence[str]) -> bool:
     """Whether filters keep a case: one without `!` matches, if there is one, and none with `!`."""
-    wanted = [f for f in filters if not f.startswith("!")]
-    unwanted = [f[1:] for f in filters if f.startswith("!")]
-    return (not wanted or any(fits(case_id, f) for f in wanted)) and not any(
-        fits(case_id, f) for f in unwanted
-    )
+    kept = [fits(case_id, f) for f in filters if not f.startswith("!")]
+    dropped = any(fits(case_id, f[1:]) for f in filters if f.startswith("!"))
+    return not dropped and (any(kept) or not kept)
 
 
 def fits(case_id: str, pattern: str) -> bool:

@@ -127,23 +127,17 @@ def test_a_worker_does_not_inherit_the_lock(warm: Launcher, tmp_path: Path) -> N
         assert not os.get_inheritable(lock._fd)
 
 
-def test_two_parents_that_draw_one_number_create_two_runs(
+def test_two_parents_that_draw_one_id_do_not_share_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both draw the same number at first, in the same second."""
-    drawn = iter(["aaaa", "aaaa", "aaaa", "bbbb"])
-    monkeypatch.setattr("secrets.token_hex", lambda _: next(drawn))
+    monkeypatch.setattr(store_writer, "_run_id", lambda *_: "drawn")
 
-    with (
-        store_writer.create(tmp_path, SUITE, ENVIRONMENT) as one,
-        store_writer.create(tmp_path, SUITE, ENVIRONMENT) as two,
-    ):
+    with store_writer.create(tmp_path, SUITE, ENVIRONMENT) as one:
         one.append(measured(0))
-        two.append(measured(1))
+        with pytest.raises(StoreError, match="drawn: File exists"):
+            store_writer.create(tmp_path, SUITE, ENVIRONMENT)
 
-    assert one.run_id != two.run_id
-    assert reader.load(tmp_path, one.run_id).measurements == (measured(0),)
-    assert reader.load(tmp_path, two.run_id).measurements == (measured(1),)
+    assert reader.load(tmp_path, "drawn").measurements == (measured(0),)
 
 
 # --- of the parent and its disk ----------------------------------------------------------
