@@ -133,7 +133,7 @@ def _carry_out(
             if self_test
             else skipped_self_test(here.gpu, "--no-self-test")
         )
-        writer.append_self_test(tested)
+        writer.append(tested)
         if tested.refuted:
             err.print(console.failed_self_test(tested, writer.folder))
             return False

@@ -125,7 +125,7 @@ class Bench:
         )
         for side in self._sides:
             for writer in side.writers.values():
-                writer.append_self_test(shown)
+                writer.append(shown)
         return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
 
     def finish(self) -> None:

@@ -35,7 +35,6 @@ MANY = 64
 NOT_RUN = "not run"
 
 Answer = TypeVar("Answer")
-Item = TypeVar("Item")
 Say = Callable[[str], None]
 
 _TABLES = """
@@ -133,7 +132,7 @@ class Index:
         rows = self._connection.execute("SELECT name, header FROM runs ORDER BY name")
         headers = (RunHeader(**self._fields(name, header)) for name, header in rows)
         wanted = [h for h in headers if runs.accepts(h) and runs.outcome in ("", *h.outcomes)]
-        return tuple(_last(wanted, runs.limit))
+        return tuple(wanted[-(runs.limit or 0) :])
 
     def case_ids(self) -> tuple[str, ...]:
         """The ids of all cases."""
@@ -170,15 +169,11 @@ class Index:
             HistoryPoint(
                 **fields, outcome=outcome, detail=detail, metrics=_metrics(metrics, metric)
             )
-            for fields, (outcome, detail, metrics) in _last(found, runs.limit)
+            for fields, (outcome, detail, metrics) in found[-(runs.limit or 0) :]
         )
 
     def _fields(self, name: str, header: str) -> dict[str, Any]:
         return {"folder": self._prefix + name, **json.loads(header)}
-
-
-def _last(items: list[Item], limit: int | None) -> list[Item]:
-    return items if limit is None else items[-limit:]
 
 
 def _metrics(text: str, only: str | None) -> dict[str, Estimate]:

@@ -15,8 +15,8 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.records import Measurement, Run
 from harness.store import reader
+from harness.store.index import NOT_RUN
 
-NOT_RUN = "not run"
 Value = str | int | float | bool | None
 Row = Mapping[str, Value]
 
@@ -72,7 +72,7 @@ def to_csv(runs: Iterable[Run]) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        writer.writerows({n: _cell(row.get(n)) for n in COLUMNS} for row in _rows(run))
+        writer.writerows({n: _cell(value) for n, value in row.items()} for row in _rows(run))
     return text.getvalue()
 
 
@@ -94,8 +94,7 @@ def to_parquet(runs: Iterable[Run], file: Path) -> None:
     try:
         with parquet.ParquetWriter(file, schema) as writer:
             for run in runs:
-                rows = [{name: row.get(name) for name in COLUMNS} for row in _rows(run)]
-                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+                writer.write_table(arrow.Table.from_pylist([*_rows(run)], schema=schema))
     except (OSError, OverflowError, arrow.ArrowException) as error:
         raise HarnessError(f"{file}: cannot be written: {error}") from None
 

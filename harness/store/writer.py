@@ -42,22 +42,15 @@ class RunWriter:
         self._recorded = recorded
         self._began_at = began_at
 
-    def append(self, measurement: Measurement) -> None:
-        """Record one measurement; it is on the disk when this returns.
+    def append(self, line: Measurement | SelfTest) -> None:
+        """Record one measurement, or the self-test before the first; it is on the disk when this
+        returns.
 
         Raises:
             StoreError: It cannot be written, or contains a NaN. Earlier lines stay.
         """
-        self._write(measurement)
-        self._recorded += 1
-
-    def append_self_test(self, proof: SelfTest) -> None:
-        """Record the self-test; before the first measurement.
-
-        Raises:
-            StoreError: As `append`.
-        """
-        self._write(proof)
+        self._write(line)
+        self._recorded += isinstance(line, Measurement)
 
     def finish(self, *, wall_s: float | None = None) -> None:
         """Mark the run complete and close it.

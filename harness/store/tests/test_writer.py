@@ -111,7 +111,7 @@ def test_text_that_is_not_unicode_is_recorded(
 def test_the_self_test_is_stored_before_the_measurements(
     writer: store_writer.RunWriter,
 ) -> None:
-    writer.append_self_test(PROOF)
+    writer.append(PROOF)
     writer.append(measured(0))
     writer.finish(wall_s=12.5)
 
