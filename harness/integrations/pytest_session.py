@@ -123,8 +123,7 @@ class Session:
             finally:
                 place.rig.hold(None)  # the next case may be another process's
         recorded = store.load(self._store, place.folder)
-        measured = tuple(recorded.of(case.case_id))
-        return judge(replace(recorded, suite=alone, measurements=measured))
+        return judge(replace(recorded, suite=alone, measurements=recorded.of(case.case_id)))
 
     def _open(self, suite: Suite, selected: Suite) -> _Place:
         """Reserve the machine for a suite, and create its run unless another process has."""
@@ -195,7 +194,9 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
     if bad is not None:
         lines += ["", f"process {bad.process}, evidence in {run.folder}:"]
         lines += [f"  {line}" for line in _evidence(run, seen, bad.evidence or Evidence())]
-        if tail := log_tail(Path(run.folder, bad.log)):
+        log = Path(run.folder, bad.log)
+        if log.is_file():
+            tail = plain(log.read_text(errors="replace")).rstrip().splitlines()[-LOG_LINES:]
             lines += ["", f"end of {bad.log}:", *(f"  {line}" for line in tail)]
     lines += ["", f"run: {run.folder}"]
     return "\n".join(lines)
@@ -210,13 +211,6 @@ def _evidence(run: Run, seen: CaseSummary, bad: Evidence) -> Iterator[str]:
         yield from (f"{f.name}: {f.path or f'none ({f.note})'}" for f in bad.files)
         if failure.command:
             yield f"reproduce: {failure.command}"
-
-
-def log_tail(path: Path) -> list[str]:
-    """The last lines of a log, without control characters."""
-    if not path.is_file():
-        return []
-    return plain(path.read_text(errors="replace")).rstrip().splitlines()[-LOG_LINES:]
 
 
 # --- all of them -------------------------------------------------------------------------
