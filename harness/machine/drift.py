@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.errors import StoreError
-from harness.records import Case, Environment, Program, Run, Suite
+from harness.records import Case, Environment, Run, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,21 +207,14 @@ def _configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
 
 
 def _flat(case: Case) -> dict[str, Any]:
+    how = asdict(case.program) if case.program else {}  # the command, and how its output is read
     return {
         "factory": case.factory,
-        **({} if case.program is None else _program(case.program)),
+        **({"command": " ".join(how.pop("argv"))} if how else {}),
+        **{f"program.{name}": value for name, value in how.items()},
         **{f"axis {name}": value for name, value in case.axes.items()},
         **{f"variable {name}": value for name, value in case.env.items()},
         **{f"measure.{name}": value for name, value in asdict(case.settings).items()},
-    }
-
-
-def _program(program: Program) -> dict[str, Any]:
-    """The command, and how its output is read."""
-    how = {name: value for name, value in asdict(program).items() if name != "argv"}
-    return {
-        "command": " ".join(program.argv),
-        **{f"program.{name}": value for name, value in how.items()},
     }
 
 

@@ -30,7 +30,6 @@ from harness.integrations.annotations import Annotation, AnnotationKind, annotat
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
 from harness.records import Case, Change, Decision, Finding, Measurement, Outcome
-from harness.report.verdict_text import case_reason
 from harness.tests import fake_runs
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
@@ -60,7 +59,16 @@ def gate_case(case_id: str = "train/nsa", decision: Decision = Decision.GO, **ch
     )
 
 
-SYNCS = CounterChange(name="host_syncs", before=12, after=1600)
+COUNTED = gate_case(
+    "prefill/nsa",
+    Decision.NO_GO,
+    reason="host_syncs 12 → 1,600: more than the baseline",
+    comparison=None,
+    counters=(CounterChange(name="host_syncs", before=12, after=1600),),
+    findings=(
+        Finding(check=counters.CHECK, decision=Decision.NO_GO, detail="more than the baseline"),
+    ),
+)
 SLOWER = gate_case(
     "forward/nsa",
     Decision.NO_GO,
@@ -180,7 +188,7 @@ def test_the_page_of_a_gate() -> None:
     verdict = gate_verdict(
         gate_case(),
         OPEN,
-        gate_case("prefill/nsa", Decision.NO_GO, comparison=None, counters=(SYNCS,)),
+        COUNTED,
         SLOWER,
         candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True),
         findings=(
@@ -218,23 +226,6 @@ def test_the_setting_that_decides_about_blocking_is_named(
 
     assert f"The change {effect}." in step_summary(verdict)
     assert f"it {'blocks' if blocks else 'does not block'}: the policy " in captured.get()
-
-
-def test_a_message_names_the_counters_once() -> None:
-    changes, finding = counters.judge(
-        {"host_syncs": 12}, {"host_syncs": 1600}, source="the baseline", accepted=None
-    )
-    case = gate_case(
-        decision=finding.decision,
-        reason=finding.reason,
-        counters=changes,
-        comparison=None,
-        findings=(finding,),
-    )
-
-    assert f'message="NO-GO: host_syncs 12 → 1,600; {case_reason(case)}"' in junit(
-        gate_verdict(case)
-    )
 
 
 @pytest.mark.parametrize(
