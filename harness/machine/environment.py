@@ -93,26 +93,15 @@ def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
         except ProbeError:
             if seen is None:
                 raise
-        return _gpu_without_nvml(uuid, seen), ""
+        # As torch describes it: this run must not be recorded as a run on the CPU.
+        none = NOT_REPORTED
+        return Gpu(uuid=uuid, index=0, driver=none, cuda_driver=none, **seen), ""
     problem = facts.get("cuda_unavailable") or "torch has no GPU"
     try:
         names = ", ".join(gpu.name for gpu in nvml.gpus())
     except ProbeError as error:
         return None, f"{problem}; {error}"
     return None, f"{problem}, but NVML lists {names}"
-
-
-def _gpu_without_nvml(uuid: str, seen: Mapping[str, Any]) -> Gpu:
-    """The GPU as torch describes it: a run on it must not be recorded as a run on the CPU."""
-    return Gpu(
-        name=seen["name"],
-        uuid=uuid,
-        index=0,
-        memory_bytes=seen["memory_bytes"],
-        driver=NOT_REPORTED,
-        cuda_driver=NOT_REPORTED,
-        compute_capability=seen["compute_capability"],
-    )
 
 
 # --- data, pins and the repository -------------------------------------------------------
