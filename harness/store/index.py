@@ -311,8 +311,7 @@ def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int])
         header = RunHeader(run_id=folder.name, folder="", problem=problem)
     else:
         cases = summary.summarise(run)
-        outcomes = dict(Counter(map(_outcome, cases)))
-        header = replace(reader.header_of(run), outcomes=outcomes)
+        header = replace(reader.header_of(run), outcomes=dict(Counter(map(_outcome, cases))))
     fields = asdict(header)
     del fields["folder"]  # the store may be moved
     row = connection.execute(

@@ -12,9 +12,7 @@ from pathlib import Path
 from harness.errors import HarnessError, StoreError
 from harness.store import reader
 
-MAX_ID = 200
 _FIRST = re.compile(rb'^{"kind": "run"', re.MULTILINE)
-_EXPORT = "Write such a file: harness export RUN --format jsonl -o FILE"
 
 
 def export(folder: Path) -> bytes:
@@ -38,7 +36,8 @@ def import_runs(file: Path, root: Path) -> tuple[str, ...]:
     """
     ids = tuple(_adopt(file, first, data, root) for first, data in _runs(file))
     if not ids:
-        raise HarnessError(f"{file}: the file contains no run", _EXPORT)
+        remedy = "Write such a file: harness export RUN --format jsonl -o FILE"
+        raise HarnessError(f"{file}: the file contains no run", remedy)
     return ids
 
 
@@ -58,7 +57,7 @@ def _adopt(file: Path, first: int, data: bytes, root: Path) -> str:
     """Check one run and put it into a store; its id."""
     run, _ = reader.parse(data, root, file, first)
     run_id = run.run_id
-    if len(run_id) > MAX_ID or not re.fullmatch(r"\w[\w.=-]*", run_id, flags=re.ASCII):
+    if not re.fullmatch(r"\w[\w.=-]{,199}", run_id, flags=re.ASCII):
         raise HarnessError(f"{file}:{first}: {run_id!r} is not a run id", "The file was changed.")
     target = root / run_id
     if target.exists():

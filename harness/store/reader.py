@@ -170,9 +170,8 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
 
 def cut_notes(cut_bytes: int) -> tuple[str, ...]:
     """The note on an incomplete last line; empty without one."""
-    if not cut_bytes:
-        return ()
-    return (f"An incomplete last line ({cut_bytes} bytes) was dropped: the case that was running.",)
+    note = f"An incomplete last line ({cut_bytes} bytes) was dropped: the case that was running."
+    return (note,) if cut_bytes else ()
 
 
 def find(root: Path, run_id: str | Path) -> Path:

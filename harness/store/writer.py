@@ -93,9 +93,8 @@ class RunWriter:
         return path
 
     def _write(self, line: lines.Line) -> None:
-        data = lines.encode(line)
         try:
-            append_synced(self._fd, data)
+            append_synced(self._fd, lines.encode(line))
         except OSError as error:
             raise self._cannot_write(self.folder / RUN_FILE, error) from error
 

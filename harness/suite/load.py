@@ -266,8 +266,7 @@ def _contrary(cases: Sequence[Case]) -> str:
 
 
 def _allow_problems(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
-    needless = "ok is always allowed"
-    remedy = "Remove it."
+    needless, remedy = "ok is always allowed", "Remove it."
     if isinstance(workload.allow, dict):
         if Outcome.OK in workload.allow:
             yield Problem((*loc, "ok"), needless, remedy, at_key=True)
