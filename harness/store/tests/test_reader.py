@@ -9,7 +9,7 @@ import pytest
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION, Measurement, Outcome
 from harness.store import lines, reader
-from harness.store.writer import RunWriter, resume
+from harness.store.writer import RunWriter, create, resume
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
 
 # --- crashes -----------------------------------------------------------------------------
@@ -211,31 +211,21 @@ def test_a_renamed_key_is_read_by_its_new_name(monkeypatch: pytest.MonkeyPatch) 
 # --- names -------------------------------------------------------------------------------
 
 
-def make_runs(root: Path, *run_ids: str) -> None:
-    for run_id in run_ids:
-        line = lines.encode(
-            lines.Started(
-                schema=SCHEMA_VERSION,
-                run_id=run_id,
-                started_at="",
-                environment=ENVIRONMENT,
-                suite=SUITE,
-            )
-        )
-        (root / run_id).mkdir()
-        (root / run_id / reader.RUN_FILE).write_bytes(line)
+def make_runs(root: Path, *names: str) -> None:
+    for name in names:
+        with create(root, SUITE, ENVIRONMENT) as made:
+            made.folder.rename(root / name)
 
 
 def test_a_run_is_found_by_id_prefix_latest_and_path(tmp_path: Path) -> None:
     make_runs(tmp_path, "20260102-b", "20260101-a", "20260101-ab")
-
     folder = tmp_path / "20260101-a"
 
-    assert reader.load(tmp_path, "20260101-a").run_id == "20260101-a", "exact before prefix"
-    assert reader.load(tmp_path, "20260102").run_id == "20260102-b"
-    assert reader.load(tmp_path, "latest").run_id == "20260102-b"
-    assert reader.load(Path("elsewhere"), folder).run_id == "20260101-a"
-    assert reader.load(Path("elsewhere"), str(folder / reader.RUN_FILE)).run_id == "20260101-a"
+    assert reader.find(tmp_path, "20260101-a") == folder, "exact before prefix"
+    assert reader.find(tmp_path, "20260102").name == "20260102-b"
+    assert reader.find(tmp_path, "latest").name == "20260102-b"
+    assert reader.find(Path("elsewhere"), folder) == folder
+    assert reader.find(Path("elsewhere"), str(folder / reader.RUN_FILE)) == folder
 
 
 @pytest.mark.parametrize(
