@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from harness.tests.test_pages import known_options
+
 ROOT = Path(__file__).resolve().parents[3]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 GITLAB = ROOT / "ci/gitlab.yml"
@@ -168,31 +170,19 @@ def test_the_comment_finds_the_artifacts() -> None:
             assert f'"{file}"' in post
 
 
-def commands() -> list[list[str]]:
-    """Every command of the harness in the workflows, the template and the guide."""
+def test_every_command_and_option_exists() -> None:
+    """Of the workflows and the template; harness/tests/test_pages.py checks those of the guide."""
     texts = [s for path in WORKFLOWS for s in scripts(path)]
-    gitlab = load(GITLAB)
-    for job in gitlab.values():
+    for job in load(GITLAB).values():
         for key in ("script", "after_script"):
             texts += job.get(key, []) if isinstance(job, dict) else []
-    texts += re.findall(r"```(?:bash|sh)\n(.*?)```", README.read_text(), re.DOTALL)
     joined = "\n".join(texts).replace("\\\n", " ")
-    return [m.split() for m in re.findall(r"^\s*(harness [^|>;&\n]*)", joined, re.MULTILINE)]
+    found = re.findall(r"^\s*harness ([^|>;&\n]*)", joined, re.MULTILINE)
 
-
-def test_every_command_and_option_exists() -> None:
-    from typer.main import get_command
-
-    from harness.cli.main import app
-
-    root: Any = get_command(app)
-    found = [words[1:] for words in commands()]
-    assert {words[0] for words in found} >= {"export", "doctor"}
-    for name, *rest in found:
-        command = root.commands[name]
-        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
-        options = {word.partition("=")[0] for word in rest if word.startswith("-")}
-        assert options <= known, f"{name} {' '.join(rest)}"
+    assert {words.split()[0] for words in found} >= {"gate", "export", "doctor"}
+    for words in found:
+        known, rest = known_options(words.split())
+        assert {word.partition("=")[0] for word in rest if word.startswith("-")} <= known, words
 
 
 @pytest.mark.parametrize(
