@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,13 +48,9 @@ def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
         max_sm_clock_hz=1.98e9,
     )
     assert nvml.find(UUID) == gpu
-    assert fake.open_sessions == 0
-
-
-def test_a_value_that_the_gpu_does_not_report_is_none(fake: FakeNvml) -> None:
     fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")
-
-    assert nvml.find(UUID).power_limit_w is None
+    assert nvml.find(UUID) == replace(gpu, power_limit_w=None)
+    assert fake.open_sessions == 0
 
 
 @pytest.mark.parametrize(
@@ -78,29 +75,29 @@ def test_the_gpus_are_those_that_cuda_shows(
 
 
 @pytest.mark.parametrize(
-    ("setting", "why"),
+    ("setting", "first", "why"),
     [
-        ("", "hides every GPU"),
-        ("-1", "hides every GPU"),
-        ("GPU-b7bf", "hides every GPU"),  # prefix of two UUIDs
-        ("MIG-41b3", "MIG slice MIG-41b3"),
+        ("", "NVIDIA H200", "hides every GPU"),
+        ("-1", "NVIDIA H200", "hides every GPU"),
+        ("GPU-b7bf", "NVIDIA H200", "hides every GPU"),  # prefix of two UUIDs
+        ("MIG-41b3", "NVIDIA H200", "MIG slice MIG-41b3"),
+        # CUDA's 0 is the fastest GPU, NVML's 0 the first on the bus.
+        ("0", "NVIDIA T4", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
     ],
 )
-def test_the_error_says_why_no_gpu_is_visible(fake: FakeNvml, setting: str, why: str) -> None:
-    fake.names = ["NVIDIA H200", "NVIDIA H200"]
+def test_the_error_says_why_no_gpu_is_visible(
+    fake: FakeNvml, setting: str, first: str, why: str
+) -> None:
+    fake.names = [first, "NVIDIA H200"]
 
     with pytest.raises(ProbeError, match=why):
         nvml.gpus({"CUDA_VISIBLE_DEVICES": setting})
 
 
-def test_indices_of_different_gpus_need_the_order_of_the_bus(fake: FakeNvml) -> None:
-    """CUDA's 0 is the fastest GPU, NVML's 0 the first on the bus."""
+def test_gpus_of_several_models_can_be_numbered_by_bus(fake: FakeNvml) -> None:
     fake.names = ["NVIDIA T4", "NVIDIA H200"]
-
-    with pytest.raises(ProbeError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        nvml.gpus({"CUDA_VISIBLE_DEVICES": "0"})
-
     by_bus = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
     assert [gpu.name for gpu in nvml.gpus(by_bus)] == ["NVIDIA T4"]
 
 
