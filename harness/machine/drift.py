@@ -82,12 +82,12 @@ def require_alike(before: Run, here: Environment) -> None:
     if git is not None and here.git is not None:  # else unknown: a note of the run names it
         compared += [
             ("commit", git.commit, here.git.commit),
-            ("uncommitted change", git.dirty_sha256 or "none", here.git.dirty_sha256 or "none"),
+            ("uncommitted changes", git.dirty_sha256 or "none", here.git.dirty_sha256 or "none"),
         ]
     for what, started, found in compared:
         if started != found:
             raise StoreError(
-                f"run {before.run_id} started with another {what}: {started[:40]}, "
+                f"run {before.run_id} started with {what} {started[:40]}, "
                 f"but here it is {found[:40]}",
                 f"Resume it with the same {what}, or start a new one: "
                 f"harness run {before.suite.path}",

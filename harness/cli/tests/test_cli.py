@@ -169,7 +169,7 @@ def test_a_run_is_not_resumed_on_another_device(recorded: Path) -> None:
 
     message = refused(harness("run", "--resume", "latest", cwd=recorded))
 
-    assert "NVIDIA A100, but this machine has" in message
+    assert "NVIDIA A100, but here it is cpu" in message
     assert record.read_bytes() == before
 
 
