@@ -164,7 +164,7 @@ _order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
 
 
 def encode_order(order: Order) -> bytes:
-    return json.dumps(_plain(order)).encode()
+    return json.dumps(asdict(order)).encode()
 
 
 def decode_order(data: bytes) -> Order:
@@ -194,7 +194,7 @@ class Channel:
         """
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
-        line = memoryview(json.dumps(_plain(message)).encode() + b"\n")
+        line = memoryview(json.dumps(asdict(message)).encode() + b"\n")
         while line:
             line = line[os.write(self._fd, line) :]
 
@@ -233,8 +233,3 @@ def _decode(line: bytes) -> Message:
         return _message.validate_json(line)
     except pydantic.ValidationError as error:
         raise Garbled(f"{line[:80]!r} ({error.error_count()} errors)") from error
-
-
-def _plain(record: Any) -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = asdict(record)
-    return fields
