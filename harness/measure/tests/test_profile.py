@@ -433,10 +433,9 @@ def test_another_axis_value_or_an_unread_variable_is_a_mismatch(
     changes: dict[str, Any], error: type[Exception]
 ) -> None:
     case = replace(CASE, axes={"T": 8}, env={"NSA_A": "1", "UNKNOWN": "1"})
-    right = Workload(
-        run=attend, effective=lambda: {"T": 8, "other": 2}, flags=lambda: {"NSA_A": True}
-    )
+    flags = {"NSA_A": True, "EXPORTED": False}  # by the user, not by the case
+    right = Workload(run=attend, effective=lambda: {"T": 8, "other": 2}, flags=lambda: flags)
 
-    assert observed(case, right) == ({"T": 8, "other": 2}, {"NSA_A": True})
+    assert observed(case, right) == ({"T": 8, "other": 2}, flags)
     with pytest.raises(error):
         observed(case, replace(right, **changes))
