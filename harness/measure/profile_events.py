@@ -17,7 +17,7 @@ from enum import Enum, auto
 from operator import attrgetter
 from typing import NamedTuple
 
-from harness.records import Use
+from harness.records import Counters, Use
 
 STEP = "harness.step"
 DRAIN = "harness.drain"
@@ -54,16 +54,6 @@ class Event(NamedTuple):
     """Of a kernel, copy or runtime call: id of the operator or range that issued it, or 0."""
     sequence: int = -1
     """Autograd's number of an operator, equal in forward and backward; -1 without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCounts:
-    """Exact counts of one step."""
-
-    allocations: int
-    kernel_launches: int
-    device_waits: int
-    host_device_copies: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +102,7 @@ class Trace:
     def has(self, kind: EventKind) -> bool:
         return bool(self._by_kind[kind])
 
-    def counts(self) -> tuple[StepCounts, ...]:
+    def counts(self) -> tuple[Counters, ...]:
         """Counts of every step."""
         found = []
         for w in self.windows:
@@ -120,7 +110,7 @@ class Trace:
             names = [name for name, _ in calls]
             copies = [e.name for e in self._by_kind[EventKind.COPY] if w.contains(e)]
             found.append(
-                StepCounts(
+                Counters(
                     allocations=sum(map(w.calls, self._by_kind[EventKind.MEMORY])),
                     kernel_launches=sum(bool(_LAUNCH.match(n)) for n in names),
                     device_waits=sum(bool(_WAIT.match(n)) for n in names),

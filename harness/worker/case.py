@@ -49,8 +49,14 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
     memory.release_cached()
 
     reporter.phase("warmup")
-    stopwatch = digest.FirstOutputWatch(timing.stopwatch(flush_l2=case.settings.flush_l2))
+    stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
     timed = inputs.prepare(workload, case.settings)
+
+    def inspect(output: object, step: int) -> None:
+        accuracy.require_finite_step(output, step)
+        if step == 0:
+            first.inspect(output)
+
     memory.start_peak()
     taken = timing.take(
         timed.run,
@@ -59,9 +65,9 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         deadline=order.launched_at + case.settings.timeout_s,
         progress=reporter.ran,
         sampling=lambda at: reporter.phase("sampling", at),
-        inspect=accuracy.require_finite_step,
+        inspect=inspect,
     )
-    peak = stopwatch.device_peak_bytes()
+    peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=len(taken.warmup_s) + len(taken.samples_s))
     effective, flags_read = attestation.observed(case, workload)
     effective |= timed.effective
@@ -96,7 +102,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         effective=effective,
         flags_read=flags_read,
         code=code,
-        output_digest=stopwatch.digest,
+        output_digest=first.digest,
         counters=ran.counters,
         profile=ran.profile,
     )

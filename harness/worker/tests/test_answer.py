@@ -4,6 +4,7 @@ import errno
 import os
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def raises(provider: str, axes: Any) -> Workload:
         raise axes["error"]
 
     return Workload(run=run)
+
+
+def counts_up(provider: str, axes: Any) -> Workload:
+    steps = count(1.0)
+    return Workload(run=lambda: torch.tensor(next(steps)))
 
 
 def answered(case: Case, **order: Any) -> Measurement:
@@ -84,6 +90,12 @@ def test_too_few_samples_at_the_time_limit_are_kept() -> None:
 
     assert (m.outcome, m.effective["samples_cut"]) == (Outcome.OK, "timeout")
     assert len(m.samples_s) == 2 < QUICK.min_samples
+
+
+def test_the_digest_is_of_the_first_step() -> None:
+    m = answered(replace(make_case(""), factory=f"{__name__}:counts_up"))
+
+    assert [d.norm for d in m.output_digest] == [1.0]
 
 
 def test_a_worker_without_the_gpu_of_the_run_does_not_measure(
