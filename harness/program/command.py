@@ -12,8 +12,6 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from harness.git import origin
@@ -87,36 +85,25 @@ def measure(
     )
 
 
-@dataclass(slots=True)
 class _Session:
     """One process of a program."""
 
-    program: Program
-    order: MeasureOrder
-    reporter: Reporter
-    process: "subprocess.Popen[bytes] | None" = None
-    stdout: Tail = field(default_factory=Tail)
-    stderr: Tail = field(default_factory=Tail)
-    ended: str = ""
-    """Why the worker ended the program; empty if it ended by itself."""
-    began_at: float = 0.0
-    ended_at: float = 0.0
-    lines: int = 0
-    alive_at: float = 0.0
-    warm: bool = False
-    sampling_at: float | None = None
-    deadline: float = field(init=False)
-    setup_steps: int = field(init=False)
-    folder: Path = field(init=False)
-    metrics: ReportedMetrics = field(init=False)
-    series: ProgramSteps = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.deadline = self.order.launched_at + self.order.case.settings.timeout_s - CUT_S
-        self.setup_steps = self.program.steps.setup_steps if self.program.steps else 0
-        self.folder = process.folder(self.program, self.order.roots)
-        self.metrics = ReportedMetrics(self.program, self.folder)
-        self.series = ProgramSteps(self.order.case.settings, setup_steps=self.setup_steps)
+    def __init__(self, program: Program, order: MeasureOrder, reporter: Reporter) -> None:
+        settings = order.case.settings
+        self.program, self.order, self.reporter = program, order, reporter
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stdout, self.stderr = Tail(), Tail()
+        self.ended = ""
+        """Why the worker ended the program; empty if it ended by itself."""
+        self.began_at = self.ended_at = self.alive_at = 0.0
+        self.lines = 0
+        self.warm = False
+        self.sampling_at: float | None = None
+        self.deadline = order.launched_at + settings.timeout_s - CUT_S
+        self.setup_steps = program.steps.setup_steps if program.steps else 0
+        self.folder = process.folder(program, order.roots)
+        self.metrics = ReportedMetrics(program, self.folder)
+        self.series = ProgramSteps(settings, setup_steps=self.setup_steps)
 
     def run(self) -> None:
         """Run the program to its end.
@@ -196,10 +183,8 @@ class _Session:
         """Whether to end the program now."""
         if self.program.steps is None or not self.program.steps.until_sampled:
             return False
-        if self.series.enough:
-            self.ended = "sampled"
-        elif self.series.must_end(now, self.deadline):
-            self.ended = "timeout"
+        cut = "timeout" if self.series.must_end(now, self.deadline) else ""
+        self.ended = "sampled" if self.series.enough else cut
         return bool(self.ended)
 
     def _require_steps(self) -> None:

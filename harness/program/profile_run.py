@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +75,12 @@ def attested(
     elsewhere: tuple[str, ...] = (),
     alive: Callable[[], None],
 ) -> Measurement:
-    """The measurement with counters and profile, or with the reason why they are unknown.
+    """The measurement, which is ok, with counters and profile, or with the reason why they are
+    unknown. `timed` are its steps, or why they cannot be counted.
 
-    Args:
-        measured: Of the timed process, which ended ok.
-        case: A program's.
-        timed: Its steps, or why they cannot be counted.
-        ends_at: time.monotonic by which this must be over.
-        roots: The tree under test.
-        elsewhere: Other working trees of its repository.
-        alive: Called regularly.
-
-    Returns:
-        A PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
-        test was loaded from another tree.
+    It is a PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
+    test was loaded from another tree. All is over at `ends_at` (time.monotonic); `alive` is called
+    regularly.
     """
     program = case.program
     try:
@@ -153,41 +145,38 @@ def _mismatch(measured: Measurement, detail: str) -> Measurement:
     )
 
 
-@dataclass(slots=True)
 class _HookedRun:
     """One more process of a program, with the hook."""
 
-    case: Case
-    program: Program
-    timed: TimedProgram
-    must_end_at: float
-    roots: tuple[str, ...]
-    elsewhere: tuple[str, ...]
-    skip: int = field(init=False)
-    began: float = field(init=False, default_factory=time.monotonic)
-    starts_by: float = field(init=False)
-    ends_at: float = field(init=False)
-    profile_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        case: Case,
+        program: Program,
+        timed: TimedProgram,
+        must_end_at: float,
+        roots: tuple[str, ...],
+        elsewhere: tuple[str, ...],
+    ) -> None:
         """Plan it.
 
         Raises:
             _Unknown: A step is too long, or the time left is too short.
         """
-        timed, left_s = self.timed, self.must_end_at - self.began
+        self.case, self.program, self.timed = case, program, timed
+        self.roots, self.elsewhere = roots, elsewhere
+        self.began = time.monotonic()
         self.skip = max(1, timed.setup_steps) + SKIPPED_STEPS
         if timed.step_s > MAX_STEP_S:
             raise _Unknown(f"one step takes {timed.step_s:.3g} s, over {MAX_STEP_S:g} s")
         steps_s = (self.skip + SLOWER * COUNTED_STEPS) * timed.step_s
-        needed_s = timed.setup_s + steps_s
+        needed_s, left_s = timed.setup_s + steps_s, must_end_at - self.began
         if needed_s > left_s:
             raise _Unknown(
                 f"it may take {needed_s:.3g} s, and {max(0.0, left_s):.3g} s are left until "
                 "timeout_s"
             )
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
-        self.ends_at = min(self.must_end_at, self.starts_by + SLOWER * steps_s)
+        self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
         spare_s = (timed.steps - self.skip - COUNTED_STEPS) * timed.step_s
         self.profile_s = max(0.0, min(PROFILE_S, self.case.settings.sample_s, spare_s))
 
