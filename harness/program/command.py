@@ -12,10 +12,9 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from harness.git import origin
-from harness.messages import Built, Channel, MeasureOrder, signal_name
+from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run
 from harness.program.output import BoundedLog
 from harness.program.process import Read, Tail
@@ -43,21 +42,9 @@ _OUT_OF_MEMORY = re.compile(
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
-class Reporter(Protocol):
-    """Reports phases and progress to the parent."""
-
-    def phase(self, name: str, at: float | None = None) -> None: ...
-
-    def ran(self, seconds: float) -> None: ...
-
-    def alive(self) -> None: ...
-
-
-def measure(
-    order: MeasureOrder, program: Program, channel: Channel, reporter: Reporter
-) -> Measurement:
+def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
     """Run the program of a case and measure it."""
-    case = order.case
+    case, reporter = order.case, WorkerReporter(channel)
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
     reporter.phase("setup")
     session = _Session(program, order, reporter)
@@ -88,7 +75,7 @@ def measure(
 class _Session:
     """One process of a program."""
 
-    def __init__(self, program: Program, order: MeasureOrder, reporter: Reporter) -> None:
+    def __init__(self, program: Program, order: MeasureOrder, reporter: WorkerReporter) -> None:
         settings = order.case.settings
         self.program, self.order, self.reporter = program, order, reporter
         self.process: subprocess.Popen[bytes] | None = None
