@@ -63,11 +63,9 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
         reporter.phase("profile")
     return profile_run.attested(
         measured,
-        case,
+        order,
         timed=session.timed(),
         ends_at=session.deadline,
-        roots=order.roots,
-        elsewhere=order.elsewhere,
         alive=session.alive,
     )
 

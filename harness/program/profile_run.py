@@ -28,13 +28,13 @@ from harness.measure.profile import (
     StepProfile,
     without_profile,
 )
-from harness.messages import signal_name
+from harness.messages import MeasureOrder, signal_name
 from harness.program import process
 from harness.program.output import BoundedLog
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
-from harness.records import OPTIMIZER, Case, Measurement, Outcome, Program, Scalar
+from harness.records import OPTIMIZER, Measurement, Outcome, Program, Scalar
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
@@ -67,12 +67,10 @@ class _Unknown(Exception):
 
 def attested(
     measured: Measurement,
-    case: Case,
+    order: MeasureOrder,
     *,
     timed: TimedProgram | str,
     ends_at: float,
-    roots: tuple[str, ...],
-    elsewhere: tuple[str, ...] = (),
     alive: Callable[[], None],
 ) -> Measurement:
     """The measurement, which is ok, with counters and profile, or with the reason why they are
@@ -82,13 +80,13 @@ def attested(
     test was loaded from another tree. All is over at `ends_at` (time.monotonic); `alive` is called
     regularly.
     """
-    program = case.program
+    case, program = order.case, order.case.program
     try:
         if program is None or not case.settings.profile:
             raise _Unknown(SWITCHED_OFF)
         if isinstance(timed, str):
             raise _Unknown(timed)
-        answer = _HookedRun(case, program, timed, ends_at, roots, elsewhere).answer(alive)
+        answer = _HookedRun(order, program, timed, ends_at).answer(alive)
     except _Unknown as unknown:
         nothing = without_profile(str(unknown))
         return replace(measured, counters=nothing.counters, profile=nothing.profile)
@@ -105,7 +103,7 @@ def attested(
         effective={**measured.effective, **found},
     )
     wrong = [attestation.mismatch(case, ran)]
-    if outside := _outside(answer["places"], roots, elsewhere):
+    if outside := _outside(answer["places"], order):
         listed = "; ".join(outside)
         wrong.append(f"not from the tree under test: {listed}; {origin.REMEDY}")
     if problem := "; ".join(filter(None, wrong)):
@@ -113,14 +111,12 @@ def attested(
     return measured
 
 
-def _outside(
-    places: Mapping[str, str], roots: Sequence[str], elsewhere: Sequence[str]
-) -> tuple[str, ...]:
+def _outside(places: Mapping[str, str], order: MeasureOrder) -> tuple[str, ...]:
     """One sentence for each module that was loaded from outside the tree under test."""
-    tested = _tested(roots)
+    roots, tested = order.roots, _tested(order.roots)
     found = [item for item in places.items() if item[0].partition(".")[0] in tested]
     others = [item for item in places.items() if item not in found]
-    return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, elsewhere))
+    return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, order.elsewhere))
 
 
 def _tested(roots: Sequence[str]) -> set[str]:
@@ -149,21 +145,14 @@ class _HookedRun:
     """One more process of a program, with the hook."""
 
     def __init__(
-        self,
-        case: Case,
-        program: Program,
-        timed: TimedProgram,
-        must_end_at: float,
-        roots: tuple[str, ...],
-        elsewhere: tuple[str, ...],
+        self, order: MeasureOrder, program: Program, timed: TimedProgram, must_end_at: float
     ) -> None:
         """Plan it.
 
         Raises:
             _Unknown: A step is too long, or the time left is too short.
         """
-        self.case, self.program, self.timed = case, program, timed
-        self.roots, self.elsewhere = roots, elsewhere
+        self.order, self.program, self.timed = order, program, timed
         self.began = time.monotonic()
         self.skip = max(1, timed.setup_steps) + SKIPPED_STEPS
         if timed.step_s > MAX_STEP_S:
@@ -178,7 +167,7 @@ class _HookedRun:
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
         self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
         spare_s = (timed.steps - self.skip - COUNTED_STEPS) * timed.step_s
-        self.profile_s = max(0.0, min(PROFILE_S, self.case.settings.sample_s, spare_s))
+        self.profile_s = max(0.0, min(PROFILE_S, order.case.settings.sample_s, spare_s))
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
@@ -191,8 +180,8 @@ class _HookedRun:
                 step_s=self.timed.step_s,
                 profile_s=self.profile_s,
                 ends_at=self.ends_at,
-                packages=tuple(sorted(_tested(self.roots))),
-                folders=self.elsewhere,
+                packages=tuple(sorted(_tested(self.order.roots))),
+                folders=self.order.elsewhere,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
@@ -205,7 +194,7 @@ class _HookedRun:
 
     def _run(self, folder: Path, alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
-        env = process.environment(self.case, self.roots)
+        env = process.environment(self.order.case, self.order.roots)
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -213,7 +202,7 @@ class _HookedRun:
         log.write(HEADER.encode())
         step = re.compile(self.program.steps.step) if self.program.steps else None
         lines = 0
-        child = process.start(self.program, process.folder(self.program, self.roots), env)
+        child = process.start(self.program, process.folder(self.program, self.order.roots), env)
         try:
             process.abort_when_asked(child)
             for read in process.OutputReader(child).reads(POLL_S):

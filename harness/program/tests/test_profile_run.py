@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.messages import ASK_FOR_STACKS
+from harness.messages import ASK_FOR_STACKS, MeasureOrder
 from harness.program import process, profile_run, step_hook
 from harness.program.profile_run import TimedProgram
 from harness.program.startup import sitecustomize
@@ -101,15 +101,9 @@ def attested(
     measured = Measurement(
         case_id=case.case_id, process=0, outcome=Outcome.OK, samples_s=(1.0,), steady=True
     )
-    return profile_run.attested(
-        measured,
-        case,
-        timed=timed,
-        ends_at=time.monotonic() + left_s,
-        roots=roots,
-        elsewhere=elsewhere,
-        alive=lambda: None,
-    )
+    order = MeasureOrder(case=case, process=0, launched_at=0.0, roots=roots, elsewhere=elsewhere)
+    ends_at = time.monotonic() + left_s
+    return profile_run.attested(measured, order, timed=timed, ends_at=ends_at, alive=lambda: None)
 
 
 def counters_of(m: Measurement) -> Counters:
