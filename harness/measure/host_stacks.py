@@ -19,10 +19,7 @@ INTERVAL_S = 5e-4
 """Least time between two samples; longer for long steps, so that there are at most MAX_SAMPLES."""
 SWITCH_S = 5e-4
 MAX_SAMPLES = 4000
-_LIBRARIES = (
-    *{sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")},
-    "<frozen",
-)
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen")
 _OTHERS = ("/site-packages/", "/dist-packages/")
 _ROOM = __file__.rpartition("/")[0]
 _GENERATED = re.compile(r"c[a-z2-7]{51}")

@@ -231,7 +231,9 @@ class Trace:
         calls: Counter[tuple[str, str]] = Counter()
         time_ns: Counter[tuple[str, str]] = Counter()
         for event, own_ns in timed:
-            key = short(event.name), self._range_of(event)
+            name = event.name
+            cut = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+            key = cut, self._range_of(event)
             calls[key] += 1
             time_ns[key] += own_ns
         steps = len(self.windows)
@@ -312,11 +314,6 @@ class _Ranges:
         at, names = self._turns[thread]
         i = bisect_right(at, at_ns) - 1
         return names[i] if i >= 0 else ""
-
-
-def short(name: str) -> str:
-    """The name, shortened to MAX_NAME characters."""
-    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
 def _own_times(operators: Iterable[Event]) -> Iterator[tuple[Event, int]]:

@@ -146,10 +146,9 @@ class Bench:
             profile=given.profile and (index == 0 or task.attest),
         )
         case = replace(task.case, settings=settings)
-        measurement = run_one(
-            case, index, side.launcher, writer, self.probes, RunObserver(), self.gpu
-        )
-        measurement = verified(measurement, case, side.roots)
+        quiet = RunObserver()
+        found = run_one(case, index, side.launcher, writer, self.probes, quiet, self.gpu)
+        measurement = verified(found, case, side.roots)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)
         self.observer.ended(side.name, measurement)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.program.output import BoundedLog, Lines
+from harness.program.output import Lines
 from harness.program.reported import Step
 from harness.program.steps import ProgramSteps
 from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
@@ -173,20 +173,6 @@ sys.stdout.write("y" * 5_000_000)
     assert b"left out output" in log
     assert log.endswith(b"y" * 1000)
     assert m.telemetry is not None
-
-
-def test_the_log_keeps_the_head_and_the_tail(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"before\n")
-    with path.open("ab") as file:
-        log = BoundedLog(file.fileno(), head=100, tail=50)
-        for i in range(200):
-            log.write(b"%09d\n" % i)
-            assert path.stat().st_size < 7 + 100 + 2 * 50 + 100
-
-    text = path.read_bytes()
-    assert text.startswith(b"before\n000000000\n000000001\n")
-    assert text.endswith(b"000000198\n000000199\n")
 
 
 def test_lines_are_cut_at_any_end_and_at_their_longest() -> None:
