@@ -71,20 +71,19 @@ def test_without_a_less_precise_eager_the_bound_is_eight_epsilon(eager: Tensor |
     assert tensor.bound == 8 * torch.finfo(torch.float32).eps
 
 
-def test_integers_must_be_equal() -> None:
-    blocks = torch.arange(10)
-
-    assert compare(workload(blocks, reference=blocks)).tensors[0].bound == 0
+@pytest.mark.parametrize(
+    ("exact", "right", "wrong"),
+    [
+        pytest.param(torch.arange(10), torch.arange(10), torch.arange(10).flip(0), id="integers"),
+        pytest.param(0 * EXACT, 0 * EXACT.float(), 0 * EXACT.float() + 1e-3, id="absolute"),
+    ],
+)
+def test_integers_must_be_equal_and_zeros_are_compared_absolutely(
+    exact: Tensor, right: Tensor, wrong: Tensor
+) -> None:
+    assert compare(workload(right, reference=exact)).tensors[0].error == 0
     with pytest.raises(Incorrect):
-        compare(workload(blocks.flip(0), reference=blocks))
-
-
-def test_a_reference_of_zeros_is_compared_absolutely() -> None:
-    zeros = torch.zeros(8, dtype=torch.float64)
-
-    assert compare(workload(zeros.float(), reference=zeros)).tensors[0].error == 0
-    with pytest.raises(Incorrect):
-        compare(workload(zeros.float() + 1e-3, reference=zeros))
+        compare(workload(wrong, reference=exact))
 
 
 def test_another_shape_is_incorrect_even_if_it_would_broadcast() -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,46 +39,31 @@ HOLD = (
 )
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """Another harness on GPU-1."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
-
-
-def test_a_second_harness_on_a_gpu_is_refused_with_the_holder(
-    tmp_path: Path, other: "subprocess.Popen[str]"
+def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_lets_go(
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(ProbeError) as refused:
-        GpuLock("GPU-1", folder=tmp_path)
-
-    assert f"held by another harness: process {other.pid}, run 20261121-smoke" in str(refused.value)
-    assert "since 20" in str(refused.value)
-    assert "--wait-for-gpu" in str(refused.value)
-    GpuLock("GPU-2", folder=tmp_path).release()
-
-
-def test_a_second_harness_waits_and_a_killed_holder_lets_go(
-    tmp_path: Path, other: "subprocess.Popen[str]"
-) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     said: list[str] = []
 
     def waiting(text: str) -> None:
         said.append(text)
         other.kill()
 
-    with GpuLock("GPU-1", wait_s=20, folder=tmp_path, waiting=waiting) as lock:
-        holder = json.loads(lock.path.read_text())
+    with other, ExitStack() as ending:
+        ending.callback(other.kill)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        GpuLock("GPU-2", folder=tmp_path).release()
+        with pytest.raises(ProbeError) as refused:
+            GpuLock("GPU-1", folder=tmp_path)
+        with GpuLock("GPU-1", wait_s=20, folder=tmp_path, waiting=waiting) as lock:
+            holder = json.loads(lock.path.read_text())
 
-    assert len(said) == 1
-    assert holder["pid"] == os.getpid()
+    assert f"held by another harness: process {other.pid}, run 20261121-smoke" in str(refused.value)
+    assert "since 20" in str(refused.value)
+    assert "--wait-for-gpu" in str(refused.value)
+    assert (len(said), holder["pid"]) == (1, os.getpid())
     GpuLock("GPU-1", folder=tmp_path).release()
 
 
