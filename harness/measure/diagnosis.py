@@ -36,10 +36,7 @@ _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "ex
 
 
 def find(
-    build: Callable[[], Workload],
-    failure: NonFinite,
-    *,
-    progress: Callable[[], None],
+    build: Callable[[], Workload], failure: NonFinite, *, progress: Callable[[], None]
 ) -> tuple[NonFiniteOrigin, ...]:
     """Search for the origin of NaN or Inf.
 

@@ -128,8 +128,10 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     (site / "usual_start.py").write_text("ran = 0\n")
     rule = "operators: {must: ['aten::addmm']}"
     env = f"env: {{PYTHONPATH: {site}}}"
+    subprocess.run(["git", "init", "--quiet", site], check=True)  # another working tree
+    case = case_of(tmp_path, env, rule, program=TRAINING)
 
-    measured = attested(case_of(tmp_path, env, rule, program=TRAINING))
+    measured = attested(case, roots=(str(tmp_path),), elsewhere=(str(site),))
 
     counters = counters_of(measured)
     assert measured.profile is not None
@@ -139,6 +141,7 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
         assert counters.host_syncs == 1, "one item() of the program itself"
     assert measured.effective["counted_by"] == LINES
     assert measured.effective["torch"] == torch.__version__
+    assert f"tree under test: usual_start is {site}" in measured.detail
     assert {"aten::addmm", "aten::mm"} <= {use.name for use in measured.profile.operators}
 
 
