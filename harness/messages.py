@@ -5,8 +5,10 @@ Times are readings of time.monotonic, which parent and child share on Linux.
 """
 
 import json
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
@@ -20,6 +22,11 @@ ASK_FOR_STACKS = signal.SIGRTMIN + 3
 LLVM takes over both in every process in which Triton has compiled something."""
 MAX_LINE_BYTES = 64 * 2**20
 """More than any answer has."""
+
+PROGRESS_INTERVAL_S = 0.02
+"""Least time between two reports of progress, after the first REPORTED_STEPS."""
+REPORTED_STEPS = 32
+"""Steps that are all reported: the parent derives its limit for a hang from them."""
 
 
 class Garbled(Exception):
@@ -164,7 +171,7 @@ _order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
 
 
 def encode_order(order: Order) -> bytes:
-    return json.dumps(_plain(order)).encode()
+    return json.dumps(asdict(order)).encode()
 
 
 def decode_order(data: bytes) -> Order:
@@ -194,9 +201,41 @@ class Channel:
         """
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
-        line = memoryview(json.dumps(_plain(message)).encode() + b"\n")
+        line = memoryview(json.dumps(asdict(message)).encode() + b"\n")
         while line:
             line = line[os.write(self._fd, line) :]
+
+
+class WorkerReporter:
+    """Sends phases and progress to the parent, at a limited rate."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._steps = 0
+        self._spent_s = 0.0
+        self._shortest_s = math.inf
+        self._sent_at = -PROGRESS_INTERVAL_S
+
+    def phase(self, name: str, at: float | None = None) -> None:
+        self._sent_at = -PROGRESS_INTERVAL_S  # report the first step of a phase
+        self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
+
+    def ran(self, seconds: float) -> None:
+        self._steps += 1
+        self._spent_s += seconds
+        self._shortest_s = min(self._shortest_s, seconds)
+        if self._steps <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+            self.alive()
+
+    def alive(self) -> None:
+        self._sent_at = time.monotonic()
+        self._channel.send(
+            StepsDone(
+                steps=self._steps,
+                spent_s=self._spent_s,
+                shortest_s=self._shortest_s if self._steps else 0.0,
+            )
+        )
 
 
 class MessageReader:
@@ -233,8 +272,3 @@ def _decode(line: bytes) -> Message:
         return _message.validate_json(line)
     except pydantic.ValidationError as error:
         raise Garbled(f"{line[:80]!r} ({error.error_count()} errors)") from error
-
-
-def _plain(record: Any) -> Mapping[str, Any]:
-    fields: Mapping[str, Any] = asdict(record)
-    return fields

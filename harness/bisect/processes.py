@@ -72,11 +72,10 @@ class Processes:
             raise Stopped("the time budget is spent")
         if not first:  # accuracy is checked once for each code and case
             case = replace(case, settings=replace(case.settings, accuracy=False))
-        problem, _ = self.rig.gpu.problem() if self.rig.gpu else ("", ())
-        if problem:
-            raise Stopped(f"the machine is not fit: {problem}")
-        launcher, process = self.launcher.at(roots), len(self.measured)
-        measured = run_one(case, process, launcher, self.journal, self.rig.probes, RunObserver())
+        rig, launcher, process = self.rig, self.launcher.at(roots), len(self.measured)
+        measured = run_one(
+            case, process, launcher, self.journal, rig.probes, RunObserver(), rig.gpu
+        )
         measured = verified(measured, case, roots)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")

@@ -13,7 +13,7 @@ is zero, the error is absolute.
 The largest of a few errors varies most: compare tensors of many elements, not a scalar loss.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -101,15 +101,9 @@ def require_finite_step(output: object, step: int) -> None:
     Raises:
         NonFinite: One contains NaN or Inf.
     """
-    named = output.items() if isinstance(output, Mapping) else [("output", output)]
-    for name, value in named:
+    for name, value in _named(output):
         if isinstance(value, Tensor) and value.numel() <= SMALL:
-            try:
-                require_finite(str(name), value)
-            except NonFinite as error:
-                error.computation, error.steps = "run", step + 1
-                error.args = (f"{error}, first in step {step} (counted from 0)",)
-                raise
+            _require_finite_run(name, value, step + 1, f", first in step {step} (counted from 0)")
 
 
 def require_finite_output(output: object, *, steps: int = 1) -> None:
@@ -119,18 +113,26 @@ def require_finite_output(output: object, *, steps: int = 1) -> None:
         NonFinite: It contains NaN or Inf.
         TypeError: It is not a tensor, a mapping of names to tensors, or None.
     """
-    named = output if isinstance(output, Mapping) else {"output": output}
-    for name, value in named.items() if output is not None else ():
+    for name, value in _named(output) if output is not None else ():
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"run() returned a {type(value).__name__} as {name!r}; "
                 "return a tensor, a mapping of names to tensors, or None"
             )
-        try:
-            require_finite(str(name), value)
-        except NonFinite as error:
-            error.computation, error.steps = "run", steps
-            raise
+        _require_finite_run(name, value, steps)
+
+
+def _named(output: object) -> Iterable[tuple[str, object]]:
+    return output.items() if isinstance(output, Mapping) else [("output", output)]
+
+
+def _require_finite_run(name: str, value: Tensor, steps: int, when: str = "") -> None:
+    try:
+        require_finite(name, value)
+    except NonFinite as error:
+        error.computation, error.steps = "run", steps
+        error.args = (f"{error}{when}",)
+        raise
 
 
 def _judge(name: str, output: Tensor, exact: Tensor, eager: Tensor | None) -> TensorError:

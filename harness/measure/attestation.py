@@ -66,13 +66,8 @@ def attest(
 ) -> StepProfile:
     """Count and profile what was timed, and compare it with the case's rules.
 
-    Args:
-        case: What was asked for.
-        run: What was timed.
-        step_s: Typical time of a step.
-        time_left_s: Until the process must be done.
-        progress: Called after every step.
-        seen: Fields of the Measurement to keep in a mismatch.
+    The numbers are as of profile.requests; `seen` are fields of the Measurement to keep in a
+    mismatch.
 
     Raises:
         PathMismatch: A kernel or operator that must run did not, or one that must not run did.

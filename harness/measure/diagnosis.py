@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,11 +36,7 @@ _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "ex
 
 
 def find(
-    build: Callable[[], Workload],
-    failure: NonFinite,
-    *,
-    progress: Callable[[], None],
-    budget_s: float = BUDGET_S,
+    build: Callable[[], Workload], failure: NonFinite, *, progress: Callable[[], None]
 ) -> tuple[NonFiniteOrigin, ...]:
     """Search for the origin of NaN or Inf.
 
@@ -48,13 +44,12 @@ def find(
         build: Builds the workload as before; called up to twice.
         failure: The error, with its computation and steps.
         progress: Called between the steps of the search.
-        budget_s: No step of the search begins later.
 
     Returns:
         One origin for the code under test; after a failed `check`, also one for `eager` and
         `reference`, which shows whether they stay finite.
     """
-    deadline = time.monotonic() + budget_s
+    deadline = time.monotonic() + BUDGET_S
     if failure.computation == "run":
         return (_in_run(build, failure.steps, deadline, progress),)
     workload = build()
@@ -65,7 +60,7 @@ def find(
         if compute is None:
             continue
         if time.monotonic() > deadline:
-            note = f"not checked: the limit of {budget_s:g} s was reached"
+            note = f"not checked: the limit of {BUDGET_S:g} s was reached"
             found.append(NonFiniteOrigin(computation=name, precision="", note=note))
             continue
         with _watching() as watch:
@@ -106,18 +101,6 @@ def _in_run(
     return watch.origin("run", output)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FirstSeen:
-    """Where NaN or Inf appeared first."""
-
-    tensor: str
-    precision: str
-    operator: str
-    module: str
-    step: int | None
-    note: str = ""
-
-
 class _Watch(TorchDispatchMode):
     """Checks every operator's result and tracks the running module."""
 
@@ -127,7 +110,7 @@ class _Watch(TorchDispatchMode):
         self._named: dict[int, str] = {}
         self._paths: dict[int, str] = {}
         self._running: list[nn.Module] = []
-        self._first: dict[str, _FirstSeen] = {}
+        self._first: dict[str, NonFiniteOrigin] = {}
 
     def origin(self, computation: str, outputs: object) -> NonFiniteOrigin:
         """The origin of NaN or Inf in what the computation returned."""
@@ -136,29 +119,19 @@ class _Watch(TorchDispatchMode):
         if not kind:
             return NonFiniteOrigin(computation=computation, precision=_precision(outputs))
         if event is None:
-            note = "no operator produced it: a kernel launched without torch's dispatcher did"
-            return NonFiniteOrigin(
+            event = NonFiniteOrigin(
                 computation=computation,
                 precision=_precision(outputs),
                 value=kind,
                 step=self.step,
-                note=note,
+                note="no operator produced it: a kernel launched without torch's dispatcher did",
             )
         earlier, note = self._first.get("Inf"), event.note
         if kind == "NaN" and earlier is not None and list(self._first) == ["Inf", "NaN"]:
             where = f" in {earlier.module}" if earlier.module else ""
             before = f"Inf appeared earlier, from {earlier.tensor}{where}"
             note = "; ".join(filter(None, [note, before]))
-        return NonFiniteOrigin(
-            computation=computation,
-            precision=event.precision,
-            value=kind,
-            step=event.step,
-            tensor=event.tensor,
-            operator=event.operator,
-            module=event.module,
-            note=note,
-        )
+        return replace(event, computation=computation, note=note)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -203,7 +176,9 @@ class _Watch(TorchDispatchMode):
     def _seen(self, kind: str, tensor: str, value: Tensor, operator: str, note: str = "") -> None:
         if torch._C._current_graph_task_id() != -1:
             note = "; ".join(filter(None, [note, "in the backward pass"]))
-        self._first[kind] = _FirstSeen(
+        self._first[kind] = NonFiniteOrigin(
+            computation="",
+            value=kind,
             tensor=tensor,
             precision=_precision(value),
             operator=operator,

@@ -5,15 +5,14 @@ the weights.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.measure import memory
-from harness.measure.timing import Stopwatch, TimedStep
-from harness.records import Clock, TensorDigest
+from harness.records import TensorDigest
 
 CHUNK = 2**18
 """Elements in float64 at a time: 2 MB, which also fits on a nearly full device."""
@@ -21,32 +20,19 @@ MOST = 2**20
 """Most elements read; of a larger tensor every n-th, n odd, so that every column is read."""
 
 
-class FirstOutputWatch:
-    """A stopwatch that computes the digest of the first output after timing it."""
+class FirstOutput:
+    """The digest of the first output, and the device's peak without that of the digest."""
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self._watch = watch
-        self._taken = False
+    def __init__(self) -> None:
         self._peak_bytes = 0
         self.digest: tuple[TensorDigest, ...] = ()
-        """Empty before the first reading, and if its output contains NaN or Inf."""
+        """Empty before the first step, and if its output contains NaN or Inf."""
 
-    @property
-    def clock(self) -> Clock:
-        return self._watch.clock
-
-    @property
-    def own_bytes(self) -> int:
-        return self._watch.own_bytes
-
-    def read(self, run: Callable[[], Any]) -> TimedStep:
-        reading = self._watch.read(run)
-        if not self._taken:
-            self._taken = True
-            self._peak_bytes = memory.device_peak_bytes() or 0
-            self.digest = of(reading.output)
-            memory.start_peak()
-        return reading
+    def inspect(self, output: Any) -> None:
+        """Called with the output of the first step, before the next one."""
+        self._peak_bytes = memory.device_peak_bytes() or 0
+        self.digest = of(output)
+        memory.start_peak()
 
     def device_peak_bytes(self) -> int | None:
         """The device's peak since `memory.start_peak`, without that of the digest."""

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from importlib import metadata, util
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def describe() -> dict[str, Any]:
             "triton": _version("triton"),
             "cuda": torch.version.cuda,
             "cudnn": _cudnn_version(),
-            "flash-attn": _flash_attn_version(),
+            "flash-attn": _version("flash-attn"),
         },
         "torch_settings": _settings(on_gpu=not problem),
         "gpu_uuid": f"GPU-{gpu.uuid}" if gpu else None,
@@ -104,10 +104,3 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _flash_attn_version() -> str | None:
-    """Without importing it: a build for another torch may end the process on import."""
-    if util.find_spec("flash_attn") is None:
-        return None
-    return _version("flash-attn") or "unknown"

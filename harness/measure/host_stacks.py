@@ -19,10 +19,7 @@ INTERVAL_S = 5e-4
 """Least time between two samples; longer for long steps, so that there are at most MAX_SAMPLES."""
 SWITCH_S = 5e-4
 MAX_SAMPLES = 4000
-_LIBRARIES = (
-    *{sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")},
-    "<frozen",
-)
+_LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), "<frozen")
 _OTHERS = ("/site-packages/", "/dist-packages/")
 _ROOM = __file__.rpartition("/")[0]
 _GENERATED = re.compile(r"c[a-z2-7]{51}")
@@ -32,20 +29,15 @@ _ENGINE = "_engine_run_backward"
 
 Spot = tuple[str, str, int]
 """File, function and line."""
-
-
-class StackSamples:
-    """Innermost own code of the sampled thread, and when (time.time_ns)."""
-
-    def __init__(self) -> None:
-        self.at_ns: list[int] = []
-        self.spots: list[Spot] = []
+Sample = tuple[int, Spot]
+"""When it was taken (time.time_ns), and the innermost own code of the sampled thread."""
 
 
 @contextmanager
-def sampling(*, expected_s: float) -> Iterator[StackSamples]:
+def sampling(*, expected_s: float) -> Iterator[list[Sample]]:
     """Sample the calling thread until the block ends, in about `expected_s`."""
-    samples, done = StackSamples(), threading.Event()
+    samples: list[Sample] = []
+    done = threading.Event()
     watched = threading.get_ident()
     interval_s = max(INTERVAL_S, expected_s / MAX_SAMPLES)
     thread = threading.Thread(
@@ -85,21 +77,20 @@ def summarise(spots: Sequence[tuple[Spot, str]], most: int) -> list[tuple[str, s
     return found
 
 
-def _sample(watched: int, samples: StackSamples, done: threading.Event, interval_s: float) -> None:
+def _sample(watched: int, samples: list[Sample], done: threading.Event, interval_s: float) -> None:
     me = threading.get_ident()
     while not done.wait(interval_s):
         frames = sys._current_frames()
         frame = frames.get(watched)
         at_ns = time.time_ns()
-        if frame is None or len(samples.spots) >= MAX_SAMPLES:
+        if frame is None or len(samples) >= MAX_SAMPLES:
             continue
         own = [_own_spot(frame)]
         if frame.f_code.co_name == _ENGINE:
             own = [_own_spot(f) for i, f in frames.items() if i not in (me, watched)] + own
         code = frame.f_code
         innermost = code.co_filename, code.co_name, frame.f_lineno
-        samples.at_ns.append(at_ns)
-        samples.spots.append(next(filter(None, own), innermost))
+        samples.append((at_ns, next(filter(None, own), innermost)))
         del frames, frame, code
 
 

@@ -185,7 +185,7 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 
 def _profiled(
     steps: int, step_s: float, progress: Callable[[], None]
-) -> Generator[None, None, tuple[Trace, host_stacks.StackSamples]]:
+) -> Generator[None, None, tuple[Trace, Sequence[host_stacks.Sample]]]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
@@ -257,12 +257,9 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         ]
     if seen is not None:
         profiled = seen.counts()
-        if not on_gpu:
-            series["allocations"] = [c.allocations for c in profiled]
-        if not why:
-            series["kernel_launches"] = [c.kernel_launches for c in profiled]
-            series["device_waits"] = [c.device_waits for c in profiled]
-            series["host_device_copies"] = [c.host_device_copies for c in profiled]
+        names = [] if on_gpu else ["allocations"]
+        names += [] if why else ["kernel_launches", "device_waits", "host_device_copies"]
+        series |= {name: [getattr(step, name) for step in profiled] for name in names}
     return Counters(
         **{name: values[0] for name, values in series.items()},
         steps=min(map(len, series.values())),
@@ -273,7 +270,7 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
 
 
 def _breakdown(
-    seen: Trace, samples: host_stacks.StackSamples, step_s: float, *, on_device: bool
+    seen: Trace, samples: Sequence[host_stacks.Sample], step_s: float, *, on_device: bool
 ) -> Breakdown:
     """Where the time goes. Functions are those of the device's idle time, or of all time without a
     device."""
@@ -286,11 +283,7 @@ def _breakdown(
         i = bisect_right(starts, at_ns) - 1
         return i < 0 or at_ns > busy[i][1]
 
-    spots = [
-        (spot, seen.range_at(at))
-        for at, spot in zip(samples.at_ns, samples.spots, strict=True)
-        if counts(at)
-    ]
+    spots = [(spot, seen.range_at(at)) for at, spot in samples if counts(at)]
     named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []
     return Breakdown(
         step_s=step_s,

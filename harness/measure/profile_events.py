@@ -17,7 +17,7 @@ from enum import Enum, auto
 from operator import attrgetter
 from typing import NamedTuple
 
-from harness.records import Use
+from harness.records import Counters, Use
 
 STEP = "harness.step"
 DRAIN = "harness.drain"
@@ -54,16 +54,6 @@ class Event(NamedTuple):
     """Of a kernel, copy or runtime call: id of the operator or range that issued it, or 0."""
     sequence: int = -1
     """Autograd's number of an operator, equal in forward and backward; -1 without one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCounts:
-    """Exact counts of one step."""
-
-    allocations: int
-    kernel_launches: int
-    device_waits: int
-    host_device_copies: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +102,7 @@ class Trace:
     def has(self, kind: EventKind) -> bool:
         return bool(self._by_kind[kind])
 
-    def counts(self) -> tuple[StepCounts, ...]:
+    def counts(self) -> tuple[Counters, ...]:
         """Counts of every step."""
         found = []
         for w in self.windows:
@@ -120,7 +110,7 @@ class Trace:
             names = [name for name, _ in calls]
             copies = [e.name for e in self._by_kind[EventKind.COPY] if w.contains(e)]
             found.append(
-                StepCounts(
+                Counters(
                     allocations=sum(map(w.calls, self._by_kind[EventKind.MEMORY])),
                     kernel_launches=sum(bool(_LAUNCH.match(n)) for n in names),
                     device_waits=sum(bool(_WAIT.match(n)) for n in names),
@@ -241,7 +231,9 @@ class Trace:
         calls: Counter[tuple[str, str]] = Counter()
         time_ns: Counter[tuple[str, str]] = Counter()
         for event, own_ns in timed:
-            key = short(event.name), self._range_of(event)
+            name = event.name
+            cut = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+            key = cut, self._range_of(event)
             calls[key] += 1
             time_ns[key] += own_ns
         steps = len(self.windows)
@@ -322,11 +314,6 @@ class _Ranges:
         at, names = self._turns[thread]
         i = bisect_right(at, at_ns) - 1
         return names[i] if i >= 0 else ""
-
-
-def short(name: str) -> str:
-    """The name, shortened to MAX_NAME characters."""
-    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
 def _own_times(operators: Iterable[Event]) -> Iterator[tuple[Event, int]]:

@@ -10,6 +10,7 @@ follows from the times of two such launches.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -39,17 +40,35 @@ LAUNCHES = 2000
 
 def run(phase: Callable[[str], None]) -> SelfTestReadings:
     """Take all readings; calls `phase` with the name of each phase as it begins."""
-    if torch.cuda.is_available():
-        return _run_cuda(phase)
+    products = _Products() if torch.cuda.is_available() else None
     phase("rest")
-    time.sleep(REST_S)
+    time.sleep(GPU_REST_S if products else REST_S)
     phase("burn")
-    burn_cpu_s = _burn_cpu()
-    phase("waits")
+    began = time.process_time()
+    if products:
+        products.burn(BURN_S)
+    else:
+        _burn_cpu()
+    burn_cpu_s = time.process_time() - began
+    phase("waits")  # meanwhile the SM clock recovers from the power limit
     waits_s, host_s = _read_waits()
+    readings = SelfTestReadings(waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s)
+    if products is None:
+        phase("peaks")
+        return replace(readings, peaks=cpu_peaks())
+    phase("spin")
+    events, hosts = _read_spins()
+    phase("flush")
+    resident_s, flushed_s = _read_copies()
     phase("peaks")
-    return SelfTestReadings(
-        waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s, peaks=cpu_peaks()
+    return replace(
+        readings,
+        spin_cycles=SPIN_CYCLES,
+        spin_event_s=events,
+        spin_host_s=hosts,
+        resident_s=resident_s,
+        flushed_s=flushed_s,
+        peaks=Peaks(flops_per_s=products.reached(), bytes_per_s=_bandwidth(), launch_s=_launch_s()),
     )
 
 
@@ -89,12 +108,11 @@ def _wait(seconds: float) -> float:
     return now - began
 
 
-def _burn_cpu() -> float:
-    """Keep one core busy for BURN_S; returns the CPU time of this process for it."""
-    began, until = time.process_time(), time.monotonic() + BURN_S
+def _burn_cpu() -> None:
+    """Keep one core busy for BURN_S."""
+    until = time.monotonic() + BURN_S
     while time.monotonic() < until:
         pass
-    return time.process_time() - began
 
 
 def _best_s(compute: Callable[[], object], times: int = 5) -> float:
@@ -105,34 +123,6 @@ def _best_s(compute: Callable[[], object], times: int = 5) -> float:
 
 
 # --- on a GPU ----------------------------------------------------------------------------
-
-
-def _run_cuda(phase: Callable[[str], None]) -> SelfTestReadings:
-    products = _Products()
-    phase("rest")
-    time.sleep(GPU_REST_S)
-    phase("burn")
-    began = time.process_time()
-    products.burn(BURN_S)
-    burn_cpu_s = time.process_time() - began
-    phase("waits")  # meanwhile the SM clock recovers from the power limit
-    waits_s, host_s = _read_waits()
-    phase("spin")
-    events, hosts = _read_spins()
-    phase("flush")
-    resident_s, flushed_s = _read_copies()
-    phase("peaks")
-    return SelfTestReadings(
-        waits_s=waits_s,
-        host_s=host_s,
-        burn_cpu_s=burn_cpu_s,
-        spin_cycles=SPIN_CYCLES,
-        spin_event_s=events,
-        spin_host_s=hosts,
-        resident_s=resident_s,
-        flushed_s=flushed_s,
-        peaks=Peaks(flops_per_s=products.reached(), bytes_per_s=_bandwidth(), launch_s=_launch_s()),
-    )
 
 
 def _read_spins() -> tuple[tuple[float, float], tuple[float, float]]:

@@ -12,12 +12,9 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
 
 from harness.git import origin
-from harness.messages import Built, Channel, MeasureOrder, signal_name
+from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run
 from harness.program.output import BoundedLog
 from harness.program.process import Read, Tail
@@ -45,21 +42,9 @@ _OUT_OF_MEMORY = re.compile(
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
-class Reporter(Protocol):
-    """Reports phases and progress to the parent."""
-
-    def phase(self, name: str, at: float | None = None) -> None: ...
-
-    def ran(self, seconds: float) -> None: ...
-
-    def alive(self) -> None: ...
-
-
-def measure(
-    order: MeasureOrder, program: Program, channel: Channel, reporter: Reporter
-) -> Measurement:
+def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
     """Run the program of a case and measure it."""
-    case = order.case
+    case, reporter = order.case, WorkerReporter(channel)
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
     reporter.phase("setup")
     session = _Session(program, order, reporter)
@@ -78,45 +63,32 @@ def measure(
         reporter.phase("profile")
     return profile_run.attested(
         measured,
-        case,
+        order,
         timed=session.timed(),
         ends_at=session.deadline,
-        roots=order.roots,
-        elsewhere=order.elsewhere,
         alive=session.alive,
     )
 
 
-@dataclass(slots=True)
 class _Session:
     """One process of a program."""
 
-    program: Program
-    order: MeasureOrder
-    reporter: Reporter
-    process: "subprocess.Popen[bytes] | None" = None
-    stdout: Tail = field(default_factory=Tail)
-    stderr: Tail = field(default_factory=Tail)
-    ended: str = ""
-    """Why the worker ended the program; empty if it ended by itself."""
-    began_at: float = 0.0
-    ended_at: float = 0.0
-    lines: int = 0
-    alive_at: float = 0.0
-    warm: bool = False
-    sampling_at: float | None = None
-    deadline: float = field(init=False)
-    setup_steps: int = field(init=False)
-    folder: Path = field(init=False)
-    metrics: ReportedMetrics = field(init=False)
-    series: ProgramSteps = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.deadline = self.order.launched_at + self.order.case.settings.timeout_s - CUT_S
-        self.setup_steps = self.program.steps.setup_steps if self.program.steps else 0
-        self.folder = process.folder(self.program, self.order.roots)
-        self.metrics = ReportedMetrics(self.program, self.folder)
-        self.series = ProgramSteps(self.order.case.settings, setup_steps=self.setup_steps)
+    def __init__(self, program: Program, order: MeasureOrder, reporter: WorkerReporter) -> None:
+        settings = order.case.settings
+        self.program, self.order, self.reporter = program, order, reporter
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stdout, self.stderr = Tail(), Tail()
+        self.ended = ""
+        """Why the worker ended the program; empty if it ended by itself."""
+        self.began_at = self.ended_at = self.alive_at = 0.0
+        self.lines = 0
+        self.warm = False
+        self.sampling_at: float | None = None
+        self.deadline = order.launched_at + settings.timeout_s - CUT_S
+        self.setup_steps = program.steps.setup_steps if program.steps else 0
+        self.folder = process.folder(program, order.roots)
+        self.metrics = ReportedMetrics(program, self.folder)
+        self.series = ProgramSteps(settings, setup_steps=self.setup_steps)
 
     def run(self) -> None:
         """Run the program to its end.
@@ -196,10 +168,8 @@ class _Session:
         """Whether to end the program now."""
         if self.program.steps is None or not self.program.steps.until_sampled:
             return False
-        if self.series.enough:
-            self.ended = "sampled"
-        elif self.series.must_end(now, self.deadline):
-            self.ended = "timeout"
+        cut = "timeout" if self.series.must_end(now, self.deadline) else ""
+        self.ended = "sampled" if self.series.enough else cut
         return bool(self.ended)
 
     def _require_steps(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.git.repository import top
+from harness.git.repository import top, try_git
 from harness.messages import ASK_FOR_STACKS
 from harness.program.output import Lines
 from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
@@ -73,14 +73,13 @@ def _outside(program: Program, roots: Sequence[str], tree: Path) -> str:
         place = Path(word.rpartition("=")[2])  # --config=/home/me/repo/a.yaml
         if not place.is_absolute() or place.resolve().is_relative_to(tree):
             continue
-        if place.resolve().is_relative_to(home or "") and _is_tracked(place, home or tree):
+        tracked = ("ls-files", "--error-unmatch", "--", str(place.resolve()))
+        if (
+            place.resolve().is_relative_to(home or "")
+            and try_git(home or tree, *tracked) is not None
+        ):
             return str(place)
     return ""
-
-
-def _is_tracked(place: Path, home: Path) -> bool:
-    asking = ["git", "ls-files", "--error-unmatch", "--", str(place.resolve())]
-    return subprocess.run(asking, cwd=home, capture_output=True, check=False).returncode == 0
 
 
 def _home(tree: Path) -> Path | None:

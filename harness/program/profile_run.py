@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,13 @@ from harness.measure.profile import (
     StepProfile,
     without_profile,
 )
-from harness.messages import signal_name
+from harness.messages import MeasureOrder, signal_name
 from harness.program import process
 from harness.program.output import BoundedLog
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
-from harness.records import OPTIMIZER, Case, Measurement, Outcome, Program, Scalar
+from harness.records import OPTIMIZER, Measurement, Outcome, Program, Scalar
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
@@ -67,36 +67,26 @@ class _Unknown(Exception):
 
 def attested(
     measured: Measurement,
-    case: Case,
+    order: MeasureOrder,
     *,
     timed: TimedProgram | str,
     ends_at: float,
-    roots: tuple[str, ...],
-    elsewhere: tuple[str, ...] = (),
     alive: Callable[[], None],
 ) -> Measurement:
-    """The measurement with counters and profile, or with the reason why they are unknown.
+    """The measurement, which is ok, with counters and profile, or with the reason why they are
+    unknown. `timed` are its steps, or why they cannot be counted.
 
-    Args:
-        measured: Of the timed process, which ended ok.
-        case: A program's.
-        timed: Its steps, or why they cannot be counted.
-        ends_at: time.monotonic by which this must be over.
-        roots: The tree under test.
-        elsewhere: Other working trees of its repository.
-        alive: Called regularly.
-
-    Returns:
-        A PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
-        test was loaded from another tree.
+    It is a PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
+    test was loaded from another tree. All is over at `ends_at` (time.monotonic); `alive` is called
+    regularly.
     """
-    program = case.program
+    case, program = order.case, order.case.program
     try:
         if program is None or not case.settings.profile:
             raise _Unknown(SWITCHED_OFF)
         if isinstance(timed, str):
             raise _Unknown(timed)
-        answer = _HookedRun(case, program, timed, ends_at, roots, elsewhere).answer(alive)
+        answer = _HookedRun(order, program, timed, ends_at).answer(alive)
     except _Unknown as unknown:
         nothing = without_profile(str(unknown))
         return replace(measured, counters=nothing.counters, profile=nothing.profile)
@@ -113,7 +103,7 @@ def attested(
         effective={**measured.effective, **found},
     )
     wrong = [attestation.mismatch(case, ran)]
-    if outside := _outside(answer["places"], roots, elsewhere):
+    if outside := _outside(answer["places"], order):
         listed = "; ".join(outside)
         wrong.append(f"not from the tree under test: {listed}; {origin.REMEDY}")
     if problem := "; ".join(filter(None, wrong)):
@@ -121,14 +111,12 @@ def attested(
     return measured
 
 
-def _outside(
-    places: Mapping[str, str], roots: Sequence[str], elsewhere: Sequence[str]
-) -> tuple[str, ...]:
+def _outside(places: Mapping[str, str], order: MeasureOrder) -> tuple[str, ...]:
     """One sentence for each module that was loaded from outside the tree under test."""
-    tested = _tested(roots)
+    roots, tested = order.roots, _tested(order.roots)
     found = [item for item in places.items() if item[0].partition(".")[0] in tested]
     others = [item for item in places.items() if item not in found]
-    return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, elsewhere))
+    return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, order.elsewhere))
 
 
 def _tested(roots: Sequence[str]) -> set[str]:
@@ -153,43 +141,33 @@ def _mismatch(measured: Measurement, detail: str) -> Measurement:
     )
 
 
-@dataclass(slots=True)
 class _HookedRun:
     """One more process of a program, with the hook."""
 
-    case: Case
-    program: Program
-    timed: TimedProgram
-    must_end_at: float
-    roots: tuple[str, ...]
-    elsewhere: tuple[str, ...]
-    skip: int = field(init=False)
-    began: float = field(init=False, default_factory=time.monotonic)
-    starts_by: float = field(init=False)
-    ends_at: float = field(init=False)
-    profile_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, order: MeasureOrder, program: Program, timed: TimedProgram, must_end_at: float
+    ) -> None:
         """Plan it.
 
         Raises:
             _Unknown: A step is too long, or the time left is too short.
         """
-        timed, left_s = self.timed, self.must_end_at - self.began
+        self.order, self.program, self.timed = order, program, timed
+        self.began = time.monotonic()
         self.skip = max(1, timed.setup_steps) + SKIPPED_STEPS
         if timed.step_s > MAX_STEP_S:
             raise _Unknown(f"one step takes {timed.step_s:.3g} s, over {MAX_STEP_S:g} s")
         steps_s = (self.skip + SLOWER * COUNTED_STEPS) * timed.step_s
-        needed_s = timed.setup_s + steps_s
+        needed_s, left_s = timed.setup_s + steps_s, must_end_at - self.began
         if needed_s > left_s:
             raise _Unknown(
                 f"it may take {needed_s:.3g} s, and {max(0.0, left_s):.3g} s are left until "
                 "timeout_s"
             )
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
-        self.ends_at = min(self.must_end_at, self.starts_by + SLOWER * steps_s)
+        self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
         spare_s = (timed.steps - self.skip - COUNTED_STEPS) * timed.step_s
-        self.profile_s = max(0.0, min(PROFILE_S, self.case.settings.sample_s, spare_s))
+        self.profile_s = max(0.0, min(PROFILE_S, order.case.settings.sample_s, spare_s))
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
@@ -202,8 +180,8 @@ class _HookedRun:
                 step_s=self.timed.step_s,
                 profile_s=self.profile_s,
                 ends_at=self.ends_at,
-                packages=tuple(sorted(_tested(self.roots))),
-                folders=self.elsewhere,
+                packages=tuple(sorted(_tested(self.order.roots))),
+                folders=self.order.elsewhere,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
@@ -216,7 +194,7 @@ class _HookedRun:
 
     def _run(self, folder: Path, alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
-        env = process.environment(self.case, self.roots)
+        env = process.environment(self.order.case, self.order.roots)
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -224,7 +202,7 @@ class _HookedRun:
         log.write(HEADER.encode())
         step = re.compile(self.program.steps.step) if self.program.steps else None
         lines = 0
-        child = process.start(self.program, process.folder(self.program, self.roots), env)
+        child = process.start(self.program, process.folder(self.program, self.order.roots), env)
         try:
             process.abort_when_asked(child)
             for read in process.OutputReader(child).reads(POLL_S):

@@ -40,7 +40,7 @@ class ReportedMetrics:
     def __init__(self, program: Program, folder: Path) -> None:
         """Call before the program starts; `folder` is that of its files."""
         self._folder = folder
-        self._of_lines = [_LineReader(r) for r in program.readings if not r.file]
+        self._of_lines = [r for r in program.readings if not r.file]
         self._of_files = [r for r in program.readings if r.file]
         self._before = {r.file: _stamp(folder / r.file) for r in self._of_files}
         self.values: dict[str, deque[Value]] = {
@@ -54,10 +54,10 @@ class ReportedMetrics:
             MissingMetric: Its value is not a number.
             NotFinite: It is NaN or infinite.
         """
-        for reader in self._of_lines:
-            found = reader.read(line)
+        for source in self._of_lines:
+            found = _in_line(source, line)
             if found is not None:
-                self._keep(reader.source, found, at, f"in the line {_short(line)}")
+                self._keep(source, found, at, f"in the line {_short(line)}")
 
     def read_files(self, at: float) -> None:
         """Read the files of a program that has ended.
@@ -78,8 +78,7 @@ class ReportedMetrics:
 
     def require_all(self) -> None:
         """Raise MissingMetric if a metric has no reading."""
-        for reader in self._of_lines:
-            source = reader.source
+        for source in self._of_lines:
             if not self.values[source.metric]:
                 after = f" after {source.prefix!r}" if source.prefix else ""
                 json_line = f"a JSON line with {source.json!r}{after}"
@@ -90,28 +89,22 @@ class ReportedMetrics:
         self.values[source.metric].append(Value(at, _number(source, found, where)))
 
 
-class _LineReader:
-    def __init__(self, source: MetricSource) -> None:
-        self.source = source
-        self._pattern = re.compile(source.line) if source.line else None
-        self._begins = source.prefix or "{"
-
-    def read(self, line: str) -> Any:
-        """The metric's value in a line; None if it has none."""
-        if self._pattern is not None:
-            found = self._pattern.search(line)
-            return found["value"] if found else None
-        text = line.strip()
-        if not text.startswith(self._begins):
-            return None
-        try:
-            document = json.loads(text.removeprefix(self.source.prefix))
-        except ValueError as error:
-            if not self.source.prefix:
-                return None  # another line that begins with a brace
-            problem = f"{self.source.metric}: not JSON: {error}: {_short(line)}"
-            raise MissingMetric(problem) from None
-        return _at(document, self.source.json)
+def _in_line(source: MetricSource, line: str) -> Any:
+    """The metric's value in a line; None if it has none."""
+    if source.line:
+        found = re.search(source.line, line)
+        return found["value"] if found else None
+    text = line.strip()
+    if not text.startswith(source.prefix or "{"):
+        return None
+    try:
+        document = json.loads(text.removeprefix(source.prefix))
+    except ValueError as error:
+        if not source.prefix:
+            return None  # another line that begins with a brace
+        problem = f"{source.metric}: not JSON: {error}: {_short(line)}"
+        raise MissingMetric(problem) from None
+    return _at(document, source.json)
 
 
 def _of_file(source: MetricSource, path: Path) -> Iterator[Any]:
@@ -200,13 +193,11 @@ class StepReader:
         time_s = None
         for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
             if time_s is None and (text := named.get(name)) is not None:
-                source = MetricSource(metric=name, scale=scale)
-                time_s = _number(source, text, f"in the line {_short(line)}")
+                where = f"in the line {_short(line)}"
+                time_s = _number(MetricSource(metric=name, scale=scale), text, where)
                 if time_s <= 0:
-                    raise MissingMetric(
-                        f"{name}: a step took {text}, in the line {_short(line)}; "
-                        "have the program print more digits"
-                    )
+                    problem = f"{name}: a step took {text}, {where}"
+                    raise MissingMetric(f"{problem}; have the program print more digits")
         return Step(None if count is None else int(count), time_s)
 
     def is_alive(self, line: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
-from harness.runner import reproduce
+from harness.runner import reproduce, stacks
 
 FOLDER = "evidence"
 TAIL_S = 30.0
@@ -17,9 +17,6 @@ TAIL_S = 30.0
 REPRODUCED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED, Outcome.INVALID_ENVIRONMENT}
 """Outcomes that get a script to reproduce the case."""
 
-_FATAL = re.compile(
-    r'Fatal Python error: .*\n(?:.*\n)*?Current thread.*\n  File "(.*)", line (\d+) in (.*)'
-)
 _TRACEBACK = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 _LOG_TAIL_BYTES = 2**16
 
@@ -30,6 +27,7 @@ class Folder:
     def __init__(self, run_folder: Path, log: Path, roots: Sequence[str] = ()) -> None:
         """`log` is the log of the process, inside the run's folder; its code comes from `roots`."""
         self.roots = roots
+        self.log = log
         self._run_folder = run_folder
         self.path = run_folder / FOLDER / log.stem
 
@@ -44,22 +42,19 @@ class Folder:
         return replace(kept, path=str(path.relative_to(self._run_folder)))
 
 
-def complete(measurement: Measurement, case: Case, folder: Folder, log: Path) -> Measurement:
+def complete(measurement: Measurement, case: Case, folder: Folder) -> Measurement:
     """Write the files of the evidence; the measurement with all of it."""
     if measurement.outcome is Outcome.OK:
         return measurement
     found = measurement.evidence or Evidence()
     files = list(found.files)
     if measurement.outcome is Outcome.CRASH:
-        frame, traceback = _traceback(log, folder)
+        frame, traceback = _traceback(folder)
         found = replace(found, frame=found.frame or frame)
         files += [traceback] if traceback else []
     if measurement.telemetry and measurement.telemetry.t_s:
-        files.append(
-            folder.write(
-                "telemetry.csv", _tail(measurement.telemetry), EvidenceFile(name="telemetry")
-            )
-        )
+        text, kept = _tail(measurement.telemetry), EvidenceFile(name="telemetry")
+        files.append(folder.write("telemetry.csv", text, kept))
     if measurement.outcome in REPRODUCED:
         text = reproduce.script(case, measurement, folder.path, folder.roots)
         files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))
@@ -88,25 +83,19 @@ def last_kernel(telemetry: Telemetry, *, seconds: float = 5.0) -> str:
     return f"unknown; the GPU was busy for {mean:.0%} of the last {seconds:g} s: {what}"
 
 
-def _traceback(log: Path, folder: Folder) -> tuple[str, EvidenceFile | None]:
+def _traceback(folder: Folder) -> tuple[str, EvidenceFile | None]:
     """The innermost frame of the traceback in the log, and where it is kept."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        why = f"the log cannot be read: {error.strerror}"
-        return "", EvidenceFile(name="traceback", note=why)
-    if fatal := _FATAL.search(text):
-        start, note = fatal.start(), "faulthandler's"
-        path, line, function = fatal.groups()
+    with folder.log.open("rb") as file:
+        file.seek(max(0, folder.log.stat().st_size - _LOG_TAIL_BYTES))
+        text = file.read().decode(errors="replace")
+    if (start := text.find("Fatal Python error: ")) >= 0:
+        note, frame = "faulthandler's", stacks.innermost_frame(text[start:])
     elif (start := text.rfind("Traceback (most recent call last):")) >= 0:
-        note = "Python's"
-        frames = _TRACEBACK.findall(text, start)
-        path, line, function = frames[-1] if frames else ("", "", "")
+        note, frame = "Python's", ""
+        for path, line, function in _TRACEBACK.findall(text, start)[-1:]:
+            frame = f"{function} ({Path(path).name}:{line})"
     else:
         return "", None
-    frame = f"{function} ({Path(path).name}:{line})" if path else ""
     kept = EvidenceFile(name="traceback", note=note)
     return frame, folder.write("traceback.txt", text[start:], kept)
 
@@ -114,12 +103,9 @@ def _traceback(log: Path, folder: Folder) -> tuple[str, EvidenceFile | None]:
 def _tail(telemetry: Telemetry) -> str:
     """The last readings as CSV, one row a reading; an empty cell is a reading that failed."""
     since = telemetry.t_s[-1] - TAIL_S
-    names = list(telemetry.channels)
-    rows = [",".join(["t_s", *names])]
-    for i, t_s in enumerate(telemetry.t_s):
+    lines = [",".join(["t_s", *telemetry.channels])]
+    for t_s, *values in zip(telemetry.t_s, *telemetry.channels.values(), strict=True):
         if t_s >= since:
-            values = (telemetry.channels[name][i] for name in names)
-            rows.append(
-                ",".join([f"{t_s:.3f}", *("" if v is None else f"{v:.6g}" for v in values)])
-            )
-    return "\n".join(rows) + "\n"
+            cells = ("" if v is None else f"{v:.6g}" for v in values)
+            lines.append(",".join([f"{t_s:.3f}", *cells]))
+    return "\n".join(lines) + "\n"

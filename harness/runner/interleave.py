@@ -9,7 +9,7 @@ candidate alone.
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +17,6 @@ from harness.analysis import statistics as stats
 from harness.analysis.comparison import Pair
 from harness.git import repository
 from harness.git.origin import OURS
-from harness.machine import gpu_idle
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Suite
@@ -39,22 +38,19 @@ class Observer(Protocol):
         """One process has ended, and its measurement is stored."""
 
 
+@dataclass(slots=True, eq=False)
 class Side:
     """One tree to measure: a launcher for its code, and a stored run per suite."""
 
-    def __init__(
-        self, name: str, roots: Sequence[Path], launcher: Launcher, environment: Environment
-    ) -> None:
-        self.name = name
-        self.roots = tuple(roots)
-        self.launcher = launcher
-        self.environment = environment
-        self.writers: dict[str, RunWriter] = {}
-        self.measured: dict[tuple[str, str], list[Measurement]] = {}
-        """(suite, case id) -> its measurements, in order."""
-
-        self.cannot: dict[tuple[str, str], str] = {}
-        """Cases that this tree refuses before they run -> the reason."""
+    name: str
+    roots: Sequence[Path]
+    launcher: Launcher
+    environment: Environment
+    writers: dict[str, RunWriter] = field(default_factory=dict)
+    measured: dict[tuple[str, str], list[Measurement]] = field(default_factory=dict)
+    """(suite, case id) -> its measurements, in order."""
+    cannot: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Cases that this tree refuses before they run -> the reason."""
 
     def of(self, task: "Task") -> list[Measurement]:
         return self.measured.get(task.key, [])
@@ -78,22 +74,17 @@ class Task:
         return self.suite, self.case.case_id
 
 
+@dataclass(slots=True, eq=False)
 class Bench:
     """Measures processes on the sides. A context: on exit the stored runs are closed."""
 
-    def __init__(
-        self,
-        sides: Sequence[Side],
-        probes: Sequence[Probe],
-        observer: Observer,
-        gpu: IdleCheck | None = None,
-    ) -> None:
-        """The candidate is the last of the sides; `gpu` is checked before every process."""
-        self._gpu = gpu
-        self._sides = sides
-        self._probes = probes
-        self._observer = observer
-        self._stack = ExitStack()
+    sides: Sequence[Side]
+    """The candidate is the last."""
+    probes: Sequence[Probe]
+    observer: Observer
+    gpu: IdleCheck | None = None
+    """Checked before every process."""
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> "Bench":
         return self
@@ -102,35 +93,28 @@ class Bench:
         self._stack.close()
 
     def record(self, root: Path, side: Side, suite: Suite, key: str) -> None:
-        """Create the stored run of a side and a suite.
-
-        Raises:
-            StoreError: It cannot be created.
-        """
+        """Create the stored run of a side and a suite."""
         writer = create(root, suite, side.environment)
         self._stack.callback(writer.close)
         side.writers[key] = writer
 
     def run_self_test(self, *, ask: bool = True) -> tuple[str, ...]:
-        """Run the self-test on the candidate's side, or record that it was skipped.
-
-        Returns:
-            The failed checks.
-        """
-        head, gpu = self._sides[-1], self._sides[-1].environment.gpu
+        """The failed checks of a self-test on the candidate's side; if not asked, it is recorded as
+        skipped."""
+        head, gpu = self.sides[-1], self.sides[-1].environment.gpu
         shown = (
-            run_self_test(head.launcher, self._probes, gpu)
+            run_self_test(head.launcher, self.probes, gpu)
             if ask
             else skipped_self_test(gpu, "not requested")
         )
-        for side in self._sides:
+        for side in self.sides:
             for writer in side.writers.values():
                 writer.append(shown)
         return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
 
     def finish(self) -> None:
         """Mark all stored runs as complete."""
-        for side in self._sides:
+        for side in self.sides:
             for writer in side.writers.values():
                 writer.finish()
 
@@ -141,14 +125,14 @@ class Bench:
             KeyboardInterrupt: At most the current process is lost.
             HarnessError: A measurement cannot be stored, or no worker can be started.
         """
-        self._observer.stage(text, sum(len(r) for _, r in plan) * len(self._sides))
-        head = self._sides[-1]
+        self.observer.stage(text, sum(len(r) for _, r in plan) * len(self.sides))
+        head = self.sides[-1]
         for index in sorted({i for _, indices in plan for i in indices}):
             tasks = [task for task, indices in plan if index in indices]
             for task in tasks if index % 2 == 0 else tasks[::-1]:
                 if head.broken(task):
                     continue  # the baseline would have nothing to be compared with
-                for side in self._sides if index % 2 == 0 else self._sides[::-1]:
+                for side in self.sides if index % 2 == 0 else self.sides[::-1]:
                     if task.key not in side.cannot and not side.broken(task):
                         self._process(task, side, index)
 
@@ -162,15 +146,12 @@ class Bench:
             profile=given.profile and (index == 0 or task.attest),
         )
         case = replace(task.case, settings=settings)
-        why, holders = self._gpu.problem() if self._gpu else ("", ())
-        if why:
-            measurement = gpu_idle.refused(case, index, why, holders)
-        else:
-            measurement = run_one(case, index, side.launcher, writer, self._probes, RunObserver())
-            measurement = verified(measurement, case, side.roots)
+        quiet = RunObserver()
+        found = run_one(case, index, side.launcher, writer, self.probes, quiet, self.gpu)
+        measurement = verified(found, case, side.roots)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)
-        self._observer.ended(side.name, measurement)
+        self.observer.ended(side.name, measurement)
 
 
 def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:

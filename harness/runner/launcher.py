@@ -7,6 +7,7 @@ The exception is NSA_*, which our code reads when it is called.
 """
 
 import json
+import math
 import os
 import select
 import signal
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
 from harness.errors import CaseRefused, HarnessError
@@ -40,8 +42,7 @@ from harness.suite.load import factory_place, shipped_roots
 WARM_PREFIX = "NSA_"
 """Prefix of the variables that may be set after torch is loaded."""
 START_S = 120.0
-"""Longest time to import torch; a cold network disk needs half of it."""
-DESCRIBE_S = 120.0
+"""Longest time to import torch, or to describe it; a cold network disk needs half of it."""
 GRACE_S = 1.0
 """Time between SIGTERM and SIGKILL."""
 CLOSE_S = 10.0
@@ -61,38 +62,46 @@ _BOOT = (
 )
 
 
+@dataclass(slots=True, kw_only=True)
 class Worker:
     """A process that carries out one order, as the parent sees it."""
 
-    def __init__(
-        self,
-        forkserver: "_ForkserverHandle",
-        pid: int,
-        answers: int,
-        launched_at: float,
-        *,
-        cold: bool,
-        roots: Sequence[str],
-    ) -> None:
-        self.pid = pid
-        self.launched_at = launched_at
-        """time.monotonic at the fork, after the start of the forkserver."""
-        self.cold = cold
-        self.roots = roots
-        self.answers = answers
-        """File descriptor of its messages; non-blocking."""
-        self.exit_code: int | None = None
-        """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
-        self._forkserver = forkserver
+    forkserver: "_ForkserverHandle"
+    pid: int
+    answers: int
+    """File descriptor of its messages; non-blocking."""
+    launched_at: float
+    """time.monotonic at the fork, after the start of the forkserver."""
+    cold: bool
+    roots: Sequence[str]
+    exit_code: int | None = None
+    """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
 
     def wait(self, *, seconds: float) -> None:
         """Sleep until the worker sends a message or exits, at most this long."""
         files = [self.answers]
         if self.exit_code is None:
-            files.append(self._forkserver.control.fileno())
+            files.append(self.forkserver.control.fileno())
         ready, _, _ = select.select(files, [], [], max(0.0, seconds))
-        if self._forkserver.control.fileno() in ready:
-            self.exit_code = self._forkserver.hear().get("exited", -signal.SIGKILL)
+        if self.forkserver.control.fileno() in ready:
+            self.exit_code = self.forkserver.hear().get("exited", -signal.SIGKILL)
+
+    def converse(
+        self, seconds: float, meanwhile: Callable[[], float] = lambda: math.inf
+    ) -> list[Message]:
+        """All its messages until it closes the pipe, at most this long; then it is ended.
+
+        `meanwhile` is called between messages, and returns the time.monotonic of its next call.
+        """
+        received: list[Message] = []
+        reader, deadline = MessageReader(self.answers), time.monotonic() + seconds
+        try:
+            while not reader.at_end and time.monotonic() < deadline:
+                self.wait(seconds=min(deadline, meanwhile()) - time.monotonic())
+                reader.drain(received.append)
+        finally:
+            self.end()
+        return received
 
     def dump_stacks(self) -> None:
         """Ask the worker to write the Python stacks of its threads to its log."""
@@ -102,9 +111,9 @@ class Worker:
     def end(self) -> int:
         """End the worker and its descendants; the number of processes that survived SIGKILL."""
         os.close(self.answers)
-        left = self._forkserver.end(GRACE_S)
+        left = self.forkserver.end(GRACE_S)
         if self.cold or left:
-            self._forkserver.close()
+            self.forkserver.close()
         return left
 
 
@@ -148,12 +157,7 @@ class Launcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -176,25 +180,17 @@ class Launcher:
         return guest
 
     def launch(self, case: Case, process: int, log: Path) -> Worker:
-        """Start a worker that measures a case.
-
-        Args:
-            case: What to measure.
-            process: Index of the case's process.
-            log: Its stdout and stderr are appended to this file.
+        """Start a worker that measures a case; its stdout and stderr are appended to `log`.
 
         Raises:
             HarnessError: No interpreter with torch can be started here.
         """
         env = {} if case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
-        forkserver = (
-            _ForkserverHandle({**self._around, **env, **self._hidden}, self._roots, self._cwd)
-            if cold
-            else self._warmed()
-        )
-        if case.program is None:
-            forkserver.prepare()
+        forkserver = self._started(env) if cold else self._warmed()
+        if case.program is None and not forkserver.prepared and (why := forkserver.preload(())):
+            forkserver.close()
+            raise HarnessError(f"no worker can be started: {why}")
         order = MeasureOrder(
             case=case,
             process=process,
@@ -203,14 +199,11 @@ class Launcher:
             roots=self._roots,
             elsewhere=self._elsewhere,
         )
-        return _fork(forkserver, order, env, log, launched_at=order.launched_at, cold=cold)
+        return forkserver.fork(order, log, env, cold=cold)
 
     def self_test(self, log: Path) -> Worker:
         """Start a worker that tests the clocks and counters."""
-        return self._start(SelfTestOrder(roots=self._roots), log)
-
-    def _start(self, order: CheckOrder | SelfTestOrder | DescribeOrder, log: Path) -> Worker:
-        return _fork(self._warmed(), order, {}, log, launched_at=time.monotonic(), cold=False)
+        return self._warmed().fork(SelfTestOrder(roots=self._roots), log)
 
     def describe(self) -> dict[str, Any]:
         """The answer of harness.measure.facts.describe() in a fresh worker.
@@ -234,8 +227,11 @@ class Launcher:
         """
         work = self.check(suite)
         modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
-        if names := dict.fromkeys(modules):
-            self._preload(names)
+        if names := [*dict.fromkeys(modules)]:
+            forkserver = self._warmed()
+            if problem := forkserver.preload(names):  # a new one replaces it, without the imports
+                self.not_preloaded = problem
+                forkserver.close()
         return work
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
@@ -249,42 +245,25 @@ class Launcher:
         refusals = [refusal for answer in answers for refusal in answer.refusals]
         if refusals:
             first, others = refusals[0], len(refusals) - 1
-            more = ["1 more case fails the same check."] if others == 1 else []
-            more = [f"{others} more cases fail the same check."] if others > 1 else more
+            cases = "case fails" if others == 1 else "cases fail"
+            more = f"{others} more {cases} the same check." if others else ""
             case = next(c for c in suite.cases if c.case_id == first.case_id)
             line, column = factory_place(suite, case) if first.of_factory else (0, 0)
             raise CaseRefused(
                 suite.path,
                 first.case_id,
                 first.problem,
-                "\n  ".join([*filter(None, [first.remedy]), *more]),
+                "\n  ".join(filter(None, [first.remedy, more])),
                 line=line,
                 column=column,
             )
         return {case_id: work for answer in answers for case_id, work in answer.work.items()}
 
-    def _preload(self, modules: Iterable[str]) -> None:
-        """Import the workloads' modules in the warm forkserver. If it can then not fork safely, a
-        new one replaces it, and each worker imports them itself."""
-        forkserver = self._warmed()
-        if problem := forkserver.preload(list(modules)):
-            self.not_preloaded = problem
-            forkserver.close()
-
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
         """The answer of a worker that does not measure."""
-        received: list[Message] = []
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
-            worker = self._start(order, log)
-            try:
-                reader = MessageReader(worker.answers)
-                deadline = time.monotonic() + DESCRIBE_S
-                while not reader.at_end and time.monotonic() < deadline:
-                    worker.wait(seconds=deadline - time.monotonic())
-                    reader.drain(received.append)
-            finally:
-                worker.end()
+            received = self._warmed().fork(order, log).converse(START_S)
             answers = [message for message in received if isinstance(message, answer)]
             if not answers:
                 what = "check the cases" if answer is Checked else "describe its environment"
@@ -295,27 +274,12 @@ class Launcher:
         if self._host is not None:
             return self._host._warmed()
         if self._warm is None or self._warm.closed:
-            self._warm = _ForkserverHandle({**self._around, **self._hidden}, self._roots, self._cwd)
+            self._warm = self._started({})
         return self._warm
 
-
-def _fork(
-    forkserver: "_ForkserverHandle",
-    order: Order,
-    env: Mapping[str, str],
-    log: Path,
-    *,
-    launched_at: float,
-    cold: bool,
-) -> Worker:
-    answers, write_end = os.pipe()
-    os.set_blocking(answers, False)
-    try:
-        with log.open("ab") as log_file:
-            pid = forkserver.fork(order, env, write_end, log_file.fileno())
-    finally:
-        os.close(write_end)
-    return Worker(forkserver, pid, answers, launched_at, cold=cold, roots=order.roots)
+    def _started(self, env: Mapping[str, str]) -> "_ForkserverHandle":
+        env = {**self._around, **env, **self._hidden}
+        return _ForkserverHandle(env, self._roots, self._cwd)
 
 
 def start_forkserver(
@@ -343,11 +307,10 @@ def start_forkserver(
 class _ForkserverHandle:
     """The process of a forkserver and the socket to it."""
 
-    def __init__(
-        self, env: Mapping[str, str], roots: Sequence[str] = (), cwd: Path | None = None
-    ) -> None:
+    def __init__(self, env: Mapping[str, str], roots: Sequence[str], cwd: Path | None) -> None:
         """Start one under `env` and wait until torch is imported there."""
-        self._prepared = False
+        self.prepared = False
+        """Whether it has imported what measuring a workload needs."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         path = [*sys.path, str(Path.cwd())]
@@ -374,34 +337,37 @@ class _ForkserverHandle:
     def closed(self) -> bool:
         return self._process.poll() is not None
 
-    def fork(self, order: Order, env: Mapping[str, str], *files: int) -> int:
-        """Fork a worker that answers to the first file and logs to the second; returns its pid."""
-        request = json.dumps({"env": dict(env)}).encode() + b"\n" + encode_order(order)
-        socket.send_fds(self.control, [request], files)
-        reply = self.hear()
+    def fork(
+        self, order: Order, log: Path, env: Mapping[str, str] | None = None, *, cold: bool = False
+    ) -> Worker:
+        """Fork a worker, whose output is appended to `log`."""
+        answers, write_end = os.pipe()
+        os.set_blocking(answers, False)
+        request = json.dumps({"env": dict(env or {})}).encode() + b"\n" + encode_order(order)
+        try:
+            with log.open("ab") as log_file:
+                socket.send_fds(self.control, [request], [write_end, log_file.fileno()])
+                reply = self.hear()
+        finally:
+            os.close(write_end)
         if "pid" not in reply:
             raise HarnessError("the forkserver died", "Is memory exhausted?")
-        return int(reply["pid"])
-
-    def prepare(self) -> None:
-        """Have it import what measuring a workload needs, if it has not yet.
-
-        Raises:
-            HarnessError: It cannot.
-        """
-        if not self._prepared and (problem := self.preload(())):
-            self.close()
-            raise HarnessError(f"no worker can be started: {problem}")
+        launched_at = order.launched_at if isinstance(order, MeasureOrder) else time.monotonic()
+        return Worker(
+            forkserver=self,
+            pid=int(reply["pid"]),
+            answers=answers,
+            launched_at=launched_at,
+            cold=cold,
+            roots=order.roots,
+        )
 
     def preload(self, modules: Sequence[str]) -> str:
         """Have it import these and what measuring needs; why it must be replaced, or nothing."""
-        self._prepared = True
-        try:
+        self.prepared = True
+        with suppress(ConnectionError):
             self.control.send(json.dumps({"preload": modules}).encode())
-        except ConnectionError:
-            return "the forkserver died"
-        reply = self.hear()
-        return str(reply.get("preloaded", "the forkserver died during the import"))
+        return str(self.hear().get("preloaded", "the forkserver died"))
 
     def hear(self) -> dict[str, Any]:
         """The next reply; empty if it takes too long or the forkserver is dead."""
@@ -414,13 +380,11 @@ class _ForkserverHandle:
 
     def end(self, grace_s: float) -> int:
         """End its descendants; the number that survived SIGKILL."""
-        try:
+        with suppress(ConnectionError):
             self.control.send(json.dumps({"end": grace_s}).encode())
             while reply := self.hear():
                 if "ended" in reply:
                     return int(reply["ended"])
-        except ConnectionError:
-            pass
         self.close()  # it is dead, and the kernel killed its worker with it
         return 0
 

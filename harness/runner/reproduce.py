@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.records import INTERPRETER, VARIABLE_PREFIXES, Case, Measurement
+from harness.records import INTERPRETER, VARIABLE_PREFIXES, Case, Evidence, Measurement
 
 NAME = "reproduce.py"
 MORE_RUNS = 50
@@ -98,19 +98,10 @@ if __name__ == "__main__":
 '''
 
 
-def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[str] = ()) -> str:
-    """The text of the script.
-
-    Args:
-        case: What to reproduce.
-        measurement: How it ended.
-        folder: Where the script will be.
-        roots: Where the worker looked for modules first.
-    """
+def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[str]) -> str:
+    """The text of the script, which will be in `folder`; the code under test is in `roots`."""
     here = Path.cwd()
-    evidence = measurement.evidence
-    done = evidence.steps if evidence and evidence.steps else 0
-    limit_s = evidence.stall_limit_s if evidence and evidence.stall_limit_s else None
+    evidence = measurement.evidence or Evidence()
     inherited = {k: v for k, v in os.environ.items() if k.startswith(VARIABLE_PREFIXES)}
     head = {
         "title": _in_docstring(f"Case {case.case_id}, process {measurement.process}."),
@@ -134,8 +125,8 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
         provider=case.provider,
         axes=pprint.pformat(dict(case.axes)),
         check=case.settings.accuracy,
-        stall_s=limit_s or case.settings.stall_s,
-        runs=done + MORE_RUNS,
+        stall_s=evidence.stall_limit_s or case.settings.stall_s,
+        runs=(evidence.steps or 0) + MORE_RUNS,
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from harness.errors import ProbeError, SuiteError
@@ -39,9 +38,9 @@ class Rig:
             alone: Lock the GPU. Exact counts do not need the lock.
         """
         self._device = device
+        self._locks = alone and device != "cpu"
         self._wait_s = wait_s
         self._say = say
-        self._alone = alone
         self._held = ExitStack()
         self.lock: GpuLock | None = None
         """None on the CPU."""
@@ -52,19 +51,14 @@ class Rig:
 
     def __enter__(self) -> Self:
         uuid = ""
-        if self._alone and self._device != "cpu":
+        if self._locks:
             with suppress(ProbeError):  # without NVML, a worker names the GPU
                 uuid = nvml.gpus()[0].uuid
         if uuid:
             self._lock(uuid)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def start(
@@ -108,10 +102,10 @@ class Rig:
         Raises:
             ProbeError: Another harness uses it.
         """
-        if self._alone and self.lock is not None and (gpu is None or self.lock.uuid != gpu.uuid):
+        if self.lock is not None and (gpu is None or self.lock.uuid != gpu.uuid):
             self.lock.release()
             self.lock = None
-        if self._alone and self.lock is None and gpu is not None:
+        if self._locks and self.lock is None and gpu is not None:
             self._lock(gpu.uuid)
 
     def _lock(self, uuid: str) -> None:
@@ -141,12 +135,7 @@ def take(
 ) -> tuple[Rig, Launcher, Environment]:
     """A rig for one suite, its launcher, and the environment of its workers.
 
-    Args:
-        held: Closes the rig.
-        suite: What to measure.
-        command: The command line, for the record.
-        wait_s: Longest wait for a GPU that another harness uses.
-        say: Receives messages for the user.
+    `held` closes the rig; `command` is the command line, for the record.
 
     Raises:
         SuiteError: The suite needs a GPU, and this machine has none.

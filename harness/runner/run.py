@@ -69,11 +69,6 @@ def run_suite(
     however this returns.
 
     Args:
-        suite: What to measure.
-        writer: Stores measurements and logs.
-        launcher: Starts the workers.
-        probes: Read while workers run.
-        observer: Follows the run.
         done: (case id, process) pairs to skip; see `settled`.
         gpu: Checked before every process; None without a GPU.
         unfit: Why this machine must not measure this suite; then no worker is started.
@@ -88,11 +83,10 @@ def run_suite(
     with terminating_like_ctrl_c():
         while plan:
             case, process = plan.pop(0)
-            why, holders = gpu.problem() if gpu and not unfit else (unfit, ())
-            if why:
-                measurement = gpu_idle.refused(case, process, why, holders)
+            if unfit:
+                measurement = gpu_idle.refused(case, process, unfit, ())
             else:
-                measurement = run_one(case, process, launcher, writer, probes, observer)
+                measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
             writer.append(measurement)
             finished += 1
             if measurement.outcome is not Outcome.OK:
@@ -130,8 +124,13 @@ def run_one(
     writer: Writer,
     probes: Sequence[Probe],
     observer: RunObserver,
+    gpu: IdleCheck | None,
 ) -> Measurement:
-    """Measure one case in one fresh process; stores nothing and leaves no worker."""
+    """Measure one case in one fresh process, if the GPU is free; stores nothing and leaves no
+    worker."""
+    why, holders = gpu.problem() if gpu else ("", ())
+    if why:
+        return gpu_idle.refused(case, process, why, holders)
     observer.started(case, process)
     log = writer.log_path(case.case_id, process)
     return watch(

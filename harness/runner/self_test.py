@@ -9,8 +9,8 @@ from pathlib import Path
 
 from harness.analysis import self_test
 from harness.machine.probes import Probe
-from harness.messages import Garbled, Message, MessageReader, PhaseBegan, SelfTested
-from harness.records import Gpu, Phase, SelfTest, SelfTestCheck, SelfTestReadings
+from harness.messages import Message, PhaseBegan, SelfTested
+from harness.records import Gpu, Peaks, Phase, SelfTest, SelfTestCheck
 from harness.runner.launcher import Launcher, last_line
 from harness.runner.telemetry import Recorder
 
@@ -19,45 +19,26 @@ LIMIT_S = 60.0
 
 
 def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> SelfTest:
-    """Run the self-test in a worker; nothing else may run at the same time.
-
-    Args:
-        launcher: Starts the worker.
-        probes: Read during the test, as while a case is measured.
-        gpu: The GPU of the run.
-    """
+    """Run the self-test in a worker, with the probes; nothing else may run at the same time."""
     began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
-    received: list[Message] = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         worker = launcher.self_test(log)
-        problem = ""
-        try:
-            recorder = Recorder(probes, worker)
-            reader = MessageReader(worker.answers)
-            while not reader.at_end and time.monotonic() - began < LIMIT_S:
-                worker.wait(seconds=recorder.next_at - time.monotonic())
-                recorder.read_if_due()
-                reader.drain(received.append)
-        except Garbled as error:
-            problem = f"the worker's answer is garbled: {error}"
-        finally:
-            worker.end()
-        readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
-        checks: tuple[SelfTestCheck, ...]
-        if readings is None or problem:
-            problem = problem or last_line(log.read_bytes())
-            checks = (
-                SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {problem}"),
-            )
-        else:
-            phases = _phases(received, worker.launched_at)
-            checks = self_test.judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
+        recorder = Recorder(probes, worker)
+        received = worker.converse(LIMIT_S, recorder.read_if_due)
+        said = last_line(log.read_bytes())
+    readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
+    checks: tuple[SelfTestCheck, ...]
+    if readings is None:
+        checks = (SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}"),)
+    else:
+        phases = _phases(received, worker.launched_at)
+        checks = self_test.judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
     return SelfTest(
         at=at,
         device=gpu.uuid if gpu else "cpu",
         checks=checks,
-        peaks=(readings or _NOTHING).peaks,
+        peaks=readings.peaks if readings else Peaks(),
         wall_s=time.monotonic() - began,
     )
 
@@ -69,9 +50,6 @@ def skipped_self_test(gpu: Gpu | None, why: str) -> SelfTest:
         device=gpu.uuid if gpu else "cpu",
         skipped=why,
     )
-
-
-_NOTHING = SelfTestReadings(waits_s=(0.0, 0.0), host_s=(0.0, 0.0), burn_cpu_s=0.0)
 
 
 def _phases(received: Sequence[Message], launched_at: float) -> tuple[Phase, ...]:

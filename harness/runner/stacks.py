@@ -25,8 +25,6 @@ NATIVE_S = 2.0
 POLL_S = 0.05
 MAX_FAMILY = 8
 """Processes of a program whose stacks are taken."""
-INTERPRETER = sys.executable
-"""py-spy may be beside it, in a virtual environment that is not active."""
 
 _CURRENT_THREAD = re.compile(r'Current thread.*\n  File "(.*)", line (\d+) in (.*)\n')
 _PER_THREAD = ("comm", "wchan", "syscall", "stack", "status")
@@ -56,25 +54,17 @@ def innermost_frame(stacks: str) -> str:
     return f"{function} ({Path(path).name}:{line})"
 
 
-def native_stacks(pid: int) -> tuple[str, EvidenceFile]:
-    """The native stacks of a process, and their source."""
-    name = "native stacks"
-    text, why = _py_spy(pid)
-    if text:
-        return text, EvidenceFile(name=name, note="py-spy dump --native")
-    text, read = _proc(pid)
-    if text:
-        return text, EvidenceFile(name=name, note=f"/proc ({', '.join(read)}); {why}")
-    return "", EvidenceFile(name=name, note=f"not available: {why}, and /proc is not readable")
-
-
-def native_stacks_of(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
-    """The native stacks of several processes, and the source of the first."""
-    if not pids:
-        return "", EvidenceFile(name="native stacks", note="not available: no process is left")
-    found = [native_stacks(pid) for pid in pids]
-    texts = [f"process {pid}\n{text}" for pid, (text, _) in zip(pids, found, strict=True) if text]
-    return found[0][0] if len(pids) == 1 else "\n".join(texts), found[0][1]
+def native_stacks(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
+    """The native stacks of processes, and the source of the first one's."""
+    texts, notes = [], []
+    for pid in pids:
+        text, note = _py_spy(pid)
+        if not text:
+            text, note = _proc(pid, why=note)
+        texts.append(f"process {pid}\n{text}" if len(pids) > 1 and text else text)
+        notes.append(note)
+    note = notes[0] if notes else "not available: no process is left"
+    return "\n".join(filter(None, texts)), EvidenceFile(name="native stacks", note=note)
 
 
 def family(pid: int) -> list[int]:
@@ -87,9 +77,9 @@ def family(pid: int) -> list[int]:
 
 
 def _py_spy(pid: int) -> tuple[str, str]:
-    """What py-spy shows, or why it shows nothing."""
-    beside = Path(INTERPRETER).with_name("py-spy")
-    tool = shutil.which("py-spy") or (str(beside) if beside.is_file() else None)
+    """What py-spy shows, and its command, or why it shows nothing."""
+    beside = Path(sys.executable).parent  # of a virtual environment that is not active
+    tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(beside))
     if tool is None:
         return "", "py-spy is not installed"
     try:
@@ -109,10 +99,10 @@ def _py_spy(pid: int) -> tuple[str, str]:
     if answer.returncode:
         errors = answer.stderr.strip().splitlines() or ["no message"]
         return "", f"py-spy failed: {errors[0]}"
-    return answer.stdout, ""
+    return answer.stdout, "py-spy dump --native"
 
 
-def _proc(pid: int) -> tuple[str, tuple[str, ...]]:
+def _proc(pid: int, why: str) -> tuple[str, str]:
     """What /proc shows about every thread, and which of its files are readable."""
     parts: list[str] = []
     read: dict[str, None] = {}
@@ -128,7 +118,9 @@ def _proc(pid: int) -> tuple[str, tuple[str, ...]]:
             if name == "status":
                 text = "; ".join(line for line in text.splitlines() if line.startswith(_STATUS))
             parts.append(f"  {name}: " + text.replace("\n", "\n    "))
-    return "\n".join(parts) + "\n" if read else "", tuple(read)
+    if not read:
+        return "", f"not available: {why}, and /proc is not readable"
+    return "\n".join(parts) + "\n", f"/proc ({', '.join(read)}); {why}"
 
 
 def _since(log: Path, offset: int) -> str:

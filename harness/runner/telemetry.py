@@ -22,15 +22,15 @@ class Recorder:
         for probe in probes:
             probe.attach(worker.pid)
 
-    def read_if_due(self) -> None:
-        """Read every probe if a reading is due."""
+    def read_if_due(self) -> float:
+        """Read every probe if a reading is due; returns the time.monotonic of the next one."""
         now = time.monotonic()
-        if now < self.next_at:
-            return
-        reading = {name: value for probe in self._probes for name, value in probe.read().items()}
-        self._readings.append((now - self._launched_at, reading))
-        # A late reading delays the next ones, so that no burst follows.
-        self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
+        if now >= self.next_at:
+            reading = {name: value for p in self._probes for name, value in p.read().items()}
+            self._readings.append((now - self._launched_at, reading))
+            # A late reading delays the next ones, so that no burst follows.
+            self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
+        return self.next_at
 
     def telemetry(self) -> Telemetry:
         """All readings so far, by channel."""

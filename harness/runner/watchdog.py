@@ -5,7 +5,6 @@ for many of its own steps (see harness.runner.pace), or for `stall_s`, hangs: it
 then it is killed. If a single step outlasts `timeout_s`, the outcome is a timeout.
 """
 
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +32,6 @@ from harness.records import (
     MeasureSettings,
     Outcome,
     Phase,
-    Telemetry,
 )
 from harness.runner import evidence, stacks
 from harness.runner.launcher import Worker
@@ -59,22 +57,6 @@ class Ending:
     evidence: Evidence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What only the parent knows about one process."""
-
-    ending: Ending
-    started_at: str
-    wall_s: float
-    cold: bool
-    phases: tuple[Phase, ...]
-    telemetry: Telemetry | None
-    log: str
-    """Relative to the run's folder."""
-    unkillable: int
-    """Processes that survived SIGKILL."""
-
-
 def watch(
     worker: Worker,
     case: Case,
@@ -90,8 +72,6 @@ def watch(
 
     Args:
         worker: Just launched.
-        case: What it measures; its settings have the limits.
-        process: Index of the case's process.
         log: The worker's log; the stacks of a hang are read from it.
         run_folder: The evidence of a failure is written here.
         probes: Read at a fixed interval, unless the case switches telemetry off.
@@ -106,78 +86,30 @@ def watch(
     folder = evidence.Folder(run_folder, log, worker.roots)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
-        ending = _see_through(worker, case, story, recorder, log, folder)
+        ending = _see_through(worker, case, story, recorder, folder)
     finally:
         unkillable = worker.end()
     ended_at = time.monotonic()
-    observed = Observed(
-        ending=ending,
+    found = story.measurement(ending, case, process)
+    survivors = f"{unkillable} processes survived SIGKILL" if unkillable else ""
+    telemetry = recorder.telemetry() if case.settings.telemetry else None
+    phases = story.phases(ended_at)
+    found = replace(
+        found,
+        detail="; ".join(filter(None, (found.detail, survivors))),
+        effective={**found.effective, "start": "cold" if worker.cold else "warm"},
+        telemetry=telemetry,
+        discarded=discards.unfit(found, telemetry, phases),
+        phases=phases,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
-        cold=worker.cold,
-        phases=story.phases(ended_at),
-        telemetry=recorder.telemetry() if case.settings.telemetry else None,
         log=str(log.relative_to(run_folder)),
-        unkillable=unkillable,
     )
-    return evidence.complete(completed(story, observed, case, process), case, folder, log)
-
-
-def completed(story: "Story", observed: Observed, case: Case, process: int) -> Measurement:
-    """The worker's answer joined to the parent's observations."""
-    ending = observed.ending
-    detail, found = ending.detail, ending.evidence
-    if ending.outcome is None and story.answer is not None:
-        answer = story.answer
-        detail = "; ".join(filter(None, (answer.detail, detail)))
-    elif ending.outcome is not None and story.preliminary is not None:
-        answer = story.preliminary
-        detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
-    else:
-        timed = ending.outcome in (Outcome.TIMEOUT, Outcome.HANG)
-        built = story.built if timed else Built(tokens=None, flops=None, bytes=None)
-        answer = Measurement(
-            case_id=case.case_id,
-            process=process,
-            outcome=ending.outcome or Outcome.CRASH,
-            tokens=built.tokens,  # a bound on a step's time then bounds its rate
-            flops=built.flops,
-            bytes=built.bytes,
-            lower_bound_s=ending.lower_bound_s,
-        )
-    if answer.evidence is not None:
-        found = replace(
-            answer.evidence,
-            phase=answer.evidence.phase or found.phase,
-            steps=found.steps if answer.evidence.steps is None else answer.evidence.steps,
-            pace_s=found.pace_s,
-            needed_s=found.needed_s,
-            files=(*answer.evidence.files, *found.files),
-        )
-    if observed.unkillable:
-        note = f"{observed.unkillable} processes survived SIGKILL"
-        detail = "; ".join(filter(None, (detail, note)))
-    return replace(
-        answer,
-        detail=detail,
-        effective={**answer.effective, "start": "cold" if observed.cold else "warm"},
-        telemetry=observed.telemetry,
-        discarded=discards.unfit(answer, observed.telemetry, observed.phases),
-        phases=observed.phases,
-        started_at=observed.started_at,
-        wall_s=observed.wall_s,
-        log=observed.log,
-        evidence=None if answer.outcome is Outcome.OK else found,
-    )
+    return evidence.complete(found, case, folder)
 
 
 def _see_through(
-    worker: Worker,
-    case: Case,
-    story: "Story",
-    recorder: Recorder,
-    log: Path,
-    folder: evidence.Folder,
+    worker: Worker, case: Case, story: "Story", recorder: Recorder, folder: evidence.Folder
 ) -> Ending:
     reader = MessageReader(worker.answers)
     while True:
@@ -197,36 +129,28 @@ def _see_through(
             continue
         if ending.outcome is Outcome.HANG:
             pids = stacks.family(worker.pid) if case.program else [worker.pid]
-            seen = _stacks(worker, pids, log, folder, ending.evidence, recorder.telemetry())
-            stuck = f"stuck in {seen.frame}" if seen.frame else "its stacks could not be taken"
+            frame, files = _stacks(worker, pids, folder)
+            stuck = f"stuck in {frame}" if frame else "its stacks could not be taken"
+            kernel = evidence.last_kernel(recorder.telemetry())
+            seen = replace(ending.evidence, frame=frame, last_kernel=kernel, files=files)
             return replace(ending, detail=f"{ending.detail}; {stuck}", evidence=seen)
         return ending
 
 
 def _stacks(
-    worker: Worker,
-    pids: Sequence[int],
-    log: Path,
-    folder: evidence.Folder,
-    seen: Evidence,
-    telemetry: Telemetry,
-) -> Evidence:
-    """The evidence with the Python stacks of a hanging worker and the native stacks of `pids`."""
-    native, native_file = stacks.native_stacks_of(pids)
-    python = stacks.python_stacks(worker, log)
+    worker: Worker, pids: Sequence[int], folder: evidence.Folder
+) -> tuple[str, tuple[EvidenceFile, ...]]:
+    """The innermost Python frame of a hanging worker, and the files with its Python stacks and the
+    native stacks of `pids`."""
+    native, native_file = stacks.native_stacks(pids)
+    python = stacks.python_stacks(worker, folder.log)
+    python_file = EvidenceFile(name="python stacks", note="not written by the process")
     if python:
-        kept = EvidenceFile(name="python stacks", note="faulthandler")
+        kept = replace(python_file, note="faulthandler")
         python_file = folder.write("python-stacks.txt", python, kept)
-    else:
-        python_file = EvidenceFile(name="python stacks", note="not written by the process")
     if native:
         native_file = folder.write("native-stacks.txt", native, native_file)
-    return replace(
-        seen,
-        frame=stacks.innermost_frame(python),
-        last_kernel=evidence.last_kernel(telemetry),
-        files=(*seen.files, python_file, native_file),
-    )
+    return stacks.innermost_frame(python), (python_file, native_file)
 
 
 class Story:
@@ -285,9 +209,15 @@ class Story:
         if exit_code is not None:
             if self.answer:
                 return Ending(evidence=self.evidence())
-            seen = replace(self.evidence(), signal=signal_name(exit_code))
-            detail = _exit_without_answer(exit_code, self.where())
-            return Ending(outcome=Outcome.CRASH, detail=detail, evidence=seen)
+            name = signal_name(exit_code)
+            hint = " (not by the harness; perhaps out of memory)" if name == "SIGKILL" else ""
+            exited = f"exited with status {exit_code} and no answer"
+            how = f"killed by {name}{hint}" if name else exited
+            return Ending(
+                outcome=Outcome.CRASH,
+                detail=f"{how}, {self.where()}",
+                evidence=replace(self.evidence(), signal=name),
+            )
         if self.answer:
             if now - self.heard_at <= EXIT_S:
                 return None
@@ -295,7 +225,9 @@ class Story:
             return Ending(detail=note, evidence=self.evidence())
         if now - self._launched_at > timeout_s:
             outcome = Outcome.TIMEOUT
-            detail = f"not done in {timeout_s:g} s, {self.where()}{self.projection()}"
+            detail = f"not done in {timeout_s:g} s, {self.where()}"
+            if self._timed and (needed_s := self._pace.needed_s) is not None:
+                detail += f"; slow, not hung: the fewest samples would take {needed_s:.3g} s"
         elif now - self.heard_at > limit_s:
             outcome = Outcome.HANG
             detail = f"no message for {limit_s:.3g} s, {self.where()}"
@@ -307,6 +239,37 @@ class Story:
             lower_bound_s=self.lower_bound_s(now),
             evidence=self.evidence(now),
         )
+
+    def measurement(self, ending: Ending, case: Case, process: int) -> Measurement:
+        """The worker's answer, with its evidence; without one, the record of its failure."""
+        found, detail = ending.evidence, ending.detail
+        if ending.outcome is None and self.answer is not None:
+            answer = self.answer
+            detail = "; ".join(filter(None, (answer.detail, detail)))
+        elif self.preliminary is not None:
+            answer = self.preliminary
+            detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
+        else:
+            answer = Measurement(
+                case_id=case.case_id,
+                process=process,
+                outcome=ending.outcome or Outcome.CRASH,
+                lower_bound_s=ending.lower_bound_s,
+            )
+            if answer.outcome is not Outcome.CRASH:  # a bound on a step's time bounds its rate
+                built = self.built
+                answer = replace(answer, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
+        if answer.evidence is not None:
+            found = replace(
+                answer.evidence,
+                phase=answer.evidence.phase or found.phase,
+                steps=found.steps if answer.evidence.steps is None else answer.evidence.steps,
+                pace_s=found.pace_s,
+                needed_s=found.needed_s,
+                files=(*answer.evidence.files, *found.files),
+            )
+        kept = None if answer.outcome is Outcome.OK else found
+        return replace(answer, detail=detail, evidence=kept)
 
     def evidence(self, now: float | None = None) -> Evidence:
         """Its progress and pace; with `now`, its silence too."""
@@ -329,13 +292,6 @@ class Story:
         """The longest silence allowed now."""
         return self._pace.stall_limit_s(timed=self._timed)
 
-    def projection(self) -> str:
-        """The time that a slow worker would have needed; empty if unknown."""
-        needed_s = self._pace.needed_s
-        if needed_s is None or not self._timed:
-            return ""
-        return f"; slow, not hung: the fewest samples would take {needed_s:.3g} s"
-
     def where(self) -> str:
         """Its progress, in words."""
         name = self._phases[-1][0]
@@ -355,8 +311,7 @@ class Story:
         if not self._timed:
             return None
         unfinished_s = now - self.heard_at - UNREPORTED_S
-        bound = max(self._pace.shortest_s, unfinished_s)
-        return bound if bound > 0 else None
+        return max(0.0, self._pace.shortest_s, unfinished_s) or None
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:
         """The phases end to end, in seconds since the launch."""
@@ -368,10 +323,3 @@ class Story:
             Phase(name=name, start_s=begin, end_s=end)
             for (name, _), begin, end in zip(self._phases, begins, ends, strict=True)
         )
-
-
-def _exit_without_answer(code: int, where: str) -> str:
-    if code >= 0:
-        return f"exited with status {code} and no answer, {where}"
-    hint = " (not by the harness; perhaps out of memory)" if -code == signal.SIGKILL else ""
-    return f"killed by {signal_name(code)}{hint}, {where}"

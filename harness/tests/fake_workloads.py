@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.messages import Answer, Channel
-from harness.records import Measurement, Outcome, Scalar
+from harness.messages import Channel
+from harness.records import Scalar
 from harness.workload import Counts, Unsupported, Workload
 
 Axes = Mapping[str, Scalar]
@@ -68,22 +68,6 @@ def wrong(provider: str, axes: Axes) -> Workload:
     return _good_but(check=lambda: {"o": torch.linspace(0, 1.01, 64)})
 
 
-def checked_nan(provider: str, axes: Axes) -> Workload:
-    return _good_but(check=lambda: {"o": torch.full((64,), float("nan"))})
-
-
-def returned_inf(provider: str, axes: Axes) -> Workload:
-    return _good_but(run=lambda: {"loss": torch.tensor([1.0, float("inf")])})
-
-
-def python_memory_error(provider: str, axes: Axes) -> Workload:
-    return _good_but(run=lambda: bytearray(2**62))
-
-
-def torch_memory_error(provider: str, axes: Axes) -> Workload:
-    return _good_but(run=lambda: torch.empty(2**50))
-
-
 def prints(provider: str, axes: Axes) -> Workload:
     """Prints what could be mistaken for messages, without a newline at the end."""
 
@@ -112,10 +96,6 @@ def exits_politely(provider: str, axes: Axes) -> Workload:
     return _good_but(run=lambda: sys.exit(0))
 
 
-def exits_at_once(provider: str, axes: Axes) -> Workload:
-    return _good_but(run=lambda: os._exit(3))
-
-
 def segfaults(provider: str, axes: Axes) -> Workload:
     return _good_but(run=faulthandler._sigsegv)  # type: ignore[attr-defined]
 
@@ -127,29 +107,22 @@ def hangs(provider: str, axes: Axes) -> Workload:
     return _after(3, wait_for_godot)
 
 
-def hangs_in_setup(provider: str, axes: Axes) -> Workload:
-    time.sleep(3600)
-    raise AssertionError("slept through")
-
-
 def stops_itself(provider: str, axes: Axes) -> Workload:
     """Can neither write its stacks nor take SIGTERM."""
     return _after(2, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
-def shrugs_off_sigterm(provider: str, axes: Axes) -> Workload:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return hangs(provider, axes)
-
-
 def leaves_orphans(provider: str, axes: Axes) -> Workload:
-    """A child in our group and a grandchild in a session of its own, whose parent has died.
+    """A child in our group, and a daemon: in a session of its own, its parent has died, and it is
+    deaf to SIGTERM.
 
     The file named by the axis `path` gets the ids of all three.
     """
     sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+    daemon = [sys.executable, "-c", deaf]
     code = (
-        f"import subprocess; print(subprocess.Popen({sleep!r}, start_new_session=True,"
+        f"import subprocess; print(subprocess.Popen({daemon!r}, start_new_session=True,"
         " stdout=subprocess.DEVNULL).pid)"
     )
     child = subprocess.Popen(sleep)
@@ -171,12 +144,6 @@ def forks(provider: str, axes: Axes) -> Workload:
         time.sleep(0.01)
 
     return _good_but(run=run)
-
-
-def answers_twice(provider: str, axes: Axes) -> Workload:
-    channel = _channel()
-    lie = Measurement(case_id="fake", process=0, outcome=Outcome.OK, samples_s=(1e-9,))
-    return _good_but(run=lambda: channel.send(Answer(measurement=lie)))
 
 
 def scribbles_on_the_pipe(provider: str, axes: Axes) -> Workload:
@@ -209,39 +176,23 @@ def reads_environment(provider: str, axes: Axes) -> Workload:
     )
 
 
-def ignores_its_axis(provider: str, axes: Axes) -> Workload:
-    return _good_but(effective=lambda: {"head_dim": 8})
-
-
 def reads_a_flag(provider: str, axes: Axes) -> Workload:
-    """It knows two flags of NSA_*, and asks for one. The axis `exported` is set around it."""
-    if "exported" in axes:
-        os.environ[str(axes["exported"])] = "1"
+    """It knows two flags of NSA_*, and asks for one."""
     known = {"NSA_READ": True, "NSA_UNREAD": False}
     return _good_but(flags=lambda: {n: read for n, read in known.items() if n in os.environ})
 
 
-def tells_no_bool(provider: str, axes: Axes) -> Workload:
-    return _good_but(flags=lambda: {"NSA_READ": "yes"})
-
-
 def multiplies(provider: str, axes: Axes) -> Workload:
-    """One product in a range, and a value read; `extra: 1` reads another, `ignored` does
-    nothing."""
+    """One product in a range, and a value read."""
     x = torch.linspace(0, 1, 64).reshape(8, 8)
 
     def run() -> Tensor:
         with torch.profiler.record_function("product"):
             y = x @ x
-        for _ in range(1 + int(axes.get("extra", 0))):
-            y[0, 0].item()
+        y[0, 0].item()
         return y
 
     return _good_but(run=run, effective=None)
-
-
-def tells_an_object(provider: str, axes: Axes) -> Workload:
-    return _good_but(effective=lambda: {"dtype": torch.float32})
 
 
 def multiplies_on_gpu(provider: str, axes: Axes) -> Workload:

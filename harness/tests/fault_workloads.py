@@ -3,8 +3,6 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from harness.tests.fake_workloads import *  # noqa: F403  a case may name any of both modules
 from harness.tests.fake_workloads import Axes, _good_but
 from harness.workload import Workload
 
@@ -171,47 +170,5 @@ def exhausts_host_memory(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: torch.ones(2**29))
 
 
-def exhausts_device_memory(provider: str, axes: Axes) -> Workload:
-    def step(i: int) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
-
-    return _counted(step)
-
-
-def loses_its_context(provider: str, axes: Axes) -> Workload:
-    def step(i: int) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    return _counted(step)
-
-
 def kills_itself(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: os.kill(os.getpid(), signal.SIGKILL) if i == 3 else None)
-
-
-def moves_the_clock(provider: str, axes: Axes) -> Workload:
-    """Every look at the wall clock sees it an hour earlier."""
-    hours = iter(range(10**9))
-    time.time = lambda: -3600.0 * next(hours)
-    return _counted(lambda i: None)
-
-
-def daemonises(provider: str, axes: Axes) -> Workload:
-    """A daemon as the books make one: two forks, a session of its own, deaf to SIGTERM and SIGHUP.
-
-    Its id goes to the file that the axis `path` names.
-    """
-    code = (
-        "import os, signal, sys, time\n"
-        "if os.fork(): os._exit(0)\n"
-        "os.setsid()\n"
-        "if os.fork(): os._exit(0)\n"
-        "for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, signal.SIG_IGN)\n"
-        "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
-        "time.sleep(3600)\n"
-    )
-    path = Path(str(axes["path"]))
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
-    while not (path.exists() and path.read_text()):
-        time.sleep(0.01)
-    return _good_but()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome
 from harness.runner.launcher import Launcher
-from harness.runner.run import run_suite
-from harness.tests.workers import QUICK, Counter, Memory, Quiet, descendants, make_suite
+from harness.tests import workers
+from harness.tests.workers import QUICK, Counter, Quiet, descendants
 from harness.tests.workers import make_case as make_good
 
 LONG_ENOUGH = replace(QUICK, min_samples=10)
@@ -41,24 +41,17 @@ class LeapingClock(Quiet):
 def make_case(fake: str, **changes: object) -> Case:
     case = make_good(fake, axes={"head_dim": 7, **changes.pop("axes", {})})  # type: ignore[dict-item]
     changes.setdefault("settings", LONG_ENOUGH)
-    module = "harness.tests.fake_workloads" if fake in FAKES else "harness.tests.fault_workloads"
-    return replace(case, factory=f"{module}:{fake}", **changes)  # type: ignore[arg-type]
-
-
-FAKES = {
-    *("raises", "wrong", "segfaults", "exits_politely", "answers_twice", "good", "never_exits"),
-    "hangs_in_setup",
-}
+    return replace(case, factory=f"harness.tests.fault_workloads:{fake}", **changes)  # type: ignore[arg-type]
 
 
 def run(
     warm: Launcher, folder: Path, *cases: Case, observer: Quiet | None = None
 ) -> list[Measurement]:
     """All cases, then a good one, which must run whatever came before."""
-    writer = Memory(folder)
-    suite = make_suite(*cases, replace(make_case("good"), case_id="following"))
-    run_suite(suite, writer=writer, probes=[Counter()], observer=observer or Quiet(), launcher=warm)
-    *found, following = writer.measurements
+    good = replace(make_case("good"), case_id="following")
+    *found, following = workers.run(
+        warm, folder, *cases, good, probes=[Counter()], observer=observer
+    )
     assert following.outcome is Outcome.OK
     assert descendants() == []
     return found

@@ -1,10 +1,11 @@
 """What tests that run workers share: quick fake cases, a writer in memory, a silent observer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from harness.machine.probes import Probe
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import RunObserver, run_suite
@@ -102,9 +103,15 @@ class Counter:
         pass
 
 
-def run(warm: Launcher, folder: Path, *cases: Case) -> list[Measurement]:
-    writer = Memory(folder)
-    run_suite(make_suite(*cases), writer=writer, probes=(), observer=Quiet(), launcher=warm)
+def run(
+    warm: Launcher,
+    folder: Path,
+    *cases: Case,
+    observer: RunObserver | None = None,
+    probes: Sequence[Probe] = (),
+) -> list[Measurement]:
+    writer, observer = Memory(folder), observer or Quiet()
+    run_suite(make_suite(*cases), writer=writer, probes=probes, observer=observer, launcher=warm)
     return writer.measurements
 
 

@@ -21,12 +21,13 @@ from harness.messages import (
     Preliminary,
     SelfTested,
     SelfTestOrder,
+    WorkerReporter,
 )
 from harness.program import command
 from harness.records import Case, Evidence, Measurement, NonFiniteOrigin, Outcome
 from harness.worker import case as worker_case
 from harness.worker import factory
-from harness.worker.case import DeviceMissing, WorkerReporter
+from harness.worker.case import DeviceMissing
 from harness.workload import Unsupported, Workload
 
 # Messages of allocators for which torch has no exception type.
@@ -68,7 +69,7 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
     program = order.case.program
     try:
         if program is not None:
-            measurement = command.measure(order, program, channel, WorkerReporter(channel))
+            measurement = command.measure(order, program, channel)
         else:
             measurement = worker_case.measure(order, channel)
         channel.send(Answer(measurement=measurement))

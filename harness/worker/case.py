@@ -1,6 +1,5 @@
 """Child side: one case, measured in this process. Accuracy is checked before anything is timed."""
 
-import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -10,15 +9,10 @@ import torch
 
 from harness.git import origin
 from harness.measure import accuracy, attestation, digest, inputs, memory, timing
-from harness.messages import Built, Channel, MeasureOrder, PhaseBegan, StepsDone
+from harness.messages import Built, Channel, MeasureOrder, WorkerReporter
 from harness.records import Accuracy, Measurement, Outcome
 from harness.worker.factory import load_factory
 from harness.workload import Workload
-
-PROGRESS_INTERVAL_S = 0.02
-"""Least time between two reports of progress, after the first REPORTED_STEPS."""
-REPORTED_STEPS = 32
-"""Steps that are all reported: the parent derives its limit for a hang from them."""
 
 
 class DeviceMissing(Exception):
@@ -49,8 +43,14 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
     memory.release_cached()
 
     reporter.phase("warmup")
-    stopwatch = digest.FirstOutputWatch(timing.stopwatch(flush_l2=case.settings.flush_l2))
+    stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
     timed = inputs.prepare(workload, case.settings)
+
+    def inspect(output: object, step: int) -> None:
+        accuracy.require_finite_step(output, step)
+        if step == 0:
+            first.inspect(output)
+
     memory.start_peak()
     taken = timing.take(
         timed.run,
@@ -59,9 +59,9 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         deadline=order.launched_at + case.settings.timeout_s,
         progress=reporter.ran,
         sampling=lambda at: reporter.phase("sampling", at),
-        inspect=accuracy.require_finite_step,
+        inspect=inspect,
     )
-    peak = stopwatch.device_peak_bytes()
+    peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=len(taken.warmup_s) + len(taken.samples_s))
     effective, flags_read = attestation.observed(case, workload)
     effective |= timed.effective
@@ -96,7 +96,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         effective=effective,
         flags_read=flags_read,
         code=code,
-        output_digest=stopwatch.digest,
+        output_digest=first.digest,
         counters=ran.counters,
         profile=ran.profile,
     )
@@ -114,35 +114,3 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
     if instead := origin.shadowed(order.roots or [str(Path.cwd())]):
         raise attestation.PathMismatch("; ".join((*instead, origin.SHADOW_REMEDY)))
     return code
-
-
-class WorkerReporter:
-    """Sends phases and progress to the parent, at a limited rate."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._steps = 0
-        self._spent_s = 0.0
-        self._shortest_s = math.inf
-        self._sent_at = -PROGRESS_INTERVAL_S
-
-    def phase(self, name: str, at: float | None = None) -> None:
-        self._sent_at = -PROGRESS_INTERVAL_S  # report the first step of a phase
-        self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
-
-    def ran(self, seconds: float) -> None:
-        self._steps += 1
-        self._spent_s += seconds
-        self._shortest_s = min(self._shortest_s, seconds)
-        if self._steps <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
-            self.alive()
-
-    def alive(self) -> None:
-        self._sent_at = time.monotonic()
-        self._channel.send(
-            StepsDone(
-                steps=self._steps,
-                spent_s=self._spent_s,
-                shortest_s=self._shortest_s if self._steps else 0.0,
-            )
-        )

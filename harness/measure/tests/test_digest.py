@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from harness.measure import digest, memory
-from harness.measure.timing import HostStopwatch
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -59,16 +58,6 @@ def test_only_finite_tensors_have_a_digest() -> None:
         assert len(digest.of(output)) == 1
 
 
-def test_the_digest_is_of_the_first_step() -> None:
-    outputs = iter(torch.tensor([1.0, 2.0]))
-    watch = digest.FirstOutputWatch(HostStopwatch())
-
-    for _ in range(2):
-        watch.read(lambda: next(outputs))
-
-    assert [d.norm for d in watch.digest] == [1.0]
-
-
 def test_the_peak_excludes_the_memory_of_the_digest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -82,12 +71,11 @@ def test_the_peak_excludes_the_memory_of_the_digest(
         return ()
 
     monkeypatch.setattr(digest, "of", of)
-    watch = digest.FirstOutputWatch(HostStopwatch())
+    first = digest.FirstOutput()
 
-    for _ in range(2):
-        watch.read(lambda: None)
+    first.inspect(None)
 
-    assert watch.device_peak_bytes() == 100
+    assert first.device_peak_bytes() == 100
 
 
 @pytest.mark.gpu
@@ -95,13 +83,13 @@ def test_the_peak_excludes_the_memory_of_the_digest(
 def test_a_digest_on_the_gpu_equals_the_cpu_one_and_leaves_the_peak() -> None:
     x = draw(300, 64, 64)
     on_gpu = x.cuda()
-    watch = digest.FirstOutputWatch(HostStopwatch())
+    first = digest.FirstOutput()
     memory.start_peak()
-    before = watch.device_peak_bytes()
+    before = first.device_peak_bytes()
 
-    watch.read(lambda: {"o": on_gpu})
+    first.inspect({"o": on_gpu})
 
-    (there,), (here,) = watch.digest, digest.of({"o": x})
+    (there,), (here,) = first.digest, digest.of({"o": x})
     assert there.norm == pytest.approx(here.norm, rel=1e-12)
     assert there.projection == pytest.approx(here.projection, rel=1e-9)
-    assert watch.device_peak_bytes() == before
+    assert first.device_peak_bytes() == before

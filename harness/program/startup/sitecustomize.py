@@ -37,15 +37,11 @@ def note(folder: Path, **said: object) -> None:
 
 def _start() -> None:
     folder = os.environ.get(VARIABLE)
-    sys.path[:] = [place for place in sys.path if not _is_here(place)]
+    sys.path[:] = [p for p in sys.path if not p or os.path.realpath(p) != str(HERE)]
     if folder and os.environ.get("RANK", "0") == "0":  # one rank is enough
         note(Path(folder), at="start")
         sys.meta_path.insert(0, _Torch(Path(folder)))
     _run_other()
-
-
-def _is_here(place: str) -> bool:
-    return bool(place) and os.path.realpath(place) == str(HERE)
 
 
 def _run_other() -> None:

@@ -1,23 +1,29 @@
-"""A run starts its workers in their order and from one forkserver, and leaves nothing running."""
+"""A run starts its workers in their order and on a machine that is fit, and leaves none running."""
 
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import psutil
 import pytest
 
 from harness.errors import HarnessError, StoreError
-from harness.records import Case, Clock, Measurement, Outcome
+from harness.machine import gpu_idle
+from harness.machine.gpu_idle import GpuUse, IdleCheck
+from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.runner import launcher
+from harness.runner import run as running
 from harness.runner.launcher import Launcher
 from harness.runner.run import run_suite, settled
+from harness.tests.small_run import ENVIRONMENT
 from harness.tests.workers import (
     GPU,
     QUICK,
@@ -30,74 +36,233 @@ from harness.tests.workers import (
     run,
 )
 
-# --- the order of processes --------------------------------------------------------------
+# --- the order of processes, which end at once -------------------------------------------
 
 
-def test_processes_take_turns_and_the_second_round_goes_backwards(
-    warm: Launcher, tmp_path: Path
-) -> None:
-    settings = replace(QUICK, processes=2)
-    cases = [replace(make_case("good", settings=settings), case_id=name) for name in "abc"]
+class Planned(Memory):
+    """A writer of processes that end at once: with a crash if the case's name is `raises`."""
 
-    measured = run(warm, tmp_path, *cases)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder)
+        self.observer = Quiet()
+        self.launcher = Mock(spec=Launcher)
+        monkeypatch.setattr(running, "watch", self.watch)
 
-    assert [(m.case_id, m.process) for m in measured] == [
+    def watch(self, worker: object, case: Case, process: int, **_: Any) -> Measurement:
+        bad = case.workload == "raises"
+        outcome, samples_s = (Outcome.CRASH, ()) if bad else (Outcome.OK, (1.0,))
+        return Measurement(
+            case_id=case.case_id, process=process, outcome=outcome, samples_s=samples_s
+        )
+
+    def run(self, suite: Suite, **options: Any) -> list[tuple[str, int, Outcome]]:
+        options |= {"launcher": self.launcher, "observer": self.observer}
+        run_suite(suite, writer=self, probes=(), **options)
+        return self.outcomes
+
+
+@pytest.fixture
+def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
+    return Planned(tmp_path, monkeypatch)
+
+
+def suite_of(*names: str, processes: int = 1) -> Suite:
+    settings = replace(QUICK, processes=processes)
+    return make_suite(*(make_case(name, settings=settings) for name in names))
+
+
+def test_processes_take_turns_and_the_second_round_goes_backwards(planned: Planned) -> None:
+    assert [(name, process) for name, process, _ in planned.run(suite_of(*"abc", processes=2))] == [
         *(("a", 0), ("b", 0), ("c", 0)),
         *(("c", 1), ("b", 1), ("a", 1)),
     ]
 
 
-def test_a_failed_case_is_not_measured_again(warm: Launcher, tmp_path: Path) -> None:
-    settings = replace(QUICK, processes=3)
-    suite = make_suite(make_case("declined", settings=settings), make_case("good"))
-    writer, observer = Memory(tmp_path), Quiet()
+def test_a_failed_case_is_not_measured_again(planned: Planned) -> None:
+    suite = make_suite(*suite_of("raises", processes=3).cases, *suite_of("good").cases)
 
-    run_suite(suite, writer=writer, probes=(), observer=observer, launcher=warm)
-
-    assert writer.outcomes == [
-        ("declined", 0, Outcome.UNSUPPORTED),
-        ("good", 0, Outcome.OK),
-    ]
-    assert observer.totals == [4, 2]
+    assert planned.run(suite) == [("raises", 0, Outcome.CRASH), ("good", 0, Outcome.OK)]
+    assert planned.observer.totals == [4, 2]
 
 
-def test_a_resumed_run_does_only_what_is_left(warm: Launcher, tmp_path: Path) -> None:
-    settings = replace(QUICK, processes=2)
-    suite = make_suite(make_case("raises", settings=settings), make_case("good", settings=settings))
+def test_a_resumed_run_does_only_what_is_left(planned: Planned) -> None:
+    suite = suite_of("raises", "good", processes=2)
     before = [
         Measurement(case_id="raises", process=0, outcome=Outcome.CRASH),
         Measurement(case_id="good", process=0, outcome=Outcome.OK, samples_s=(1.0,)),
     ]
-    writer = Memory(tmp_path)
 
-    run_suite(
-        suite,
-        writer=writer,
-        probes=(),
-        observer=Quiet(),
-        done=settled(suite, before),
-        launcher=warm,
-    )
+    assert planned.run(suite, done=settled(suite, before)) == [("good", 1, Outcome.OK)]
 
-    assert writer.outcomes == [("good", 1, Outcome.OK)]
+
+def test_a_full_disk_stops_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Mock(side_effect=StoreError("no space left on device"))
+    monkeypatch.setattr(planned, "append", full)
+
+    with pytest.raises(StoreError, match="no space left"):
+        planned.run(suite_of("a", "b"))
+
+    assert planned.launcher.launch.call_count == 1
+
+
+# --- machines that are not fit -----------------------------------------------------------
+
+
+class Meter:
+    """A GPU whose use follows a script; the last reading repeats."""
+
+    def __init__(self, *uses: GpuUse) -> None:
+        self.uses = list(uses)
+
+    def __call__(self) -> GpuUse:
+        return self.uses.pop(0) if len(self.uses) > 1 else self.uses[0]
+
+
+FREE = GpuUse(used_bytes=5e8, processes={})
+HELD = GpuUse(used_bytes=9e9, processes={4711: "process 4711 (python of someone), 8.50 GB"})
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_idle, "FREE_S", 0.1)
+    monkeypatch.setattr(gpu_idle, "AGAIN_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(planned: Planned) -> None:
+    """A process that survives SIGKILL uses memory after the first case."""
+    meter = Meter(FREE)
+
+    def finished(measurement: Measurement) -> None:
+        meter.uses = [HELD] if measurement.case_id == "a" else [FREE]
+
+    planned.observer.finished = finished  # type: ignore[method-assign]
+
+    outcomes = planned.run(suite_of(*"abc"), gpu=IdleCheck(meter))
+
+    assert [outcome for *_, outcome in outcomes] == [
+        *(Outcome.OK, Outcome.INVALID_ENVIRONMENT, Outcome.OK),
+    ]
+    refused = planned.measurements[1]
+    assert "the GPU is shared: process 4711 (python of someone), 8.50 GB" in refused.detail
+    assert refused.evidence
+    assert refused.evidence.holders == ("process 4711 (python of someone), 8.50 GB",)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (FREE, FREE, ""),
+        (replace(FREE, used_bytes=3e9), replace(FREE, used_bytes=3.1e9), ""),
+        (FREE, replace(FREE, used_bytes=2e9), "1.5 GB of the GPU are in use"),
+        (GpuUse(used_bytes=2e9), GpuUse(used_bytes=2e9), "2.0 GB of the GPU are in use"),
+        (HELD, HELD, "the GPU is shared"),
+        (FREE, replace(FREE, throttled_by=("too hot",)), "throttled at the start: too hot"),
+        (GpuUse(), GpuUse(), ""),  # NVML shows nothing
+    ],
+)
+@pytest.mark.usefixtures("impatient")
+def test_a_shared_gpu_is_an_invalid_environment(before: GpuUse, now: GpuUse, said: str) -> None:
+    why, _ = IdleCheck(Meter(before, now)).problem()
+
+    assert said in why
+    assert bool(said) == bool(why)
+
+
+def test_memory_that_is_freed_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_idle, "POLL_S", 0.001)
+
+    assert IdleCheck(Meter(FREE, HELD, HELD, FREE)).problem() == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("requires", "said"),
+    [
+        ({}, ""),
+        ({"gpu": "H200", "driver": "570.*"}, ""),
+        ({"driver": "580.*"}, "wrong driver: this machine has 570.86, the suite requires 580.*"),
+        ({"gpu": "A100"}, "wrong gpu: this machine has NVIDIA H200"),
+    ],
+)
+def test_the_wrong_machine_is_an_invalid_environment(
+    requires: Mapping[str, str], said: str
+) -> None:
+    why = gpu_idle.mismatch(requires, ENVIRONMENT)
+
+    assert why.startswith(said)
+    assert bool(why) == bool(said)
+    assert bool(gpu_idle.mismatch(requires, replace(ENVIRONMENT, gpu=None))) == bool(requires)
+
+
+def test_on_the_wrong_machine_nothing_is_started(planned: Planned) -> None:
+    outcomes = planned.run(suite_of("good"), unfit="wrong driver")
+
+    assert outcomes == [("good", 0, Outcome.INVALID_ENVIRONMENT)]
+    assert not planned.launcher.launch.called
+
+
+# --- a good process ----------------------------------------------------------------------
+
+PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "profile")
+
+
+def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> None:
+    observer, probe = Quiet(), Counter()
+    case = make_case("good", axes={"step_s": 0.02})
+
+    (m,) = run(warm, tmp_path, case, probes=[probe], observer=observer)
+
+    assert (m.outcome, m.detail, m.process) == (Outcome.OK, "", 0)
+    assert m.clock is (Clock.CUDA_EVENT if GPU else Clock.HOST)
+    assert (m.peak_memory_bytes is None) is not GPU
+    assert (m.tokens, m.flops, m.bytes) == (64, 128, 256)
+    assert len(m.samples_s) == len(m.host_samples_s) >= QUICK.min_samples
+    assert len(m.warmup_s) >= 1, "the first reading is never a sample"
+    assert min(m.host_samples_s) >= 0.02
+    assert m.accuracy is not None
+    assert m.accuracy.tensors[0].error <= m.accuracy.tensors[0].bound
+    assert m.effective == {"provider": "fake", "dtype": "float32", "start": "warm"}
+    assert m.log == "good.0.log"
+    assert [p.name for p in m.phases] == [*PHASES]
+    assert all(p.start_s <= p.end_s <= m.wall_s for p in m.phases)
+    assert [p.end_s for p in m.phases[:-1]] == [p.start_s for p in m.phases[1:]]
+    assert m.phases[-2].end_s - m.phases[-2].start_s >= sum(m.host_samples_s)
+    assert len(m.samples_at_s) == len(m.samples_s)
+    assert m.samples_at_s[0] == pytest.approx(m.phases[-2].start_s, abs=1e-6)
+    assert all(np.diff(m.samples_at_s) >= m.host_samples_s[:-1])
+    assert m.telemetry is not None
+    assert m.telemetry.unavailable == probe.unavailable
+    assert m.telemetry.channels["rss_bytes"][:2] == (1.0, None)
+    assert len(m.telemetry.t_s) == probe.readings
+    assert observer.phases == [*PHASES[1:]]
+    assert observer.steps > 0
+
+
+def test_counters_and_profile_are_equal_in_every_process(warm: Launcher, tmp_path: Path) -> None:
+    case = make_case("multiplies", settings=replace(QUICK, profile=True, processes=2), axes={})
+
+    one, two = run(warm, tmp_path, case)
+
+    assert one.outcome is two.outcome is Outcome.OK
+    assert one.output_digest == two.output_digest
+    assert [(d.name, d.shape) for d in one.output_digest] == [("", (8, 8))]
+    assert one.counters
+    assert one.counters.exact
+    assert one.counters == two.counters
+    assert one.counters.dispatched_ops == 4  # mm, twice select, and the read
+    if not GPU:
+        assert one.counters.host_syncs == 1
+    assert one.profile
+    assert two.profile
+    assert one.profile.fingerprint == two.profile.fingerprint
+    assert ("aten::mm", "product", 1.0) in {
+        (u.name, u.where, u.calls) for u in one.profile.operators
+    }
+    assert one.profile.breakdown
+    assert set(one.profile.breakdown.host_by_range) == {"product", ""}
 
 
 # --- the end of a run, and of its processes ----------------------------------------------
-
-
-def test_a_full_disk_stops_the_run_and_leaves_no_process(warm: Launcher, tmp_path: Path) -> None:
-    class FullDisk(Memory):
-        def append(self, measurement: Measurement) -> None:
-            raise StoreError("no space left on device")
-
-    suite = make_suite(make_case("good"), make_case("good"))
-    observer = Quiet()
-
-    with pytest.raises(StoreError, match="no space left"):
-        run_suite(suite, writer=FullDisk(tmp_path), probes=(), observer=observer, launcher=warm)
-
-    assert observer.phases.count("setup") == 1
-    assert descendants() == []
 
 
 @pytest.fixture
@@ -119,13 +284,12 @@ def test_an_interrupt_kills_the_worker_and_is_passed_on(
                 os.kill(os.getpid(), number)
 
     before = signal.getsignal(signal.SIGTERM)
-    suite = make_suite(make_case("hangs"), make_case("good"))
-    writer = Memory(tmp_path)
+    cases = make_case("hangs"), make_case("good")
 
     with pytest.raises(KeyboardInterrupt):
-        run_suite(suite, writer=writer, probes=(), observer=Interrupting(), launcher=warm)
+        run(warm, tmp_path, *cases, observer=Interrupting())
 
-    assert writer.measurements == []
+    assert not (tmp_path / "good.0.log").exists()
     assert descendants() == []
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -179,16 +343,15 @@ def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> 
                 forkserver.kill()
 
     others = psutil.Process().children()
-    writer, probe = Memory(tmp_path), Counter()
-    suite = make_suite(make_case("hangs"), make_case("good"))
+    cases, probe = (make_case("hangs"), make_case("good")), Counter()
 
-    with Launcher() as launcher:
-        run_suite(suite, writer=writer, launcher=launcher, probes=[probe], observer=Killing())
+    with Launcher() as one:
+        killed, good = run(one, tmp_path, *cases, probes=[probe], observer=Killing())
 
     wait_until(lambda: not any(map(psutil.pid_exists, probe.pids)))
     assert set(psutil.Process().children()) == set(others), "the launcher closed its own"
-    assert [m.outcome for m in writer.measurements] == [Outcome.CRASH, Outcome.OK]
-    assert "killed by SIGKILL" in writer.measurements[0].detail
+    assert (killed.outcome, good.outcome) == (Outcome.CRASH, Outcome.OK)
+    assert "killed by SIGKILL" in killed.detail
 
 
 # --- the launcher and its forkserver ---------------------------------------------------------
@@ -232,10 +395,6 @@ def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
         Launcher().describe()
 
     assert started[0].poll() is not None
-
-
-def test_a_worker_describes_its_environment(warm: Launcher) -> None:
-    assert warm.describe()["versions"]["torch"]
 
 
 def test_a_workload_module_is_imported_once_for_all_workers(
@@ -298,33 +457,3 @@ def test_variables_that_are_read_at_start_take_effect(warm: Launcher, tmp_path: 
 
     assert cold.effective["start"] == "cold"
     assert cold.effective["hash_randomization"] is False
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
-def test_a_forked_worker_can_use_the_gpu(warm: Launcher, tmp_path: Path) -> None:
-    """A driver initialised before the fork would be broken after it."""
-    (m,) = run(warm, tmp_path, make_case("multiplies_on_gpu"))
-
-    assert (m.outcome, m.clock) == (Outcome.OK, Clock.CUDA_EVENT), m.detail
-    assert m.peak_memory_bytes is not None
-    assert m.peak_memory_bytes >= 3 * 4 * 1024**2
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
-@pytest.mark.parametrize(
-    ("fake", "outcome", "said"),
-    [
-        ("fills_the_gpu", Outcome.OUT_OF_MEMORY, "GB on the device"),
-        ("faults_on_the_gpu", Outcome.CRASH, "CUDA error"),
-    ],
-)
-def test_a_gpu_error_stays_in_its_process(
-    warm: Launcher, tmp_path: Path, fake: str, outcome: Outcome, said: str
-) -> None:
-    bad, following = run(warm, tmp_path, make_case(fake), make_case("multiplies_on_gpu"))
-
-    assert bad.outcome is outcome, bad.detail
-    assert said in bad.detail
-    assert following.outcome is Outcome.OK

@@ -1,16 +1,20 @@
 """When a process times out or hangs, and what is recorded then; the tests own the clock."""
 
+import os
+import time
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from harness.messages import Answer, Built, PhaseBegan, Preliminary, StepsDone
+from harness.messages import Answer, Built, Channel, Message, PhaseBegan, Preliminary, StepsDone
 from harness.records import Evidence, Measurement, MeasureSettings, Outcome
-from harness.runner import pace, telemetry, watchdog
+from harness.runner import evidence, pace, telemetry, watchdog
 from harness.runner.launcher import Worker
-from harness.runner.watchdog import Ending, Observed, Story, completed
+from harness.runner.watchdog import Ending, Story
 from harness.tests.workers import QUICK, Counter, make_case
 
 AT = 1000.0
@@ -31,17 +35,7 @@ def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "w
 
 
 def measured(story: Story, ending: Ending) -> Measurement:
-    observed = Observed(
-        ending=ending,
-        started_at="",
-        wall_s=9.0,
-        cold=False,
-        phases=(),
-        telemetry=None,
-        log="x.log",
-        unkillable=0,
-    )
-    return completed(story, observed, make_case("good"), 0)
+    return story.measurement(ending, make_case("good"), 0)
 
 
 def after(story: Story, seconds: float) -> Ending:
@@ -128,6 +122,14 @@ def test_the_allowed_silence_follows_the_steps_within_its_bounds() -> None:
     assert quick.stall_limit_s(timed=False) == 120.0, "the reference is not a step"
 
 
+GOOD = Measurement(
+    case_id="good",
+    process=0,
+    outcome=Outcome.OK,
+    samples_s=(1.0, 1.0),
+    host_samples_s=(1.0, 1.0),
+    samples_at_s=(0.0, 1.0),
+)
 FAILED = Measurement(
     case_id="good",
     process=0,
@@ -147,18 +149,82 @@ def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
     assert phases == [("start", 0, 2), ("warmup", 2, 3)]
 
 
-def test_an_answer_is_joined_to_what_the_parent_saw() -> None:
-    story = reported(0.5)
-    story.hear(Answer(measurement=FAILED), AT + 1.0)
+def watched(
+    folder: Path,
+    *messages: Message,
+    probe: Counter | None = None,
+    settings: MeasureSettings = QUICK,
+    survivors: int = 0,
+) -> Measurement:
+    """What is recorded of a process that sent these messages and ended."""
+    answers, end = os.pipe()
+    os.set_blocking(answers, False)
+    for message in messages:
+        Channel(end).send(message)
+    os.close(end)
+    worker = SimpleNamespace(
+        pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True, roots=(),
+        exit_code=0, wait=lambda **_: None, end=lambda: survivors,
+    )  # fmt: skip
+    (folder / "x.log").touch()
+    return watchdog.watch(
+        cast("Worker", worker), make_case("good", settings=settings), 0,
+        log=folder / "x.log", run_folder=folder, probes=[probe] if probe else [],
+    )  # fmt: skip
 
-    ending = story.ending(AT + 1.1, 0)
 
-    assert ending is not None
-    m = measured(story, ending)
-    assert (m.outcome, m.detail, m.wall_s, m.log) == (Outcome.NON_FINITE, "loss", 9.0, "x.log")
-    assert m.effective == {"start": "warm"}
+def test_an_answer_is_joined_to_what_the_parent_saw(tmp_path: Path) -> None:
+    done, probe = StepsDone(steps=1, spent_s=0.5, shortest_s=0.5), Counter()
+
+    m = watched(tmp_path, done, Answer(measurement=FAILED), probe=probe, survivors=2)
+
+    assert (m.outcome, m.detail, m.log) == (
+        *(Outcome.NON_FINITE, "loss; 2 processes survived SIGKILL"), "x.log",
+    )  # fmt: skip
+    assert m.effective == {"start": "cold"}
+    assert m.telemetry
+    assert len(m.telemetry.t_s) == probe.readings == 1
     assert m.evidence
     assert (m.evidence.phase, m.evidence.steps, m.evidence.pace_s) == ("run", 2, 0.5)
+
+
+def test_samples_taken_while_the_gpu_was_throttled_are_marked_and_kept(tmp_path: Path) -> None:
+    class Throttled(Counter):
+        def read(self) -> Mapping[str, float | None]:
+            return {"gpu_throttle_reasons": float(0x40)}
+
+    m = watched(tmp_path, Answer(measurement=GOOD), probe=Throttled())
+
+    assert (m.outcome, m.discarded) == (Outcome.OK, {"throttled": (0, 1)})
+    assert (m.samples_s, m.kept_s, m.is_evidence(2)) == ((1.0, 1.0), (), False)
+
+
+def test_probes_are_not_read_if_telemetry_is_off(tmp_path: Path) -> None:
+    probe, off = Counter(), replace(QUICK, telemetry=False)
+
+    m = watched(tmp_path, Answer(measurement=FAILED), probe=probe, settings=off)
+
+    assert (m.telemetry, probe.readings, probe.pids) == (None, 0, [])
+
+
+def test_a_second_answer_is_a_crash(tmp_path: Path) -> None:
+    m = watched(tmp_path, Answer(measurement=GOOD), Answer(measurement=GOOD))
+
+    assert (m.outcome, m.samples_s) == (Outcome.CRASH, ())
+    assert "unexpected answer" in m.detail
+
+
+def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
+    (tmp_path / evidence.FOLDER).write_text("in the way")
+
+    m = watched(tmp_path, Answer(measurement=FAILED), probe=Counter())
+
+    assert m.outcome is Outcome.NON_FINITE
+    assert m.evidence
+    assert [(f.name, f.path, f.note) for f in m.evidence.files] == [
+        ("telemetry", "", "not written: Not a directory"),
+        ("reproduce", "", "not written: Not a directory"),
+    ]
 
 
 def test_a_process_that_answered_has_time_to_exit() -> None:

@@ -17,14 +17,14 @@ from harness.worker import forkserver
 def test_only_a_measured_workload_needs_the_preparation(
     program: Program | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handle = Mock()
-    monkeypatch.setattr(launcher, "_fork", Mock())
+    handle = Mock(prepared=False)
+    handle.preload.return_value = ""
     one = launcher.Launcher()
     monkeypatch.setattr(one, "_warmed", lambda: handle)
 
     one.launch(replace(make_case("good"), program=program), 0, Path("log"))
 
-    assert handle.prepare.called is (program is None)
+    assert handle.preload.called is (program is None)
 
 
 def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload() -> None:

@@ -1,0 +1,196 @@
+"""How a worker answers for one case, in this process: its settings, and the outcome of an error."""
+
+import errno
+import os
+import time
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
+from harness.records import Case, Measurement, NonFiniteOrigin, Outcome, PathRule
+from harness.tests.faulty import evidence_of
+from harness.tests.faulty import make_case as faulty_case
+from harness.tests.workers import QUICK, make_case
+from harness.worker import answer
+from harness.workload import Unsupported, Workload
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def raises(provider: str, axes: Any) -> Workload:
+    """A workload whose run raises the `error` of the axes."""
+
+    def run() -> None:
+        raise axes["error"]
+
+    return Workload(run=run)
+
+
+def counts_up(provider: str, axes: Any) -> Workload:
+    steps = count(1.0)
+    return Workload(run=lambda: torch.tensor(next(steps)))
+
+
+def answered(case: Case, **order: Any) -> Measurement:
+    answers, end = os.pipe()
+    os.set_blocking(answers, False)
+    asked = {"launched_at": time.monotonic(), **order}
+    answer.work(MeasureOrder(case=case, process=0, **asked), Channel(end))
+    os.close(end)
+    received: list[Message] = []
+    MessageReader(answers).drain(received.append)
+    os.close(answers)
+    (found,) = (message.measurement for message in received if isinstance(message, Answer))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "said"),
+    [
+        (Unsupported("head_dim=7"), Outcome.UNSUPPORTED, "head_dim=7"),
+        (MemoryError(), Outcome.OUT_OF_MEMORY, "GB in the process"),
+        (torch.OutOfMemoryError("80.00 GiB"), Outcome.OUT_OF_MEMORY, "80.00 GiB"),
+        (RuntimeError("CUDA error: out of memory"), Outcome.OUT_OF_MEMORY, "CUDA error"),
+        (FULL, Outcome.INVALID_ENVIRONMENT, "No space left on device"),
+        (RuntimeError("CUDA error: misaligned address"), Outcome.CRASH, "context is lost"),
+        (ValueError("block_size=3"), Outcome.CRASH, "ValueError: block_size=3"),
+    ],
+)
+def test_each_error_has_its_outcome(error: Exception, outcome: Outcome, said: str) -> None:
+    case = replace(make_case("", axes={"error": error}), factory=f"{__name__}:raises")  # type: ignore[dict-item]
+
+    m = answered(case)
+
+    assert (m.outcome, said in m.detail) == (outcome, True), m.detail
+    assert m.evidence is not None
+    assert (m.evidence.peak_host_bytes is not None) is (outcome is Outcome.OUT_OF_MEMORY)
+
+
+@pytest.mark.parametrize(
+    ("fake", "said"),
+    [
+        ("returns_no_workload", "returned a dict, not a Workload"),
+        ("no_such_factory", "has no 'no_such_factory'"),
+        ("not_a_function", "is of type int, not a function"),
+    ],
+)
+def test_what_is_no_workload_is_a_crash(fake: str, said: str) -> None:
+    m = answered(make_case(fake))
+
+    assert (m.outcome, said in m.detail) == (Outcome.CRASH, True), m.detail
+
+
+def test_too_few_samples_at_the_time_limit_are_kept() -> None:
+    m = answered(make_case("good"), launched_at=time.monotonic() - QUICK.timeout_s)
+
+    assert (m.outcome, m.effective["samples_cut"]) == (Outcome.OK, "timeout")
+    assert len(m.samples_s) == 2 < QUICK.min_samples
+
+
+def test_the_digest_is_of_the_first_step() -> None:
+    m = answered(replace(make_case(""), factory=f"{__name__}:counts_up"))
+
+    assert [d.norm for d in m.output_digest] == [1.0]
+
+
+def test_a_worker_without_the_gpu_of_the_run_does_not_measure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    m = answered(make_case("good"), device="cuda")
+
+    assert m.outcome is Outcome.INVALID_ENVIRONMENT
+    assert "cannot see one" in m.detail
+
+
+def test_an_impossible_graph_is_unsupported_and_nothing_is_timed() -> None:
+    m = answered(make_case("good", settings=replace(QUICK, graph=True)))
+
+    assert (m.outcome, m.samples_s) == (Outcome.UNSUPPORTED, ())
+    assert m.detail.startswith("graph: ")
+
+
+def test_a_forbidden_operator_is_a_path_mismatch_without_samples() -> None:
+    case = make_case("multiplies", settings=replace(QUICK, profile=True), axes={})
+    rule = PathRule(must=("aten::mm",), must_not=("aten::_local_scalar_dense",))
+
+    m = answered(replace(case, operators=rule))
+
+    assert (m.outcome, m.samples_s) == (Outcome.PATH_MISMATCH, ())
+    assert "'aten::_local_scalar_dense' ran, and 'aten::_local_scalar_dense' must" in m.detail
+    assert m.profile
+    assert "aten::mm" in {u.name for u in m.profile.operators}
+
+
+# --- the origin of NaN and Inf -----------------------------------------------------------
+
+
+def origins(m: Measurement) -> tuple[NonFiniteOrigin, ...]:
+    assert m.outcome is Outcome.NON_FINITE, m.detail
+    return evidence_of(m).origins
+
+
+def test_nan_at_step_4_is_traced_to_operator_and_module() -> None:
+    m = answered(faulty_case("nan_at_step", axes={"bad": 4}))
+
+    assert "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)" in m.detail
+    assert evidence_of(m).steps == 5
+    (origin,) = origins(m)
+    assert (origin.computation, origin.value, origin.step) == ("run", "NaN", 4)
+    assert (origin.precision, origin.operator) == ("float32", "aten.sub")
+    assert origin.module == "second (Module)"
+    assert "Inf appeared earlier, from output 0 of aten.exp in second (Module)" in origin.note
+
+
+def test_nan_of_a_gradient_is_found_in_the_step_before_it_shows() -> None:
+    m = answered(faulty_case("nan_from_a_gradient"))
+
+    (origin,) = origins(m)
+    assert "first in step 3" in m.detail
+    assert (origin.step, origin.value) == (2, "NaN")
+    assert "in the backward pass" in origin.note
+
+
+def test_the_reference_shows_whether_the_precision_is_the_cause() -> None:
+    m = answered(faulty_case("nan_in_check"))
+
+    tested, eager, reference = origins(m)
+    assert (tested.computation, tested.value, tested.precision) == ("check", "NaN", "bfloat16")
+    assert tested.operator == "aten.div"
+    assert (eager.computation, eager.value, eager.precision) == ("eager", "", "bfloat16")
+    assert (reference.computation, reference.value, reference.precision) == (
+        *("reference", ""),
+        "float64",
+    )
+
+
+def test_nan_written_past_the_dispatcher_is_named_where_it_arrives() -> None:
+    m = answered(faulty_case("nan_past_the_dispatcher"))
+
+    (origin,) = origins(m)
+    assert (origin.step, origin.tensor, origin.operator) == (1, "input 0 of aten.mul", "")
+    assert "outside torch's operators" in origin.note
+
+
+def test_an_infinite_loss_is_non_finite() -> None:
+    m = answered(faulty_case("inf_loss"))
+
+    (origin,) = origins(m)
+    assert (origin.value, origin.step, origin.operator) == ("Inf", 2, "aten.reciprocal")
+
+
+def test_nan_that_does_not_recur_is_reported_as_such(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    mark.touch()
+
+    m = answered(faulty_case("nan_once", axes={"path": str(mark)}))
+
+    (origin,) = origins(m)
+    assert origin.value == ""
+    assert origin.note == "not reproduced in 4 steps: it does not depend on the case alone"
