@@ -145,25 +145,18 @@ def applied(first: Case, second: Case, chosen: Iterable[CaseDifference]) -> Case
 
 def of_cases(first: Case, second: Case) -> Iterator[CaseDifference]:
     """All differences between two complete cases, the most likely cause first."""
-    factories = [f"{c.factory}, provider {c.provider}" for c in (first, second)]
-    if factories[0] != factories[1]:
-        yield CaseDifference(
-            kind=DifferenceKind.WORKLOAD, name="workload", then=factories[0], now=factories[1]
-        )
+    factories = [{"workload": f"{c.factory}, provider {c.provider}"} for c in (first, second)]
+    yield from _mapped(DifferenceKind.WORKLOAD, *factories)
     if first.program != second.program:
         one, other = (" ".join(c.program.argv) if c.program else "none" for c in (first, second))
         yield CaseDifference(kind=DifferenceKind.COMMAND, name="command", then=one, now=other)
     elif first.program is None:
         yield from _mapped(DifferenceKind.AXIS, first.axes, second.axes)
     axes = {*first.axes, *second.axes} if first.program is None else set()
-    yield from (
-        c for c in _mapped(DifferenceKind.VARIABLE, first.env, second.env) if c.name not in axes
-    )
-    yield from (
-        c
-        for c in _mapped(DifferenceKind.SETTING, asdict(first.settings), asdict(second.settings))
-        if c.name not in _IGNORED
-    )
+    variables = _mapped(DifferenceKind.VARIABLE, first.env, second.env)
+    yield from (c for c in variables if c.name not in axes)
+    settings = (asdict(c.settings) for c in (first, second))
+    yield from (c for c in _mapped(DifferenceKind.SETTING, *settings) if c.name not in _IGNORED)
 
 
 def _mapped(
