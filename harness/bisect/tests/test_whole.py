@@ -2,8 +2,6 @@
 
 import json
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -35,95 +33,47 @@ KILLED_AFTER = 4
 """Lines of the journal when the search is killed; the first is the request."""
 
 
-@dataclass(frozen=True)
-class Bisected:
-    """What the bisection left."""
-
-    line: Sequence[str]
-    repository: Path
-    before: str
-    after: str
-    left_by_kill: bytes
-    state: Path
-    status: int
-    answer: dict[str, object]
-    page: str
-
-
-@pytest.fixture(scope="module")
-def bisected(tmp_path_factory: pytest.TempPathFactory) -> Bisected:
-    places = tmp_path_factory.mktemp("planted")
-    repository = places / "repository"
+def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
+    repository, state = tmp_path / "repository", tmp_path / "state"
     line = make(repository, PLANTED)
     (repository / "toy/kernel.py").write_text("half done")  # the user's uncommitted work
     (repository / "notes.txt").write_text("untracked")
     git(repository, "add", "toy/kernel.py")
-    where = ["--state", str(places / "state"), "--reports", str(places / "reports")]
     before = fingerprint(repository)
+    places = ["--state", str(state), "--reports", str(tmp_path / "reports")]
     ends = ["--case", CASE, "--good", line[0], "--bad", "main"]
     asked = [SUITE_PATH, *ends, "--counter", "host_syncs", "--build", BUILD]
-    first = bisecting(repository, *asked, *where)
-    journal = killed(first, places / "state", KILLED_AFTER)
+    first = bisecting(repository, *asked, *places)
+    journal = killed(first, state, KILLED_AFTER)
     assert first.returncode == -signal.SIGKILL
     left = journal.read_bytes()
     with journal.open("ab") as file:
         file.write(b'{"kind": "taken", "level": 0, "blo')  # as if killed in the middle of a line
 
-    again = harness("bisect", "--resume", "latest", "--json", *where, cwd=repository)
-    assert again.stdout, again.stderr
+    again = harness("bisect", "--resume", "latest", "--json", *places, cwd=repository)
+
+    assert again.returncode == 0, again.stderr
     answer = json.loads(again.stdout)
-    return Bisected(
-        line=line,
-        repository=repository,
-        before=before,
-        after=fingerprint(repository),
-        left_by_kill=left,
-        state=journal,
-        status=again.returncode,
-        answer=answer,
-        page=Path(answer["report"]).read_text(),
-    )
-
-
-def test_a_planted_host_synchronisation_is_found_in_about_log2_processes(
-    bisected: Bisected,
-) -> None:
-    assert bisected.status == 0
-    assert bisected.answer["found"] is True
-    culprit = bisected.answer["culprit"]
-    assert isinstance(culprit, dict)
-    assert culprit["sha"] == bisected.line[PLANTED.sync_at]
-    assert 4 <= int(str(bisected.answer["processes"])) <= 2 + 5
-
-
-def test_a_killed_search_resumes_and_measures_nothing_twice(bisected: Bisected) -> None:
-    whole = bisected.state.read_bytes()
-    assert whole.startswith(bisected.left_by_kill)
+    culprit = line[PLANTED.sync_at]
+    assert (answer["found"], answer["culprit"]["sha"]) == (True, culprit)
+    assert 4 <= answer["processes"] <= 2 + 5  # about log2
+    # Nothing is measured twice.
+    whole = journal.read_bytes()
+    assert whole.startswith(left)
     lines = [json.loads(text) for text in whole.splitlines()]
     taken = [x["position"] for x in lines if x["kind"] == "taken"]
-    assert len(taken) == len(set(taken)) == bisected.answer["processes"]
-
-
-def test_the_users_tree_index_and_refs_are_unchanged(bisected: Bisected) -> None:
-    assert bisected.after == bisected.before
-    assert len(git(bisected.repository, "worktree", "list").splitlines()) == 1
-    assert (bisected.repository / "toy/kernel.py").read_text() == "half done"
-
-
-def test_commits_that_do_not_build_are_skipped_with_the_reason(bisected: Bisected) -> None:
-    histories = bisected.answer["histories"]
-    assert isinstance(histories, list)
-    left_out = {x["commit"]: x["reason"] for x in histories[0]["left_out"]}
+    assert len(taken) == len(set(taken)) == answer["processes"]
+    # Commits that do not build are skipped with the reason.
+    left_out = {x["commit"]: x["reason"] for x in answer["histories"][0]["left_out"]}
     assert left_out
-    assert left_out.keys() <= {bisected.line[p] for p in PLANTED.unbuildable}
+    assert left_out.keys() <= {line[p] for p in PLANTED.unbuildable}
     assert all("it does not compile" in reason for reason in left_out.values())
-
-
-def test_the_page_has_the_culprit_with_its_author_and_files(bisected: Bisected) -> None:
-    culprit = bisected.line[PLANTED.sync_at]
-    assert f"{culprit[:10]} is the first bad commit" in bisected.page
-    assert f"`{culprit}` by A. Uthor" in bisected.page
-    assert "toy/kernel.py | 4 ++--" in bisected.page
+    # The user's tree, index and refs, and the list of worktrees, are as before.
+    assert fingerprint(repository) == before
+    page = Path(answer["report"]).read_text()
+    assert f"{culprit[:10]} is the first bad commit" in page
+    assert f"`{culprit}` by A. Uthor" in page
+    assert "toy/kernel.py | 4 ++--" in page
 
 
 WORKLOADS = """\
