@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -72,7 +71,9 @@ class BuiltTrees:
             return
         kept = self._kept(commit) if self._build.key else None
         if kept is not None and kept.is_dir():
-            _copy(kept, tree)
+            for file in kept.rglob("*"):
+                if file.is_symlink() or file.is_file():
+                    _link(file, tree / file.relative_to(kept))
             return
         _run(self._build, tree, self._logs / f"build-{commit[:10]}.log")
         if kept is not None:
@@ -106,13 +107,6 @@ def cache_folder() -> Path:
     return Path(home) / "harness" / "bisect"
 
 
-@contextmanager
-def built_trees(repository: Repository, build: Build, logs: Path) -> Iterator[BuiltTrees]:
-    """Worktrees for the duration of the context; all are removed at its end."""
-    with worktrees.workplace(repository) as folder:
-        yield BuiltTrees(repository, folder, build, logs)
-
-
 def _run(build: Build, tree: Path, log: Path) -> None:
     with log.open("ab") as out:
         process = subprocess.Popen(
@@ -134,12 +128,6 @@ def _run(build: Build, tree: Path, log: Path) -> None:
     if status != 0:
         last = log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]
         raise BuildFailed(f"the build ended with status {status}: {' / '.join(last)}")
-
-
-def _copy(kept: Path, tree: Path) -> None:
-    for file in kept.rglob("*"):
-        if file.is_symlink() or file.is_file():
-            _link(file, tree / file.relative_to(kept))
 
 
 def _link(source: Path, target: Path) -> None:

@@ -5,12 +5,13 @@ process is enough, and a commit is bad if its value is nearer to that of the bad
 """
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from harness.errors import HarnessError
-from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, MeasureSettings, Outcome
+from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, Outcome
 
 METRICS = ("step_s", "peak_memory_bytes")
 """Metrics that every process has; a program may report more."""
@@ -50,34 +51,22 @@ class Unreadable(Exception):
         self.again = again
 
 
-def chosen(
-    case: Case,
-    *,
-    metric: str | None = None,
-    counter: str | None = None,
-    outcome: str | None = None,
-    kernel: str | None = None,
-) -> Criterion:
-    """The criterion of a command line; the step time by default.
+def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:
+    """The criterion of a command line, by its kind; the step time by default.
 
     Raises:
         HarnessError: Several are given, or the case does not have it.
     """
-    given = {
-        CriterionKind.METRIC: metric,
-        CriterionKind.COUNTER: counter,
-        CriterionKind.OUTCOME: outcome,
-        CriterionKind.KERNEL: kernel,
-    }
-    named = {kind: name for kind, name in given.items() if name}
+    named = {CriterionKind(kind): name for kind, name in given.items() if name}
     if len(named) > 1:
         raise HarnessError(
             f"{' and '.join(f'--{k}' for k in named)}: a bisection has one criterion",
             "Run one bisection for each.",
         )
     kind, name = next(iter(named.items()), (CriterionKind.METRIC, METRICS[0]))
+    reported = [r.metric for r in case.program.readings] if case.program else []
     known = {
-        CriterionKind.METRIC: (*METRICS, *_reported(case)),
+        CriterionKind.METRIC: tuple(dict.fromkeys([*METRICS, *reported])),
         CriterionKind.COUNTER: COUNTERS,
         CriterionKind.OUTCOME: tuple(
             o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT
@@ -90,41 +79,28 @@ def chosen(
     return Criterion(kind=kind, name=name)
 
 
-def _reported(case: Case) -> tuple[str, ...]:
-    """Metrics that a case's program reports."""
-    readings = case.program.readings if case.program else ()
-    return tuple(r.metric for r in readings if r.metric not in METRICS)
-
-
 def prepared(case: Case, criterion: Criterion) -> Case:
     """The case with the settings to measure this criterion."""
     settings = replace(case.settings, processes=1)
     match criterion.kind:
         case CriterionKind.METRIC:
             settings = replace(settings, profile=False)
-        case CriterionKind.COUNTER:
-            # A program is counted only in its profiled process.
-            profile = case.program is not None or criterion.name not in UNPROFILED
-            settings = _quick(settings, profile=profile)
-        case CriterionKind.KERNEL:
-            settings = _quick(settings, profile=True)
+        case CriterionKind.COUNTER | CriterionKind.KERNEL:
+            unprofiled = criterion.kind is CriterionKind.COUNTER and criterion.name in UNPROFILED
+            settings = replace(  # the fewest steps: nothing is timed
+                settings,
+                min_samples=1,
+                max_samples=1,
+                sample_s=1e-3,
+                warmup_s=0.0,
+                rotate_inputs=1,
+                accuracy=False,  # an incorrect commit can be counted too
+                # A program is counted only in its profiled process.
+                profile=case.program is not None or not unprofiled,
+            )
         case CriterionKind.OUTCOME:
             pass  # the profile detects a path mismatch
     return replace(case, settings=settings)
-
-
-def _quick(settings: MeasureSettings, *, profile: bool) -> MeasureSettings:
-    """The fewest steps: nothing is timed, and an incorrect commit can be counted too."""
-    return replace(
-        settings,
-        min_samples=1,
-        max_samples=1,
-        sample_s=1e-3,
-        warmup_s=0.0,
-        rotate_inputs=1,
-        accuracy=False,
-        profile=profile,
-    )
 
 
 def read(criterion: Criterion, measurement: Measurement, min_samples: int) -> float:
@@ -133,11 +109,10 @@ def read(criterion: Criterion, measurement: Measurement, min_samples: int) -> fl
     Raises:
         Unreadable: It has no value.
     """
-    if criterion.kind is CriterionKind.OUTCOME and (
-        measurement.outcome.value == criterion.name
-        or measurement.outcome is not Outcome.UNSUPPORTED
-    ):
-        return float(measurement.outcome.value == criterion.name)
+    if criterion.kind is CriterionKind.OUTCOME:
+        asked = measurement.outcome.value == criterion.name
+        if asked or measurement.outcome is not Outcome.UNSUPPORTED:
+            return float(asked)
     if measurement.outcome is not Outcome.OK:
         detail = measurement.detail.strip().partition("\n")[0]
         raise Unreadable(f"{str(measurement.outcome).replace('_', ' ')}: {detail}")
@@ -167,11 +142,10 @@ def _metric(name: str, measurement: Measurement, min_samples: int) -> float:
 
 def _counter(name: str, measurement: Measurement) -> float:
     counters = measurement.counters
-    value = None if counters is None else getattr(counters, name)
-    if counters is None or value is None:
-        why = (
-            counters.unknown.get(name, "its worker did not count it") if counters else "no counters"
-        )
+    if counters is None:
+        raise Unreadable(f"{name} is unknown: no counters")
+    if (value := getattr(counters, name)) is None:
+        why = counters.unknown.get(name, "its worker did not count it")
         raise Unreadable(f"{name} is unknown: {why}")
     if name in counters.differing:
         raise Unreadable(f"{name} differs between two steps")

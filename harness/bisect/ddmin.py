@@ -11,17 +11,17 @@ the algorithm ddmin.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.analysis import comparison as compare
 from harness.analysis.comparison import Change, Comparison
-from harness.bisect.posterior import Grid, LogReading, Posterior
+from harness.bisect.posterior import Grid, Posterior
 from harness.bisect.search import (
     BisectStage,
     Block,
+    ExactValues,
     NextBlock,
     NoisyBlocks,
-    ProcessReading,
     differ,
     in_turns,
 )
@@ -111,28 +111,20 @@ def minimal(items: Sequence[int], moves: Callable[[int], bool]) -> int:
     return mask_of(left)
 
 
-class ExactDdmin:
+class ExactDdmin(ExactValues):
     """Finds differences by an exact criterion: one process per configuration."""
 
     def __init__(self, count: int) -> None:
-        self.full = (1 << count) - 1
-        self.skipped: set[int] = set()
-        self._values: dict[int, float] = {}
-
-    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
-        for reading in block:
-            self._values[reading.position] = reading.value
+        super().__init__((1 << count) - 1)
 
     def next(self) -> NextBlock | DifferencesConclusion:
-        for mask, name in ((0, "first"), (self.full, "second")):
-            if mask not in self._values:
-                why = f"value of the {name} configuration on this machine"
-                return NextBlock(stage=BisectStage.ANCHORS, positions=(mask,), why=why)
-        if self._values[0] == self._values[self.full]:
+        if asked := self.anchor("first configuration", "second configuration"):
+            return asked
+        if self.values[0] == self.values[self.last]:
             return DifferencesConclusion(reason=f"{AGAIN} do not differ")
         base, parts = 0, []
-        while self._values[base] != self._values[self.full]:
-            rest = [i for i in members(self.full) if not base >> i & 1]
+        while self.values[base] != self.values[self.last]:
+            rest = [i for i in members(self.last) if not base >> i & 1]
             try:
                 mask = minimal(rest, lambda m, base=base: self._moves(base, m))  # type: ignore[misc]
                 self._value(base | mask)
@@ -146,19 +138,19 @@ class ExactDdmin:
 
     def decided(self, mask: int) -> bool | None:
         """Whether a configuration is nearer to the second; None if it was not measured."""
-        return None if mask not in self._values else self._moves(0, mask)
+        return None if mask not in self.values else self._moves(0, mask)
 
     def _moves(self, base: int, mask: int) -> bool:
         together = base | mask
         if together in self.skipped:
             return False
         value = self._value(together)
-        return abs(value - self._values[self.full]) < abs(value - self._values[base])
+        return abs(value - self.values[self.last]) < abs(value - self.values[base])
 
     def _value(self, mask: int) -> float:
-        if mask not in self._values:
-            raise NotMeasured(mask, self.full)
-        return self._values[mask]
+        if mask not in self.values:
+            raise NotMeasured(mask, self.last)
+        return self.values[mask]
 
 
 class NoisyDdmin(NoisyBlocks):
@@ -166,14 +158,13 @@ class NoisyDdmin(NoisyBlocks):
     base with a set, and the second one."""
 
     def __init__(self, count: int, effect: float) -> None:
-        super().__init__(effect)
-        self.full = (1 << count) - 1
+        super().__init__((1 << count) - 1, effect)
         self._effect = effect
         self._chances: dict[tuple[int, int, int, int], float] = {}
 
     def next(self) -> NextBlock | DifferencesConclusion:
         base, parts = 0, list[MovingSet]()
-        while base != self.full:
+        while base != self.last:
             if isinstance(asked := self._ends(base), NextBlock):
                 return asked
             if asked is not None:
@@ -181,12 +172,17 @@ class NoisyDdmin(NoisyBlocks):
                 if not parts:
                     reason = f"{AGAIN} do not differ: {reason}"
                 return DifferencesConclusion(reason=reason, parts=tuple(parts), whole=bool(parts))
-            rest = [i for i in members(self.full) if not base >> i & 1]
+            rest = [i for i in members(self.last) if not base >> i & 1]
             try:
                 mask = self._smallest(base, rest)
             except NotMeasured as need:
-                return self._search(base, need)
-            found = self._confirm(base, mask)
+                some, all_ = (len(members(m & ~base)) for m in (need.mask, need.whole))
+                positions = (base, base | need.mask, base | need.whole)
+                taken = len(self._tests(base, need.mask, need.whole))
+                why = f"do {some} of {all_} differences move it?"
+                return in_turns(BisectStage.SEARCH, positions, taken, why)
+            logs, why = self.first_logs(base, self.last), "with the set against without it"
+            found = self.confirm(base, base | mask, logs, sum(logs), why)
             if isinstance(found, NextBlock):
                 return found
             confirmed = found.change is Change.SLOWER
@@ -200,7 +196,7 @@ class NoisyDdmin(NoisyBlocks):
 
     def decided(self, mask: int) -> bool | None:
         """Whether a configuration moves the number; None if it was not measured."""
-        chance = self._probability(0, mask, self.full)
+        chance = self._probability(0, mask, self.last)
         return None if chance is None else chance >= 0.5
 
     def _probability(self, base: int, mask: int, whole: int) -> float | None:
@@ -218,8 +214,8 @@ class NoisyDdmin(NoisyBlocks):
             posterior = Posterior(2, grid)
             place = {base: 0, base | mask: 1, base | whole: 2}
             for _, block in known:
-                readings = [k for k in block if k.position in place]
-                posterior.add([LogReading(place[k.position], math.log(k.value)) for k in readings])
+                compared = [k for k in block if k.position in place]
+                posterior.add([replace(k, position=place[k.position]) for k in compared])
             self._chances[key] = float(posterior.probabilities[1])
         return self._chances[key]
 
@@ -228,8 +224,8 @@ class NoisyDdmin(NoisyBlocks):
     def _ends(self, base: int) -> NextBlock | Comparison | None:
         """The next block of the base and the second configuration, or the comparison that shows
         no difference; None once they differ."""
-        pairs = self.pairs(BisectStage.ANCHORS, base, self.full)
-        if base and (logs := self.first_logs(base, self.full)):
+        pairs = self.pairs(BisectStage.ANCHORS, base, self.last)
+        if base and (logs := self.first_logs(base, self.last)):
             low, high = compare.student_bounds(compare.time_logs(pairs), self.thresholds.alpha)
             if max(abs(low), abs(high)) < math.log1p(self._effect) and abs(
                 sum(logs) / len(logs)
@@ -240,12 +236,12 @@ class NoisyDdmin(NoisyBlocks):
         if found is not None:
             return None if found is True else found
         why = "does a difference remain?" if base else "do the configurations differ here?"
-        return in_turns(BisectStage.ANCHORS, (base, self.full), len(pairs), why)
+        return in_turns(BisectStage.ANCHORS, (base, self.last), len(pairs), why)
 
     def _smallest(self, base: int, rest: Sequence[int]) -> int:
         """A smallest set that moves the number as far as all differences do, without members that
         add nothing to the set; those matter if the set is only a part of the difference."""
-        mask = minimal(rest, lambda m: self._moves(base, m, self.full))
+        mask = minimal(rest, lambda m: self._moves(base, m, self.last))
         return minimal(members(mask), lambda m: self._moves(base, m, mask))
 
     def _moves(self, base: int, mask: int, whole: int) -> bool:
@@ -259,13 +255,6 @@ class NoisyDdmin(NoisyBlocks):
             raise NotMeasured(mask, whole)
         return chance >= SURE
 
-    def _search(self, base: int, need: NotMeasured) -> NextBlock:
-        taken = len(self._tests(base, need.mask, need.whole))
-        positions = (base, base | need.mask, base | need.whole)
-        some, all_ = (len(members(m & ~base)) for m in (need.mask, need.whole))
-        why = f"do {some} of {all_} differences move it?"
-        return in_turns(BisectStage.SEARCH, positions, taken, why)
-
     def _tests(self, base: int, mask: int, whole: int) -> list[int]:
         """The numbers of the blocks in which a set was compared with a larger one."""
         wanted = {base, base | mask, base | whole}
@@ -277,8 +266,8 @@ class NoisyDdmin(NoisyBlocks):
 
     def _grid(self, base: int, whole: int, blocks: Sequence[Block]) -> Grid | None:
         """Steps and noise to consider; None if too little is known of the step."""
-        ends = Grid.around(self.first_logs(base, self.full))
-        if base | whole == self.full:
+        ends = Grid.around(self.first_logs(base, self.last))
+        if base | whole == self.last:
             return ends
         logs = []
         for _, block in blocks:
@@ -286,8 +275,3 @@ class NoisyDdmin(NoisyBlocks):
             if base in by and base | whole in by:
                 logs.append(math.log(by[base | whole] / by[base]))
         return Grid(Grid.around(logs).steps, ends.scales) if len(logs) >= FEWEST_LOGS else None
-
-    def _confirm(self, base: int, mask: int) -> NextBlock | Comparison:
-        logs = self.first_logs(base, self.full)
-        why = "with the set against without it"
-        return self.confirm(base, base | mask, logs, sum(logs), why)

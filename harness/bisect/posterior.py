@@ -34,13 +34,17 @@ _Z = np.sinh(np.linspace(-3.5, 3.5, 17))  # nodes around each reading, in scales
 _phi = NormalDist().cdf
 
 
-@dataclass(frozen=True, slots=True)
-class LogReading:
-    """The value that one process gave for one commit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReading:
+    """The value that one process gave."""
 
     position: int
-    log: float
-    """Logarithm of the value; only differences within a block are meaningful."""
+    """Of a commit in the history; in a search for differences, the mask of a set."""
+    value: float
+    """Positive if the criterion has noise."""
+    hz: float | None = None
+    """Mean SM clock during the process."""
+    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Posterior:
         # [culprit, step, scale]; culprits 1 .. last
         self._log = np.zeros((last, len(grid.steps), len(grid.scales)))
 
-    def add(self, block: Sequence[LogReading]) -> None:
+    def add(self, block: Sequence[ProcessReading]) -> None:
         """Take in a block. A single reading is ignored: it has nothing to be compared with."""
         if len(block) < 2:
             return
@@ -89,7 +93,7 @@ class Posterior:
         # The likelihood depends only on how many of the block's commits precede the first bad one.
         before = np.searchsorted(places, np.arange(1, self.last + 1), side="left")
         bad = np.array([[r.position in places[n:] for r in block] for n in range(len(places) + 1)])
-        logs = np.array([r.log for r in block])
+        logs = np.array([math.log(r.value) for r in block])
         self._log += _log_likelihood(logs, bad, self._grid)[before]
         self._log -= self._log.max()
 

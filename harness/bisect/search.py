@@ -18,8 +18,8 @@ from harness.analysis.statistics import Floats, hodges_lehmann
 from harness.bisect.posterior import (
     CommitGroup,
     Grid,
-    LogReading,
     Posterior,
+    ProcessReading,
     groups,
     mistaken,
     most_informative,
@@ -41,19 +41,6 @@ class BisectStage(StrEnum):
     ANCHORS = "anchors"
     SEARCH = "search"
     CONFIRM = "confirm"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessReading:
-    """The value that one process gave."""
-
-    position: int
-    """Of a commit in the history; in a search for differences, the mask of a set."""
-    value: float
-    """Positive if the criterion has noise."""
-    hz: float | None = None
-    """Mean SM clock during the process."""
-    wall_s: float | None = None
 
 
 Block = tuple[BisectStage, tuple[ProcessReading, ...]]
@@ -94,6 +81,8 @@ End = TypeVar("End", covariant=True)
 class Search(Protocol[End]):
     """Decides from blocks what to measure next, or concludes."""
 
+    last: int
+    """The position of the bad commit, or the mask of all differences."""
     skipped: set[int]
 
     def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
@@ -109,8 +98,9 @@ class Search(Protocol[End]):
 class NoisyBlocks:
     """The blocks of a search by readings with noise, and the comparison of two positions."""
 
-    def __init__(self, effect: float) -> None:
+    def __init__(self, last: int, effect: float) -> None:
         """`effect` is the smallest change to find, as a fraction."""
+        self.last = last
         self.skipped: set[int] = set()
         self.thresholds = Thresholds(
             practical=effect / 2,
@@ -174,8 +164,7 @@ class NoisySearch(NoisyBlocks):
     """Finds the first bad commit by readings with noise, mainly step times."""
 
     def __init__(self, last: int, effect: float) -> None:
-        super().__init__(effect)
-        self.last = last
+        super().__init__(last, effect)
         self._posterior: Posterior | None = None
         self._taken = 0
 
@@ -184,10 +173,11 @@ class NoisySearch(NoisyBlocks):
             return asked
         chances = self.probabilities()
         best = max(groups(chances, self.skipped), key=lambda c: c.probability)
+        posterior = self.posterior()
+        assert posterior is not None  # the anchors are measured
         if best.probability >= SURE:
-            return self._confirm(best)
-        assert self._posterior is not None
-        error = mistaken(self._posterior.step, self._posterior.scale)
+            return self._confirm(best, posterior.step)
+        error = mistaken(posterior.step, posterior.scale)
         chosen = most_informative(chances, self.skipped, error)
         searched = sum(stage is BisectStage.SEARCH for stage, _ in self.blocks)
         if chosen is None or searched >= MAX_BLOCKS:
@@ -198,25 +188,20 @@ class NoisySearch(NoisyBlocks):
         return in_turns(BisectStage.SEARCH, (0, position, self.last), searched, why)
 
     def probabilities(self) -> Floats:
-        if not self.first_logs(0, self.last):
-            return np.concatenate(([0.0], np.full(self.last, 1 / self.last)))
-        self._learn()
-        assert self._posterior is not None
-        return self._posterior.probabilities
+        if posterior := self.posterior():
+            return posterior.probabilities
+        return np.concatenate(([0.0], np.full(self.last, 1 / self.last)))
 
-    @property
-    def step(self) -> float | None:
-        """Log of bad over good from all blocks; None before the anchors are measured."""
-        self.probabilities()
-        return self._posterior.step if self._posterior else None
-
-    @property
-    def scale(self) -> float | None:
-        """Noise of one process, as a fraction."""
-        self.probabilities()
-        return self._posterior.scale if self._posterior else None
-
-    # --- the anchors ---
+    def posterior(self) -> Posterior | None:
+        """What all blocks say; None before the anchors are measured."""
+        logs = self.first_logs(0, self.last)
+        if self._posterior is None and logs:
+            self._posterior = Posterior(self.last, Grid.around(logs))
+        if self._posterior is not None:
+            for _, block in self.blocks[self._taken :]:
+                self._posterior.add(block)
+            self._taken = len(self.blocks)
+        return self._posterior
 
     def _anchors(self) -> NextBlock | CommitsConclusion | None:
         """The next block of the anchors, or that they do not differ; None once they differ."""
@@ -232,20 +217,10 @@ class NoisySearch(NoisyBlocks):
         why = "do good and bad differ on this machine?"
         return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), why)
 
-    def _learn(self) -> None:
-        """Take in the new blocks."""
-        if self._posterior is None:
-            self._posterior = Posterior(self.last, Grid.around(self.first_logs(0, self.last)))
-        for _, block in self.blocks[self._taken :]:
-            self._posterior.add([LogReading(k.position, math.log(k.value)) for k in block])
-        self._taken = len(self.blocks)
-
-    # --- the confirmation ---
-
-    def _confirm(self, cell: CommitGroup) -> NextBlock | CommitsConclusion:
+    def _confirm(self, cell: CommitGroup, step: float) -> NextBlock | CommitsConclusion:
         why = f"{cell.probability:.1%} sure: with the commit before it"
         logs = self.first_logs(0, self.last)
-        found = self.confirm(cell.good, cell.bad, logs, self.step or 0.0, why)
+        found = self.confirm(cell.good, cell.bad, logs, step, why)
         if isinstance(found, NextBlock):
             return found
         confirmed = found.change is Change.SLOWER
@@ -316,27 +291,37 @@ def change(found: Comparison) -> tuple[float, float | None, float | None]:
 # --- exact criteria ----------------------------------------------------------------------
 
 
-class ExactSearch:
+class ExactValues:
+    """The value of each position of a search by an exact criterion."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.skipped: set[int] = set()
+        self.values: dict[int, float] = {}
+
+    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
+        for reading in block:
+            self.values[reading.position] = reading.value
+
+    def anchor(self, first: str, last: str) -> NextBlock | None:
+        """The block of an anchor without a value; they have these names."""
+        for position, name in ((0, first), (self.last, last)):
+            if position not in self.values:
+                why = f"value of the {name} on this machine"
+                return NextBlock(stage=BisectStage.ANCHORS, positions=(position,), why=why)
+        return None
+
+
+class ExactSearch(ExactValues):
     """Finds the first bad commit by an exact criterion: plain bisection, one process a commit.
 
     A commit is bad if its value is nearer to that of the bad anchor than to that of the good one.
     """
 
-    def __init__(self, last: int) -> None:
-        self.last = last
-        self.skipped: set[int] = set()
-        self._values: dict[int, float] = {}
-
-    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
-        for reading in block:
-            self._values[reading.position] = reading.value
-
     def next(self) -> NextBlock | CommitsConclusion:
-        for anchor, name in ((0, "good"), (self.last, "bad")):
-            if anchor not in self._values:
-                why = f"value of the {name} commit on this machine"
-                return NextBlock(stage=BisectStage.ANCHORS, positions=(anchor,), why=why)
-        if self._values[0] == self._values[self.last]:
+        if asked := self.anchor("good commit", "bad commit"):
+            return asked
+        if self.values[0] == self.values[self.last]:
             return CommitsConclusion(reason="good and bad do not differ on this machine")
         low, high = self._bounds()
         chosen = most_informative(self.probabilities(), self.skipped, 0.0)
@@ -361,12 +346,12 @@ class ExactSearch:
 
     def _bounds(self) -> tuple[int, int]:
         """The last known good commit and the first known bad one after it."""
-        bad = {p for p in self._values if self._is_bad(p)}
+        bad = {p for p in self.values if self._is_bad(p)}
         high = min(bad, default=self.last)
-        low = max((p for p in self._values if p < high), default=0)
+        low = max((p for p in self.values if p < high), default=0)
         return low, max(high, low + 1)
 
     def _is_bad(self, position: int) -> bool:
-        value, good = self._values[position], self._values[0]
-        bad = self._values.get(self.last, good)
+        value, good = self.values[position], self.values[0]
+        bad = self.values.get(self.last, good)
         return abs(value - bad) < abs(value - good)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.bisect import differences, history
-from harness.bisect.builds import BuildFailed, built_trees
+from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import Unreadable
 from harness.bisect.ddmin import DifferencesConclusion, members
 from harness.bisect.differences import CaseDifference, FixedDifference
@@ -28,15 +28,15 @@ from harness.bisect.journal import (
     Note,
     Skipped,
 )
+from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
 from harness.bisect.search import CommitsConclusion, NextBlock, NoisySearch
-from harness.bisect.subjects import Commits, Differences, Subject
+from harness.bisect.subjects import Commits, Differences, End, Subject
 from harness.errors import HarnessError
 from harness.git.repository import Repository
+from harness.git.worktrees import workplace
 from harness.records import Outcome
 from harness.suite.load import shipped_roots
-
-End = TypeVar("End")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,18 +126,22 @@ def run(
         processes = opened(stack, start, resources, worktrees)
         request = processes.journal.request
         processes.say(f"{processes.journal.folder.name}: {request}")
+        trees = None
+        if repository is not None:
+            folder = stack.enter_context(workplace(repository))
+            logs = processes.journal.folder / "logs"
+            trees = BuiltTrees(repository, folder, request.build, logs)
         if isinstance(request, DifferencesRequest):
-            return _differences(stack, request, processes, repository)
+            return _differences(request, processes, trees)
         assert repository is not None
-        return _commits(stack, request, processes, repository)
+        assert trees is not None
+        return _commits(request, processes, repository, trees)
 
 
 def _commits(
-    stack: ExitStack, request: CommitsRequest, processes: Processes, repository: Repository
+    request: CommitsRequest, processes: Processes, repository: Repository, trees: BuiltTrees
 ) -> CommitsResult:
     """Search the history and, if requested, the merged side of its culprit, and so on."""
-    logs = processes.journal.folder / "logs"
-    trees = stack.enter_context(built_trees(repository, request.build, logs))
     commits, levels, resumable = request.history, list[SearchedHistory](), False
     while commits:
         subject = Commits(request, processes, trees, len(levels), commits)
@@ -169,32 +173,26 @@ def _merged_side(
 def _searched(
     subject: Commits, conclusion: CommitsConclusion, repository: Repository
 ) -> SearchedHistory:
-    search, values = subject.search, subject.readings.values
-    noisy = search if isinstance(search, NoisySearch) else None
-    step = noisy.step if noisy else None
+    search, values = subject.search, subject.values
+    learnt = search.posterior() if isinstance(search, NoisySearch) else None
     culprits = [subject.history[c] for c in conclusion.culprits]
     return SearchedHistory(
         history=subject.history,
         conclusion=conclusion,
         probabilities=tuple(map(float, search.probabilities())),
-        skipped=subject.readings.skipped,
+        skipped=subject.skipped,
         values=tuple(tuple(values.get(p, ())) for p in range(len(subject.history))),
-        step=None if step is None else math.exp(step),
-        noise=noisy.scale if noisy else None,
+        step=math.exp(learnt.step) if learnt else None,
+        noise=learnt.scale if learnt else None,
         summary=history.summary(repository, culprits[-1]) if culprits else "",
     )
 
 
 def _differences(
-    stack: ExitStack,
-    request: DifferencesRequest,
-    processes: Processes,
-    repository: Repository | None,
+    request: DifferencesRequest, processes: Processes, trees: BuiltTrees | None
 ) -> DifferencesResult:
     roots = shipped_roots(request.suite)
-    if request.commit and repository is not None:
-        logs = processes.journal.folder / "logs"
-        trees = stack.enter_context(built_trees(repository, request.build, logs))
+    if request.commit and trees is not None:
         try:
             tree = trees.of(request.commit)
         except BuildFailed as error:
@@ -202,14 +200,14 @@ def _differences(
         roots = tuple((tree / root).resolve() for root in request.roots)
     subject = Differences(request, processes, roots)
     conclusion, resumable = _conclude(processes, subject)
-    values, decided = subject.readings.values, subject.search.decided
+    values, decided = subject.values, subject.search.decided
     here = request.environment
     return DifferencesResult(
         request=request,
         conclusion=conclusion,
         values={mask: tuple(found) for mask, found in values.items()},
         decided={mask: moves for mask in values if (moves := decided(mask)) is not None},
-        skipped=subject.readings.skipped,
+        skipped=subject.skipped,
         fixed=differences.fixed(*request.environments, here, request.causes) if here else (),
         resumable=resumable,
         **_common(processes),
@@ -232,7 +230,7 @@ def _conclude(processes: Processes, subject: Subject[End]) -> tuple[End, bool]:
     """Measure until the search concludes, or stops and can be resumed (True)."""
     try:
         while True:
-            skipped = {x.position: x.reason for x in subject.readings.skipped}
+            skipped = {x.position: x.reason for x in subject.skipped}
             for place, name in subject.ends:
                 if place in skipped:
                     return subject.concluded(f"{name} cannot be measured: {skipped[place]}"), False
@@ -261,19 +259,19 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
             stage=block.stage,
             position=place,
             commit=subject.commit(place),
-            measurement=processes.measure(case, roots, first=subject.readings.first(place)),
+            measurement=processes.measure(case, roots, first=subject.first(place)),
         )
         processes.journal.write(measured)
-        reading = subject.readings.read(measured)
-        outcome = measured.measurement.outcome
-        value = f"{reading.value:.6g}" if reading and outcome is Outcome.OK else str(outcome)
+        reading, outcome = subject.read(measured), measured.measurement.outcome
+        value = str(outcome)
+        if isinstance(reading, ProcessReading):
+            readings.append(reading)
+            value = f"{reading.value:.6g}" if outcome is Outcome.OK else value
         processes.log(
             f"{block.stage} {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
         )
-        if reading is not None:
-            readings.append(reading)
-        elif reason := subject.readings.why_skip(measured):
-            _skip(processes, subject, place, reason)
+        if isinstance(reading, Unreadable) and not reading.again:
+            _skip(processes, subject, place, str(reading))
             return
     subject.search.add(block.stage, readings)
 

@@ -1,25 +1,29 @@
 """The two subjects of a search: the commits of a history, and the differences of two runs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from harness.bisect import criteria, differences
 from harness.bisect.builds import BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.ddmin import DifferencesConclusion, ExactDdmin, NoisyDdmin, members
 from harness.bisect.history import Commit
-from harness.bisect.journal import Build, CommitsRequest, DifferencesRequest
+from harness.bisect.journal import CommitsRequest, DifferencesRequest, Measured, Skipped
+from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, now
-from harness.bisect.readings import JournalReadings
 from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
 from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import Repository, read_git
 from harness.machine import drift
 from harness.records import Case, Run, Suite
+from harness.runner.interleave import clock
 from harness.suite.load import fits
 
+TRIES = 3
+"""Processes of one place without a reading, after which it counts as not measurable."""
 SHOWN_CASES = 5
 SHOWN_DIFFERENCES = 3
 """Differences of a set that a line of the log names."""
@@ -27,17 +31,61 @@ SHOWN_DIFFERENCES = 3
 End = TypeVar("End", covariant=True)
 
 
-class Subject(Protocol[End]):
-    """What a session searches. A place is a commit's position or the mask of a set."""
+class Subject(ABC, Generic[End]):
+    """What a session searches, and the readings of its processes by the criterion.
 
-    level: int
-    ends: tuple[tuple[int, str], tuple[int, str]]
-    """The first and the last place, with their names; both must be measurable."""
-    readings: JournalReadings
+    A place is a commit's position or the mask of a set of differences.
+    """
+
+    search: Search[End]
+
+    def __init__(
+        self, processes: Processes, level: int, search: Search[End], ends: tuple[str, str]
+    ) -> None:
+        """Give a new search everything that the journal has. `ends` are the names of the first and
+        the last place; both must be measurable."""
+        self._journal = processes.journal
+        self._launcher = processes.launcher
+        self.level = level
+        self.search = search
+        self.ends = ((0, ends[0]), (search.last, ends[1]))
+        self.values: dict[int, list[float]] = {}
+        """Place -> the values read there, in the order measured."""
+        self._unreadable: dict[int, int] = {}
+        search.skipped |= {x.position for x in self.skipped}
+        blocks: dict[int, list[Measured]] = {}
+        for line in self._journal.lines:
+            if isinstance(line, Measured) and line.level == level:
+                blocks.setdefault(line.block, []).append(line)
+        for block in blocks.values():
+            found = [self.read(line) for line in block]
+            search.add(block[0].stage, [r for r in found if isinstance(r, ProcessReading)])
 
     @property
-    def search(self) -> Search[End]: ...
+    def skipped(self) -> tuple[Skipped, ...]:
+        lines = self._journal.lines
+        return tuple(x for x in lines if isinstance(x, Skipped) and x.level == self.level)
 
+    def read(self, measured: Measured) -> ProcessReading | Unreadable:
+        """The reading of a process; or why it has none, and whether another one may have."""
+        place, measurement = measured.position, measured.measurement
+        request = self._journal.request
+        try:
+            least = request.case.settings.min_samples
+            value = criteria.read(request.criterion, measurement, least)
+        except Unreadable as error:
+            count = self._unreadable[place] = self._unreadable.get(place, 0) + 1
+            error.again &= count < TRIES * max(1, len(self.values.get(place, ())))
+            return error
+        self.values.setdefault(place, []).append(value)
+        wall_s = measurement.wall_s or None
+        return ProcessReading(position=place, value=value, hz=clock(measurement), wall_s=wall_s)
+
+    def first(self, place: int) -> bool:
+        """Whether no process of a place was measured yet."""
+        return place not in self.values and place not in self._unreadable
+
+    @abstractmethod
     def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
         """The case and the folders of the code to measure at a place, while all places of the block
         stay prepared.
@@ -47,19 +95,26 @@ class Subject(Protocol[End]):
             Unreadable: The code does not have the case.
         """
 
+    @abstractmethod
     def commit(self, place: int) -> str: ...
+
+    @abstractmethod
     def name(self, place: int) -> str:
         """For a line of the log."""
 
-    def remark(self) -> str:
-        """What the log adds after each process."""
-
+    @abstractmethod
     def concluded(self, reason: str) -> End:
         """The conclusion of a search that ends without an answer."""
 
+    def remark(self) -> str:
+        """What the log adds after each process."""
+        return ""
 
-class Commits:
+
+class Commits(Subject[CommitsConclusion]):
     """A history of commits; a place is a position in it."""
+
+    search: ExactSearch | NoisySearch
 
     def __init__(
         self,
@@ -71,24 +126,19 @@ class Commits:
     ) -> None:
         """`level` is 0 for the requested history, 1 for the merged side of its culprit, ..."""
         self._request = request
-        self._launcher = processes.launcher
         self._trees = trees
-        self.level = level
         self.history = history
         last = len(history) - 1
-        self.ends = ((0, "the good commit"), (last, "the bad commit"))
-        self.search: ExactSearch | NoisySearch = (
-            ExactSearch(last) if request.criterion.exact else NoisySearch(last, request.effect)
-        )
-        self.readings = JournalReadings(processes.journal, level)
-        self.readings.replay(self.search)
+        exact = request.criterion.exact
+        search = ExactSearch(last) if exact else NoisySearch(last, request.effect)
+        super().__init__(processes, level, search, ("the good commit", "the bad commit"))
 
     def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
         request = self._request
         keep = [self.commit(p) for p in {0, self.search.last, *block}]
         tree = self._trees.of(self.commit(place), keep)
         roots = tuple((tree / root).resolve() for root in request.roots)
-        if self.readings.first(place):
+        if self.first(place):
             try:
                 self._launcher.at(roots).check(replace(request.suite, cases=(request.case,)))
             except CaseRefused as error:
@@ -104,40 +154,35 @@ class Commits:
     def name(self, place: int) -> str:
         return self.history[place].short
 
+    def concluded(self, reason: str) -> CommitsConclusion:
+        return CommitsConclusion(reason=reason)
+
     def remark(self) -> str:
         chances = self.search.probabilities()
         best = int(chances.argmax())
         return f"; {self.name(best)} {chances[best]:.0%} likely"
 
-    def concluded(self, reason: str) -> CommitsConclusion:
-        return CommitsConclusion(reason=reason)
 
-
-class Differences:
+class Differences(Subject[DifferencesConclusion]):
     """The differences of two runs; a place is the mask of those applied to the first run's case."""
 
-    level = 0
+    search: ExactDdmin | NoisyDdmin
 
     def __init__(
         self, request: DifferencesRequest, processes: Processes, roots: tuple[Path, ...]
     ) -> None:
-        """`roots` is empty if the code is that of the working tree."""
+        """`roots` are the folders of the code."""
         self._request = request
-        self._launcher = processes.launcher
         self._roots = roots
-        count = len(request.causes)
-        self.search: ExactDdmin | NoisyDdmin = (
-            ExactDdmin(count) if request.criterion.exact else NoisyDdmin(count, request.effect)
-        )
-        self.ends = ((0, request.runs[0]), (self.search.full, request.runs[1]))
-        self.readings = JournalReadings(processes.journal, self.level)
-        self.readings.replay(self.search)
+        count, exact = len(request.causes), request.criterion.exact
+        search = ExactDdmin(count) if exact else NoisyDdmin(count, request.effect)
+        super().__init__(processes, 0, search, request.runs)
 
     def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
         request = self._request
         chosen = [request.causes[i] for i in members(place)]
         case = differences.applied(request.case, request.other, chosen)
-        if self.readings.first(place):
+        if self.first(place):
             try:
                 self._launcher.at(self._roots).check(replace(request.suite, cases=(case,)))
             except CaseRefused as error:
@@ -148,15 +193,12 @@ class Differences:
         return self._request.commit
 
     def name(self, place: int) -> str:
-        if place in (0, self.search.full):
+        if place in (0, self.search.last):
             return "first run" if place == 0 else "second run"
         names = [self._request.causes[i].name for i in members(place)]
         more = len(names) - SHOWN_DIFFERENCES
         shown = ", ".join(names[:SHOWN_DIFFERENCES])
         return f"with {shown} and {more} more" if more > 0 else f"with {shown}"
-
-    def remark(self) -> str:
-        return ""
 
     def concluded(self, reason: str) -> DifferencesConclusion:
         return DifferencesConclusion(reason=reason)
@@ -169,13 +211,9 @@ def of_runs(
     *,
     pattern: str,
     criterion: Mapping[str, str | None],
-    effect: float,
-    build: Build,
-    roots: tuple[str, ...] = (".",),
-    command: tuple[str, ...] = (),
+    **common: Any,
 ) -> DifferencesRequest:
-    """The request to search the differences of two stored runs; `criterion` has the arguments of
-    `criteria.chosen`.
+    """The request to search the differences of two stored runs; with these fields of every request.
 
     Raises:
         HarnessError: A case is missing, the runs' code differs or cannot be reproduced, or nothing
@@ -183,7 +221,7 @@ def of_runs(
     """
     commit = _common_commit(first, second, repository)
     cases = [one_case(run.suite, pattern, run.run_id) for run in (first, second)]
-    chosen = criteria.chosen(cases[0], **criterion)
+    chosen = criteria.chosen(cases[0], criterion)
     threads = differences.threads(first.environment, second.environment)
     variables = [
         {**run.environment.variables, **more}
@@ -211,13 +249,10 @@ def of_runs(
         causes=varied,
         environments=(first.environment, second.environment),
         criterion=chosen,
-        effect=effect,
-        build=build,
-        roots=roots,
         inherited=inherited,
         commit=commit,
         repository=str(repository.root) if repository else "",
-        command=command,
+        **common,
     )
 
 

@@ -130,7 +130,7 @@ def bisect(
         repository = Repository.around(Path.cwd())
         loaded = suites.load(suite, overrides=overrides or ())
         one = subjects.one_case(loaded, case, suite)
-        chosen = criteria.chosen(one, **criterion)
+        chosen = criteria.chosen(one, criterion)
         start = CommitsRequest(
             started_at=processes.now(),
             repository=str(repository.root),

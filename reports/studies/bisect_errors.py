@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.bisect.ddmin import DifferencesConclusion, NoisyDdmin, members
-from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, ProcessReading
+from harness.bisect.posterior import ProcessReading
+from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch
 from reports.studies.gate_errors import clopper_pearson
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 

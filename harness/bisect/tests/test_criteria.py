@@ -1,5 +1,6 @@
 """The value of each criterion in one process, and when it has none."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,133 +24,115 @@ from harness.tests.fake_runs import case
 
 CASE = case({"seq_len": 512})
 PROGRAM = Program(argv=("train",), readings=(MetricSource(metric="loss_s", json="loss"),))
+SYNCS = {"counters": Counters(host_syncs=3)}
+DIFFERING = {"counters": Counters(host_syncs=3, differing=("host_syncs",))}
+UNCOUNTED = {"counters": Counters(unknown={"host_syncs": "no GPU"})}
+KERNELS, OPERATORS = (
+    tuple(Use(name=name, where="", calls=1.0, time_s=1e-6) for name in names)
+    for names in (["selected_fwd_64"], ["aten::mm"])
+)
+RAN = Profile(kernels=KERNELS, operators=OPERATORS)
+UNSEEN = replace(RAN, no_kernels="CUPTI is in use")
 
 
-def measured(**changes: Any) -> Measurement:
+def failed(outcome: Outcome) -> Mapping[str, Any]:
+    return {"outcome": outcome, "samples_s": (), "detail": "as planted\nand more"}
+
+
+def read(criterion: str, changes: Mapping[str, Any]) -> float:
+    """The value of a criterion such as `counter host_syncs` in a process with these fields."""
+    kind, name = criterion.split()
     fields = {
-        "case_id": CASE.case_id,
-        "process": 0,
         "outcome": Outcome.OK,
         "clock": Clock.CUDA_EVENT,
         "samples_s": (0.1, 0.3, 0.2),
         "steady": True,
         **changes,
     }
-    return Measurement(**fields)
-
-
-def failed(outcome: Outcome) -> Measurement:
-    return measured(outcome=outcome, samples_s=(), detail="as planted\nand more")
-
-
-def read(kind: CriterionKind, name: str, measurement: Measurement) -> float:
-    return criteria.read(Criterion(kind=kind, name=name), measurement, 3)
-
-
-def use(name: str) -> Use:
-    return Use(name=name, where="", calls=1.0, time_s=1e-6)
-
-
-def test_a_time_is_the_median_of_what_is_kept() -> None:
-    assert read(CriterionKind.METRIC, "step_s", measured()) == 0.2
-    disturbed = measured(samples_s=(0.1, 0.3, 0.2, 9.0), discarded={"shared": (3,)})
-    assert read(CriterionKind.METRIC, "step_s", disturbed) == 0.2
+    measured = Measurement(case_id=CASE.case_id, process=0, **fields)
+    return criteria.read(Criterion(kind=CriterionKind(kind), name=name), measured, 3)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message", "again"),
+    ("criterion", "changes", "value"),
     [
-        ({"steady": False}, "steady", True),
-        ({"discarded": {"shared": (1, 2)}}, "too few undisturbed samples", True),
-        ({"outcome": Outcome.INCORRECT, "samples_s": (), "detail": "far off"}, "far off", False),
+        ("metric step_s", {}, 0.2),
+        ("metric step_s", {"samples_s": (0.1, 0.3, 0.2, 9), "discarded": {"shared": (3,)}}, 0.2),
+        ("metric step_s", {"steady": None}, 0.2),  # a program of unknown steadiness
+        ("metric loss_s", {"readings": {"loss_s": (3.0, 1.0, 2.0)}}, 2.0),
+        ("metric peak_memory_bytes", {"peak_memory_bytes": 5}, 5),
+        ("counter host_syncs", SYNCS, 3),
+        ("kernel selected_fwd*", {"profile": RAN}, 1),
+        ("kernel aten::mm", {"profile": RAN}, 1),
+        ("kernel dense*", {"profile": RAN}, 0),
+        ("kernel dense*", {"profile": UNSEEN, "clock": Clock.HOST}, 0),
+        ("outcome crash", failed(Outcome.CRASH), 1),
+        ("outcome crash", failed(Outcome.HANG), 0),
+        ("outcome crash", {}, 0),
+        ("outcome unsupported", failed(Outcome.UNSUPPORTED), 1),
     ],
 )
-def test_a_missing_time_has_a_reason(changes: Any, message: str, again: bool) -> None:
+def test_a_process_has_a_value(criterion: str, changes: dict[str, Any], value: float) -> None:
+    assert read(criterion, changes) == value
+
+
+@pytest.mark.parametrize(
+    ("criterion", "changes", "message", "again"),
+    [
+        ("metric step_s", {"steady": False}, "steady", True),
+        ("metric step_s", {"discarded": {"shared": (1, 2)}}, "too few undisturbed samples", True),
+        ("metric step_s", failed(Outcome.INCORRECT), "incorrect: as planted$", False),
+        ("metric loss_s", {}, "unknown", False),
+        ("metric loss_s", {"peak_memory_bytes": 5}, "unknown", False),
+        ("metric loss_s", {"readings": {"loss_s": (0.0,)}}, "a positive value", False),
+        ("metric peak_memory_bytes", {}, "unknown", False),
+        ("counter host_syncs", UNCOUNTED, "host_syncs is unknown: no GPU", False),
+        ("counter host_syncs", DIFFERING, "differs between two steps", False),
+        ("counter host_syncs", {}, "unknown", False),
+        ("kernel dense*", {"profile": UNSEEN}, "CUPTI is in use", True),
+        ("kernel dense*", {"profile": replace(RAN, kernels=KERNELS * MAX_USES)}, "more may", False),
+        ("kernel dense*", {"profile": Profile(skipped="too long")}, "no profile", False),
+        ("outcome crash", failed(Outcome.UNSUPPORTED), "unsupported: as planted$", False),
+    ],
+)
+def test_a_process_without_a_value_has_a_reason(
+    criterion: str, changes: dict[str, Any], message: str, again: bool
+) -> None:
     with pytest.raises(Unreadable, match=message) as refused:
-        read(CriterionKind.METRIC, "step_s", measured(**changes))
+        read(criterion, changes)
     assert refused.value.again is again
 
 
-def test_a_program_of_unknown_steadiness_has_a_time() -> None:
-    assert read(CriterionKind.METRIC, "step_s", measured(steady=None)) == 0.2
+@pytest.mark.parametrize(
+    ("kind", "name", "program", "profile", "quick"),
+    [
+        ("metric", "step_s", None, False, False),
+        ("counter", "host_syncs", None, False, True),
+        ("counter", "kernel_launches", None, True, True),  # the profiler counts them
+        ("counter", "host_syncs", PROGRAM, True, True),  # where alone it is counted
+        ("kernel", "host_syncs", None, True, True),
+        ("outcome", "path_mismatch", None, True, False),
+    ],
+)
+def test_a_case_is_prepared_for_the_criterion(
+    kind: str, name: str, program: Program | None, profile: bool, quick: bool
+) -> None:
+    criterion = Criterion(kind=CriterionKind(kind), name=name)
 
+    settings = criteria.prepared(replace(CASE, program=program), criterion).settings
 
-def test_a_reported_metric_is_read_and_a_missing_one_is_not_zero() -> None:
-    assert (
-        read(CriterionKind.METRIC, "loss_s", measured(readings={"loss_s": (3.0, 1.0, 2.0)})) == 2.0
-    )
-    assert read(CriterionKind.METRIC, "peak_memory_bytes", measured(peak_memory_bytes=5)) == 5.0
-    for name in ("loss_s", "peak_memory_bytes"):
-        with pytest.raises(Unreadable, match="unknown"):
-            read(CriterionKind.METRIC, name, measured())
-    with pytest.raises(Unreadable, match="unknown"):
-        read(CriterionKind.METRIC, "loss_s", measured(peak_memory_bytes=5))
-    with pytest.raises(Unreadable, match="a positive value"):
-        read(CriterionKind.METRIC, "loss_s", measured(readings={"loss_s": (0.0,)}))
-
-
-def test_a_counter_that_is_unknown_or_differs_has_no_value() -> None:
-    known = measured(counters=Counters(host_syncs=3))
-    assert read(CriterionKind.COUNTER, "host_syncs", known) == 3.0
-    unknown = measured(counters=Counters(unknown={"kernel_launches": "no GPU"}))
-    with pytest.raises(Unreadable, match="kernel_launches is unknown: no GPU"):
-        read(CriterionKind.COUNTER, "kernel_launches", unknown)
-    differing = measured(counters=Counters(host_syncs=3, differing=("host_syncs",)))
-    with pytest.raises(Unreadable, match="differs between two steps"):
-        read(CriterionKind.COUNTER, "host_syncs", differing)
-    with pytest.raises(Unreadable, match="unknown"):
-        read(CriterionKind.COUNTER, "host_syncs", measured())
-
-
-def test_a_kernel_is_absent_only_if_all_kernels_are_known() -> None:
-    ran = Profile(kernels=(use("selected_fwd_64"),), operators=(use("aten::mm"),))
-    assert read(CriterionKind.KERNEL, "selected_fwd*", measured(profile=ran)) == 1.0
-    assert read(CriterionKind.KERNEL, "aten::mm", measured(profile=ran)) == 1.0
-    assert read(CriterionKind.KERNEL, "dense*", measured(profile=ran)) == 0.0
-    unseen = replace(ran, no_kernels="CUPTI is in use")
-    with pytest.raises(Unreadable, match="CUPTI is in use"):
-        read(CriterionKind.KERNEL, "dense*", measured(profile=unseen))
-    assert read(CriterionKind.KERNEL, "dense*", measured(profile=unseen, clock=Clock.HOST)) == 0.0
-    many = replace(ran, kernels=tuple(use(f"k{n}") for n in range(MAX_USES)))
-    with pytest.raises(Unreadable, match="more may have run"):
-        read(CriterionKind.KERNEL, "dense*", measured(profile=many))
-    with pytest.raises(Unreadable, match="no profile"):
-        read(CriterionKind.KERNEL, "dense*", measured(profile=Profile(skipped="too long")))
-
-
-def test_an_outcome_is_bad_if_it_is_the_requested_one() -> None:
-    assert read(CriterionKind.OUTCOME, "crash", failed(Outcome.CRASH)) == 1.0
-    assert read(CriterionKind.OUTCOME, "crash", failed(Outcome.HANG)) == 0.0
-    assert read(CriterionKind.OUTCOME, "crash", measured()) == 0.0
-    assert read(CriterionKind.OUTCOME, "unsupported", failed(Outcome.UNSUPPORTED)) == 1.0
-    with pytest.raises(Unreadable, match=r"unsupported: as planted$"):
-        read(CriterionKind.OUTCOME, "crash", failed(Outcome.UNSUPPORTED))
-
-
-def test_a_case_is_prepared_for_the_criterion() -> None:
-    def prepared(kind: CriterionKind, name: str) -> Any:
-        return criteria.prepared(CASE, Criterion(kind=kind, name=name)).settings
-
-    assert prepared(CriterionKind.METRIC, "step_s").max_samples == CASE.settings.max_samples
-    assert not prepared(CriterionKind.METRIC, "step_s").profile
-    assert not prepared(CriterionKind.COUNTER, "host_syncs").profile
-    assert prepared(CriterionKind.COUNTER, "kernel_launches").profile  # the profiler counts them
-    assert prepared(CriterionKind.KERNEL, "x").profile
-    assert prepared(CriterionKind.COUNTER, "host_syncs").max_samples == 1
-    program = replace(CASE, program=Program(argv=("train",)))
-    syncs = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
-    assert criteria.prepared(program, syncs).settings.profile  # where alone it is counted
-    assert prepared(CriterionKind.OUTCOME, "path_mismatch").profile
+    assert (settings.profile, settings.max_samples == 1) == (profile, quick)
 
 
 def test_one_criterion_is_chosen_and_a_wrong_name_lists_the_valid_ones() -> None:
-    assert criteria.chosen(CASE) == Criterion(kind=CriterionKind.METRIC, name="step_s")
-    assert criteria.chosen(CASE, counter="host_syncs").exact
+    assert criteria.chosen(CASE, {}) == Criterion(kind=CriterionKind.METRIC, name="step_s")
+    assert criteria.chosen(CASE, {"metric": None, "counter": "host_syncs"}).exact
     program = replace(CASE, factory="", program=PROGRAM)
-    assert criteria.chosen(program, metric="loss_s").name == "loss_s"
-    with pytest.raises(HarnessError, match=r"(?s)--metric loss_s: .*has none.*step_s"):
-        criteria.chosen(CASE, metric="loss_s")
-    with pytest.raises(HarnessError, match=r"(?s)host_sync.*There are .*host_syncs"):
-        criteria.chosen(CASE, counter="host_sync")
-    with pytest.raises(HarnessError, match="one criterion"):
-        criteria.chosen(CASE, metric="step_s", outcome="crash")
+    assert criteria.chosen(program, {"metric": "loss_s"}).name == "loss_s"
+    for given, message in (
+        ({"metric": "loss_s"}, r"(?s)--metric loss_s: .*has none.*step_s"),
+        ({"counter": "host_sync"}, r"(?s)host_sync.*There are .*host_syncs"),
+        ({"metric": "step_s", "outcome": "crash"}, "one criterion"),
+    ):
+        with pytest.raises(HarnessError, match=message):
+            criteria.chosen(CASE, given)

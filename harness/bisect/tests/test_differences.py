@@ -1,53 +1,45 @@
-"""Searches for the differences of two runs, on a modelled machine and with real workers."""
+"""Searches for the differences of two runs, on a modelled machine."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.bisect import differences, processes, session, subjects
 from harness.bisect.differences import DifferenceKind
 from harness.bisect.journal import Build, DifferencesRequest, Journal, Measured
+from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.errors import HarnessError
 from harness.git.repository import Repository
-from harness.records import Case, Clock, Counters, Environment, Git, Measurement, Outcome, Program
+from harness.records import Case, Counters, Environment, Git, Outcome, Program
 from harness.report import bisection
 from harness.store import reader
 from harness.store.writer import create
 from harness.suite import load as suites
 from harness.tests.fake_runs import case, environment
 from harness.tests.gate_repositories import git, repository
-from reports.studies.noise import QUIET
-
-KERNEL = """\
-import os
-
-def run(x, depth):
-    for _ in range(int(os.environ.get("NSA_SYNCS", "1"))):
-        x.sum().item()
-    return x + depth
-"""
-WORKLOADS = """\
-import torch
-from harness.workload import Workload
-from toy import kernel
-
-def sleeps(provider, axes):
-    x = torch.ones(8, dtype=torch.float64)
-    return Workload(run=lambda: kernel.run(x, axes["step_s"]))
-"""
-FIRST = {"NSA_SYNCS": "1", "NSA_KEEP": "x", "NSA_BOTH": "b"}
-SECOND = {"NSA_SYNCS": "3", "NSA_OTHER": "7", "NSA_BOTH": "b"}
 
 
 @pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    files = {"toy/kernel.py": KERNEL, "toysuites/workloads.py": WORKLOADS}
-    return repository(tmp_path_factory.mktemp("causes") / "toys", files)
+    return repository(tmp_path_factory.mktemp("causes") / "toys")
+
+
+def by_variables(tree: Tree, case: Case) -> tuple[float, Mapping[str, Any]]:
+    """NSA_SYNCS is a count, NSA_SLOW makes a step longer, and without NSA_KEEP the others crash."""
+    seen = {**tree.machine.environ, **case.env}
+    if not {"NSA_KEEP", "NSA_SLOW", "NSA_SYNCS"} & seen.keys():
+        return 0.01, failing(Outcome.CRASH)
+    counters = Counters(host_syncs=int(seen.get("NSA_SYNCS", 1)))
+    return 0.011 if "NSA_SLOW" in seen else 0.01, {"counters": counters}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return install(monkeypatch, Machine(by_variables))
 
 
 def stored(toys: Path, root: Path, variables: Mapping[str, str], **changes: Any) -> str:
@@ -64,11 +56,14 @@ def stored(toys: Path, root: Path, variables: Mapping[str, str], **changes: Any)
 
 
 def searched(
-    toys: Path, folder: Path, names: tuple[str, str], *, resume: bool = False, **changes: Any
+    toys: Path, folder: Path, names: tuple[str, str], **criterion: str
 ) -> session.DifferencesResult:
-    state = folder / "state"
-    start = Journal.resume(state, "latest") if resume else request(toys, folder, names, **changes)
-    result = session.run(start, processes.Resources(state=state, say=lambda text: None))
+    return run(request(toys, folder, names, **criterion), folder)
+
+
+def run(start: DifferencesRequest | Journal, folder: Path) -> session.DifferencesResult:
+    resources = processes.Resources(state=folder / "state", say=lambda text: None)
+    result = session.run(start, resources)
     assert isinstance(result, session.DifferencesResult)
     return result
 
@@ -77,25 +72,19 @@ def request(
     toys: Path, folder: Path, names: tuple[str, str], *, pattern: str = "sleep", **criterion: str
 ) -> DifferencesRequest:
     first, second = (reader.load(folder / "runs", name) for name in names)
+    here = Repository.around(toys)
     return subjects.of_runs(
-        first,
-        second,
-        Repository.around(toys),
-        pattern=pattern,
-        criterion=criterion,
-        effect=0.03,
-        build=Build(),
+        first, second, here, pattern=pattern, criterion=criterion, effect=0.03, build=Build()
     )
 
 
-# --- with real workers -------------------------------------------------------------------
-
-
 def test_the_variable_that_adds_synchronisations_is_found_among_others(
-    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toys: Path, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = tmp_path / "runs"
-    names = (stored(toys, runs, FIRST), stored(toys, runs, SECOND, hostname="node-8"))
+    first = {"NSA_SYNCS": "1", "NSA_KEEP": "x", "NSA_BOTH": "b"}
+    second = {"NSA_SYNCS": "3", "NSA_OTHER": "7", "NSA_BOTH": "b"}
+    names = (stored(toys, runs, first), stored(toys, runs, second, hostname="node-8"))
     monkeypatch.setenv("NSA_SYNCS", "5")  # set where the search runs, and in neither run
     before = dict(os.environ), git(toys, "status", "--porcelain"), git(toys, "worktree", "list")
 
@@ -104,75 +93,16 @@ def test_the_variable_that_adds_synchronisations_is_found_among_others(
     assert result.found
     (part,) = result.conclusion.parts
     (cause,) = result.named(part.mask)
-    assert (cause.kind, cause.name, cause.then, cause.now) == (
-        DifferenceKind.VARIABLE,
-        "NSA_SYNCS",
-        "1",
-        "3",
-    )
+    assert (cause.kind, str(cause)) == (DifferenceKind.VARIABLE, "variable NSA_SYNCS")
+    assert (cause.then, cause.now) == ("1", "3")
     assert {c.name for c in result.request.causes} == {"NSA_SYNCS", "NSA_KEEP", "NSA_OTHER"}
     assert result.values[0] == (1.0,)
     assert result.processes <= 2 + 3
-    assert [f.name for f in result.fixed if f.name == "host"] == ["host"]
+    assert "host" in {f.name for f in result.fixed}
+    assert "NSA_SYNCS" not in machine.environ
     after = dict(os.environ), git(toys, "status", "--porcelain"), git(toys, "worktree", "list")
     assert after == before
     assert bisection.sentence(result).endswith("1 becomes 3")
-
-
-# --- on a modelled machine ---------------------------------------------------------------
-
-
-@dataclass
-class Machine:
-    """A quiet node on which NSA_SLOW makes a step longer."""
-
-    processes: int = 0
-    stop_at: int | None = None
-
-    def __enter__(self) -> "Machine":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def at(self, roots: Sequence[Path]) -> "Machine":
-        return self
-
-    def check(self, suite: object) -> None: ...
-
-    def run(self, case: Case, process: int) -> Measurement:
-        if process == self.stop_at:
-            raise KeyboardInterrupt
-        noise = QUIET.sequence(np.random.default_rng(7), 1, 2000)[0]
-        slow = 1.1 if case.env.get("NSA_SLOW") == "1" else 1.0
-        crashed = case.env.get("NSA_KEEP") is None and case.env.get("NSA_SLOW") is None
-        self.processes += 1
-        ended = Outcome.CRASH if crashed else Outcome.OK
-        return Measurement(
-            case_id=case.case_id,
-            process=process,
-            outcome=ended,
-            detail="as planted" if crashed else "",
-            clock=Clock.HOST,
-            samples_s=() if crashed else (0.01 * slow * float(np.exp(noise[process])),) * 12,
-            steady=True,
-            counters=Counters(host_syncs=1),
-        )
-
-
-@pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = Machine()
-    monkeypatch.setattr("harness.runner.rig.Launcher", lambda *_, **__: made)
-    monkeypatch.setattr(processes, "verified", lambda measured, case, roots: measured)
-    monkeypatch.setattr(
-        processes, "run_one", lambda case, process, at, *rest: at.run(case, process)
-    )
-    here = environment(gpu=None)
-    monkeypatch.setattr("harness.machine.environment.capture", lambda *a, **k: here)
-    return made
 
 
 def test_a_slow_variable_is_found_although_some_configurations_crash(
@@ -183,23 +113,22 @@ def test_a_slow_variable_is_found_although_some_configurations_crash(
         stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "1"}),
         stored(toys, runs, {"NSA_SLOW": "1", "NSA_A": "2"}),
     )
-    machine.stop_at = 15
+    machine.interrupt_at = 15
     with pytest.raises(KeyboardInterrupt):
         searched(toys, tmp_path, names)
-    machine.stop_at = None
 
-    result = searched(toys, tmp_path, names, resume=True)
+    result = run(Journal.resume(tmp_path / "state", "latest"), tmp_path)
 
     assert result.found
-    assert [c.name for p in result.conclusion.parts for c in result.named(p.mask)] == ["NSA_SLOW"]
+    (part,) = result.conclusion.parts
+    assert [c.name for c in result.named(part.mask)] == ["NSA_SLOW"]
+    assert part.comparison is not None
+    assert part.comparison.ratio == pytest.approx(1.1, abs=0.02)
     with Journal.resume(tmp_path / "state", "latest") as journal:
         taken = [x.measurement.process for x in journal.lines if isinstance(x, Measured)]
     assert taken == list(range(result.processes))
     assert result.skipped
     assert all("crash" in x.reason for x in result.skipped)
-    (part,) = result.conclusion.parts
-    assert part.comparison is not None
-    assert part.comparison.ratio == pytest.approx(1.1, abs=0.02)
 
 
 def test_runs_whose_variables_move_nothing_list_what_was_not_varied(
@@ -251,10 +180,6 @@ def test_runs_that_cannot_be_searched_are_refused(
 # --- the differences ---------------------------------------------------------------------
 
 
-def names_of(found: Sequence[differences.CaseDifference]) -> list[str]:
-    return [str(c) for c in found]
-
-
 def test_each_difference_of_two_cases_is_listed_and_applied_alone() -> None:
     first = case({"seq_len": 512, "NSA_X": "a"}, env={"NSA_X": "a", "NSA_Y": "1"})
     second = replace(
@@ -267,14 +192,8 @@ def test_each_difference_of_two_cases_is_listed_and_applied_alone() -> None:
 
     found = tuple(differences.of_cases(first, second))
 
-    assert names_of(found) == [
-        "workload",
-        "axis seq_len",
-        "axis NSA_X",
-        "variable NSA_Y",
-        "variable NSA_Z",
-        "setting graph",
-    ]
+    axes, variables = ("axis seq_len", "axis NSA_X"), ("variable NSA_Y", "variable NSA_Z")
+    assert [str(c) for c in found] == ["workload", *axes, *variables, "setting graph"]
     alone = [differences.applied(first, second, [c]) for c in found]
     assert alone[0] == replace(first, provider="dense")
     assert alone[1].axes["seq_len"] == 1024
@@ -293,7 +212,7 @@ def test_a_program_differs_by_its_whole_command() -> None:
 
     found = tuple(differences.of_cases(first, second))
 
-    assert names_of(found) == ["command"]
+    assert [str(c) for c in found] == ["command"]
     assert differences.applied(first, second, found).program == second.program
 
 

@@ -9,8 +9,8 @@ from harness.bisect.posterior import (
     LEAST_SCALE,
     SCALES,
     Grid,
-    LogReading,
     Posterior,
+    ProcessReading,
     groups,
     information,
     most_informative,
@@ -22,50 +22,43 @@ from harness.bisect.search import (
     ExactSearch,
     NextBlock,
     NoisySearch,
-    ProcessReading,
 )
-from reports.studies.bisect_errors import bisect
-from reports.studies.noise import QUIET, TYPICAL
+from harness.bisect.tests.modelled import carried_out
+from reports.studies.noise import QUIET
 
 STEP = math.log(1.05)
 PAIRS = [STEP + e for e in (0.004, -0.006, 0.002, -0.001, 0.005, -0.004)]
 
 
-def carried_out(
-    search: ExactSearch | NoisySearch,
-    culprit: int,
-    factor: float,
-    seed: int,
-    cannot: frozenset[int] = frozenset(),
+def noisy(
+    last: int, culprit: int, factor: float, seed: int = 3, cannot: tuple[int, ...] = ()
 ) -> tuple[CommitsConclusion, list[NextBlock]]:
-    """A search answered by a quiet node on which some commits do not build."""
-    logs = QUIET.sequence(np.random.default_rng(seed), 1, 2000)[0]
-    exact = isinstance(search, ExactSearch)
-    asked, taken = [], 0
-    while not isinstance(question := search.next(), CommitsConclusion):
-        if broken := set(question.positions) & cannot:
-            search.skipped |= broken
-            continue
-        asked.append(question)
-        looks = []
-        for position in question.positions:
-            bad = position >= culprit
-            value = float(bad) if exact else math.exp(logs[taken]) * (factor if bad else 1)
-            looks.append(ProcessReading(position=position, value=value))
-            taken += 1
-        search.add(question.stage, looks)
-    return question, asked
+    """A search for a step on a quiet node on which some commits do not build."""
+    search = NoisySearch(last, 0.03)
+    return carried_out(
+        search, lambda p: factor if p >= culprit else 1.0, QUIET, seed, cannot.__contains__
+    )
+
+
+def exact(culprit: int, cannot: tuple[int, ...] = ()) -> tuple[CommitsConclusion, list[NextBlock]]:
+    search = ExactSearch(64)
+    return carried_out(search, lambda p: float(p >= culprit), cannot=cannot.__contains__)
 
 
 # --- the posterior -----------------------------------------------------------------------
 
 
+def after(last: int, *blocks: dict[int, float], grid: Grid | None = None) -> Posterior:
+    """The posterior of some blocks: position -> log reading."""
+    posterior = Posterior(last, grid or Grid.around(PAIRS))
+    for block in blocks:
+        posterior.add([ProcessReading(position=p, value=math.exp(x)) for p, x in block.items()])
+    return posterior
+
+
 def test_a_block_moves_the_probability_to_the_right_side() -> None:
-    posterior = Posterior(8, Grid.around(PAIRS))
+    chances = after(8, {0: 0.0, 4: STEP, 8: STEP}).probabilities
 
-    posterior.add([LogReading(0, 0.0), LogReading(4, STEP), LogReading(8, STEP)])
-
-    chances = posterior.probabilities
     assert chances[0] == 0
     assert chances.sum() == pytest.approx(1)
     assert chances[1:5].sum() > 0.98
@@ -74,36 +67,22 @@ def test_a_block_moves_the_probability_to_the_right_side() -> None:
 
 def test_the_level_of_a_block_has_no_influence() -> None:
     """Drift changes a whole block equally."""
-    near, far = (Posterior(8, Grid.around(PAIRS)) for _ in range(2))
-
-    near.add([LogReading(0, 0.0), LogReading(4, 0.04), LogReading(8, STEP)])
-    far.add([LogReading(0, 3.0), LogReading(4, 3.04), LogReading(8, 3 + STEP)])
+    near, far = after(8, {0: 0.0, 4: 0.04, 8: STEP}), after(8, {0: 3.0, 4: 3.04, 8: 3 + STEP})
 
     assert near.probabilities == pytest.approx(far.probabilities)
 
 
-def test_a_single_reading_has_no_influence() -> None:
-    posterior = Posterior(4, Grid.around(PAIRS))
-
-    posterior.add([LogReading(2, 1.0)])
-
-    assert posterior.probabilities[1:] == pytest.approx(0.25)
-
-
-def test_two_readings_of_a_block_are_compared() -> None:
-    posterior = Posterior(8, Grid.around(PAIRS))
-
-    posterior.add([LogReading(0, 0.0), LogReading(4, STEP)])
-
-    assert posterior.probabilities[1:5].sum() > 0.9
+def test_two_readings_of_a_block_are_compared_and_one_has_no_influence() -> None:
+    assert after(8, {0: 0.0, 4: STEP}).probabilities[1:5].sum() > 0.9
+    assert after(4, {2: 1.0}).probabilities[1:] == pytest.approx(0.25)
 
 
 def test_a_probability_is_that_of_a_plain_sum_over_the_level() -> None:
     """One step and one scale, so that only the level of the block is unknown."""
     step, scale, logs = 0.1, 0.02, (0.0, 0.04, 0.1)
-    posterior = Posterior(2, Grid(np.array([step]), np.array([scale])))
+    grid = Grid(np.array([step]), np.array([scale]))
 
-    posterior.add([LogReading(position, log) for position, log in enumerate(logs)])
+    found = after(2, dict(enumerate(logs)), grid=grid).probabilities[1]
 
     levels = np.linspace(-1, 1, 100_001)
     likelihood = [
@@ -116,7 +95,7 @@ def test_a_probability_is_that_of_a_plain_sum_over_the_level() -> None:
         ).sum()
         for bad in ((0, 1, 1), (0, 0, 1))
     ]
-    assert posterior.probabilities[1] == pytest.approx(likelihood[0] / sum(likelihood), abs=0.001)
+    assert found == pytest.approx(likelihood[0] / sum(likelihood), abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +108,9 @@ def test_the_grid_is_centred_on_the_noise_of_the_pairs(pairs: list[float], scale
 
 
 def test_one_disturbed_process_does_not_outweigh_three_that_agree() -> None:
-    posterior = Posterior(8, Grid.around(PAIRS))
+    disturbed, plain = {0: 0.0, 4: 0.40, 8: STEP}, {0: 0.0, 4: 0.001, 8: STEP}
 
-    posterior.add(
-        [LogReading(0, 0.0), LogReading(4, 0.40), LogReading(8, STEP)]
-    )  # something else ran
-    for _ in range(3):
-        posterior.add([LogReading(0, 0.0), LogReading(4, 0.001), LogReading(8, STEP)])
-
-    assert posterior.probabilities[5:].sum() > 0.9
+    assert after(8, disturbed, plain, plain, plain).probabilities[5:].sum() > 0.9
 
 
 def test_the_middle_commit_is_the_most_informative() -> None:
@@ -162,7 +135,7 @@ def test_commits_that_cannot_be_measured_are_grouped_with_the_next() -> None:
 
 
 def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
-    found, asked = carried_out(NoisySearch(64, 0.03), 41, 1.05, seed=3)
+    found, asked = noisy(64, 41, 1.05)
 
     assert found.found
     assert found.culprits == (41,)
@@ -172,22 +145,22 @@ def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
     assert sum(len(a.positions) for a in asked) < 80
 
 
-def test_a_commit_that_made_it_faster_is_found() -> None:
-    found, _ = carried_out(NoisySearch(16, 0.03), 5, 0.9, seed=4)
+@pytest.mark.parametrize(
+    ("last", "culprit", "factor"),
+    [(16, 5, 0.9), (64, 1, 1.1), (64, 64, 1.1)],
+    ids=["faster", "first", "last"],
+)
+def test_a_step_down_and_steps_at_the_ends_are_found(
+    last: int, culprit: int, factor: float
+) -> None:
+    found, _ = noisy(last, culprit, factor)
 
     assert found.found
-    assert found.culprits == (5,)
-
-
-@pytest.mark.parametrize("culprit", [1, 64])
-def test_the_ends_of_the_history_are_found(culprit: int) -> None:
-    found, _ = carried_out(NoisySearch(64, 0.03), culprit, 1.1, seed=5)
-
     assert found.culprits == (culprit,)
 
 
 def test_equal_anchors_find_no_commit() -> None:
-    found, asked = carried_out(NoisySearch(64, 0.03), 10, 1.0, seed=6)
+    found, asked = noisy(64, 10, 1.0, seed=6)
 
     assert not found.found
     assert found.culprits == ()
@@ -196,18 +169,16 @@ def test_equal_anchors_find_no_commit() -> None:
 
 
 def test_commits_that_cannot_be_measured_are_named_together() -> None:
-    found, asked = carried_out(
-        NoisySearch(32, 0.03), 12, 1.1, seed=7, cannot=frozenset({11, 12, 13})
-    )
+    found, asked = noisy(32, 12, 1.1, cannot=(11, 12, 13))
 
     assert found.culprits == (11, 12, 13, 14)
     assert not found.found
     assert not {p for a in asked for p in a.positions} & {11, 12, 13}
 
 
-def test_the_same_blocks_give_the_same_request() -> None:
+def test_the_same_blocks_give_the_same_probabilities() -> None:
     """Resuming relies on it."""
-    _, asked = carried_out(NoisySearch(32, 0.03), 20, 1.05, seed=8)
+    _, asked = noisy(32, 20, 1.05)
     first, again = NoisySearch(32, 0.03), NoisySearch(32, 0.03)
     for i, question in enumerate(asked):
         block = [
@@ -220,32 +191,19 @@ def test_the_same_blocks_give_the_same_request() -> None:
             assert first.probabilities() == pytest.approx(again.probabilities())
 
 
-def test_simulated_histories_on_a_typical_node() -> None:
-    """A small version of the study bisect_errors."""
-    rng = np.random.default_rng(1)
-
-    results = [
-        bisect(NoisySearch(64, 0.03), int(rng.integers(1, 65)), 1.05, TYPICAL, rng)
-        for _ in range(8)
-    ]
-
-    assert all(t.right for t in results)
-    assert all(t.processes < 150 for t in results)
-
-
 # --- without noise -----------------------------------------------------------------------
 
 
 def test_a_counter_takes_about_log2_processes() -> None:
     for culprit in range(1, 65):
-        found, asked = carried_out(ExactSearch(64), culprit, 1, seed=0)
+        found, asked = exact(culprit)
         assert found.found
         assert found.culprits == (culprit,)
         assert len(asked) <= 2 + 6
 
 
 def test_an_exact_search_skips_commits_that_cannot_be_measured() -> None:
-    found, asked = carried_out(ExactSearch(64), 33, 1, seed=0, cannot=frozenset({30, 31, 32}))
+    found, asked = exact(33, cannot=(30, 31, 32))
 
     assert found.culprits == (30, 31, 32, 33)
     assert not found.found
@@ -253,23 +211,14 @@ def test_an_exact_search_skips_commits_that_cannot_be_measured() -> None:
 
 
 def test_anchors_with_equal_values_end_the_search() -> None:
-    search = ExactSearch(8)
-    for position in (0, 8):
-        search.add(BisectStage.ANCHORS, [ProcessReading(position=position, value=1.0)])
+    found, _ = exact(65)
 
-    found = search.next()
-
-    assert isinstance(found, CommitsConclusion)
     assert (found.culprits, found.found) == ((), False)
 
 
 def test_a_small_change_before_the_large_one_does_not_make_a_commit_bad() -> None:
     """A counter is bad if it is nearer to the bad commit's."""
-    search = ExactSearch(8)
-    while isinstance(block := search.next(), NextBlock):
-        (position,) = block.positions
-        value = 10.0 if position >= 6 else 3.0 if position >= 2 else 2.0
-        search.add(block.stage, [ProcessReading(position=position, value=value)])
+    found, _ = carried_out(ExactSearch(8), lambda p: 10.0 if p >= 6 else 3.0 if p >= 2 else 2.0)
 
-    assert block.culprits == (6,)
-    assert block.good == 5
+    assert found.culprits == (6,)
+    assert found.good == 5

@@ -1,141 +1,76 @@
-"""Sessions on a modelled machine: real commits and worktrees, and processes that answer at once
-from the code in their tree."""
+"""Searches of a planted history on a modelled machine, their journal, and the history itself."""
 
 import datetime
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.bisect import criteria, history, processes, session
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.history import Commit
 from harness.bisect.journal import STATE, Build, CommitsRequest, Journal, Measured, MergeEntered
-from harness.bisect.readings import TRIES
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
-from harness.errors import CaseRefused, HarnessError
+from harness.bisect.subjects import TRIES
+from harness.bisect.tests.modelled import Machine, Tree, failing, install
+from harness.errors import HarnessError
 from harness.git.repository import Repository
-from harness.records import Case, Clock, Counters, Measurement, Outcome, Suite
+from harness.records import Case, Counters, Outcome
 from harness.report import bisection
 from harness.suite import load as suites
-from harness.tests.fake_runs import environment
 from harness.tests.gate_repositories import git
-from reports.studies.noise import QUIET
-from reports.studies.planted_history import BUILD, CASE, Planted, fingerprint, make
+from reports.studies.planted_history import BUILD, Planted, fingerprint, make
 
 PLANTED = Planted(step=0.10)
-STEP = re.compile(r"STEP_S = (\S+)")
-SYNCS = re.compile(r"SYNCS = (\d+)")
+STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")
+HOST_SYNCS = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
+CRASH = Criterion(kind=CriterionKind.OUTCOME, name="crash")
+SLOW = f"STEP_S = {PLANTED.base_s * 1.10!r}"
+"""In the kernel from the slow commit on."""
+
+Past = tuple[Path, tuple[str, ...]]
+"""A repository and its line of first parents."""
 
 
-@dataclass
-class Machine:
-    """A quiet node on which each process takes the time that its tree's code has."""
-
-    repository: Path
-    line: Sequence[str]
-    noise: Sequence[float] = field(
-        default_factory=lambda: QUIET.sequence(np.random.default_rng(5), 1, 2000)[0]
-    )
-    breaks: Callable[[int], Mapping[str, Any] | None] = lambda process: None
-    """Process -> changes to its measurement."""
-    processes: int = 0
-    interrupt_at: int | None = None
-    """The number of processes before the first Ctrl-C."""
-
-    def __enter__(self) -> "Machine":
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def launcher(self, roots: object, *, elsewhere: Sequence[Path], **_: object) -> "Machine":
-        assert [*elsewhere] == [self.repository], "the user's own tree is no place for the code"
-        return self
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def at(self, roots: Sequence[Path]) -> "Tree":
-        return Tree(self, tuple(roots))
-
-
-@dataclass
-class Tree:
-    machine: Machine
-    roots: tuple[Path, ...]
-
-    def check(self, suite: Suite) -> None:
-        module, _, function = suite.cases[0].factory.partition(":")
-        file = self.roots[0] / f"{module.replace('.', '/')}.py"
-        if f"def {function}(" not in file.read_text():
-            raise CaseRefused(suite.path, CASE, f"{module} has no function {function!r}")
-
-    def run(self, case: Case, process: int) -> Measurement:
-        text = (self.roots[0] / "toy/kernel.py").read_text()
-        step, syncs = STEP.search(text), SYNCS.search(text)
-        assert step is not None
-        assert syncs is not None
-        if self.machine.processes == self.machine.interrupt_at:
-            self.machine.interrupt_at = None
-            raise KeyboardInterrupt
-        seconds = float(step[1]) * float(np.exp(self.machine.noise[self.machine.processes]))
-        self.machine.processes += 1
-        measured = Measurement(
-            case_id=case.case_id,
-            process=process,
-            outcome=Outcome.OK,
-            clock=Clock.HOST,
-            samples_s=(seconds,) * case.settings.min_samples,
-            steady=True,
-            code={"toysuites": str(self.roots[0] / "toysuites/__init__.py")},
-            counters=Counters(host_syncs=int(syncs[1])),
-        )
-        changes = self.machine.breaks(process)
-        return replace(measured, **changes) if changes else measured
-
-
-def failing(outcome: Outcome) -> Mapping[str, Any]:
-    return {"outcome": outcome, "detail": "as planted", "samples_s": ()}
+def as_written(tree: Tree, case: Case) -> tuple[float, dict[str, Any]]:
+    """The time and the count that the code of a tree states."""
+    stated = dict(re.findall(r"(STEP_S|SYNCS) = (\S+)", tree.kernel))
+    return float(stated["STEP_S"]), {"counters": Counters(host_syncs=int(stated["SYNCS"]))}
 
 
 @pytest.fixture(scope="module")
-def past(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
     folder = tmp_path_factory.mktemp("planted") / "repository"
     return folder, make(folder, PLANTED)
 
 
 @pytest.fixture
-def machine(past: tuple[Path, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> Machine:
-    made = Machine(*past)
-    here = environment(gpu=None)
-    monkeypatch.setattr("harness.runner.rig.Launcher", made.launcher)
-    monkeypatch.setattr("harness.machine.environment.capture", lambda *a, **k: here)
-    monkeypatch.setattr(
-        processes, "run_one", lambda case, process, tree, *rest: tree.run(case, process)
-    )
-    return made
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return install(monkeypatch, Machine(as_written))
+
+
+def change(machine: Machine, text: str, **fields: Any) -> None:
+    """Change the measurements of the commits whose kernel contains a text."""
+
+    def changed(tree: Tree, case: Case) -> tuple[float, dict[str, Any]]:
+        step_s, known = as_written(tree, case)
+        return step_s, known | fields if text in tree.kernel else known
+
+    machine.answer = changed
 
 
 def searched(
-    machine: Machine,
-    folder: Path,
-    criterion: Criterion,
-    *,
-    good: int = 0,
-    bad: int = -1,
-    budget_s: float | None = None,
-    **changes: Any,
+    past: Past, folder: Path, criterion: Criterion, *, bad: int = -1, **changes: Any
 ) -> session.CommitsResult:
-    line, repository = machine.line, Repository.around(machine.repository)
-    suite = suites.load(str(machine.repository / "toysuites/toys.yaml"))
+    repository, line = Repository.around(past[0]), past[1]
+    suite = suites.load(str(past[0] / "toysuites/toys.yaml"))
+    budget_s = changes.pop("budget_s", None)
     request = CommitsRequest(
         started_at="2026-11-21T12:00:00+00:00",
-        repository=str(machine.repository),
-        history=history.between(repository, line[good], line[bad]),
+        repository=str(past[0]),
+        history=history.between(repository, line[0], line[bad]),
         suite=suite,
         case=criteria.prepared(suite.cases[0], criterion),
         criterion=criterion,
@@ -154,47 +89,54 @@ def run(
     return result
 
 
-STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")
-HOST_SYNCS = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
-CRASH = Criterion(kind=CriterionKind.OUTCOME, name="crash")
+def culprit(result: session.CommitsResult) -> Commit:
+    assert result.culprit is not None
+    return result.culprit
 
 
-def test_a_planted_step_is_found_confirmed_and_reported(machine: Machine, tmp_path: Path) -> None:
-    before = fingerprint(machine.repository)
+def journalled(folder: Path) -> list[Measured]:
+    with Journal.resume(folder, "latest") as journal:
+        return [x for x in journal.lines if isinstance(x, Measured)]
 
-    result = searched(machine, tmp_path / "state", STEP_TIME)
+
+def test_a_planted_step_is_found_confirmed_and_reported(
+    past: Past, machine: Machine, tmp_path: Path
+) -> None:
+    before = fingerprint(past[0])
+
+    result = searched(past, tmp_path / "state", STEP_TIME)
 
     assert result.found
-    assert result.culprit is not None
-    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert result.levels[0].step == pytest.approx(1.10, abs=0.02)
-    assert fingerprint(machine.repository) == before
-    assert len(git(machine.repository, "worktree", "list").splitlines()) == 1
+    assert machine.elsewhere == [past[0]]  # the user's own tree is no place for the code
+    assert fingerprint(past[0]) == before
     page = bisection.markdown(result, datetime.date(2026, 11, 21))
     assert re.search(r"before it, confirmed by \d+ new pairs", page)
-    assert sum(bool(values) for values in result.levels[0].values) < len(machine.line)
+    assert sum(bool(values) for values in result.levels[0].values) < len(past[1])
 
 
-def test_an_interrupted_search_resumes_from_its_journal(machine: Machine, tmp_path: Path) -> None:
+def test_an_interrupted_search_resumes_from_its_journal(
+    past: Past, machine: Machine, tmp_path: Path
+) -> None:
     machine.interrupt_at = 20
     with pytest.raises(KeyboardInterrupt):
-        searched(machine, tmp_path, STEP_TIME)
+        searched(past, tmp_path, STEP_TIME)
 
     result = run(Journal.resume(tmp_path, "latest"), tmp_path)
 
-    assert result.culprit is not None
-    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert machine.processes == result.processes
-    with Journal.resume(tmp_path, "latest") as journal:
-        taken = [x for x in journal.lines if isinstance(x, Measured)]
+    taken = journalled(tmp_path)
     assert [x.measurement.process for x in taken] == list(range(result.processes))
-    assert (
-        sum(x.stage is BisectStage.ANCHORS for x in taken) == 2 * ANCHOR_PAIRS
-    )  # and not once more
+    anchors = sum(x.stage is BisectStage.ANCHORS for x in taken)
+    assert anchors == 2 * ANCHOR_PAIRS  # and not once more
 
 
-def test_a_search_without_budget_left_can_be_resumed(machine: Machine, tmp_path: Path) -> None:
-    result = searched(machine, tmp_path, STEP_TIME, budget_s=0.0)
+def test_a_search_without_budget_left_can_be_resumed(
+    past: Past, machine: Machine, tmp_path: Path
+) -> None:
+    result = searched(past, tmp_path, STEP_TIME, budget_s=0.0)
 
     assert not result.found
     assert result.resumable
@@ -208,180 +150,161 @@ def test_commits_that_cannot_be_measured_are_named_with_the_culprit(
 ) -> None:
     planted = Planted(step=0.10, sync_at=33, merges=(), commits=34)  # 33 lacks the case
     folder = tmp_path / "repository"
-    machine.repository, machine.line = folder, make(folder, planted)
+    line = make(folder, planted)
 
-    result = searched(machine, tmp_path / "state", HOST_SYNCS)
+    result = searched((folder, line), tmp_path / "state", HOST_SYNCS)
 
     assert not result.found
     named = {result.levels[0].history[p].sha for p in result.levels[0].conclusion.culprits}
-    assert named == {machine.line[33], machine.line[34]}
+    assert named == {line[33], line[34]}
     assert "one of" in bisection.sentence(result)
     reasons = {x.commit: x.reason for x in result.levels[0].skipped}
-    assert "it does not have the case" in reasons[machine.line[33]]
+    assert "it does not have the case" in reasons[line[33]]
 
 
+@pytest.mark.parametrize("interrupt_at", [None, 9], ids=["at once", "resumed on the side"])
 def test_the_merged_side_of_a_culprit_is_searched_on_request(
-    machine: Machine, tmp_path: Path
+    past: Past, machine: Machine, tmp_path: Path, interrupt_at: int | None
 ) -> None:
-    result = searched(machine, tmp_path, HOST_SYNCS, enter_merges=True)
-
-    assert result.culprit is not None
-    assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
-    assert "on the side that" in bisection.sentence(result)
-    assert all(level.summary for level in result.levels)
-
-
-def test_a_search_of_a_merged_side_resumes_in_it(machine: Machine, tmp_path: Path) -> None:
-    machine.interrupt_at = 9  # the line of first parents takes fewer
-    with pytest.raises(KeyboardInterrupt):
-        searched(machine, tmp_path, HOST_SYNCS, enter_merges=True)
-    with Journal.resume(tmp_path, "latest") as journal:
+    machine.interrupt_at = interrupt_at  # the line of first parents takes fewer
+    try:
+        result = searched(past, tmp_path, HOST_SYNCS, enter_merges=True)
+    except KeyboardInterrupt:
+        journal = Journal.resume(tmp_path, "latest")
         assert any(isinstance(line, MergeEntered) for line in journal.lines)
+        result = run(journal, tmp_path)
 
-    result = run(Journal.resume(tmp_path, "latest"), tmp_path)
+    assert machine.interrupt_at is None
+    assert culprit(result).subject == f"side 1 of {PLANTED.sync_at}"
+    assert "on the side that" in bisection.sentence(result)
+    assert [bool(level.summary) for level in result.levels] == [True, True]
 
-    assert result.culprit is not None
-    assert result.culprit.subject == f"side 1 of {PLANTED.sync_at}"
-    assert len(result.levels) == 2
 
+def test_an_outcome_is_a_criterion(past: Past, machine: Machine, tmp_path: Path) -> None:
+    change(machine, SLOW, **failing(Outcome.CRASH))
 
-def test_an_outcome_is_a_criterion_but_an_invalid_environment_stops_the_search(
-    machine: Machine, tmp_path: Path
-) -> None:
-    slow = f"STEP_S = {PLANTED.base_s * 1.10!r}"
-    whole = Tree.run
+    result = searched(past, tmp_path, CRASH)
 
-    def crashing(tree: Tree, case: Case, process: int) -> Measurement:
-        measured = whole(tree, case, process)
-        crashed = slow in (tree.roots[0] / "toy/kernel.py").read_text()
-        return replace(measured, **failing(Outcome.CRASH)) if crashed else measured
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tree, "run", crashing)
-        result = searched(machine, tmp_path / "one", CRASH)
-    assert result.culprit is not None
-    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert "it ends with crash" in bisection.sentence(result)
 
-    machine.breaks = lambda process: failing(Outcome.INVALID_ENVIRONMENT) if process else None
-    result = searched(machine, tmp_path / "two", CRASH)
+
+def test_an_invalid_environment_stops_the_search(
+    past: Past, machine: Machine, tmp_path: Path
+) -> None:
+    change(machine, SLOW, **failing(Outcome.INVALID_ENVIRONMENT))
+
+    result = searched(past, tmp_path, CRASH)
+
     assert not result.found
     assert result.resumable
     assert "not fit" in bisection.sentence(result)
 
 
 def test_a_commit_without_a_reading_in_three_processes_is_skipped(
-    machine: Machine, tmp_path: Path
+    past: Past, machine: Machine, tmp_path: Path
 ) -> None:
-    unsteady = machine.line[32]
-    whole = Tree.run
+    change(machine, "REVISION = '32.0'", steady=False)
 
-    def run(tree: Tree, case: Case, process: int) -> Measurement:
-        measured = whole(tree, case, process)
-        revision = (tree.roots[0] / "toy/kernel.py").read_text()
-        return replace(measured, steady=False) if "REVISION = '32.0'" in revision else measured
+    result = searched(past, tmp_path, STEP_TIME)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tree, "run", run)
-        result = searched(machine, tmp_path, STEP_TIME)
-
-    assert result.culprit is not None
-    assert result.culprit.sha == machine.line[PLANTED.slow_at]
+    unsteady = past[1][32]
+    assert culprit(result).sha == past[1][PLANTED.slow_at]
     reasons = {x.commit: x.reason for x in result.levels[0].skipped}
     assert "steady" in reasons[unsteady]
-    with Journal.resume(tmp_path, "latest") as journal:
-        taken = [x for x in journal.lines if isinstance(x, Measured) and x.commit == unsteady]
-    assert len(taken) == TRIES
+    assert sum(x.commit == unsteady for x in journalled(tmp_path)) == TRIES
 
 
-def test_code_from_another_tree_is_a_path_mismatch(machine: Machine, tmp_path: Path) -> None:
-    machine.breaks = lambda process: {"code": {"toysuites": "/elsewhere/toysuites/__init__.py"}}
+def test_code_from_another_tree_is_a_path_mismatch(
+    past: Past, machine: Machine, tmp_path: Path
+) -> None:
+    change(machine, "", code={"toysuites": "/elsewhere/toysuites/__init__.py"})
 
-    result = searched(machine, tmp_path, HOST_SYNCS)
+    result = searched(past, tmp_path, HOST_SYNCS)
 
     assert not result.found
     assert "good commit cannot be measured: path mismatch" in bisection.sentence(result)
 
 
 def test_ends_with_equal_counts_find_no_commit_and_show_the_counts(
-    machine: Machine, tmp_path: Path
+    past: Past, machine: Machine, tmp_path: Path
 ) -> None:
-    result = searched(machine, tmp_path, HOST_SYNCS, bad=2)
+    result = searched(past, tmp_path, HOST_SYNCS, bad=2)
 
     assert not result.found
-    ends = f"{machine.line[0][:10]}, 1 at {machine.line[2][:10]})"
+    ends = f"{past[1][0][:10]}, 1 at {past[1][2][:10]})"
     assert bisection.sentence(result).endswith(f"(host_syncs: 1 at {ends}")
 
 
-def test_ends_that_do_not_fit_are_refused(machine: Machine) -> None:
-    repository = Repository.around(machine.repository)
-
-    with pytest.raises(HarnessError, match="Exchange --good and --bad"):
-        history.between(repository, "main", machine.line[0])
-    with pytest.raises(HarnessError, match="same commit"):
-        history.between(repository, "main", "main")
-    side = git(machine.repository, "rev-parse", f"{machine.line[30]}^2")
-    with pytest.raises(HarnessError, match="not a first-parent ancestor"):
-        history.between(repository, side, "main")
-
-
-def test_the_history_follows_first_parents(machine: Machine) -> None:
-    found = history.between(Repository.around(machine.repository), machine.line[0], "main")
-
-    assert [c.sha for c in found] == list(machine.line)
-    assert [i for i, c in enumerate(found) if c.merge] == sorted(PLANTED.merges)
-    assert found[10] == replace(found[10], subject="merge 10", author="A. Uthor")
-
-
 def test_build_products_are_shared_if_the_key_files_are_equal(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    past: Past, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     counted = tmp_path / "builds"
     build = Build(command=f"echo . >> {counted}; date +%N > built", key=("toysuites/*",))
 
-    result = searched(machine, tmp_path / "state", HOST_SYNCS, build=build)
+    result = searched(past, tmp_path / "state", HOST_SYNCS, build=build)
 
-    assert result.culprit is not None
+    assert result.found
     assert result.processes > 7
     assert len(counted.read_text().split()) == 1  # all measured commits have the same suite
+
+
+# --- the history -------------------------------------------------------------------------
+
+
+def test_ends_that_do_not_fit_are_refused(past: Past) -> None:
+    repository, line = Repository.around(past[0]), past[1]
+    side = git(past[0], "rev-parse", f"{line[30]}^2")
+
+    for good, bad, message in (
+        ("main", line[0], "Exchange --good and --bad"),
+        ("main", "main", "same commit"),
+        (side, "main", "not a first-parent ancestor"),
+    ):
+        with pytest.raises(HarnessError, match=message):
+            history.between(repository, good, bad)
+
+
+def test_the_history_follows_first_parents(past: Past) -> None:
+    found = history.between(Repository.around(past[0]), past[1][0], "main")
+
+    assert [c.sha for c in found] == list(past[1])
+    assert [i for i, c in enumerate(found) if c.merge] == sorted(PLANTED.merges)
+    assert found[10] == replace(found[10], subject="merge 10", author="A. Uthor")
 
 
 # --- the journal -------------------------------------------------------------------------
 
 
-def begun_in(folder: Path) -> Journal:
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    """A new one, in `tmp_path`."""
     suite = suites.load("smoke")
-    commits = tuple(Commit(sha=f"{n:040x}") for n in range(3))
     begun = CommitsRequest(
         started_at="2026-11-21T12:00:00+00:00",
-        repository="/somewhere",
-        history=commits,
+        history=tuple(Commit(sha=f"{n:040x}") for n in range(3)),
         suite=suite,
         case=suite.cases[0],
         criterion=STEP_TIME,
         effect=0.03,
     )
-    return Journal.create(folder, begun)
+    return Journal.create(tmp_path, begun)
 
 
-def test_a_journal_is_open_in_one_process_only(tmp_path: Path) -> None:
-    with begun_in(tmp_path), pytest.raises(HarnessError, match="another process runs"):
+def test_a_journal_is_open_in_one_process_only(journal: Journal, tmp_path: Path) -> None:
+    with journal, pytest.raises(HarnessError, match="another process runs"):
         Journal.resume(tmp_path, "latest")
 
 
-def test_a_damaged_journal_is_refused_with_its_line(tmp_path: Path) -> None:
-    with begun_in(tmp_path) as journal:
-        state = journal.folder / STATE
-    with state.open("a") as file:
+def test_a_damaged_journal_is_refused_with_its_line(journal: Journal, tmp_path: Path) -> None:
+    with journal, (journal.folder / STATE).open("a") as file:
         file.write('{"kind": "left_out", "level": 0}\n')
 
     with pytest.raises(HarnessError, match=f"{STATE}:2"):
         Journal.resume(tmp_path, "latest")
 
 
-def test_an_unknown_bisection_lists_the_stored_ones(tmp_path: Path) -> None:
-    with begun_in(tmp_path) as journal:
-        name = journal.folder.name
-    with pytest.raises(HarnessError, match=name):
+def test_an_unknown_bisection_lists_the_stored_ones(journal: Journal, tmp_path: Path) -> None:
+    with journal, pytest.raises(HarnessError, match=journal.folder.name):
         Journal.resume(tmp_path, "2019")

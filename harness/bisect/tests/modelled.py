@@ -1,0 +1,132 @@
+"""A modelled machine, whose processes answer at once: for searches alone, and for sessions with
+real commits and worktrees."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from harness.bisect import processes
+from harness.bisect.posterior import ProcessReading
+from harness.bisect.search import NextBlock, Search
+from harness.errors import CaseRefused
+from harness.records import Case, Clock, Measurement, Outcome, Suite
+from harness.tests.fake_runs import environment
+from reports.studies.noise import QUIET, ModelledNoise
+
+End = TypeVar("End")
+
+
+def carried_out(
+    search: Search[End],
+    value: Callable[[int], float],
+    noise: ModelledNoise | None = None,
+    seed: int = 0,
+    cannot: Callable[[int], bool] = lambda position: False,
+) -> tuple[End, list[NextBlock]]:
+    """The conclusion of a search, and the blocks that it asked for.
+
+    Args:
+        value: Of a position, without noise.
+        cannot: Whether a position cannot be measured.
+    """
+    logs = noise.sequence(np.random.default_rng(seed), 1, 3000)[0] if noise else np.zeros(3000)
+    asked, taken = list[NextBlock](), iter(logs)
+    while isinstance(block := search.next(), NextBlock):
+        if broken := set(filter(cannot, block.positions)):
+            search.skipped |= broken
+            continue
+        asked.append(block)
+        read = [
+            ProcessReading(position=p, value=value(p) * math.exp(next(taken)))
+            for p in block.positions
+        ]
+        search.add(block.stage, read)
+    return block, asked
+
+
+@dataclass
+class Machine:
+    """A quiet node."""
+
+    answer: Callable[["Tree", Case], tuple[float, Mapping[str, Any]]]
+    """A worktree and a case -> step time and other fields of the measurement."""
+    noise: Sequence[float] = field(
+        default_factory=lambda: QUIET.sequence(np.random.default_rng(5), 1, 2000)[0]
+    )
+    processes: int = 0
+    interrupt_at: int | None = None
+    """The number of processes before the first Ctrl-C."""
+    elsewhere: Sequence[Path] = ()
+    """Trees that the code must not come from."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Of the launcher when it started; workers inherit it."""
+
+    def __enter__(self) -> "Machine":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def launcher(self, roots: object, *, elsewhere: Sequence[Path], **_: object) -> "Machine":
+        self.elsewhere, self.environ = [*elsewhere], dict(os.environ)
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def at(self, roots: Sequence[Path]) -> "Tree":
+        return Tree(self, roots[0])
+
+
+@dataclass
+class Tree:
+    machine: Machine
+    root: Path
+
+    @property
+    def kernel(self) -> str:
+        return (self.root / "toy/kernel.py").read_text()
+
+    def check(self, suite: Suite) -> None:
+        module, _, function = suite.cases[0].factory.partition(":")
+        file = self.root / f"{module.replace('.', '/')}.py"
+        if f"def {function}(" not in file.read_text():
+            reason = f"{module} has no function {function!r}"
+            raise CaseRefused(suite.path, suite.cases[0].case_id, reason)
+
+    def run(self, case: Case, process: int) -> Measurement:
+        machine = self.machine
+        if machine.processes == machine.interrupt_at:
+            machine.interrupt_at = None
+            raise KeyboardInterrupt
+        step_s, changes = machine.answer(self, case)
+        step_s *= float(np.exp(machine.noise[machine.processes]))
+        machine.processes += 1
+        measured = Measurement(
+            case_id=case.case_id,
+            process=process,
+            outcome=Outcome.OK,
+            clock=Clock.HOST,
+            samples_s=(step_s,) * case.settings.min_samples,
+            steady=True,
+            code={"toysuites": str(self.root / "toysuites/__init__.py")},
+        )
+        return replace(measured, **changes)
+
+
+def failing(outcome: Outcome) -> Mapping[str, Any]:
+    return {"outcome": outcome, "detail": "as planted", "samples_s": ()}
+
+
+def install(patch: pytest.MonkeyPatch, machine: Machine) -> Machine:
+    """Let sessions measure on this machine."""
+    here = environment(gpu=None)
+    patch.setattr("harness.runner.rig.Launcher", machine.launcher)
+    patch.setattr("harness.machine.environment.capture", lambda *a, **k: here)
+    patch.setattr(processes, "run_one", lambda case, process, tree, *rest: tree.run(case, process))
+    return machine
