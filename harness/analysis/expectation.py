@@ -138,39 +138,38 @@ def assess(
     )
 
 
-def upper_bound(summary: CaseSummary, metric: str) -> float | None:
-    """Largest possible value of a metric after a timeout; None if it has no upper bound."""
+def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
+    """The best possible value of a metric after a timeout; None if it has no bound."""
     if summary.outcome is not Outcome.TIMEOUT or not summary.lower_bound_s:
         return None
     if metric == "tokens_per_s" and summary.tokens:
         return summary.tokens / summary.lower_bound_s
-    return None
+    return summary.lower_bound_s if metric == "step_s" else None
 
 
 def _assess(expectation: Expectation, summary: CaseSummary, environment: Environment) -> Assessment:
-    bound = upper_bound(summary, expectation.metric)
-    if expectation.metric == "step_s" and summary.outcome is Outcome.TIMEOUT:
-        bound = summary.lower_bound_s
+    bound = timeout_bound(summary, expectation.metric)
     actual = summary.metrics.get(expectation.metric) if summary.outcome is Outcome.OK else None
-    value = actual.value if actual else bound
-    judgement = (
-        _judge(expectation, actual, bound)
-        if gpu_matches(expectation.gpu, environment.device_name)
-        else Judgement.OTHER_GPU
-    )
+    judgement = _judge(expectation, actual, bound)
+    if not gpu_matches(expectation.gpu, environment.device_name):
+        judgement = Judgement.OTHER_GPU
     return Assessment(
         expectation=expectation,
         case_id=summary.case.case_id,
         judgement=judgement,
         actual=actual,
         bound=bound,
-        factors=_factors(expectation, value),
+        factors=_factors(expectation, actual.value if actual else bound),
     )
 
 
+def _range(expectation: Expectation) -> tuple[float, float]:
+    low, high = expectation.low, expectation.high
+    return -math.inf if low is None else low, math.inf if high is None else high
+
+
 def _judge(expectation: Expectation, actual: Estimate | None, bound: float | None) -> Judgement:
-    low = -math.inf if expectation.low is None else expectation.low
-    high = math.inf if expectation.high is None else expectation.high
+    low, high = _range(expectation)
     if actual is None and bound is None:
         return Judgement.NOT_MEASURED
     if actual is not None:
@@ -191,11 +190,8 @@ def _judge(expectation: Expectation, actual: Estimate | None, bound: float | Non
 
 
 def _factors(expectation: Expectation, value: float | None) -> tuple[float, ...]:
-    ends = [end for end in (expectation.low, expectation.high) if end is not None and end > 0]
-    if value is None or value <= 0 or not ends or min(ends) <= value <= max(ends):
+    low, high = _range(expectation)
+    if value is None or value <= 0 or low <= value <= high:
         return ()
-    if expectation.high is None and value >= ends[0]:
-        return ()
-    if expectation.low is None and value <= ends[0]:
-        return ()
+    ends = [end for end in (low, high) if 0 < end < math.inf]
     return tuple(sorted(max(end / value, value / end) for end in ends))

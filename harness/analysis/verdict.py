@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.expectation import upper_bound
+from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     FAILURES,
@@ -222,12 +222,11 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
 def _by_bound(rule: Rule, summary: CaseSummary) -> Finding:
     """A timeout can show that a rule is broken, but not that it is met."""
     abort = rule.go if rule.abort is None else rule.abort
-    bound = upper_bound(summary, rule.metric)
-    fact = Fact.AT_MOST
-    if rule.metric == "step_s" and (summary.lower_bound_s or 0.0) > abort:
-        bound, fact = summary.lower_bound_s, Fact.AT_LEAST
-    elif bound is None or bound >= abort:
+    bound = timeout_bound(summary, rule.metric)
+    higher = rule.quantity.higher_is_better
+    if bound is None or (bound >= abort if higher else bound <= abort):
         return _ended(summary, Decision.INCONCLUSIVE)
+    fact = Fact.AT_MOST if higher else Fact.AT_LEAST
     return _of(summary.case, Decision.NO_GO, fact, metric=rule.metric, bound=bound)
 
 

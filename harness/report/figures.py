@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
-from harness.analysis.expectation import upper_bound
+from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.records import (
     METRICS,
@@ -80,7 +80,7 @@ def throughput(
     # An interval is drawn up to three times the largest value, to leave room for the others.
     ends = [e for s in ranked if (e := s.metrics[metric].high) is not None]
     seen += [min(max(ends), 3 * max(seen))] if ends else []
-    seen += [b for s in summaries if (b := _bound(s, metric)) is not None]
+    seen += [b for s in summaries if (b := timeout_bound(s, metric)) is not None]
     seen += [x for t in thresholds.values() for x in t.values()]
 
     # Folded, so that more than half of the figure is left for numbers.
@@ -224,12 +224,6 @@ def _colour_by_provider(summaries: Sequence[CaseSummary]) -> dict[str, str]:
     return {p: COLOURS[i % len(COLOURS)] for i, p in enumerate(providers)}
 
 
-def _bound(summary: CaseSummary, metric: str) -> float | None:
-    if metric == "step_s":
-        return summary.lower_bound_s if summary.outcome is Outcome.TIMEOUT else None
-    return upper_bound(summary, metric)
-
-
 def _thresholds(
     summary: CaseSummary, metric: str, suite: Suite, environment: Environment
 ) -> dict[str, float]:
@@ -265,7 +259,7 @@ def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
 def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) -> None:
     """One row: a dot with its interval, an arrow for a bound, or the outcome."""
     estimate = summary.metrics.get(metric) if summary.outcome is Outcome.OK else None
-    bound = _bound(summary, metric)
+    bound = timeout_bound(summary, metric)
     if estimate is not None:
         low, high = estimate.low, estimate.high
         right = estimate.value

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from harness import units
-from harness.analysis.expectation import Assessment, upper_bound
+from harness.analysis.expectation import Assessment, timeout_bound
 from harness.analysis.overhead import by_phase
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import why_absent
@@ -274,11 +274,11 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
         if metric == "roofline_share" and s.roofline_by:
             text = f"{text} ({s.roofline_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
-    bound = upper_bound(s, metric)
+    bound = timeout_bound(s, metric)
+    if bound is not None and metric == "step_s":
+        return f"> {units.duration(bound)} (timeout)"
     if bound is not None:
         return f"< {units.plain(metric, bound)} (timeout)"
-    if metric == "step_s" and s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
-        return f"> {units.duration(s.lower_bound_s)} (timeout)"
     if metric == "step_s":
         return outcome_name(s.outcome)
     return NONE
