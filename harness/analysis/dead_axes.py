@@ -97,17 +97,11 @@ class _ComparedPair:
     without_kernels: bool
 
 
-_Compared = Mapping[tuple[Values, Values], Sequence[_ComparedPair | None]]
-"""Two values, the earlier one first -> one entry per pair of cases; None if too little is known."""
-
-
 def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     """Every axis, including the provider, with values that do the same; and every speed that does
     not follow the work along an axis that is not dead."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
-    processes: dict[str, list[Measurement]] = {}
-    for m in run.measurements:
-        processes.setdefault(m.case_id, []).append(m)
+    processes = {s.case.case_id: run.of(s.case.case_id) for s in ok}
     dead: list[DeadAxis] = []
     pairs: list[_ComparedPair | None] = []
     for workload in dict.fromkeys(s.case.workload for s in ok):
@@ -117,10 +111,9 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             members = [s for s in ours if s.case.provider == provider]
             sweeps += [(provider, axes, members) for axes in _sweeps(members)]
         for provider, axes, members in sweeps:
-            order = list(dict.fromkeys(_at(s, axes) for s in members))
-            compared = _compare_all(processes, axes, order, members)
-            pairs += [pair for found in compared.values() for pair in found]
-            dead += _dead(workload, provider, axes, order, compared)
+            found, more = _compared(processes, workload, provider, axes, members)
+            dead += found
+            pairs += more
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
     still = [
         found
@@ -158,33 +151,28 @@ def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
     return tuple(summary.case.get(name) for name in axes)
 
 
-def _compare_all(
+def _compared(
     processes: Processes,
-    axes: tuple[str, ...],
-    order: Sequence[Values],
-    members: Sequence[CaseSummary],
-) -> _Compared:
-    found: dict[tuple[Values, Values], list[_ComparedPair | None]] = {}
-    for group in _groups(members, axes):
-        by_value = {_at(s, axes): s for s in group}
-        for a, b in combinations([v for v in order if v in by_value], 2):
-            pair = _compare(processes, by_value[a], by_value[b])
-            found.setdefault((a, b), []).append(pair)
-    return found
-
-
-def _dead(
     workload: str,
     provider: str,
     axes: tuple[str, ...],
-    order: Sequence[Values],
-    compared: _Compared,
-) -> Iterator[DeadAxis]:
-    known = {values: [p for p in pairs if p is not None] for values, pairs in compared.items()}
-    same = {values for values, pairs in known.items() if pairs and all(p.same for p in pairs)}
+    members: Sequence[CaseSummary],
+) -> tuple[list[DeadAxis], list[_ComparedPair | None]]:
+    """The dead values of these axes, and every pair of cases; None if too little is known."""
+    order = list(dict.fromkeys(_at(s, axes) for s in members))
+    known: dict[tuple[Values, Values], list[_ComparedPair]] = {}
+    every: list[_ComparedPair | None] = []
+    for group in _groups(members, axes):
+        by_value = {_at(s, axes): s for s in group}
+        for a, b in combinations([v for v in order if v in by_value], 2):
+            every.append(pair := _compare(processes, by_value[a], by_value[b]))
+            if pair is not None:
+                known.setdefault((a, b), []).append(pair)
+    same = {values for values, pairs in known.items() if all(p.same for p in pairs)}
+    dead = []
     for alike in _classes(order, same):
         pairs = [p for values in combinations(alike, 2) for p in known[values]]
-        yield DeadAxis(
+        found = DeadAxis(
             workload=workload,
             provider=provider,
             axes=axes,
@@ -196,6 +184,8 @@ def _dead(
             slowest=max(p.ratio for p in pairs),
             time_differs=any(p.time_differs for p in pairs),
         )
+        dead.append(found)
+    return dead, every
 
 
 def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[tuple[Values, ...]]:
@@ -254,8 +244,7 @@ def _same_outputs(first: Sequence[Measurement], second: Sequence[Measurement]) -
     for key in processes[0]:
         columns = [[digests[key] for digests in case] for case in cases]
         within = max(max(column) - min(column) for column in columns)
-        everything = [x for column in columns for x in column]
-        if max(everything) - min(everything) > TIMES * within:
+        if max(map(max, columns)) - min(map(min, columns)) > TIMES * within:
             return False
     return True
 
@@ -343,8 +332,7 @@ def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) 
     spread = max(values) / min(values) - 1
     if spread <= NO_EFFECT:
         return True
-    lows = [e.low for e in estimates if e.low is not None]
-    highs = [e.high for e in estimates if e.high is not None]
-    if len(lows) < len(estimates) or len(highs) < len(estimates):
+    ends = [(e.low, e.high) for e in estimates if e.low is not None and e.high is not None]
+    if len(ends) < len(estimates):
         return spread <= unknown
-    return spread <= LARGE and max(lows) <= min(highs)
+    return spread <= LARGE and max(low for low, _ in ends) <= min(high for _, high in ends)

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from harness.analysis.statistics import Floats, t_factor
-from harness.records import Case, CaseSummary, Estimate, Outcome, Scalar
+from harness.records import Case, CaseSummary, Estimate, Outcome
 
 MIN_POINTS = 3
 """Fewer uncensored, distinct points leave no residual."""
@@ -96,12 +96,9 @@ def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[Case
 
 def group_of(case: Case, axis: str) -> str:
     """The case id without one axis: the name of the group along it."""
-    others = [f"{name}={_text(case.axes[name])}" for name in case.swept if name != axis]
-    return "/".join([case.workload, case.provider, *others])
-
-
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    others = {name: case.axes[name] for name in case.swept if name != axis}
+    texts = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in others.items()}
+    return "/".join([case.workload, case.provider, *(f"{n}={v}" for n, v in texts.items())])
 
 
 def positive(summary: CaseSummary, axis: str) -> float:

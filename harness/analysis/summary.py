@@ -306,9 +306,7 @@ def _weaknesses(
 
 
 def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
-    quartiles = _quartiles(evidence)
-    medians = quartiles[:, 1]
-    within = (quartiles[:, 2] - quartiles[:, 0]) / medians
+    medians, within = _medians_and_spreads(evidence)
     widest = int(within.argmax())
     if within[widest] > LARGE_SPREAD:
         yield (
@@ -336,9 +334,7 @@ def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurement]) -> Spread:
-    quartiles = _quartiles(evidence)
-    medians = quartiles[:, 1]
-    within = (quartiles[:, 2] - quartiles[:, 0]) / medians
+    medians, within = _medians_and_spreads(evidence)
     between = float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else None
     return Spread(
         case_id=case_id,
@@ -352,6 +348,9 @@ def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurem
     )
 
 
-def _quartiles(evidence: Sequence[Measurement]) -> statistics.Floats:
-    """[processes, 3] of the kept samples."""
-    return np.asarray([np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence])
+def _medians_and_spreads(
+    evidence: Sequence[Measurement],
+) -> tuple[statistics.Floats, statistics.Floats]:
+    """Of the kept samples of each process: median, and interquartile range over median."""
+    low, medians, high = np.transpose([np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence])
+    return medians, (high - low) / medians
