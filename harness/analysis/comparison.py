@@ -15,29 +15,20 @@ Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. S
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from harness.analysis.statistics import Floats, exact_bounds, hodges_lehmann, signed_rank_p
+from harness.analysis.statistics import (
+    Floats,
+    exact_bounds,
+    hodges_lehmann,
+    signed_rank_p,
+    t_factor,
+)
 from harness.records import ByCase, Change, Comparison, Pair, Thresholds, least_pairs, thresholds_of
-
-__all__ = [
-    "ByCase",
-    "Change",
-    "Comparison",
-    "Pair",
-    "Statistics",
-    "Thresholds",
-    "confirm",
-    "judge",
-    "least_pairs",
-    "pairs_needed",
-    "screen",
-]
 
 _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
 
@@ -45,11 +36,6 @@ BOUNDLESS = math.log(100)
 """A bound beyond this factor is not used: two processes on a side may give one of any size."""
 POWER = 0.9
 """Probability of finding a change of the stated smallest effect."""
-
-
-@lru_cache(maxsize=1024)
-def _t_quantile(probability: float, freedom: float) -> float:
-    return float(stdtrit(freedom, probability))
 
 
 # --- the screen --------------------------------------------------------------------------
@@ -269,7 +255,7 @@ def _bound(log: float | None) -> float | None:
 
 def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float | None:
     """The test must reject at Holm's strictest level, and the estimate must exceed `practical`."""
-    found, strict = _quantile(POWER), _t_quantile(1 - thresholds.alpha / cases, freedom)
+    found, strict = _quantile(POWER), t_factor(freedom, 1 - thresholds.alpha / cases)
     log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
     return math.expm1(log) if log <= BOUNDLESS else None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from harness.analysis.statistics import THROTTLE
+from harness.analysis.statistics import THROTTLE, between
 from harness.records import Measurement, Phase, Telemetry
 
 CLOCK_DROP = 0.85
@@ -70,14 +70,9 @@ def median_clock_hz(measurement: Measurement) -> float | None:
 
 def _median_clock(telemetry: Telemetry, phases: Sequence[Phase]) -> float | None:
     sampling = next((p for p in phases if p.name == "sampling"), None)
-    readings = telemetry.channels.get("gpu_sm_clock_hz")
-    if sampling is None or readings is None:
+    if sampling is None:
         return None
-    inside = [
-        hertz
-        for t, hertz in zip(telemetry.t_s, readings, strict=True)
-        if hertz is not None and sampling.start_s <= t <= sampling.end_s
-    ]
+    inside = between(telemetry, "gpu_sm_clock_hz", sampling.start_s, sampling.end_s)
     return float(np.median(inside)) if inside else None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness.analysis.statistics import between
 from harness.records import Phase, SelfTestCheck, SelfTestReadings, Telemetry
 
 SCALE = 0.02
@@ -174,8 +175,7 @@ def _within(
         value
         for phase in phases
         if phase.name == name
-        for t, value in zip(telemetry.t_s, telemetry.channels.get(channel, ()), strict=False)
-        if value is not None and phase.start_s + after_s <= t <= phase.end_s
+        for value in between(telemetry, channel, phase.start_s + after_s, phase.end_s)
     ]
 
 

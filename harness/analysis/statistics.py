@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from harness.records import Estimate, Measurement
+from harness.records import Estimate, Measurement, Telemetry
 
 Floats = NDArray[np.float64]
 
@@ -49,9 +49,9 @@ THROTTLE = {
 
 
 @lru_cache(maxsize=1024)
-def t_factor(degrees_of_freedom: float) -> float:
-    """Half-width of a 95 % t-interval in standard errors."""
-    return float(stdtrit(degrees_of_freedom, 0.5 + CONFIDENCE / 2))
+def t_factor(freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float:
+    """A quantile of Student's t; as default, half a 95 % interval in standard errors."""
+    return float(stdtrit(freedom, probability))
 
 
 def geometric(values: Sequence[float], *, samples: int) -> Estimate:
@@ -186,13 +186,18 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
         return []
     start = min(s for s, _ in spans) + LAG_S.get(channel, 0.0)
     end = max(e for _, e in spans)
-    channel_values = measurement.telemetry.channels.get(channel, ())
-    found = [
-        value
-        for t, value in zip(measurement.telemetry.t_s, channel_values, strict=False)
-        if value is not None and start <= t <= end
-    ]
+    found = between(measurement.telemetry, channel, start, end)
     return [] if channel in LAG_S and len(found) < MIN_READINGS else found
+
+
+def between(telemetry: Telemetry, channel: str, start_s: float, end_s: float) -> list[float]:
+    """The readings of a channel in a time, without failed ones."""
+    values = telemetry.channels.get(channel, ())
+    return [
+        value
+        for t, value in zip(telemetry.t_s, values, strict=False)
+        if value is not None and start_s <= t <= end_s
+    ]
 
 
 def _cold_s(measurement: Measurement) -> float:

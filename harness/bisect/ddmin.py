@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis import comparison as compare
-from harness.analysis.comparison import Change, Comparison
 from harness.bisect.posterior import Grid, Posterior
 from harness.bisect.search import (
     BisectStage,
@@ -25,6 +24,7 @@ from harness.bisect.search import (
     differ,
     in_turns,
 )
+from harness.records import Change, Comparison
 
 SURE = 0.99
 """Probability at which a set is decided to move the number, or not to."""

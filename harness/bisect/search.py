@@ -13,7 +13,6 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 
 from harness.analysis import comparison as compare
-from harness.analysis.comparison import Change, Comparison, Pair, Thresholds
 from harness.analysis.statistics import Floats, hodges_lehmann
 from harness.bisect.posterior import (
     CommitGroup,
@@ -24,6 +23,7 @@ from harness.bisect.posterior import (
     mistaken,
     most_informative,
 )
+from harness.records import Change, Comparison, Pair, Thresholds
 
 SURE = 0.95
 """Probability at which the search stops and the culprit is confirmed."""

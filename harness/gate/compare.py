@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis import summary
-from harness.analysis.comparison import Comparison, Thresholds
 from harness.errors import HarnessError
 from harness.gate import baselines, calibration, decide
 from harness.gate import counters as counting
@@ -29,7 +28,7 @@ from harness.gate.records import (
 )
 from harness.gate.unpaired import Process, compare_stored, too_few
 from harness.machine import drift
-from harness.records import Case, Decision, Finding, Outcome, Run
+from harness.records import Case, Comparison, Decision, Finding, Outcome, Run, Thresholds
 from harness.suite.load import passes
 
 ENVIRONMENT = "environment"

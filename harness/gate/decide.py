@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from harness import units
 from harness.analysis import verdict
-from harness.analysis.comparison import Change, Comparison
 from harness.gate import counters
 from harness.gate.policy import Exemption, Policy
 from harness.gate.records import WORST_FIRST, CounterChange, GateCase, Mode, Stage, State
@@ -20,6 +19,8 @@ from harness.records import (
     FAILURES,
     Case,
     CaseSummary,
+    Change,
+    Comparison,
     Decision,
     Environment,
     Fact,

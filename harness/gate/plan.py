@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.analysis.comparison import Thresholds
 from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.gate import baselines, calibration, counters, files, policy
 from harness.gate.policy import ChosenSuite, Policy
@@ -26,6 +25,7 @@ from harness.records import (
     Finding,
     PathRule,
     Suite,
+    Thresholds,
     gpu_matches,
 )
 from harness.runner.interleave import Side, Task

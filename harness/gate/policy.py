@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from harness import units
-from harness.analysis.comparison import Thresholds
 from harness.errors import SuiteError
 from harness.gate.records import Stage
-from harness.records import METRICS, Case, Match, PathRule, Rule
+from harness.records import METRICS, Case, Match, PathRule, Rule, Thresholds
 from harness.suite.fields import Form, Matching, Text, checked, schema_of, wrong
 from harness.suite.load import fits
 from harness.suite.positions import Document, Loc, Problem, nearest, read

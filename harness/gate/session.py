@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from harness.analysis import summary
-from harness.analysis.comparison import Comparison, Pair, confirm, screen
+from harness.analysis.comparison import confirm, screen
 from harness.errors import HarnessError
 from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
 from harness.gate.unpaired import FEWEST, Process, compare_stored, too_few
-from harness.records import CaseSummary, Finding, Run
+from harness.records import CaseSummary, Comparison, Finding, Pair, Run
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.analysis import statistics as stats
-from harness.analysis.comparison import Pair
 from harness.git import repository
 from harness.git.origin import OURS
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
-from harness.records import Case, Environment, Measurement, Outcome, Suite
+from harness.records import Case, Environment, Measurement, Outcome, Pair, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import RunObserver, run_one
 from harness.runner.self_test import run_self_test, skipped_self_test

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from harness.analysis import comparison
-from harness.analysis.comparison import Change, Statistics, student_bounds
+from harness.analysis.comparison import Statistics, student_bounds
 from harness.analysis.statistics import Floats, exact_bounds
 from harness.gate.calibration import THRESHOLDS, UPPER_CV, NoiseClass, classify, process_cv
+from harness.records import Change
 from harness.store import reader
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Draw, Noise, RecordedNoise, recorded
 

@@ -7,17 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import PermutationMethod, wilcoxon
 
-from harness.analysis.comparison import (
-    Change,
-    Comparison,
-    Pair,
-    Thresholds,
-    confirm,
-    holm,
-    least_pairs,
-    screen,
-)
+from harness.analysis.comparison import confirm, holm, screen
 from harness.analysis.statistics import exact_bounds, hodges_lehmann, signed_rank_p
+from harness.records import Change, Comparison, Pair, Thresholds, least_pairs
 
 DEFAULT = Thresholds()
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.comparison import Change, Comparison
 from harness.analysis.summary import summarise
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Exemption, Policy, load
 from harness.gate.records import GateCase, Mode, Stage, State
 from harness.records import (
+    Change,
+    Comparison,
     Decision,
     Finding,
     Gpu,

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.comparison import Thresholds
 from harness.errors import HarnessError
 from harness.gate import baselines, files, session
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
-from harness.records import Decision, Measurement, Outcome
+from harness.records import Decision, Measurement, Outcome, Thresholds
 from harness.runner.interleave import Side, Task
 from harness.store import reader
 from harness.tests import fake_runs

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.comparison import Change, Comparison
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.ddmin import DifferencesConclusion, MovingSet
 from harness.bisect.differences import CaseDifference, DifferenceKind, FixedDifference
@@ -18,6 +17,7 @@ from harness.bisect.history import Commit
 from harness.bisect.journal import CommitsRequest, DifferencesRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
 from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
+from harness.records import Change, Comparison
 from harness.report import bisection
 from harness.tests.fake_runs import case, environment
 from harness.tests.small_run import SUITE
