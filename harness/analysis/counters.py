@@ -105,13 +105,8 @@ def launches(m: Measurement) -> int | None:
 def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
     """Why it is unknown whether these processes ran the kernels and operators of the suite's rules.
 
-    Empty if it is known, or if no rule can be checked here. A violation of a rule is the outcome
-    path_mismatch.
-
-    Args:
-        case: With its rules for kernels and operators.
-        ok: Its processes that ended ok.
-        gpu: Whether there is a GPU. Without one, operators can be seen, but kernels cannot.
+    Empty if it is known, or if no rule can be checked here: without a GPU, operators can be seen,
+    but kernels cannot. A violation of a rule is the outcome path_mismatch.
     """
     kernels = case.kernels if gpu else None
     for m in ok if kernels or case.operators else ():

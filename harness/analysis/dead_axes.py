@@ -192,10 +192,9 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
     """Groups of two or more values that all do the same."""
     classes: list[list[Values]] = []
     for value in order:
-        for members in classes:
-            if all((other, value) in same for other in members):
-                members.append(value)
-                break
+        fits = (c for c in classes if all((other, value) in same for other in c))
+        if members := next(fits, None):
+            members.append(value)
         else:
             classes.append([value])
     return [tuple(members) for members in classes if len(members) > 1]
@@ -312,14 +311,12 @@ def _report_differently(first: Sequence[Measurement], second: Sequence[Measureme
     """Whether a program reports other numbers in one case than in the other, and the same in every
     process of a case. Times and rates vary between processes, so noise is not taken for an effect.
     """
-    if min(len(first), len(second)) < 2:
-        return False
     every = [*first, *second]
     for name in set.intersection(*(set(m.readings) for m in every)):
         count = min(len(m.readings[name]) for m in every)
         curves = [{m.readings[name][:count] for m in case} for case in (first, second)]
         if count and all(len(c) == 1 for c in curves) and curves[0] != curves[1]:
-            return True
+            return min(len(first), len(second)) > 1
     return False
 
 

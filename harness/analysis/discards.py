@@ -26,27 +26,17 @@ _THROTTLED = sum(THROTTLE)
 def unfit(
     measurement: Measurement, telemetry: Telemetry | None, phases: Sequence[Phase]
 ) -> Mapping[str, tuple[int, ...]]:
-    """Reason -> indices of the samples to discard; each sample is under its first reason.
-
-    Args:
-        measurement: With its samples and their start times.
-        telemetry: Read by the parent; None if it read nothing.
-        phases: Of the same process; the clock is compared with its median while sampling.
-    """
+    """Reason -> indices of the samples to discard; each sample is under its first reason. The clock
+    is compared with its median while the process sampled."""
     if telemetry is None or not measurement.samples_at_s:
         return {}
     begins = np.asarray(measurement.samples_at_s)
     ends = begins + np.asarray(measurement.host_samples_s)
-    clock = _median_clock(telemetry, phases)
+    slow_hz = CLOCK_DROP * (median_clock_hz(telemetry, phases) or 0.0)
     reasons: tuple[tuple[str, str, float, Callable[[float], bool]], ...] = (
         ("throttled", "gpu_throttle_reasons", 0.0, lambda mask: bool(int(mask) & _THROTTLED)),
         ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count: count > 0),
-        (
-            "clock_dropped",
-            "gpu_sm_clock_hz",
-            0.0,
-            lambda hertz: clock is not None and hertz < CLOCK_DROP * clock,
-        ),
+        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz: hertz < slow_hz),
     )
     found: dict[str, tuple[int, ...]] = {}
     taken = np.zeros(len(begins), dtype=bool)
@@ -61,16 +51,10 @@ def unfit(
     return found
 
 
-def median_clock_hz(measurement: Measurement) -> float | None:
+def median_clock_hz(telemetry: Telemetry | None, phases: Sequence[Phase]) -> float | None:
     """Median SM clock while a process sampled; None if it was not read."""
-    if measurement.telemetry is None:
-        return None
-    return _median_clock(measurement.telemetry, measurement.phases)
-
-
-def _median_clock(telemetry: Telemetry, phases: Sequence[Phase]) -> float | None:
     sampling = next((p for p in phases if p.name == "sampling"), None)
-    if sampling is None:
+    if telemetry is None or sampling is None:
         return None
     inside = between(telemetry, "gpu_sm_clock_hz", sampling.start_s, sampling.end_s)
     return float(np.median(inside)) if inside else None

@@ -53,8 +53,12 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
         names = dict.fromkeys(name for s in cases for name in s.case.swept)
         for axis in ["provider", *names]:
             base, *others = _values(cases, axis) or [""]
+            ok = [s for s in cases if s.outcome is Outcome.OK]
+            groups = [{s.case.get(axis): s for s in group} for group in groups_along(ok, axis)]
             for value in others:
-                if pairs := _pairs(cases, axis, base, value):
+                both = [group for group in groups if {base, value} <= group.keys()]
+                pairs = [(_per_token(group[base]), _per_token(group[value])) for group in both]
+                if pairs:
                     found.append(_effect(workload, axis, base, value, pairs))
     return tuple(found)
 
@@ -66,14 +70,6 @@ def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
     values = [*dict.fromkeys(s.case.get(axis) for s in cases)]
     known = [v for v in values if v is not None]
     return known if len(known) == len(values) == 2 else []
-
-
-def _pairs(
-    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar
-) -> list[tuple[Estimate, Estimate]]:
-    ok = [s for s in cases if s.outcome is Outcome.OK]
-    found = [{s.case.get(axis): _per_token(s) for s in group} for group in groups_along(ok, axis)]
-    return [(v[base], v[value]) for v in found if {base, value} <= v.keys()]
 
 
 def _per_token(summary: CaseSummary) -> Estimate:

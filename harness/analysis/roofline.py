@@ -52,12 +52,10 @@ def bound(
     """The roofline bound of one step; None if no term is known.
 
     Args:
-        peaks: Measured peaks of the machine.
-        flops: FLOPs that the mathematics of one step needs.
         bytes_moved: Bytes that a perfect implementation moves.
         launches: Kernels that one step launches; None if unknown, or replayed from a CUDA graph,
             which costs less.
-        precision: Of its matrix products, as harness.analysis.expectation.precision_of names it.
+        precision: Of its matrix products, as `precision_of` names it.
     """
     terms: Mapping[str, float | None] = {
         "compute": _over(flops, peaks.flops_per_s.get(precision or "")),
@@ -89,7 +87,6 @@ def modest(
     Each is given for the case in which it asks for most.
 
     Args:
-        suite: With its expectations and rules.
         environment: Its GPU is assumed if a statement names no GPU, or a pattern that matches it.
         work: Case id -> the work of one step.
         effective: Case id -> the observed configuration, for cases that have run.

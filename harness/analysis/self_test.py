@@ -34,14 +34,8 @@ SLOWER_WHEN_FLUSHED = 1.05
 def judge(
     readings: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
 ) -> tuple[SelfTestCheck, ...]:
-    """All checks with their results.
-
-    Args:
-        readings: From the worker.
-        phases: Of the worker, with `rest`, `burn` and `spin`.
-        telemetry: Read by the parent at the same time.
-        cuda: Whether the run measures on a GPU.
-    """
+    """All checks with their results, from a worker with the phases `rest`, `burn` and `spin`;
+    `cuda` if the run measures on a GPU."""
     checks = [_host_clock(readings)]
     if cuda:
         checks += [*_spin(readings, phases, telemetry), _gpu_sampler(phases, telemetry)]

@@ -60,9 +60,7 @@ def geometric(values: Sequence[float], *, samples: int) -> Estimate:
     On logarithms, because times are skewed, and because tokens/s, the inverse of a time, then has
     exactly the inverse interval.
 
-    Args:
-        values: One positive value per process.
-        samples: Number of readings behind the values, for the record.
+    `samples` is the number of readings behind the values, for the record.
 
     Raises:
         ValueError: Without values, or with one that is not positive and finite.

@@ -69,8 +69,20 @@ def spreads(run: Run) -> tuple[Spread, ...]:
     for case in run.suite.cases:
         ok = [m for m in run.of(case.case_id) if m.outcome is Outcome.OK]
         evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
-        if evidence:
-            found.append(_spread(case.case_id, ok, evidence))
+        if not evidence:
+            continue
+        medians, within = _medians_and_spreads(evidence)
+        spread = Spread(
+            case_id=case.case_id,
+            processes=len(evidence),
+            samples=sum(len(m.kept_s) for m in evidence),
+            between=float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else None,
+            within=float(np.median(within)),
+            widest=float(within.max()),
+            unsteady=sum(m.steady is False for m in evidence),
+            discarded=sum(len(m.samples_s) - len(m.kept_s) for m in ok),
+        )
+        found.append(spread)
     return tuple(found)
 
 
@@ -210,11 +222,12 @@ def _metrics(
 ) -> Mapping[str, Estimate]:
     steps = [float(np.median(m.kept_s)) for m in ok]
     timed = list(zip(ok, steps, strict=True))
+    clocks = [median_clock_hz(m.telemetry, m.phases) for m in ok]
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
     by_process = {
         "step_s": steps,
         "roofline_share": [limit.seconds / s for s in steps] if limit else [],
-        "step_cycles": [s * hertz for m, s in timed if (hertz := median_clock_hz(m))],
+        "step_cycles": [s * hertz for s, hertz in zip(steps, clocks, strict=True) if hertz],
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
         "mfu": [m.flops / s / card.flops_per_s for m, s in timed if card and m.flops],
     }
@@ -278,14 +291,8 @@ def _weaknesses(
     *,
     asked: int,
 ) -> Iterator[str]:
-    """What a reader must know before trusting the numbers of a case.
-
-    Args:
-        measurements: All processes of the case, whatever their outcome.
-        ok: Those that ended ok.
-        evidence: Those of `ok` that kept enough samples.
-        asked: Number of processes that the suite asks for.
-    """
+    """What a reader must know before trusting the numbers of a case, for which the suite asks for
+    `asked` processes."""
     if ok and len(ok) < len(measurements):
         yield f"numbers from the {len(ok)} of {len(measurements)} processes that ended ok"
     elif ok and len(ok) < asked:
@@ -331,21 +338,6 @@ def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
         if counts and min(counts) < MIN_READINGS:
             noun = "reading" if min(counts) == 1 else "readings"
             yield f"{name} utilisation is the mean of only {min(counts)} {noun} in one process"
-
-
-def _spread(case_id: str, ok: Sequence[Measurement], evidence: Sequence[Measurement]) -> Spread:
-    medians, within = _medians_and_spreads(evidence)
-    between = float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else None
-    return Spread(
-        case_id=case_id,
-        processes=len(evidence),
-        samples=sum(len(m.kept_s) for m in evidence),
-        between=between,
-        within=float(np.median(within)),
-        widest=float(within.max()),
-        unsteady=sum(m.steady is False for m in evidence),
-        discarded=sum(len(m.samples_s) - len(m.kept_s) for m in ok),
-    )
 
 
 def _medians_and_spreads(

@@ -54,7 +54,10 @@ def judge(
     stated rules are for other GPUs, the verdict is INCONCLUSIVE or NO-GO.
     """
     stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
-    results = (_every_case_ran(suite, summaries), *_attested(summaries), *stated)
+    by_id = {s.case.case_id: s for s in summaries}
+    about = [ran(case, by_id.get(case.case_id)) for case in suite.cases]
+    every_case_ran = _built_in(EVERY_CASE_RAN, about, passed=Fact.RAN)
+    results = (every_case_ran, *_attested(summaries), *stated)
     applied = [r for r in results if r.applies]
     worst = min(applied, key=lambda r: WORST_FIRST.index(r.decision))
     unknown = stated and not any(r.applies for r in stated) and worst.decision is not Decision.NO_GO
@@ -67,12 +70,6 @@ def judge(
 
 
 # --- built-in rules ----------------------------------------------------------------------
-
-
-def _every_case_ran(suite: Suite, summaries: Sequence[CaseSummary]) -> RuleResult:
-    by_id = {s.case.case_id: s for s in summaries}
-    findings = [ran(case, by_id.get(case.case_id)) for case in suite.cases]
-    return _built_in(EVERY_CASE_RAN, findings, passed=Fact.RAN)
 
 
 def ran(case: Case, summary: CaseSummary | None) -> Finding:
