@@ -16,7 +16,6 @@ from harness.records import (
     METRICS,
     CaseSummary,
     Decision,
-    Environment,
     Estimate,
     Fact,
     Match,
@@ -25,7 +24,6 @@ from harness.records import (
     Outcome,
     Rule,
     RuleResult,
-    Suite,
     Verdict,
 )
 from harness.tests.fake_runs import case, environment, run
@@ -37,12 +35,15 @@ GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
     Decision.INCONCLUSIVE,
 )
 FLOOR = Rule(name="floor", metric="tokens_per_s", go=500, abort=100)
+ANY = replace(FLOOR, quantifier="any")
+FAST = Rule(name="fast", metric="step_s", go=2.0, abort=5.0)
+ELSEWHERE = replace(FLOOR, gpu="A100", go=1e9)
+SCALES = Rule(name="scales", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.8)
 HERE = environment()
 
 
-def estimate(low: float | None, high: float | None, value: float | None = None) -> Estimate:
-    if value is None:
-        value = 1.0 if low is None or high is None else (low + high) / 2
+def estimate(low: float | None, high: float | None) -> Estimate:
+    value = 1.0 if low is None or high is None else (low + high) / 2
     return Estimate(value=value, low=low, high=high, processes=3, samples=60)
 
 
@@ -57,8 +58,7 @@ def summary(
 ) -> CaseSummary:
     """A case whose metric has this interval."""
     allow = changes.pop("allow", {})
-    metrics = {metric: estimate(low, high)}
-    metrics.setdefault("step_s", estimate(1, 1.1))
+    metrics = {"step_s": estimate(1, 1.1), metric: estimate(low, high)}
     return CaseSummary(
         **{
             "case": case({"name": name}, allow=allow),
@@ -70,13 +70,10 @@ def summary(
 
 
 def verdict(
-    *summaries: CaseSummary,
-    rules: tuple[Rule, ...] = (FLOOR,),
-    fits: tuple[ScalingFit, ...] = (),
-    env: Environment = HERE,
+    *summaries: CaseSummary, rules: tuple[Rule, ...] = (FLOOR,), fits: tuple[ScalingFit, ...] = ()
 ) -> Verdict:
-    suite: Suite = run([s.case for s in summaries], lambda _: [], rules=rules).suite
-    return judge(suite, env, summaries, fits)
+    suite = run([s.case for s in summaries], lambda _: [], rules=rules).suite
+    return judge(suite, HERE, summaries, fits)
 
 
 def stated(*summaries: CaseSummary, rule: Rule = FLOOR, **k: Any) -> RuleResult:
@@ -88,59 +85,43 @@ def stated(*summaries: CaseSummary, rule: Rule = FLOOR, **k: Any) -> RuleResult:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "decision"),
+    ("rule", "low", "high", "decision"),
     [
-        (500, 520, GO),
-        (499, 520, INCONCLUSIVE),
-        (100, 499, CONDITIONAL),
-        (99, 499, INCONCLUSIVE),
-        (99, 600, INCONCLUSIVE),
-        (80, 99, NO_GO),
-        (None, None, INCONCLUSIVE),
-        (math.nan, math.nan, INCONCLUSIVE),
-        (600, math.inf, INCONCLUSIVE),
+        (FLOOR, 500, 520, GO),
+        (FLOOR, 499, 520, INCONCLUSIVE),
+        (FLOOR, 100, 499, CONDITIONAL),
+        (FLOOR, 99, 499, INCONCLUSIVE),
+        (FLOOR, 99, 600, INCONCLUSIVE),
+        (FLOOR, 80, 99, NO_GO),
+        (FLOOR, None, None, INCONCLUSIVE),
+        (FLOOR, math.nan, math.nan, INCONCLUSIVE),
+        (FLOOR, 600, math.inf, INCONCLUSIVE),
+        (FAST, 1, 2, GO),
+        (FAST, 1.9, 2.1, INCONCLUSIVE),
+        (FAST, 2.1, 5, CONDITIONAL),
+        (FAST, 5.1, 6, NO_GO),
+        (replace(FLOOR, abort=None), 400, 499, NO_GO),
+        (replace(FLOOR, abort=None), 490, 510, INCONCLUSIVE),
     ],
 )
-def test_higher_is_better(low: float | None, high: float | None, decision: Decision) -> None:
-    assert stated(summary(low, high)).decision is decision
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "decision"),
-    [(1, 2, GO), (1.9, 2.1, INCONCLUSIVE), (2.1, 5, CONDITIONAL), (5.1, 6, NO_GO)],
-)
-def test_lower_is_better(low: float, high: float, decision: Decision) -> None:
-    rule = Rule(name="fast", metric="step_s", go=2.0, abort=5.0)
-
-    assert stated(summary(low, high, metric="step_s"), rule=rule).decision is decision
-
-
-def test_without_abort_a_missed_go_is_no_go() -> None:
-    rule = replace(FLOOR, abort=None)
-
-    assert stated(summary(400, 499), rule=rule).decision is NO_GO
-    assert stated(summary(490, 510), rule=rule).decision is INCONCLUSIVE
+def test_a_case_is_judged_by_its_whole_interval(
+    rule: Rule, low: float | None, high: float | None, decision: Decision
+) -> None:
+    assert stated(summary(low, high, metric=rule.metric), rule=rule).decision is decision
 
 
 def test_an_absent_metric_is_inconclusive() -> None:
-    rule = Rule(name="busy", metric="gpu_utilisation", go=0.5)
-
-    result = stated(summary(), rule=rule)
+    result = stated(summary(), rule=Rule(name="busy", metric="gpu_utilisation", go=0.5))
 
     assert result.decision is INCONCLUSIVE
     assert [f.fact for f in result.findings] == [Fact.NO_METRIC]
 
 
+bounds = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
+
+
 @given(
-    st.lists(
-        st.tuples(
-            st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)),
-            st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True)),
-            st.sampled_from([None, *Outcome]),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
+    st.lists(st.tuples(bounds, bounds, st.sampled_from([None, *Outcome])), min_size=1, max_size=3),
     st.sampled_from(["all", "any"]),
     st.sampled_from([m for m in METRICS.values() if m.name != "scaling_exponent"]),
 )
@@ -171,16 +152,11 @@ def test_go_needs_finite_intervals_of_ok_cases(
 interval = st.tuples(st.floats(1, 1000), st.floats(0, 300)).map(lambda t: (t[0], t[0] + t[1]))
 
 
-@given(
-    st.lists(interval, min_size=1, max_size=3),
-    st.floats(0, 500),
-    st.sampled_from(["any", "all"]),
-)
+@given(st.lists(interval, min_size=1, max_size=3), st.floats(0, 500), st.sampled_from([FLOOR, ANY]))
 def test_higher_intervals_never_give_a_worse_decision(
-    intervals: list[tuple[float, float]], gain: float, quantifier: str
+    intervals: list[tuple[float, float]], gain: float, rule: Rule
 ) -> None:
     """The decision may pass through INCONCLUSIVE."""
-    rule = replace(FLOOR, quantifier=quantifier)
     order = {NO_GO: 0, INCONCLUSIVE: 1, CONDITIONAL: 1, GO: 2}
 
     before, after = (
@@ -211,13 +187,11 @@ def test_every_outcome_has_its_decision(outcome: Outcome | None) -> None:
 
 @pytest.mark.parametrize("outcome", sorted(set(Outcome) - {Outcome.OK}))
 def test_an_allowed_outcome_is_reported_but_is_go(outcome: Outcome) -> None:
-    allowed = summary(name="b", outcome=outcome, allow={outcome: "known since May"})
-
-    v = verdict(summary(), allowed)
+    v = verdict(summary(), summary(name="b", outcome=outcome, allow={outcome: "since May"}))
 
     assert v.decision is GO
     (found,) = v.rules[0].findings
-    assert (found.fact, found.outcome, found.detail) == (Fact.ALLOWED, outcome, "known since May")
+    assert (found.fact, found.outcome, found.detail) == (Fact.ALLOWED, outcome, "since May")
 
 
 def test_an_outcome_that_is_not_allowed_counts() -> None:
@@ -226,16 +200,12 @@ def test_an_outcome_that_is_not_allowed_counts() -> None:
     assert verdict(other).decision is NO_GO
 
 
-def test_a_case_without_a_measurement_is_inconclusive() -> None:
+def test_a_missing_case_or_process_is_inconclusive() -> None:
     suite = run([case({"name": "a"}), case({"name": "b"})], lambda _: []).suite
-
-    assert judge(suite, HERE, [summary()], ()).decision is INCONCLUSIVE
-
-
-def test_a_missing_process_is_inconclusive() -> None:
     asked = summary()
     more = replace(asked, case=replace(asked.case, settings=MeasureSettings(processes=4)))
 
+    assert judge(suite, HERE, [asked], ()).decision is INCONCLUSIVE
     assert verdict(more, rules=()).decision is INCONCLUSIVE
 
 
@@ -245,10 +215,8 @@ def test_a_missing_process_is_inconclusive() -> None:
         pytest.param(FLOOR, 5.2, NO_GO, id="below-abort"),
         pytest.param(FLOOR, 2.0, INCONCLUSIVE, id="between"),
         pytest.param(FLOOR, None, INCONCLUSIVE, id="no-bound"),
-        pytest.param(Rule(name="s", metric="step_s", go=1, abort=5), 5.2, NO_GO, id="step-over"),
-        pytest.param(
-            Rule(name="s", metric="step_s", go=1, abort=6), 5.2, INCONCLUSIVE, id="step-under"
-        ),
+        pytest.param(FAST, 5.2, NO_GO, id="step-over"),
+        pytest.param(FAST, 5.0, INCONCLUSIVE, id="step-at-abort"),
         pytest.param(Rule(name="m", metric="mfu", go=0.1), 5.2, INCONCLUSIVE, id="other-metric"),
     ],
 )
@@ -257,7 +225,11 @@ def test_a_timeout_is_no_go_or_inconclusive(
 ) -> None:
     late = summary(outcome=Outcome.TIMEOUT, lower_bound_s=lower_bound_s, tokens=512)
 
-    assert stated(late, rule=rule).decision is decision
+    (found,) = stated(late, rule=rule).findings
+
+    assert found.decision is decision
+    at = Fact.AT_LEAST if rule is FAST else Fact.AT_MOST
+    assert found.fact is (at if decision is NO_GO else Fact.ENDED)
 
 
 # --- many cases --------------------------------------------------------------------------
@@ -272,29 +244,26 @@ def test_all_is_decided_by_the_worst_case() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, None])
 def test_any_is_decided_by_the_best_case(outcome: Outcome | None) -> None:
-    result = stated(
-        summary(name="a", outcome=outcome), summary(name="b"), rule=replace(FLOOR, quantifier="any")
-    )
+    result = stated(summary(name="a", outcome=outcome), summary(name="b"), rule=ANY)
 
     assert result.decision is GO
     assert result.evidence == ("train/nsa/name=b",)
 
 
-def test_any_without_a_good_case_is_not_go() -> None:
-    rule = replace(FLOOR, quantifier="any")
-
-    assert stated(summary(50, 60), summary(200, 300, name="b"), rule=rule).decision is CONDITIONAL
-    assert (
-        stated(summary(50, 60), summary(None, None, name="b"), rule=rule).decision is INCONCLUSIVE
-    )
+@pytest.mark.parametrize(
+    ("low", "high", "decision"), [(200, 300, CONDITIONAL), (None, None, INCONCLUSIVE)]
+)
+def test_any_without_a_good_case_is_not_go(
+    low: float | None, high: float | None, decision: Decision
+) -> None:
+    assert stated(summary(50, 60), summary(low, high, name="b"), rule=ANY).decision is decision
 
 
 def test_any_names_the_undecided_cases_that_may_be_go() -> None:
-    rule = replace(FLOOR, quantifier="any")
     cases = summary(200, 300), summary(450, 560, name="b"), summary(50, 160, name="c")
 
-    fair = stated(*cases, rule=rule)
-    good = stated(*cases, summary(500, 520, name="d"), rule=rule)
+    fair = stated(*cases, rule=ANY)
+    good = stated(*cases, summary(500, 520, name="d"), rule=ANY)
 
     assert (fair.decision, good.decision) == (CONDITIONAL, GO)
     assert fair.evidence == ("train/nsa/name=a",)
@@ -302,11 +271,11 @@ def test_any_names_the_undecided_cases_that_may_be_go() -> None:
     assert good.perhaps == ()
 
 
-@pytest.mark.parametrize("quantifier", ["all", "any"])
-def test_a_rule_that_matches_nothing_is_inconclusive(quantifier: str) -> None:
-    rule = replace(FLOOR, quantifier=quantifier, match=Match(criteria={"provider": ("dense",)}))
+@pytest.mark.parametrize("rule", [FLOOR, ANY], ids=["all", "any"])
+def test_a_rule_that_matches_nothing_is_inconclusive(rule: Rule) -> None:
+    nothing = replace(rule, match=Match(criteria={"provider": ("dense",)}))
 
-    assert stated(summary(), rule=rule).decision is INCONCLUSIVE
+    assert stated(summary(), rule=nothing).decision is INCONCLUSIVE
 
 
 # --- the whole verdict -------------------------------------------------------------------
@@ -324,99 +293,79 @@ def test_the_worse_of_two_rules_decides(first: Decision, second: Decision) -> No
     assert (v.decision, v.decided_by) == (first, "b")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "rules", "decision", "decided_by"),
+    [
+        (Outcome.OK, (FLOOR,), GO, "all 2 rules"),
+        (Outcome.OK, (), GO, EVERY_CASE_RAN),
+        (Outcome.OK, (FLOOR, ELSEWHERE), GO, "all 2 rules"),
+        (Outcome.OK, (ELSEWHERE,), INCONCLUSIVE, "no applicable rule"),
+        (Outcome.CRASH, (ELSEWHERE,), NO_GO, EVERY_CASE_RAN),
+    ],
+)
+def test_a_verdict_names_what_decided_it(
+    outcome: Outcome, rules: tuple[Rule, ...], decision: Decision, decided_by: str
+) -> None:
+    v = verdict(summary(outcome=outcome), rules=rules)
+
+    assert (v.decision, v.decided_by, v.device) == (decision, decided_by, "NVIDIA H200")
+
+
 def test_a_rule_for_another_gpu_does_not_apply() -> None:
-    elsewhere = replace(FLOOR, gpu="A100", go=1e9)
+    result = stated(summary(), rule=ELSEWHERE)
 
-    v = verdict(summary(), rules=(FLOOR, elsewhere))
-
-    assert v.decision is GO
-    assert not v.rules[2].applies
-    assert [(f.fact, f.detail) for f in v.rules[2].findings] == [(Fact.OTHER_DEVICE, "NVIDIA H200")]
-
-
-def test_no_applicable_rule_is_inconclusive() -> None:
-    v = verdict(summary(), rules=(replace(FLOOR, gpu="A100"),))
-
-    assert v.decision is INCONCLUSIVE
-    assert (v.rule, v.device) == (None, "NVIDIA H200")
-
-
-def test_a_crash_is_no_go_even_if_no_rule_applies() -> None:
-    v = verdict(summary(outcome=Outcome.CRASH), rules=(replace(FLOOR, gpu="A100"),))
-
-    assert (v.decision, v.decided_by) == (NO_GO, EVERY_CASE_RAN)
-
-
-def test_a_suite_without_rules_is_decided_by_whether_its_cases_ran() -> None:
-    v = verdict(summary(), rules=())
-
-    assert (v.decision, v.decided_by) == (GO, EVERY_CASE_RAN)
-
-
-def test_go_by_several_rules_counts_them() -> None:
-    assert verdict(summary()).decided_by == "all 2 rules"
+    assert not result.applies
+    assert [(f.fact, f.detail) for f in result.findings] == [(Fact.OTHER_DEVICE, "NVIDIA H200")]
 
 
 # --- exponents ---------------------------------------------------------------------------
 
-SCALES = Rule(name="scales", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.8)
 
-
-def curve(low: float | None, high: float | None, *, axis: str = "seq_len") -> ScalingFit:
-    points = tuple(
-        ScalingPoint(case_id=f"train/nsa/name={n}", x=x) for n, x in zip("ab", (1, 2), strict=True)
-    )
-    exponent = None if low is None else estimate(low, high)
-    return ScalingFit(
-        axis=axis,
+def curve(low: float | None, high: float | None, **changes: Any) -> ScalingFit:
+    """A fit over the cases a and b."""
+    ids = ("train/nsa/name=a", "train/nsa/name=b")
+    fit = ScalingFit(
+        axis="seq_len",
         group="train/nsa",
         workload="train",
-        points=points,
-        exponent=exponent,
+        points=tuple(ScalingPoint(case_id=name, x=x) for x, name in enumerate(ids, 1)),
+        exponent=None if low is None else estimate(low, high),
         reason="two",
     )
+    return replace(fit, **changes)
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "decision"),
+    ("fit", "decision", "fact"),
     [
-        (1.0, 1.1, GO),
-        (1.2, 1.4, INCONCLUSIVE),
-        (1.4, 1.5, CONDITIONAL),
-        (1.9, 2.1, NO_GO),
-        (None, None, INCONCLUSIVE),
+        (curve(1.0, 1.1), GO, Fact.INTERVAL),
+        (curve(1.2, 1.4), INCONCLUSIVE, Fact.ACROSS),
+        (curve(1.4, 1.5), CONDITIONAL, Fact.INTERVAL),
+        (curve(1.9, 2.1), NO_GO, Fact.INTERVAL),
+        (curve(None, None), INCONCLUSIVE, Fact.NO_FIT),
+        (
+            curve(0, 0, exponent=replace(estimate(1.0, 1.1), processes=1)),
+            INCONCLUSIVE,
+            Fact.SINGLE_PROCESSES,
+        ),
     ],
 )
 def test_an_exponent_is_judged_by_its_interval(
-    low: float | None, high: float | None, decision: Decision
+    fit: ScalingFit, decision: Decision, fact: Fact
 ) -> None:
-    result = stated(summary(), summary(name="b"), rule=SCALES, fits=(curve(low, high),))
+    result = stated(summary(), summary(name="b"), rule=SCALES, fits=(fit,))
 
     assert result.decision is decision
+    assert [f.fact for f in result.findings] == [fact]
     assert result.evidence == ("train/nsa/name=a", "train/nsa/name=b")
 
 
-def test_an_exponent_from_single_processes_is_inconclusive() -> None:
-    sure = curve(1.0, 1.1)
-    assert sure.exponent is not None
-    once = replace(sure, exponent=replace(sure.exponent, processes=1))
-
-    result = stated(summary(), summary(name="b"), rule=SCALES, fits=(once,))
-
-    assert result.decision is INCONCLUSIVE
-    assert [f.fact for f in result.findings] == [Fact.SINGLE_PROCESSES]
-
-
 def test_a_matched_case_outside_every_fit_is_inconclusive() -> None:
-    lonely = summary(name="c")
+    cases = (summary(), summary(name="b"))
+    fit, other = curve(1.0, 1.1), curve(1.0, 1.1, axis="batch")
 
-    result = stated(summary(), summary(name="b"), lonely, rule=SCALES, fits=(curve(1.0, 1.1),))
+    result = stated(*cases, summary(name="c"), rule=SCALES, fits=(fit,))
 
     assert result.decision is INCONCLUSIVE
     assert result.evidence == ("train/nsa/name=c",)
-
-
-def test_a_fit_over_another_axis_does_not_count() -> None:
-    fits = (curve(1.0, 1.1, axis="batch"),)
-
-    assert stated(summary(), summary(name="b"), rule=SCALES, fits=fits).decision is INCONCLUSIVE
+    assert stated(*cases, rule=SCALES, fits=(other,)).decision is INCONCLUSIVE
