@@ -4,15 +4,12 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.expectation import Judgement, assess, peak
+from harness.analysis.expectation import Assessment, Judgement, assess, peak
 from harness.analysis.summary import summarise
 from harness.records import Expectation, Match, Measurement, Outcome
-from harness.tests.fake_runs import case, ended, environment, run, timed
+from harness.tests.fake_runs import case, ended, run, timed
 
 CASE = case({"seq_len": 512})
-
-
-# --- peaks -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -24,84 +21,85 @@ CASE = case({"seq_len": 512})
         ("NVIDIA H100 PCIe", "bf16", 756e12),
         ("NVIDIA H200", "fp16", 989e12),
         ("NVIDIA GeForce RTX 3090", "bf16", 71e12),
+        ("cpu", "bf16", None),
+        ("NVIDIA GH200 480GB", "bf16", None),
+        ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16", None),
     ],
 )
-def test_a_card_has_the_peak_of_its_data_sheet(
-    gpu: str, precision: str, flops_per_s: float
+def test_a_card_has_the_peak_of_its_data_sheet_and_a_slice_has_none(
+    gpu: str, precision: str, flops_per_s: float | None
 ) -> None:
     found = peak(gpu, precision)
 
-    assert found is not None
-    assert found.flops_per_s == flops_per_s
-
-
-@pytest.mark.parametrize(
-    "gpu",
-    [
-        "cpu",
-        "NVIDIA GH200 480GB",
-        "NVIDIA GeForce RTX 3090 Ti",
-        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-    ],
-)
-def test_an_unknown_card_or_a_slice_of_a_card_has_no_peak(gpu: str) -> None:
-    assert peak(gpu, "bf16") is None
+    assert (found.flops_per_s if found else None) == flops_per_s
 
 
 # --- expectations ------------------------------------------------------------------------
 
 
-def assessed(expectation: Expectation, measurements: list[Measurement], **env: Any) -> Any:
-    r = run([CASE], lambda _: measurements, expectations=[expectation], env=environment(**env))
-    return assess(r.suite, r.environment, summarise(r))[0]
+def assessed(measurements: list[Measurement], **expected: Any) -> tuple[Assessment, ...]:
+    expectation = Expectation(**{"metric": "tokens_per_s", **expected})
+    r = run([CASE], lambda _: measurements, expectations=[expectation])
+    return assess(r.suite, r.environment, summarise(r))
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "judgement"),
+    ("expected", "judgement"),
     [
-        (500, 1500, Judgement.BELOW),
-        (None, 10, Judgement.ABOVE),
-        (20, 40, Judgement.MET),
-        (27, None, Judgement.UNDECIDED),
-        (20, 27, Judgement.UNDECIDED),
+        ({"low": 500, "high": 1500}, Judgement.BELOW),
+        ({"high": 10}, Judgement.ABOVE),
+        ({"low": 20, "high": 40}, Judgement.MET),
+        ({"low": 27}, Judgement.UNDECIDED),
+        ({"low": 20, "high": 27}, Judgement.UNDECIDED),
+        ({"low": 500, "gpu": "A100"}, Judgement.OTHER_GPU),
     ],
 )
 def test_the_whole_interval_must_be_on_one_side(
-    low: float | None, high: float | None, judgement: Judgement
+    expected: dict[str, Any], judgement: Judgement
 ) -> None:
-    expectation = Expectation(metric="tokens_per_s", low=low, high=high)
+    (found,) = assessed(timed(CASE, 512 / 27), **expected)
 
-    assert assessed(expectation, timed(CASE, 512 / 27)).judgement is judgement
-
-
-def test_a_value_outside_the_range_has_its_distance_to_both_ends() -> None:
-    expectation = Expectation(metric="tokens_per_s", low=500, high=1500)
-
-    assert assessed(expectation, timed(CASE, 512 / 11)).factors == pytest.approx(
-        (500 / 11, 1500 / 11), rel=0.03
-    )
+    assert found.judgement is judgement
 
 
-def test_an_expectation_for_another_card_is_not_judged() -> None:
-    expectation = Expectation(metric="tokens_per_s", low=500, gpu="A100")
+@pytest.mark.parametrize(
+    ("low", "high", "factors"),
+    [
+        (500, 1500, (500 / 11, 1500 / 11)),
+        (None, 1, (11,)),
+        (22, None, (2,)),
+        (10, 12, ()),
+        (10, None, ()),
+        (0, 12, ()),
+    ],
+)
+def test_a_value_outside_the_range_has_its_distance_to_both_ends(
+    low: float | None, high: float | None, factors: tuple[float, ...]
+) -> None:
+    (found,) = assessed(timed(CASE, 512 / 11), low=low, high=high)
 
-    assert assessed(expectation, timed(CASE, 0.001)).judgement is Judgement.OTHER_GPU
+    assert found.factors == pytest.approx(factors, rel=0.03)
 
 
-def test_a_timeout_bounds_the_metric() -> None:
-    expectation = Expectation(metric="tokens_per_s", low=500)
-    timeout = ended(CASE, Outcome.TIMEOUT, lower_bound_s=51.2, tokens=512)
+@pytest.mark.parametrize(
+    ("expected", "judgement", "bound", "factors"),
+    [
+        ({"low": 500}, Judgement.BELOW, 10.0, (50.0,)),
+        ({"metric": "step_s", "high": 25.6}, Judgement.ABOVE, 51.2, (2.0,)),
+        ({"metric": "mfu", "low": 0.1}, Judgement.NOT_MEASURED, None, ()),
+    ],
+)
+def test_a_timeout_bounds_the_metric(
+    expected: dict[str, Any], judgement: Judgement, bound: float, factors: tuple[float, ...]
+) -> None:
+    (a,) = assessed(ended(CASE, Outcome.TIMEOUT, lower_bound_s=51.2, tokens=512), **expected)
 
-    a = assessed(expectation, timeout)
-
-    assert (a.judgement, a.bound, a.factors) == (Judgement.BELOW, 10.0, (50.0,))
+    assert (a.judgement, a.bound, a.factors) == (judgement, bound, factors)
 
 
 def test_an_expectation_of_another_provider_is_not_assessed() -> None:
-    expectation = Expectation(
-        metric="tokens_per_s", low=1, match=Match(criteria={"provider": ("dense",)})
-    )
-    r = run([CASE], lambda c: timed(c, 0.1), expectations=[expectation])
+    dense = Match(criteria={"provider": ("dense",)})
 
-    assert assess(r.suite, r.environment, summarise(r)) == ()
+    assert assessed(timed(CASE, 0.1), low=1, match=dense) == ()

@@ -155,13 +155,6 @@ def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:
 # --- cycles and roofline -----------------------------------------------------------------
 
 
-def test_cycles_are_step_time_times_the_clock_while_sampling() -> None:
-    """The telemetry of a fake run is a tenth of its level before the timed phases."""
-    metrics = summary_of(timed(CASE, 0.05, telemetry={CLOCK: 1.5e9})).metrics
-
-    assert metrics["step_cycles"].value == pytest.approx(metrics["step_s"].value * 1.5e9, rel=0.05)
-
-
 @pytest.mark.parametrize(
     ("metric", "why"), [("step_cycles", "SM clock"), ("roofline_share", "no peak was measured")]
 )
@@ -195,35 +188,11 @@ def test_the_roofline_bound_is_the_largest_of_its_terms(
     assert bound(Peaks(), **known) is None
 
 
-def test_a_summary_has_the_bound_and_the_share_of_the_roofline() -> None:
-    summary = summary_of(timed(CASE, 1e-3), self_tests=(SELF_TEST,))
-
-    assert summary.roofline_s == pytest.approx(LEAST_S)
-    assert summary.roofline_by == "compute"
-    share = LEAST_S / summary.metrics["step_s"].value
-    assert summary.metrics["roofline_share"].value == pytest.approx(share)
-
-
 @pytest.mark.parametrize(("share", "notes"), [(1.01, 0), (1.05, 1)])
 def test_a_step_faster_than_the_roofline_gets_a_note(share: float, notes: int) -> None:
     summary = summary_of(timed(CASE, LEAST_S / share, cv=1e-4), self_tests=(SELF_TEST,))
 
     assert len(summary.notes) == notes
-
-
-# --- spread ------------------------------------------------------------------------------
-
-
-def test_spreads_find_the_planted_scatter() -> None:
-    """Twelve processes 1 % apart; the samples of each spread log-normally by 1 %."""
-    (found,) = spreads(run([CASE], lambda _: timed(CASE, 0.05, processes=12, cv=0.01)))
-    (alone,) = spreads(run([CASE], lambda _: timed(CASE, 0.05, processes=1)))
-
-    assert (found.processes, found.samples, found.unsteady) == (12, 240, 0)
-    assert found.between == pytest.approx(0.01, rel=0.5)
-    assert found.within == pytest.approx(0.0135, rel=0.3)  # quartiles of a normal: 1.35 sigma
-    assert found.widest >= found.within
-    assert alone.between is None
 
 
 # --- targets -----------------------------------------------------------------------------
@@ -267,17 +236,6 @@ def test_a_rule_is_compared_with_the_card_of_the_run(
 
 
 # --- time --------------------------------------------------------------------------------
-
-
-def test_the_use_of_time_adds_up() -> None:
-    """Each fake process: 6.7 s start, 1.2 s setup, 0.9 s accuracy, 8 s warm-up, 2 s of samples."""
-    used = overhead.time_use(run([CASE], lambda _: timed(CASE, 0.05), wall_s=100.0))
-
-    assert used is not None
-    assert used.work_s == pytest.approx(3 * 10.9, rel=0.01)
-    assert used.sampling_s == pytest.approx(3 * 2.0, rel=0.01)
-    assert used.work_share == pytest.approx(0.327, rel=0.01)
-    assert used.overhead_s == pytest.approx(6.7 + 1.2 + 0.4, rel=0.01)
 
 
 def test_without_wall_time_and_phases_only_the_lifetimes_are_known() -> None:

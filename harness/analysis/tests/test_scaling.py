@@ -1,6 +1,7 @@
 """Scaling fits find a planted exponent, limit or bend."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,56 +10,62 @@ import pytest
 from harness.analysis import scaling
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import summarise
-from harness.records import Measurement, Outcome
+from harness.records import Estimate, Measurement, Outcome
 from harness.tests.fake_runs import ended, run, sweep, timed
 
+LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 
-def fitted(
-    exponent: float, *, limit_s: float = math.inf, cv: float = 0.005, **changes: Any
-) -> ScalingFit:
-    """One group of six lengths with a planted exponent; cases over the limit time out."""
-    cases = sweep(workload="forward", seq_len=[128, 256, 512, 1024, 2048, 4096])
+
+def fitted(steps: Mapping[int, float], *, cv: float = 0.005, **late: Any) -> ScalingFit:
+    """The fit of a sweep with these step times; cases with `inf` end as `late` says."""
 
     def measure(c: Any) -> list[Measurement]:
-        step = 0.01 * (c.axes["seq_len"] / 128) ** exponent
-        if step > limit_s:
-            return ended(c, Outcome.TIMEOUT, lower_bound_s=limit_s)
-        return timed(c, step, cv=cv, **changes)
+        step = steps[c.axes["seq_len"]]
+        return timed(c, step, cv=cv) if math.isfinite(step) else ended(c, **late)
 
+    cases = sweep(workload="forward", seq_len=list(steps))
     (fit,) = scaling.fit(summarise(run(cases, measure)))
     return fit
+
+
+def power(
+    exponent: float, lengths: Sequence[int] = LENGTHS, limit_s: float = math.inf
+) -> dict[int, float]:
+    """Step times from 10 ms at a length of 128; infinite above the limit."""
+    steps = {n: 0.01 * (n / 128) ** exponent for n in lengths}
+    return {n: step if step <= limit_s else math.inf for n, step in steps.items()}
+
+
+def exponent_of(fit: ScalingFit) -> Estimate:
+    assert fit.exponent is not None
+    return fit.exponent
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.7, 2.0])
 @pytest.mark.parametrize("limit_s", [math.inf, 0.3])
 def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> None:
-    fit = fitted(exponent, limit_s=limit_s)
+    steps = power(exponent, limit_s=limit_s)
 
-    assert fit.exponent is not None
-    assert fit.exponent.low is not None
-    assert fit.exponent.high is not None
-    assert fit.exponent.value == pytest.approx(exponent, abs=0.02)
-    assert fit.exponent.low < exponent < fit.exponent.high
+    fit = fitted(steps, outcome=Outcome.TIMEOUT, lower_bound_s=limit_s)
+
+    found = exponent_of(fit)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.value == pytest.approx(exponent, abs=0.02)
+    assert found.low < exponent < found.high
     assert fit.at(512) == pytest.approx(0.01 * 4**exponent, rel=0.02)
-    assert fit.group == "forward/nsa"
+    assert (fit.group, fit.note) == ("forward/nsa", "")
 
 
 def test_a_timeout_makes_the_fit_steeper() -> None:
     """Three points are linear; the fourth took at least eight times what they predict."""
-    cases = sweep(seq_len=[128, 256, 512, 1024])
+    linear = power(1.0, LENGTHS[:3])
+    late = {**linear, 1024: math.inf}
 
-    def measure(c: Any) -> list[Measurement]:
-        if c.axes["seq_len"] == 1024:
-            return ended(c, Outcome.TIMEOUT, lower_bound_s=0.64)
-        return timed(c, 0.01 * c.axes["seq_len"] / 128, cv=0.05)
+    without = fitted(linear, cv=0.05)
+    with_it = fitted(late, cv=0.05, outcome=Outcome.TIMEOUT, lower_bound_s=0.64)
 
-    summaries = summarise(run(cases, measure))
-    (with_it,) = scaling.fit(summaries)
-    (without,) = scaling.fit(summaries[:3])
-
-    assert with_it.exponent is not None
-    assert without.exponent is not None
-    assert with_it.exponent.value > without.exponent.value + 0.3
+    assert exponent_of(with_it).value > exponent_of(without).value + 0.3
     assert with_it.censored == 1
 
 
@@ -71,24 +78,10 @@ def test_a_bound_far_below_the_line_changes_nothing() -> None:
     assert censored == pytest.approx(plain, abs=2e-3)
 
 
-def test_95_of_100_censored_intervals_contain_the_true_exponent() -> None:
-    rng = np.random.default_rng(0)
-    x = np.log([128.0, 256, 512, 1024, 2048, 4096])
-    limit = 1.7 * math.log(1500)
-    covered = 0
-    draws = 150
-    for _ in range(draws):
-        y = 1.7 * x + rng.normal(0, 0.1, x.size)
-        seen = y < limit
-        hidden = x[~seen]
-        _, low, high, _ = scaling._tobit(x[seen], y[seen], hidden, np.full(hidden.shape, limit))
-        covered += low <= 1.7 <= high
-
-    assert 0.88 < covered / draws < 0.99
-
-
 def test_two_measured_points_give_no_fit() -> None:
-    fit = fitted(2.0, limit_s=0.05)
+    steps = power(2.0, limit_s=0.05)
+
+    fit = fitted(steps, outcome=Outcome.TIMEOUT, lower_bound_s=0.05)
 
     assert fit.exponent is None
     with pytest.raises(ValueError, match="2 measured values of seq_len"):
@@ -96,18 +89,12 @@ def test_two_measured_points_give_no_fit() -> None:
 
 
 def test_a_hang_is_not_a_slow_point() -> None:
-    cases = sweep(seq_len=[128, 256, 512, 1024])
+    steps = {**power(1.0, LENGTHS[:3]), 1024: math.inf}
 
-    def measure(c: Any) -> list[Measurement]:
-        if c.axes["seq_len"] == 1024:
-            return ended(c, Outcome.HANG, lower_bound_s=120.0)
-        return timed(c, 0.01 * c.axes["seq_len"] / 128, cv=0.002)
-
-    (fit,) = scaling.fit(summarise(run(cases, measure)))
+    fit = fitted(steps, outcome=Outcome.HANG, lower_bound_s=120.0)
 
     assert fit.censored == 0
-    assert fit.exponent is not None
-    assert fit.exponent.value == pytest.approx(1, abs=0.03)
+    assert exponent_of(fit).value == pytest.approx(1, abs=0.03)
 
 
 def test_a_fit_has_the_processes_of_its_poorest_point() -> None:
@@ -119,33 +106,33 @@ def test_a_fit_has_the_processes_of_its_poorest_point() -> None:
 
     (fit,) = scaling.fit(summarise(run(cases, measure)))
 
-    assert fit.exponent is not None
-    assert fit.exponent.processes == 1
+    assert exponent_of(fit).processes == 1
 
 
-def test_a_flat_curve_has_a_fixed_cost_only_if_every_case_used_the_axis() -> None:
-    def note(*seen: int) -> str:
-        """The note of a flat curve if the workload used these lengths."""
-        cases = sweep(seq_len=[128, 256, 512])
+@pytest.mark.parametrize(
+    ("seen", "note"),
+    [
+        ({128, 256, 512}, "fixed cost"),
+        ({256}, "check that the workload uses it"),
+        (set(), "check that the workload uses it"),
+    ],
+)
+def test_a_flat_curve_has_a_fixed_cost_only_if_every_case_used_the_axis(
+    seen: set[int], note: str
+) -> None:
+    cases = sweep(seq_len=[128, 256, 512])
 
-        def measure(c: Any) -> list[Measurement]:
-            return timed(c, 0.01, effective=c.axes if c.axes["seq_len"] in seen else {})
+    def measure(c: Any) -> list[Measurement]:
+        return timed(c, 0.01, effective=c.axes if c.axes["seq_len"] in seen else {})
 
-        (fit,) = scaling.fit(summarise(run(cases, measure)))
-        return fit.note
+    (fit,) = scaling.fit(summarise(run(cases, measure)))
 
-    assert "fixed cost" in note(128, 256, 512)
-    assert "check that the workload uses it" in note(256)
-    assert note() == note(256)
-    assert fitted(1.0).note == ""
+    assert note in fit.note
 
 
 def test_a_curve_that_steepens_is_not_a_power_law() -> None:
     """As on a GPU: kernel launches cost the same at every length, until the work exceeds them."""
-    steps = {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099}
-    cases = sweep(workload="forward", seq_len=list(steps))
-
-    (fit,) = scaling.fit(summarise(run(cases, lambda c: timed(c, steps[int(c.axes["seq_len"])]))))
+    fit = fitted({128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099})
 
     assert "seq_len 1024 to 2048" in fit.note
 

@@ -149,27 +149,6 @@ def test_go_needs_finite_intervals_of_ok_cases(
         assert all(good) if quantifier == "all" else any(good)
 
 
-interval = st.tuples(st.floats(1, 1000), st.floats(0, 300)).map(lambda t: (t[0], t[0] + t[1]))
-
-
-@given(st.lists(interval, min_size=1, max_size=3), st.floats(0, 500), st.sampled_from([FLOOR, ANY]))
-def test_higher_intervals_never_give_a_worse_decision(
-    intervals: list[tuple[float, float]], gain: float, rule: Rule
-) -> None:
-    """The decision may pass through INCONCLUSIVE."""
-    order = {NO_GO: 0, INCONCLUSIVE: 1, CONDITIONAL: 1, GO: 2}
-
-    before, after = (
-        stated(
-            *(summary(lo + g, hi + g, name=str(i)) for i, (lo, hi) in enumerate(intervals)),
-            rule=rule,
-        )
-        for g in (0.0, gain)
-    )
-
-    assert order[after.decision] >= order[before.decision]
-
-
 # --- outcomes ----------------------------------------------------------------------------
 
 
