@@ -24,15 +24,9 @@ def pairs(ratio: float, n: int, *, spread: float = 0.008, seed: int = 0) -> list
     ]
 
 
-def clocked(plain: list[Pair], baseline_hz: float, candidate_hz: float) -> list[Pair]:
-    return [replace(p, baseline_hz=baseline_hz, candidate_hz=candidate_hz) for p in plain]
-
-
-def judge(ratio: float, *, spread: float = 0.008, seed: int = 0) -> Comparison:
-    """One case through both stages."""
-    first = {"a": pairs(ratio, DEFAULT.screen_pairs, spread=spread, seed=seed)}
-    second = {"a": pairs(ratio, 20, spread=spread, seed=seed + 1000)}
-    (answer,) = confirm(first, {} if screen(first["a"], DEFAULT) else second, DEFAULT)
+def judge(first: list[Pair], second: list[Pair]) -> Comparison:
+    """One case, confirmed by the second pairs if there are any."""
+    (answer,) = confirm({"a": first}, {"a": second} if second else {}, DEFAULT)
     return answer
 
 
@@ -98,7 +92,10 @@ def test_too_few_pairs_have_no_exact_bounds() -> None:
     ],
 )
 def test_the_planted_change_is_found(planted: float, spread: float, expected: Change) -> None:
-    answer = judge(planted, spread=spread, seed=7)
+    first = pairs(planted, DEFAULT.screen_pairs, spread=spread, seed=7)
+    second = pairs(planted, 20, spread=spread, seed=1007)
+
+    answer = judge(first, [] if screen(first, DEFAULT) else second)
 
     assert answer.change is expected
     assert answer.low is not None
@@ -107,48 +104,44 @@ def test_the_planted_change_is_found(planted: float, spread: float, expected: Ch
 
 
 def test_a_certain_slowdown_of_no_practical_size_is_the_same() -> None:
-    answer = confirm(
-        {"a": pairs(1.013, 6, spread=0.0005)}, {"a": pairs(1.013, 20, spread=0.0005)}, DEFAULT
-    )[0]
+    answer = judge(pairs(1.013, 6, spread=0.0005), pairs(1.013, 20, spread=0.0005))
 
     assert answer.p_value is not None
     assert answer.p_value < DEFAULT.alpha
     assert answer.change is Change.SAME
 
 
-def test_a_case_whose_noise_could_hide_a_slowdown_does_not_pass_the_screen() -> None:
-    """Though its centre is fine: four of six pairs show no change."""
-    noisy = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.99, 1.00, 1.01, 1.06, 0.94, 1.00)]
-    calm = [Pair(baseline_s=1.0, candidate_s=r) for r in (0.999, 1.0, 1.001, 1.002, 0.998, 1.0)]
-
-    assert not screen(noisy, DEFAULT)
-    assert screen(calm, DEFAULT)
-    assert not screen(calm[:5], DEFAULT)
+@pytest.mark.parametrize(
+    ("ratios", "passes"),
+    [
+        ((0.999, 1.0, 1.001, 1.002, 0.998, 1.0), True),
+        ((0.99, 1.00, 1.01, 1.06, 0.94, 1.00), False),  # noise that could hide a slowdown
+        ((0.999, 1.0, 1.001, 1.002, 0.998), False),
+    ],
+    ids=["calm", "noisy", "few"],
+)
+def test_a_screen_is_passed_by_enough_calm_pairs(ratios: tuple[float, ...], passes: bool) -> None:
+    assert screen([Pair(baseline_s=1.0, candidate_s=r) for r in ratios], DEFAULT) is passes
 
 
 def test_a_confirmation_uses_its_new_pairs_only() -> None:
-    answer = confirm({"a": pairs(1.06, 6)}, {"a": pairs(1.0, 20)}, DEFAULT)[0]
+    answer = judge(pairs(1.06, 6), pairs(1.0, 20))
 
-    assert answer.change is Change.SAME
-    assert answer.pairs == 20
+    assert (answer.change, answer.pairs) == (Change.SAME, 20)
 
 
 def test_the_more_cases_are_confirmed_the_smaller_a_p_value_must_be() -> None:
     one = pairs(1.018, 20, spread=0.014, seed=3)
-    alone = confirm({"a": one}, {"a": one}, DEFAULT)[0]
     clean = {f"c{i}": pairs(1.0, 20, seed=100 + i) for i in range(59)}
+
+    alone = judge(one, one)
     among = confirm({"a": one, **clean}, {"a": one, **clean}, DEFAULT)[0]
 
     assert alone.p_value is not None
-    assert among.p_value is not None
     assert among.p_value == pytest.approx(60 * alone.p_value)
     assert (alone.change, among.change) == (Change.SLOWER, Change.UNDECIDED)
-
-
-def test_adjusted_p_values_ascend() -> None:
-    assert holm({"a": 0.001, "b": 0.04, "c": 0.03}) == pytest.approx(
-        {"a": 0.003, "c": 0.06, "b": 0.06}
-    )
+    adjusted = holm({"a": 0.001, "b": 0.04, "c": 0.03})
+    assert adjusted == pytest.approx({"a": 0.003, "c": 0.06, "b": 0.06})  # they ascend
 
 
 @pytest.mark.parametrize(
@@ -162,62 +155,50 @@ def test_adjusted_p_values_ascend() -> None:
 def test_a_gap_that_vanishes_in_cycles_is_undecided(
     candidate_hz: float, change: Change, explained: bool
 ) -> None:
-    second = clocked(pairs(1.05, 20), 1.98e9, candidate_hz)
+    clocks = {"baseline_hz": 1.98e9, "candidate_hz": candidate_hz}
 
-    answer = confirm({"a": pairs(1.05, 6)}, {"a": second}, DEFAULT)[0]
+    answer = judge(pairs(1.05, 6), [replace(p, **clocks) for p in pairs(1.05, 20)])
 
     assert (answer.change, answer.clock_explained) == (change, explained)
-    if explained:
-        assert answer.pairs_needed is None
+    assert answer.pairs_needed is None
 
 
 def test_the_pairs_that_an_undecided_case_needs_do_decide_it() -> None:
-    answer = confirm({"a": pairs(1.02, 6)}, {"a": pairs(1.02, 20, spread=0.025, seed=5)}, DEFAULT)[
-        0
-    ]
+    answer = judge(pairs(1.02, 6), pairs(1.02, 20, spread=0.025, seed=5))
 
     assert answer.change is Change.UNDECIDED
     assert answer.pairs_needed is not None
     assert answer.minutes_needed == pytest.approx(answer.pairs_needed * 20.0 / 60)
     assert answer.smallest_effect is not None
     assert 0.02 < answer.smallest_effect < 0.05
-    decided = [
-        confirm({"a": many[:5]}, {"a": many}, DEFAULT)[0].change is not Change.UNDECIDED
-        for seed in range(10)
-        if (many := pairs(answer.ratio, answer.pairs_needed, spread=0.025, seed=seed))
-    ]
-    assert sum(decided) >= 7
+    more = (pairs(answer.ratio, answer.pairs_needed, spread=0.025, seed=n) for n in range(10))
+    assert sum(judge(p[:5], p).change is not Change.UNDECIDED for p in more) >= 7
 
 
-def test_a_case_that_was_not_confirmed_is_undecided() -> None:
-    answer = confirm({"a": pairs(1.05, 6)}, {}, DEFAULT)[0]
+NO_BOUNDS = {"low": None, "high": None, "smallest_effect": None}
 
-    assert answer.change is Change.UNDECIDED
-    assert (answer.p_value, answer.pairs_needed) == (None, 20)
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (pairs(1.05, 6), [], {"change": Change.UNDECIDED, "p_value": None, "pairs_needed": 20}),
+        (pairs(1.0, 6), [], {"change": Change.SAME, "p_value": None, "pairs_needed": None}),
+        (pairs(1.0, 1), [], {"change": Change.UNDECIDED, **NO_BOUNDS}),
+        (pairs(1.0, 6), pairs(1.0, 6), {"change": Change.UNDECIDED, **NO_BOUNDS}),
+    ],
+    ids=["not confirmed", "passed", "one pair", "six pairs to confirm"],
+)
+def test_few_pairs_decide_little(
+    first: list[Pair], second: list[Pair], expected: dict[str, object]
+) -> None:
+    answer = judge(first, second)
+
+    assert {name: getattr(answer, name) for name in expected} == expected
 
 
 def test_a_case_that_passed_the_screen_has_a_smallest_effect() -> None:
     """Above screen_ratio by 1.28 standard errors of the mean of six pairs."""
-    answer = confirm({"a": pairs(1.0, 6)}, {}, DEFAULT)[0]
-
-    assert (answer.change, answer.p_value) == (Change.SAME, None)
-    assert answer.smallest_effect == pytest.approx(0.018, abs=0.004)
-
-
-def test_one_pair_has_no_bounds() -> None:
-    answer = confirm({"a": pairs(1.0, 1)}, {}, DEFAULT)[0]
-
-    assert answer.change is Change.UNDECIDED
-    assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
-
-
-def test_a_confirmation_of_six_pairs_decides_nothing() -> None:
-    few = pairs(1.0, 6)
-
-    answer = confirm({"a": few}, {"a": few}, DEFAULT)[0]
-
-    assert answer.change is Change.UNDECIDED
-    assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
+    assert judge(pairs(1.0, 6), []).smallest_effect == pytest.approx(0.018, abs=0.004)
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])
@@ -227,14 +208,11 @@ def test_a_pair_needs_positive_finite_numbers(name: str, bad: float) -> None:
         replace(Pair(baseline_s=1.0, candidate_s=1.0), **{name: bad})
 
 
-def test_a_case_needs_pairs_of_the_screen() -> None:
+def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="no pairs"):
-        confirm({"a": []}, {}, DEFAULT)
+        judge([], [])
     with pytest.raises(ValueError, match="not screened"):
         confirm({"a": pairs(1.0, 6)}, {"b": pairs(1.0, 20)}, DEFAULT)
-
-
-def test_a_confirmation_needs_enough_pairs_to_reach_alpha() -> None:
     with pytest.raises(ValueError, match="at least 8"):
         Thresholds(confirm_pairs=7)
     assert least_pairs(60, 0.005) == 14

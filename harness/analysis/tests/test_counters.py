@@ -1,6 +1,7 @@
 """Counters as metrics, and rules about kernels and operators that nothing confirms."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,19 +42,24 @@ def test_processes_that_count_differently_are_noted() -> None:
     assert "12 to 1,300" in note
 
 
-def test_a_rule_about_kernels_is_attested_only_by_a_profile_with_kernels() -> None:
-    stated = replace(CASE, kernels=PathRule(must=("absent",)))
-    seen = replace(OK, profile=Profile(no_kernels="no GPU"))
-
-    assert counters.unattested(stated, [seen], gpu=True) == "no GPU"
-    assert counters.unattested(stated, [seen], gpu=False) == ""
+REQUIRED = PathRule(must=("x",))
 
 
-def test_a_rule_about_operators_is_attested_only_by_a_profile() -> None:
-    stated = replace(CASE, operators=PathRule(must=("x",)))
-    skipped = replace(OK, profile=Profile(skipped="switched off"))
+@pytest.mark.parametrize(
+    ("rules", "profile", "gpu", "why"),
+    [
+        ({"kernels": REQUIRED}, Profile(no_kernels="no GPU"), True, "no GPU"),
+        ({"kernels": REQUIRED}, Profile(no_kernels="no GPU"), False, ""),
+        ({"operators": REQUIRED}, Profile(no_kernels="no GPU"), True, ""),
+        ({"operators": REQUIRED}, Profile(skipped="switched off"), True, "switched off"),
+        ({"operators": REQUIRED}, Profile(skipped="switched off"), False, "switched off"),
+        ({"operators": REQUIRED}, None, False, "no profile was taken"),
+        ({}, None, True, ""),
+    ],
+)
+def test_a_rule_is_attested_only_by_a_profile_of_what_it_is_about(
+    rules: dict[str, Any], profile: Profile | None, gpu: bool, why: str
+) -> None:
+    seen = [replace(OK, profile=profile)]
 
-    for gpu in (True, False):
-        assert counters.unattested(stated, [OK], gpu=gpu)
-        assert counters.unattested(stated, [skipped], gpu=gpu) == "switched off"
-        assert counters.unattested(CASE, [OK], gpu=gpu) == ""
+    assert counters.unattested(replace(CASE, **rules), seen, gpu=gpu) == why

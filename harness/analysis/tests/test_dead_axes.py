@@ -51,14 +51,56 @@ def of_length(c: Case, **changes: Any) -> list[Measurement]:
     return did(c, **{"output": (t, t, t), "step_s": t * 1e-4, **changes})
 
 
-def test_an_axis_without_effect_is_dead() -> None:
-    (found,) = odd(SWEEP, of_length).dead
+NOISY = {0: (1.0, 1.00002, 1.00001), 1: (1.00001, 1.0, 1.00003), 2: (1.001, 1.00101, 1.00102)}
+"""Outputs of three processes: those of 0 and 1 differ as much within a case as between the two."""
 
-    assert (found.workload, found.provider, found.axes) == ("train", "nsa", ("flag",))
-    assert found.values == ((0,), (1,), (2,))
-    assert (found.all_values, found.pairs) == (True, 6)
-    assert (found.time_differs, found.without_kernels) == (False, False)
-    assert 0.9 < found.fastest <= 1 <= found.slowest < 1.1
+
+@pytest.mark.parametrize(
+    ("cases", "measure", "expected"),
+    [
+        (
+            SWEEP,
+            of_length,
+            {
+                "workload": "train",
+                "provider": "nsa",
+                "axes": ("flag",),
+                "all_values": True,
+                "values": ((0,), (1,), (2,)),
+                "pairs": 6,
+                "time_differs": False,
+            },
+        ),
+        # A value that has an effect in one group.
+        (
+            SWEEP,
+            lambda c: of_length(c, ops=120 if c.case_id.endswith("2048/flag=2") else 100),
+            {"values": ((0,), (1,)), "all_values": False},
+        ),
+        (FLAGS, lambda c: did(c), {"without_kernels": False}),
+        (FLAGS, lambda c: did(c, gpu=False), {"without_kernels": True}),
+        (FLAGS, lambda c: did(c, 0.05 - 0.01 * int(c.axes["flag"])), {"time_differs": True}),
+        (
+            sweep(flag=[0, 1, 2]),
+            lambda c: did(c, output=NOISY[int(c.axes["flag"])]),
+            {"values": ((0,), (1,))},
+        ),
+        (
+            [case({"seq_len": 512}, provider=name) for name in ("dense", "flash")],
+            did,
+            {"provider": "", "axes": ("provider",), "values": (("dense",), ("flash",))},
+        ),
+    ],
+    ids=["all", "some", "kernels", "no kernels", "time", "noisy outputs", "providers"],
+)
+def test_values_without_effect_are_dead(
+    cases: Sequence[Case], measure: Callable[[Case], list[Measurement]], expected: dict[str, Any]
+) -> None:
+    (found,) = odd(cases, measure).dead
+
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.fastest <= found.slowest == pytest.approx(found.fastest, rel=0.1)
+    assert found.fastest == pytest.approx(0.8 if found.time_differs else 1, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +118,6 @@ def test_an_axis_that_changes_anything_is_not_dead(changed: dict[str, Any]) -> N
     assert odd(FLAGS, lambda c: did(c, **changed if c.axes["flag"] else {})).dead == ()
 
 
-def test_a_value_that_has_an_effect_in_one_group_is_not_dead() -> None:
-    def measure(c: Case) -> list[Measurement]:
-        both = c.axes == {"seq_len": 2048, "flag": 2, "precision": "bf16"}
-        return of_length(c, ops=120 if both else 100)
-
-    (found,) = odd(SWEEP, measure).dead
-
-    assert found.values == ((0,), (1,))
-    assert not found.all_values
-
-
 @pytest.mark.parametrize(
     "measure",
     [
@@ -102,12 +133,6 @@ def test_cases_of_which_too_little_is_known_are_not_compared(
     found = odd(FLAGS, measure)
 
     assert (found.dead, found.compared) == ((), 0)
-
-
-def test_without_a_gpu_kernels_are_not_compared() -> None:
-    (found,) = odd(FLAGS, lambda c: did(c, gpu=False)).dead
-
-    assert found.without_kernels
 
 
 @pytest.mark.parametrize(("syncs_agree", "dead"), [(True, 1), (False, 0)])
@@ -128,21 +153,6 @@ def test_counters_that_differ_between_processes_are_not_compared(
     assert len(odd(FLAGS, measure).dead) == dead
 
 
-def test_outputs_that_differ_as_much_within_a_case_as_between_cases_agree() -> None:
-    noisy = {0: (1.0, 1.00002, 1.00001), 1: (1.00001, 1.0, 1.00003), 2: (1.001, 1.00101, 1.00102)}
-
-    (found,) = odd(sweep(flag=[0, 1, 2]), lambda c: did(c, output=noisy[int(c.axes["flag"])])).dead
-
-    assert found.values == ((0,), (1,))
-
-
-def test_a_dead_axis_may_differ_in_time() -> None:
-    (found,) = odd(FLAGS, lambda c: did(c, step_s=0.04 if c.axes["flag"] else 0.05)).dead
-
-    assert found.time_differs
-    assert found.fastest == pytest.approx(0.8, rel=0.05)
-
-
 def test_axes_that_only_change_together_are_compared_together() -> None:
     rows = [case({"v2": a, "pack": b}) for a, b in ((1, 0), (0, 0), (1, 1), (0, 1))]
 
@@ -152,15 +162,6 @@ def test_axes_that_only_change_together_are_compared_together() -> None:
     assert odd(rows[1:3], lambda c: did(c, names="gather" if c.axes["v2"] else "loop")).dead == ()
 
 
-def test_two_providers_may_do_the_same() -> None:
-    cases = [case({"seq_len": 512}, provider=name) for name in ("dense", "flash")]
-
-    (found,) = odd(cases, did).dead
-
-    assert (found.provider, found.axes) == ("", ("provider",))
-    assert found.values == (("dense",), ("flash",))
-
-
 def test_the_compared_pairs_are_counted() -> None:
     found = odd(SWEEP, lambda c: of_length(c, ops=None if c.axes["flag"] == 2 else 100))
 
@@ -168,38 +169,48 @@ def test_the_compared_pairs_are_counted() -> None:
     assert (found.pairs, found.compared) == (9, 5)
 
 
-def test_a_constant_speed_along_a_dead_axis_is_not_listed_again() -> None:
-    found = odd(LENGTHS, lambda c: did(c, effective={}, tokens=512, flops=10))
-
-    assert [d.axes for d in found.dead] == [("seq_len",)]
-    assert found.still == ()
-
-
 # --- speeds ------------------------------------------------------------------------------
 
 
-def test_constant_tokens_per_s_are_odd_if_a_token_costs_more() -> None:
-    def measure(c: Case) -> list[Measurement]:
-        t = int(c.axes["seq_len"])
-        return timed(c, t / 10, flops=t * t * 10**6)
-
-    (found,) = odd(LENGTHS, measure).still
-
-    assert (found.axis, found.low, found.high) == ("seq_len", 512, 2048)
-    assert found.metric == "tokens_per_s"
-    assert found.value == pytest.approx(10, rel=0.05)
-    assert found.growth == pytest.approx(4)
-    assert found.reached
+def unused(c: Case, **changes: Any) -> list[Measurement]:
+    """A workload that is not seen to use the axis."""
+    return timed(c, 0.05, tokens=512, effective={}, **changes)
 
 
-@pytest.mark.parametrize("readings", [{}, {"loss": (3.0, 2.5)}], ids=["silent", "same metrics"])
-def test_a_length_that_the_workload_never_uses_is_odd(readings: dict[str, Any]) -> None:
-    (found,) = odd(
-        LENGTHS, lambda c: timed(c, 0.05, tokens=512, effective={}, readings=readings)
-    ).still
+def growing(c: Case, exponent: float, flops: int) -> list[Measurement]:
+    t = int(c.axes["seq_len"])
+    return timed(c, 1e-4 * t**exponent, flops=t**flops)
 
-    assert not found.reached
-    assert found.growth == 1
+
+@pytest.mark.parametrize(
+    ("cases", "measure", "expected"),
+    [
+        (LENGTHS, lambda c: growing(c, 1, 2), [("tokens_per_s", 4, True)]),
+        (LENGTHS[::2], lambda c: growing(c, 0, 1), [("step_s", 4, True)]),
+        (LENGTHS, unused, [("tokens_per_s", 1, False)]),
+        (LENGTHS, lambda c: unused(c, readings={"loss": (3.0,)}), [("tokens_per_s", 1, False)]),
+        (LENGTHS, lambda c: growing(c, 1, 1), []),
+        (LENGTHS, lambda c: growing(c, 0.1, 2), []),
+        (LENGTHS, lambda c: growing(c, 0.9, 2), []),
+        (LENGTHS, lambda c: growing(c, 2, 2), []),
+        (sweep(NSA_FWE_Q=[1, 4, 16]), unused, []),
+        # A dead axis is not listed again.
+        (LENGTHS, lambda c: did(c, effective={}, tokens=512, flops=10), []),
+    ],
+    ids=[
+        *("a token costs more", "a step costs more", "not used", "equal metrics"),
+        *("a token costs the same", "0.1", "0.9", "2", "a variable", "dead"),
+    ],
+)
+def test_a_constant_speed_is_odd_if_the_work_grows_or_the_axis_is_not_used(
+    cases: Sequence[Case],
+    measure: Callable[[Case], list[Measurement]],
+    expected: list[tuple[str, float, bool]],
+) -> None:
+    found = odd(cases, measure).still
+
+    assert [(i.metric, i.growth, i.reached) for i in found] == expected
+    assert all((i.axis, i.low, i.high) == ("seq_len", 512, 2048) for i in found)
 
 
 @pytest.mark.parametrize(
@@ -217,28 +228,7 @@ def test_a_program_whose_metrics_follow_the_axis_uses_it(
         scale = float(c.axes["seq_len"])
         return [
             replace(m, readings={"loss": tuple(x * scale for x in curves[m.process])})
-            for m in timed(c, 0.05, tokens=512, effective={})
+            for m in unused(c)
         ]
 
     assert len(odd(LENGTHS[::2], measure).still) == odd_ones
-
-
-def test_a_constant_time_for_growing_work_is_odd_at_two_values() -> None:
-    (found,) = odd(LENGTHS[::2], lambda c: timed(c, 0.05)).still
-
-    assert (found.metric, found.growth) == ("step_s", 4)
-
-
-@pytest.mark.parametrize(("exponent", "flops"), [(0.1, 2), (0.9, 2), (2.0, 2), (1.0, 1)])
-def test_a_changing_speed_or_a_constant_cost_per_token_is_not_odd(
-    exponent: float, flops: int
-) -> None:
-    def measure(c: Case) -> list[Measurement]:
-        t = int(c.axes["seq_len"])
-        return timed(c, 0.01 * (t / 512) ** exponent, flops=t**flops)
-
-    assert odd(LENGTHS, measure).still == ()
-
-
-def test_a_constant_speed_along_a_variable_is_not_odd() -> None:
-    assert odd(sweep(NSA_FWE_Q=[1, 4, 16]), lambda c: timed(c, 0.05, effective={})).still == ()

@@ -49,32 +49,24 @@ def test_each_provider_is_compared_with_the_first_that_ran() -> None:
     assert by_provider["ours", "dense"].ratio == pytest.approx(4, rel=0.02)
 
 
-def test_axes_that_change_together_have_no_effect_of_their_own() -> None:
-    cases = [case({"a": 0, "b": 0}), case({"a": 1, "b": 1})]
-
-    assert effects(summarise(run(cases, lambda c: timed(c, 0.1)))) == ()
-
-
-def test_a_pair_with_a_failed_case_does_not_count() -> None:
-    cases = sweep(gc=["off", "on"])
+def test_only_pairs_of_ok_cases_that_differ_in_one_axis_count() -> None:
+    together = [case({"a": 0, "b": 0}), case({"a": 1, "b": 1})]
 
     def measure(c: Any) -> list[Measurement]:
         return timed(c, 0.1) if c.axes["gc"] == "off" else ended(c, Outcome.CRASH)
 
-    assert effects(summarise(run(cases, measure))) == ()
+    assert effects(summarise(run(together, lambda c: timed(c, 0.1)))) == ()
+    assert effects(summarise(run(sweep(gc=["off", "on"]), measure))) == ()
 
 
-def test_a_flag_without_effect_is_negligible() -> None:
+@pytest.mark.parametrize(("processes", "negligible"), [(5, True), (1, False)])
+def test_a_flag_without_effect_is_negligible_if_the_interval_shows_it(
+    processes: int, negligible: bool
+) -> None:
     cases = sweep(NSA_USE_FA2=[0, 1])
 
-    (effect,) = effects(summarise(run(cases, lambda c: timed(c, 0.1, cv=0.001, processes=5))))
+    (effect,) = effects(
+        summarise(run(cases, lambda c: timed(c, 0.1, cv=0.001, processes=processes)))
+    )
 
-    assert effect.negligible
-
-
-def test_single_processes_give_no_interval() -> None:
-    cases = sweep(gc=["off", "on"])
-
-    (effect,) = effects(summarise(run(cases, lambda c: timed(c, 0.1, processes=1))))
-
-    assert (effect.low, effect.negligible) == (None, False)
+    assert (effect.low is not None, effect.negligible) == (negligible, negligible)
