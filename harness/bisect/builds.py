@@ -37,11 +37,7 @@ class BuiltTrees:
         self._trees: dict[str, Path] = {}  # by commit, the least recently used first
 
     def of(self, commit: str, keep: Collection[str] = ()) -> Path:
-        """The worktree of a commit, built.
-
-        Args:
-            commit: Its full hash.
-            keep: Commits whose worktrees must not be removed; fewer than SLOTS.
+        """The worktree of a commit, built. Those of the commits to keep, fewer than SLOTS, stay.
 
         Raises:
             BuildFailed: The build failed.
@@ -88,7 +84,8 @@ class BuiltTrees:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _kept(self, commit: str) -> Path:
-        """Folder of the build products of all commits whose files of the key are the same."""
+        """Folder of the build products of all commits whose files of the key are the same. It can
+        be deleted at any time."""
         listed = self._repository.ask("ls-tree", "-r", "-z", commit).split("\0")
         files = [entry.partition("\t") for entry in listed if entry]
         depends = [
@@ -98,13 +95,8 @@ class BuiltTrees:
         ]
         words = [str(self._repository.root), sys.version, self._build.command, *depends]
         digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
-        return cache_folder() / digest[:24]
-
-
-def cache_folder() -> Path:
-    """Where build products are kept between bisections; it can be deleted at any time."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "harness" / "bisect"
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return home / "harness" / "bisect" / digest[:24]
 
 
 def _run(build: Build, tree: Path, log: Path) -> None:

@@ -23,6 +23,7 @@ from harness.bisect.search import (
     NoisyBlocks,
     differ,
     in_turns,
+    judged,
 )
 from harness.records import Change, Comparison
 
@@ -230,8 +231,7 @@ class NoisyDdmin(NoisyBlocks):
             if max(abs(low), abs(high)) < math.log1p(self._effect) and abs(
                 sum(logs) / len(logs)
             ) < math.log1p(self.thresholds.practical):
-                statistics = compare.statistics(pairs, self.thresholds)
-                return compare.judge({"rest": statistics}, self.thresholds)["rest"]
+                return judged(pairs, self.thresholds, sign=1.0)
         found = differ(pairs, self.thresholds)
         if found is not None:
             return None if found is True else found

@@ -57,13 +57,7 @@ class FixedDifference:
 
 
 def complete(case: Case, around: Mapping[str, str], inherited: Mapping[str, str]) -> Case:
-    """A run's case with all variables that were set when it ran.
-
-    Args:
-        case: As the run has it.
-        around: The variables recorded for that run.
-        inherited: Those that need not be set, see `inherited`.
-    """
+    """A run's case with all variables recorded `around` it, but for the inherited ones."""
     added = {n: v for n, v in around.items() if n not in inherited and n not in KEPT}
     return replace(case, env={**added, **case.env})
 
@@ -100,14 +94,13 @@ def threads(first: Environment, second: Environment) -> tuple[dict[str, str], di
 
 def fixed(
     first: Environment, second: Environment, here: Environment, varied: Iterable[CaseDifference]
-) -> tuple[FixedDifference, ...]:
+) -> Iterator[FixedDifference]:
     """All differences between the runs' environments that are not varied."""
     done = {c.name for c in varied if c.kind is DifferenceKind.VARIABLE}
     if _THREADS in done:
         done.add("num_threads")
     unlike_first = {d.name: d.candidate for d in drift.differences(first, here)}
     unlike_second = {d.name for d in drift.differences(second, here)}
-    found = []
     for d in drift.differences(first, second):
         if d.name in done:
             continue
@@ -116,10 +109,7 @@ def fixed(
             other = unlike_first[d.name]
             as_here = other if d.name in unlike_second else "as in the second run"
         why = _why_fixed(d.name, first, second)
-        found.append(
-            FixedDifference(name=d.name, then=d.baseline, now=d.candidate, here=as_here, why=why)
-        )
-    return tuple(found)
+        yield FixedDifference(name=d.name, then=d.baseline, now=d.candidate, here=as_here, why=why)
 
 
 def applied(first: Case, second: Case, chosen: Iterable[CaseDifference]) -> Case:
@@ -131,11 +121,10 @@ def applied(first: Case, second: Case, chosen: Iterable[CaseDifference]) -> Case
                 case = replace(case, factory=second.factory, provider=second.provider)
             case DifferenceKind.COMMAND:
                 case = replace(case, program=second.program, axes=second.axes)
-            case DifferenceKind.AXIS:
-                case = replace(case, axes=_taken(case.axes, second.axes, cause.name))
-                if cause.name in first.env or cause.name in second.env:  # an upper-case axis
-                    case = replace(case, env=_taken(case.env, second.env, cause.name))
-            case DifferenceKind.VARIABLE:
+            case DifferenceKind.AXIS | DifferenceKind.VARIABLE:
+                if cause.kind is DifferenceKind.AXIS:
+                    case = replace(case, axes=_taken(case.axes, second.axes, cause.name))
+                # An upper-case axis is a variable, too.
                 case = replace(case, env=_taken(case.env, second.env, cause.name))
             case DifferenceKind.SETTING:
                 value = getattr(second.settings, cause.name)

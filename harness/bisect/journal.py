@@ -9,7 +9,6 @@ Each line is on the disk before the next process starts. A kill loses only the p
 running; the search resumes from these lines.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -173,8 +172,7 @@ class Journal:
         folder = root / name
         try:
             (folder / "logs").mkdir(parents=True)
-            fd = os.open(folder / STATE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o644)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = writer.open_locked(folder / STATE, os.O_CREAT | os.O_EXCL)
         except OSError as error:
             raise StoreError(
                 f"cannot start a bisection in {folder}: {error.strerror}",
@@ -195,20 +193,18 @@ class Journal:
         """
         folder = find(root, name)
         try:
-            fd = os.open(folder / STATE, os.O_RDWR | os.O_APPEND)
+            fd = writer.open_locked(folder / STATE)
+        except BlockingIOError:
+            raise StoreError(
+                f"another process runs bisection {folder.name}", "Stop that process first."
+            ) from None
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE}: {error.strerror}") from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             data = (folder / STATE).read_bytes()
             whole = data[: data.rfind(b"\n") + 1]
             os.ftruncate(fd, len(whole))
             lines = tuple(_decoded(whole, folder / STATE))
-        except BlockingIOError:
-            os.close(fd)
-            raise StoreError(
-                f"another process runs bisection {folder.name}", "Stop that process first."
-            ) from None
         except BaseException:  # Ctrl-C included: the descriptor holds the lock
             os.close(fd)
             raise

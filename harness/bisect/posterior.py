@@ -58,11 +58,8 @@ class Grid:
 
     @classmethod
     def around(cls, differences: Sequence[float]) -> "Grid":
-        """Lay the grids around the estimates from pairs of the anchors.
-
-        Args:
-            differences: Log of bad over good, one per pair; at least two.
-        """
+        """Lay the grids around the estimates from two or more pairs of the anchors, each the log of
+        bad over good."""
         d = np.asarray(differences, dtype=np.float64)
         step = float(hodges_lehmann(d))
         # A pair has the noise of two processes. The middle half of few pairs may agree by chance.

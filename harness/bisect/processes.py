@@ -52,11 +52,6 @@ class Processes:
     def measured(self) -> tuple[Measured, ...]:
         return tuple(line for line in self.journal.lines if isinstance(line, Measured))
 
-    @property
-    def blocks(self) -> int:
-        """How many blocks were started."""
-        return max((m.block for m in self.measured), default=-1) + 1
-
     def log(self, text: str) -> None:
         """Show a sentence to the person and add it to the log."""
         self.journal.log(text)

@@ -43,7 +43,6 @@ from harness.suite.load import shipped_roots
 class BisectResult:
     """What every search returns."""
 
-    request: CommitsRequest | DifferencesRequest
     folder: Path
     processes: int
     wall_s: float
@@ -208,7 +207,7 @@ def _differences(
         values={mask: tuple(found) for mask, found in values.items()},
         decided={mask: moves for mask in values if (moves := decided(mask)) is not None},
         skipped=subject.skipped,
-        fixed=differences.fixed(*request.environments, here, request.causes) if here else (),
+        fixed=tuple(differences.fixed(*request.environments, here, request.causes)) if here else (),
         resumable=resumable,
         **_common(processes),
     )
@@ -233,13 +232,14 @@ def _conclude(processes: Processes, subject: Subject[End]) -> tuple[End, bool]:
             skipped = {x.position: x.reason for x in subject.skipped}
             for place, name in subject.ends:
                 if place in skipped:
-                    return subject.concluded(f"{name} cannot be measured: {skipped[place]}"), False
+                    reason = f"{name} cannot be measured: {skipped[place]}"
+                    return subject.conclusion(reason=reason), False
             block = subject.search.next()
             if not isinstance(block, NextBlock):
                 return block, False
             _measure(processes, subject, block)
     except Stopped as stop:
-        return subject.concluded(str(stop)), True
+        return subject.conclusion(reason=str(stop)), True
 
 
 def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> None:
@@ -250,7 +250,7 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
         except (BuildFailed, Unreadable) as error:
             _skip(processes, subject, place, str(error))
             return
-    number, readings = processes.blocks, []
+    number, readings = max((m.block for m in processes.measured), default=-1) + 1, []
     for place in block.positions:
         case, roots = prepared[place]
         measured = Measured(

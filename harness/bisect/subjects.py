@@ -1,7 +1,7 @@
 """The two subjects of a search: the commits of a history, and the differences of two runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -25,8 +25,6 @@ from harness.suite.load import fits
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""
 SHOWN_CASES = 5
-SHOWN_DIFFERENCES = 3
-"""Differences of a set that a line of the log names."""
 
 End = TypeVar("End", covariant=True)
 
@@ -38,6 +36,8 @@ class Subject(ABC, Generic[End]):
     """
 
     search: Search[End]
+    conclusion: Callable[..., End]
+    """Makes the conclusion of a search that ends without an answer, of its reason."""
 
     def __init__(
         self, processes: Processes, level: int, search: Search[End], ends: tuple[str, str]
@@ -102,10 +102,6 @@ class Subject(ABC, Generic[End]):
     def name(self, place: int) -> str:
         """For a line of the log."""
 
-    @abstractmethod
-    def concluded(self, reason: str) -> End:
-        """The conclusion of a search that ends without an answer."""
-
     def remark(self) -> str:
         """What the log adds after each process."""
         return ""
@@ -115,6 +111,7 @@ class Commits(Subject[CommitsConclusion]):
     """A history of commits; a place is a position in it."""
 
     search: ExactSearch | NoisySearch
+    conclusion = CommitsConclusion
 
     def __init__(
         self,
@@ -154,9 +151,6 @@ class Commits(Subject[CommitsConclusion]):
     def name(self, place: int) -> str:
         return self.history[place].short
 
-    def concluded(self, reason: str) -> CommitsConclusion:
-        return CommitsConclusion(reason=reason)
-
     def remark(self) -> str:
         chances = self.search.probabilities()
         best = int(chances.argmax())
@@ -167,6 +161,7 @@ class Differences(Subject[DifferencesConclusion]):
     """The differences of two runs; a place is the mask of those applied to the first run's case."""
 
     search: ExactDdmin | NoisyDdmin
+    conclusion = DifferencesConclusion
 
     def __init__(
         self, request: DifferencesRequest, processes: Processes, roots: tuple[Path, ...]
@@ -195,13 +190,7 @@ class Differences(Subject[DifferencesConclusion]):
     def name(self, place: int) -> str:
         if place in (0, self.search.last):
             return "first run" if place == 0 else "second run"
-        names = [self._request.causes[i].name for i in members(place)]
-        more = len(names) - SHOWN_DIFFERENCES
-        shown = ", ".join(names[:SHOWN_DIFFERENCES])
-        return f"with {shown} and {more} more" if more > 0 else f"with {shown}"
-
-    def concluded(self, reason: str) -> DifferencesConclusion:
-        return DifferencesConclusion(reason=reason)
+        return "with " + ", ".join(self._request.causes[i].name for i in members(place))
 
 
 def of_runs(

@@ -138,7 +138,7 @@ def create(
     try:
         (folder / LOG_FOLDER).mkdir()
         (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
-        fd = _open_locked(folder, os.O_CREAT | os.O_EXCL)
+        fd = open_locked(folder / RUN_FILE, os.O_CREAT | os.O_EXCL)
         try:
             append_synced(fd, first_line)
             for directory in (folder, root):
@@ -191,7 +191,7 @@ def join(folder: Path) -> RunWriter:
 def _reopen(folder: Path) -> tuple[RunWriter, int]:
     """A writer of an unfinished run, and how many bytes of an incomplete line were removed."""
     try:
-        fd = _open_locked(folder)
+        fd = open_locked(folder / RUN_FILE)
     except BlockingIOError as error:
         raise StoreError(
             f"run {folder.name} is being written by another process",
@@ -230,9 +230,9 @@ def append_synced(fd: int, data: bytes) -> None:
         raise
 
 
-def _open_locked(folder: Path, flags: int = 0) -> int:
-    """A descriptor of run.jsonl for appending, locked until it is closed."""
-    fd = os.open(folder / RUN_FILE, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+def open_locked(path: Path, flags: int = 0) -> int:
+    """A descriptor of a file for appending, locked until it is closed."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
