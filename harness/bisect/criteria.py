@@ -98,8 +98,7 @@ def prepared(case: Case, criterion: Criterion) -> Case:
                 # A program is counted only in its profiled process.
                 profile=case.program is not None or not unprofiled,
             )
-        case CriterionKind.OUTCOME:
-            pass  # the profile detects a path mismatch
+    # An outcome keeps the profile, which detects a path mismatch.
     return replace(case, settings=settings)
 
 

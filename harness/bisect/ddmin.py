@@ -160,7 +160,6 @@ class NoisyDdmin(NoisyBlocks):
 
     def __init__(self, count: int, effect: float) -> None:
         super().__init__((1 << count) - 1, effect)
-        self._effect = effect
         self._chances: dict[tuple[int, int, int, int], float] = {}
 
     def next(self) -> NextBlock | DifferencesConclusion:
@@ -228,7 +227,7 @@ class NoisyDdmin(NoisyBlocks):
         pairs = self.pairs(BisectStage.ANCHORS, base, self.last)
         if base and (logs := self.first_logs(base, self.last)):
             low, high = compare.student_bounds(compare.time_logs(pairs), self.thresholds.alpha)
-            if max(abs(low), abs(high)) < math.log1p(self._effect) and abs(
+            if max(abs(low), abs(high)) < math.log1p(self.thresholds.tolerance) and abs(
                 sum(logs) / len(logs)
             ) < math.log1p(self.thresholds.practical):
                 return judged(pairs, self.thresholds, sign=1.0)

@@ -44,9 +44,7 @@ class Processes:
     rig: Rig
     started: float
     """Monotonic time."""
-    ends: float | None
-    """When the budget is spent."""
-    say: Say
+    resources: Resources
 
     @property
     def measured(self) -> tuple[Measured, ...]:
@@ -55,7 +53,7 @@ class Processes:
     def log(self, text: str) -> None:
         """Show a sentence to the person and add it to the log."""
         self.journal.log(text)
-        self.say(text)
+        self.resources.say(text)
 
     def measure(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
         """Measure one fresh process, the first of this code and case or a later one.
@@ -63,7 +61,8 @@ class Processes:
         Raises:
             Stopped: The budget is spent, or the machine is not fit.
         """
-        if self.ends is not None and time.monotonic() >= self.ends:
+        budget_s = self.resources.budget_s
+        if budget_s is not None and time.monotonic() >= self.started + budget_s:
             raise Stopped("the time budget is spent")
         if not first:  # accuracy is checked once for each code and case
             case = replace(case, settings=replace(case.settings, accuracy=False))
@@ -114,12 +113,7 @@ def opened(
     rig.measures(journal.folder.name)
     rig.observe(here)
     return Processes(
-        journal=journal,
-        launcher=launcher,
-        rig=rig,
-        started=started,
-        ends=None if resources.budget_s is None else started + resources.budget_s,
-        say=resources.say,
+        journal=journal, launcher=launcher, rig=rig, started=started, resources=resources
     )
 
 

@@ -124,7 +124,7 @@ def run(
         worktrees = repository.worktrees() if repository else ()
         processes = opened(stack, start, resources, worktrees)
         request = processes.journal.request
-        processes.say(f"{processes.journal.folder.name}: {request}")
+        resources.say(f"{processes.journal.folder.name}: {request}")
         trees = None
         if repository is not None:
             folder = stack.enter_context(workplace(repository))

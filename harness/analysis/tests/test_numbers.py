@@ -1,6 +1,6 @@
 """Discards, cycles, the roofline, spread, targets, the use of time, the cost of sampling."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from harness.analysis import discards, overhead, roofline
 from harness.analysis import verdict as gate
 from harness.analysis.expectation import stated_peak
 from harness.analysis.roofline import bound
-from harness.analysis.summary import spreads, summarise, why_absent
+from harness.analysis.summary import spreads, summarise
 from harness.records import (
     CaseSummary,
     Decision,
@@ -156,17 +156,6 @@ def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "why"), [("step_cycles", "SM clock"), ("roofline_share", "no peak was measured")]
-)
-def test_without_a_clock_or_measured_peaks_a_metric_is_absent(metric: str, why: str) -> None:
-    made = run([CASE], lambda _: timed(CASE, 0.05))
-    (summary,) = summarise(made)
-
-    assert metric not in summary.metrics
-    assert why in why_absent(summary, made.measurements, made.environment, metric)
-
-
-@pytest.mark.parametrize(
     ("given", "seconds", "by"),
     [
         ({"flops": int(8e12), "bytes_moved": int(4e9)}, 0.01, "compute"),
@@ -197,42 +186,36 @@ def test_a_step_faster_than_the_roofline_gets_a_note(share: float, notes: int) -
 
 # --- targets -----------------------------------------------------------------------------
 
-
-def asked(*, rules: Sequence[Rule] = (), expectations: Sequence[Expectation] = ()) -> Any:
-    made = run([CASE], lambda _: [], rules=rules, expectations=expectations)
-    work = {CASE.case_id: Work(tokens=512, flops=512 * FLOPS_PER_TOKEN)}
-    return roofline.modest(made.suite, made.environment, work)
-
-
-def test_a_target_far_below_the_peak_is_found() -> None:
-    """785 tokens/s of a model of 0.47 GFLOP a token is 0.12 % of an A100."""
-    (target,) = asked(
-        expectations=[Expectation(metric="tokens_per_s", low=785, gpu="A100", source="the runbook")]
-    )
-
-    assert target.mfu == pytest.approx(785 * FLOPS_PER_TOKEN / 312e12)
-    assert (target.tokens_per_s, target.peak.gpu) == (785, "A100")
-    assert stated_peak("*", "bf16") is None
+FLOOR: dict[str, Any] = {"name": "floor", "metric": "tokens_per_s", "go": 500}
+RUNBOOK = Expectation(metric="tokens_per_s", low=785, gpu="A100", source="the runbook")
 
 
 @pytest.mark.parametrize(
-    ("changes", "card"),
+    ("asked", "card"),
     [
-        ({}, "H200 SXM"),
-        ({"gpu": "H200"}, "H200 SXM"),  # also the NVL module; the run knows which one it has
-        ({"go": 400_000}, None),
-        ({"metric": "step_s"}, None),
-        ({"match": Match(criteria={"gc": ("x",)})}, None),
-        ({"gpu": "B300"}, None),
+        ({"expectations": [RUNBOOK]}, "A100"),
+        ({"rules": [Rule(**FLOOR)]}, "H200 SXM"),
+        # Also the NVL module; the run knows which one it has.
+        ({"rules": [Rule(**FLOOR, gpu="H200")]}, "H200 SXM"),
+        ({"rules": [Rule(**FLOOR | {"go": 400_000})]}, None),
+        ({"rules": [Rule(**FLOOR | {"metric": "step_s"})]}, None),
+        ({"rules": [Rule(**FLOOR, match=Match(criteria={"gc": ("x",)}))]}, None),
+        ({"rules": [Rule(**FLOOR, gpu="B300")]}, None),
     ],
-    ids=["any card", "this card", "enough", "other metric", "no case", "unknown card"],
+    ids=["expected", "any card", "this card", "enough", "metric", "no case", "unknown card"],
 )
-def test_a_rule_is_compared_with_the_card_of_the_run(
-    changes: dict[str, Any], card: str | None
+def test_a_target_far_below_the_peak_of_its_card_is_found(
+    asked: dict[str, Any], card: str | None
 ) -> None:
-    found = asked(rules=[Rule(**{"name": "r", "metric": "tokens_per_s", "go": 500, **changes})])
+    made = run([CASE], lambda _: [], **asked)
+    work = {CASE.case_id: Work(tokens=512, flops=512 * FLOPS_PER_TOKEN)}
+
+    found = roofline.modest(made.suite, made.environment, work)
 
     assert [t.peak.gpu for t in found] == ([card] if card else [])
+    mfu = [t.tokens_per_s * FLOPS_PER_TOKEN / t.peak.flops_per_s for t in found]
+    assert [t.mfu for t in found] == pytest.approx(mfu)
+    assert stated_peak("*", "bf16") is None
 
 
 # --- time --------------------------------------------------------------------------------

@@ -185,6 +185,8 @@ def test_only_readings_of_the_timed_steps_count(
         ("mfu", {"flops": None}, environment(), "FLOPs"),
         ("mfu", {}, environment(gpu=None), "no data-sheet peak for cpu"),
         ("gpu_utilisation", {}, environment(gpu=None), "no NVIDIA driver"),
+        ("step_cycles", {}, environment(), "SM clock"),
+        ("roofline_share", {}, environment(), "no peak was measured"),
         ("peak_memory_bytes", {"peak_memory_bytes": None}, environment(gpu=None), "no device"),
     ],
 )

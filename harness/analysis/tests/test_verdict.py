@@ -37,6 +37,7 @@ GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
 FLOOR = Rule(name="floor", metric="tokens_per_s", go=500, abort=100)
 ANY = replace(FLOOR, quantifier="any")
 FAST = Rule(name="fast", metric="step_s", go=2.0, abort=5.0)
+BUSY = Rule(name="busy", metric="gpu_utilisation", go=0.5)
 ELSEWHERE = replace(FLOOR, gpu="A100", go=1e9)
 SCALES = Rule(name="scales", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.8)
 HERE = environment()
@@ -110,13 +111,6 @@ def test_a_case_is_judged_by_its_whole_interval(
     assert stated(summary(low, high, metric=rule.metric), rule=rule).decision is decision
 
 
-def test_an_absent_metric_is_inconclusive() -> None:
-    result = stated(summary(), rule=Rule(name="busy", metric="gpu_utilisation", go=0.5))
-
-    assert result.decision is INCONCLUSIVE
-    assert [f.fact for f in result.findings] == [Fact.NO_METRIC]
-
-
 bounds = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 
 
@@ -188,54 +182,56 @@ def test_a_missing_case_or_process_is_inconclusive() -> None:
     assert verdict(more, rules=()).decision is INCONCLUSIVE
 
 
+def late(lower_bound_s: float | None) -> CaseSummary:
+    return summary(outcome=Outcome.TIMEOUT, lower_bound_s=lower_bound_s, tokens=512)
+
+
 @pytest.mark.parametrize(
-    ("rule", "lower_bound_s", "decision"),
+    ("rule", "case", "decision", "fact"),
     [
-        pytest.param(FLOOR, 5.2, NO_GO, id="below-abort"),
-        pytest.param(FLOOR, 2.0, INCONCLUSIVE, id="between"),
-        pytest.param(FLOOR, None, INCONCLUSIVE, id="no-bound"),
-        pytest.param(FAST, 5.2, NO_GO, id="step-over"),
-        pytest.param(FAST, 5.0, INCONCLUSIVE, id="step-at-abort"),
-        pytest.param(Rule(name="m", metric="mfu", go=0.1), 5.2, INCONCLUSIVE, id="other-metric"),
+        pytest.param(FLOOR, late(5.2), NO_GO, Fact.AT_MOST, id="below-abort"),
+        pytest.param(FLOOR, late(2.0), INCONCLUSIVE, Fact.ENDED, id="between"),
+        pytest.param(FLOOR, late(None), INCONCLUSIVE, Fact.ENDED, id="no-bound"),
+        pytest.param(FAST, late(5.2), NO_GO, Fact.AT_LEAST, id="step-over"),
+        pytest.param(FAST, late(5.0), INCONCLUSIVE, Fact.ENDED, id="step-at-abort"),
+        pytest.param(BUSY, late(5.2), INCONCLUSIVE, Fact.ENDED, id="other-metric"),
+        pytest.param(BUSY, summary(), INCONCLUSIVE, Fact.NO_METRIC, id="absent-metric"),
+        pytest.param(ELSEWHERE, summary(), INCONCLUSIVE, Fact.OTHER_DEVICE, id="other-gpu"),
     ],
 )
-def test_a_timeout_is_no_go_or_inconclusive(
-    rule: Rule, lower_bound_s: float | None, decision: Decision
+def test_an_unknown_value_and_the_bound_of_a_timeout_are_never_go(
+    rule: Rule, case: CaseSummary, decision: Decision, fact: Fact
 ) -> None:
-    late = summary(outcome=Outcome.TIMEOUT, lower_bound_s=lower_bound_s, tokens=512)
+    result = stated(case, rule=rule)
 
-    (found,) = stated(late, rule=rule).findings
-
-    assert found.decision is decision
-    at = Fact.AT_LEAST if rule is FAST else Fact.AT_MOST
-    assert found.fact is (at if decision is NO_GO else Fact.ENDED)
+    assert result.decision is decision
+    assert [f.fact for f in result.findings] == [fact]
+    assert result.applies is (rule is not ELSEWHERE)
 
 
 # --- many cases --------------------------------------------------------------------------
 
 
-def test_all_is_decided_by_the_worst_case() -> None:
-    result = stated(summary(name="a"), summary(50, 60, name="b"), summary(200, 300, name="c"))
-
-    assert result.decision is NO_GO
-    assert result.evidence == ("train/nsa/name=b",)
-
-
-@pytest.mark.parametrize("outcome", [Outcome.CRASH, Outcome.TIMEOUT, Outcome.OUT_OF_MEMORY, None])
-def test_any_is_decided_by_the_best_case(outcome: Outcome | None) -> None:
-    result = stated(summary(name="a", outcome=outcome), summary(name="b"), rule=ANY)
-
-    assert result.decision is GO
-    assert result.evidence == ("train/nsa/name=b",)
-
-
 @pytest.mark.parametrize(
-    ("low", "high", "decision"), [(200, 300, CONDITIONAL), (None, None, INCONCLUSIVE)]
+    ("rule", "first", "second", "decision"),
+    [
+        (FLOOR, {}, {"low": 50, "high": 60}, NO_GO),
+        (FLOOR, {}, {"low": 200, "high": 300}, CONDITIONAL),
+        (ANY, {"low": 50, "high": 60}, {"low": 200, "high": 300}, CONDITIONAL),
+        (ANY, {"low": 50, "high": 60}, {"low": None}, INCONCLUSIVE),
+        (ANY, {"outcome": Outcome.CRASH}, {}, GO),
+        (ANY, {"outcome": Outcome.TIMEOUT}, {}, GO),
+        (ANY, {"outcome": Outcome.OUT_OF_MEMORY}, {}, GO),
+        (ANY, {"outcome": None}, {}, GO),
+    ],
 )
-def test_any_without_a_good_case_is_not_go(
-    low: float | None, high: float | None, decision: Decision
+def test_all_is_decided_by_the_worst_case_and_any_by_the_best(
+    rule: Rule, first: dict[str, Any], second: dict[str, Any], decision: Decision
 ) -> None:
-    assert stated(summary(50, 60), summary(low, high, name="b"), rule=ANY).decision is decision
+    result = stated(summary(**first), summary(name="b", **second), rule=rule)
+
+    assert result.decision is decision
+    assert result.evidence == ("train/nsa/name=b",)
 
 
 def test_any_names_the_undecided_cases_that_may_be_go() -> None:
@@ -288,13 +284,6 @@ def test_a_verdict_names_what_decided_it(
     v = verdict(summary(outcome=outcome), rules=rules)
 
     assert (v.decision, v.decided_by, v.device) == (decision, decided_by, "NVIDIA H200")
-
-
-def test_a_rule_for_another_gpu_does_not_apply() -> None:
-    result = stated(summary(), rule=ELSEWHERE)
-
-    assert not result.applies
-    assert [(f.fact, f.detail) for f in result.findings] == [(Fact.OTHER_DEVICE, "NVIDIA H200")]
 
 
 # --- exponents ---------------------------------------------------------------------------

@@ -117,12 +117,3 @@ def test_equal_configurations_find_no_difference(search: ExactDdmin | NoisyDdmin
     assert found.parts == ()
     assert "do not differ" in found.reason
     assert {a.stage for a in asked} == {BisectStage.ANCHORS}
-
-
-def test_single_differences_are_found_on_a_typical_node() -> None:
-    found = [
-        carried_out(NoisyDdmin(6, 0.03), slowed({item: 1.05}), TYPICAL, seed=item)[0]
-        for item in range(4)
-    ]
-
-    assert sum(f.found and sets(f) == [(item,)] for item, f in enumerate(found)) >= 3

@@ -42,53 +42,51 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return install(monkeypatch, Machine(by_variables))
 
 
-def stored(toys: Path, root: Path, variables: Mapping[str, str], **changes: Any) -> str:
-    """Store a run of the repository's suite without measurements; its id."""
-    suite = suites.load(str(toys / "toysuites/toys.yaml"))
-    commit = git(toys, "rev-parse", "HEAD")
-    here = environment(
-        gpu=None,
-        **{"variables": variables, "git": Git(commit=commit, branch="main"), **changes},
-    )
-    with create(root, suite, here) as writer:
-        writer.finish()
-        return writer.run_id
-
-
-def searched(
-    toys: Path, folder: Path, names: tuple[str, str], **criterion: str
-) -> session.DifferencesResult:
-    return run(request(toys, folder, names, **criterion), folder)
-
-
-def run(start: DifferencesRequest | Journal, folder: Path) -> session.DifferencesResult:
+def searched(request: DifferencesRequest | Journal, folder: Path) -> session.DifferencesResult:
     resources = processes.Resources(state=folder / "state", say=lambda text: None)
-    result = session.run(start, resources)
+    result = session.run(request, resources)
     assert isinstance(result, session.DifferencesResult)
     return result
 
 
 def request(
-    toys: Path, folder: Path, names: tuple[str, str], *, pattern: str = "sleep", **criterion: str
+    toys: Path,
+    folder: Path,
+    *variables: Mapping[str, str],
+    pattern: str = "sleep",
+    criterion: Mapping[str, str] | None = None,
+    **second: Any,
 ) -> DifferencesRequest:
-    first, second = (reader.load(folder / "runs", name) for name in names)
-    here = Repository.around(toys)
-    return subjects.of_runs(
-        first, second, here, pattern=pattern, criterion=criterion, effect=0.03, build=Build()
-    )
+    """To search two runs with these variables, stored without measurements; the second one has
+    these other fields, too."""
+    suite = suites.load(str(toys / "toysuites/toys.yaml"))
+    code = Git(commit=git(toys, "rev-parse", "HEAD"), branch="main")
+    runs = []
+    for seen, changes in zip(variables, ({}, second), strict=True):
+        here = environment(gpu=None, **{"variables": seen, "git": code, **changes})
+        with create(folder / "runs", suite, here) as writer:
+            writer.finish()
+        runs.append(reader.load(folder / "runs", writer.run_id))
+    given: dict[str, Any] = {
+        "pattern": pattern,
+        "criterion": criterion or {},
+        "effect": 0.03,
+        "build": Build(),
+    }
+    return subjects.of_runs(runs[0], runs[1], Repository.around(toys), **given)
 
 
 def test_the_variable_that_adds_synchronisations_is_found_among_others(
     toys: Path, tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = tmp_path / "runs"
     first = {"NSA_SYNCS": "1", "NSA_KEEP": "x", "NSA_BOTH": "b"}
     second = {"NSA_SYNCS": "3", "NSA_OTHER": "7", "NSA_BOTH": "b"}
-    names = (stored(toys, runs, first), stored(toys, runs, second, hostname="node-8"))
+    counter = {"counter": "host_syncs"}
+    asked = request(toys, tmp_path, first, second, criterion=counter, hostname="node-8")
     monkeypatch.setenv("NSA_SYNCS", "5")  # set where the search runs, and in neither run
     before = dict(os.environ), git(toys, "status", "--porcelain"), git(toys, "worktree", "list")
 
-    result = searched(toys, tmp_path, names, counter="host_syncs")
+    result = searched(asked, tmp_path)
 
     assert result.found
     (part,) = result.conclusion.parts
@@ -108,16 +106,12 @@ def test_the_variable_that_adds_synchronisations_is_found_among_others(
 def test_a_slow_variable_is_found_although_some_configurations_crash(
     toys: Path, tmp_path: Path, machine: Machine
 ) -> None:
-    runs = tmp_path / "runs"
-    names = (
-        stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "1"}),
-        stored(toys, runs, {"NSA_SLOW": "1", "NSA_A": "2"}),
-    )
+    first, second = {"NSA_KEEP": "x", "NSA_A": "1"}, {"NSA_SLOW": "1", "NSA_A": "2"}
     machine.interrupt_at = 15
     with pytest.raises(KeyboardInterrupt):
-        searched(toys, tmp_path, names)
+        searched(request(toys, tmp_path, first, second), tmp_path)
 
-    result = run(Journal.resume(tmp_path / "state", "latest"), tmp_path)
+    result = searched(Journal.resume(tmp_path / "state", "latest"), tmp_path)
 
     assert result.found
     (part,) = result.conclusion.parts
@@ -134,14 +128,10 @@ def test_a_slow_variable_is_found_although_some_configurations_crash(
 def test_runs_whose_variables_move_nothing_list_what_was_not_varied(
     toys: Path, tmp_path: Path, machine: Machine
 ) -> None:
-    runs = tmp_path / "runs"
+    first, second = ({"NSA_KEEP": "x", "NSA_A": n} for n in "12")
     versions = {"python": "3.12.7", "torch": "2.12.0"}
-    names = (
-        stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "1"}),
-        stored(toys, runs, {"NSA_KEEP": "x", "NSA_A": "2"}, versions=versions),
-    )
 
-    result = searched(toys, tmp_path, names)
+    result = searched(request(toys, tmp_path, first, second, versions=versions), tmp_path)
 
     assert not result.found
     assert result.conclusion.parts == ()
@@ -171,10 +161,9 @@ def test_runs_that_cannot_be_searched_are_refused(
         commit = git(toys, "rev-parse", "HEAD")
         second = {"git": Git(commit=commit, branch="main", dirty_sha256=dirty)}
     fields = {"variables": {"NSA_A": "1"}, **second}
-    names = (stored(toys, tmp_path / "runs", {}), stored(toys, tmp_path / "runs", **fields))
 
     with pytest.raises(HarnessError, match=message):
-        request(toys, tmp_path, names, pattern=pattern)
+        request(toys, tmp_path, {}, {}, pattern=pattern, **fields)
 
 
 # --- the differences ---------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A planted step is found in a history of readings; without a step no commit is found."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -30,19 +31,26 @@ STEP = math.log(1.05)
 PAIRS = [STEP + e for e in (0.004, -0.006, 0.002, -0.001, 0.005, -0.004)]
 
 
+Search = Callable[..., tuple[CommitsConclusion, list[NextBlock]]]
+
+
 def noisy(
-    last: int, culprit: int, factor: float, seed: int = 3, cannot: tuple[int, ...] = ()
+    culprit: int, *, last: int = 64, factor: float = 1.1, cannot: tuple[int, ...] = ()
 ) -> tuple[CommitsConclusion, list[NextBlock]]:
     """A search for a step on a quiet node on which some commits do not build."""
     search = NoisySearch(last, 0.03)
     return carried_out(
-        search, lambda p: factor if p >= culprit else 1.0, QUIET, seed, cannot.__contains__
+        search, lambda p: factor if p >= culprit else 1.0, QUIET, 3, cannot.__contains__
     )
 
 
-def exact(culprit: int, cannot: tuple[int, ...] = ()) -> tuple[CommitsConclusion, list[NextBlock]]:
+def exact(
+    culprit: int, *, factor: float = 1.1, cannot: tuple[int, ...] = ()
+) -> tuple[CommitsConclusion, list[NextBlock]]:
     search = ExactSearch(64)
-    return carried_out(search, lambda p: float(p >= culprit), cannot=cannot.__contains__)
+    return carried_out(
+        search, lambda p: factor if p >= culprit else 1.0, cannot=cannot.__contains__
+    )
 
 
 # --- the posterior -----------------------------------------------------------------------
@@ -135,7 +143,7 @@ def test_commits_that_cannot_be_measured_are_grouped_with_the_next() -> None:
 
 
 def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
-    found, asked = noisy(64, 41, 1.05)
+    found, asked = noisy(41, factor=1.05)
 
     assert found.found
     assert found.culprits == (41,)
@@ -153,32 +161,36 @@ def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
 def test_a_step_down_and_steps_at_the_ends_are_found(
     last: int, culprit: int, factor: float
 ) -> None:
-    found, _ = noisy(last, culprit, factor)
+    found, _ = noisy(culprit, last=last, factor=factor)
 
     assert found.found
     assert found.culprits == (culprit,)
 
 
-def test_equal_anchors_find_no_commit() -> None:
-    found, asked = noisy(64, 10, 1.0, seed=6)
+@pytest.mark.parametrize("search", [noisy, exact])
+def test_equal_anchors_find_no_commit(search: Search) -> None:
+    found, asked = search(65, factor=1.0)
 
-    assert not found.found
-    assert found.culprits == ()
+    assert (found.found, found.culprits) == (False, ())
     assert "do not differ" in found.reason
     assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
-def test_commits_that_cannot_be_measured_are_named_together() -> None:
-    found, asked = noisy(32, 12, 1.1, cannot=(11, 12, 13))
+@pytest.mark.parametrize(("search", "most"), [(noisy, 50), (exact, 10)])
+def test_commits_that_cannot_be_measured_are_named_together(search: Search, most: int) -> None:
+    cannot = (30, 31, 32)
 
-    assert found.culprits == (11, 12, 13, 14)
+    found, asked = search(31, cannot=cannot)
+
+    assert found.culprits == (*cannot, 33)
     assert not found.found
-    assert not {p for a in asked for p in a.positions} & {11, 12, 13}
+    assert len(asked) <= most
+    assert not {p for a in asked for p in a.positions} & {*cannot}
 
 
 def test_the_same_blocks_give_the_same_probabilities() -> None:
     """Resuming relies on it."""
-    _, asked = noisy(32, 20, 1.05)
+    _, asked = noisy(20, last=32, factor=1.05)
     first, again = NoisySearch(32, 0.03), NoisySearch(32, 0.03)
     for i, question in enumerate(asked):
         block = [
@@ -200,20 +212,6 @@ def test_a_counter_takes_about_log2_processes() -> None:
         assert found.found
         assert found.culprits == (culprit,)
         assert len(asked) <= 2 + 6
-
-
-def test_an_exact_search_skips_commits_that_cannot_be_measured() -> None:
-    found, asked = exact(33, cannot=(30, 31, 32))
-
-    assert found.culprits == (30, 31, 32, 33)
-    assert not found.found
-    assert len(asked) <= 10
-
-
-def test_anchors_with_equal_values_end_the_search() -> None:
-    found, _ = exact(65)
-
-    assert (found.culprits, found.found) == ((), False)
 
 
 def test_a_small_change_before_the_large_one_does_not_make_a_commit_bad() -> None:

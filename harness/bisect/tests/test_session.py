@@ -138,8 +138,7 @@ def test_a_search_without_budget_left_can_be_resumed(
 ) -> None:
     result = searched(past, tmp_path, STEP_TIME, budget_s=0.0)
 
-    assert not result.found
-    assert result.resumable
+    assert (result.found, result.resumable) == (False, True)
     assert "time budget is spent" in bisection.sentence(result)
     page = bisection.markdown(result, datetime.date(2026, 11, 21))
     assert f"harness bisect --resume {result.folder.name}" in page
@@ -196,8 +195,7 @@ def test_an_invalid_environment_stops_the_search(
 
     result = searched(past, tmp_path, CRASH)
 
-    assert not result.found
-    assert result.resumable
+    assert (result.found, result.resumable) == (False, True)
     assert "not fit" in bisection.sentence(result)
 
 
@@ -277,34 +275,19 @@ def test_the_history_follows_first_parents(past: Past) -> None:
 # --- the journal -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    """A new one, in `tmp_path`."""
-    suite = suites.load("smoke")
-    begun = CommitsRequest(
-        started_at="2026-11-21T12:00:00+00:00",
-        history=tuple(Commit(sha=f"{n:040x}") for n in range(3)),
-        suite=suite,
-        case=suite.cases[0],
-        criterion=STEP_TIME,
-        effect=0.03,
-    )
-    return Journal.create(tmp_path, begun)
-
-
-def test_a_journal_is_open_in_one_process_only(journal: Journal, tmp_path: Path) -> None:
-    with journal, pytest.raises(HarnessError, match="another process runs"):
+def test_a_journal_that_is_in_use_unknown_or_damaged_is_refused(
+    past: Past, machine: Machine, tmp_path: Path
+) -> None:
+    folder = searched(past, tmp_path, STEP_TIME, budget_s=0.0).folder
+    with (
+        Journal.resume(tmp_path, "latest"),
+        pytest.raises(HarnessError, match="another process runs"),
+    ):
         Journal.resume(tmp_path, "latest")
-
-
-def test_a_damaged_journal_is_refused_with_its_line(journal: Journal, tmp_path: Path) -> None:
-    with journal, (journal.folder / STATE).open("a") as file:
-        file.write('{"kind": "left_out", "level": 0}\n')
-
-    with pytest.raises(HarnessError, match=f"{STATE}:2"):
-        Journal.resume(tmp_path, "latest")
-
-
-def test_an_unknown_bisection_lists_the_stored_ones(journal: Journal, tmp_path: Path) -> None:
-    with journal, pytest.raises(HarnessError, match=journal.folder.name):
+    with pytest.raises(HarnessError, match=folder.name):  # it lists the stored ones
         Journal.resume(tmp_path, "2019")
+    lines = (folder / STATE).read_text().count("\n")
+    with (folder / STATE).open("a") as file:
+        file.write('{"kind": "left_out", "level": 0}\n')
+    with pytest.raises(HarnessError, match=f"{STATE}:{lines + 1}"):
+        Journal.resume(tmp_path, "latest")
