@@ -257,11 +257,8 @@ def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Threshol
 def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int:
     """Fewest pairs that would show the ratio slower, or below the tolerance, nine times in ten.
 
-    Args:
-        centre: Logarithm of the ratio.
-        pair_sd: Standard deviation of the log ratio of one pair.
-        cases: Number of cases that are confirmed together.
-        thresholds: Of the case.
+    `centre` is the logarithm of the ratio, `pair_sd` the standard deviation of one pair's, and
+    `cases` the number of cases that are confirmed together.
     """
     found = _quantile(POWER)
     practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)

@@ -270,7 +270,11 @@ def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Ite
     first, last = ranked[0], ranked[-1]
     if positive(last, axis) < MIN_SPAN * positive(first, axis):
         return
-    reached = _reached(axis, ranked, processes)
+    # By its effective configuration, or by the metrics that a program reports.
+    measured = [processes[s.case.case_id] for s in ranked]
+    reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked) or all(
+        _report_differently(a, b) for a, b in pairwise(measured)
+    )
     for metric in ("tokens_per_s", "step_s"):
         if not all(metric in s.metrics for s in ranked):
             continue
@@ -296,15 +300,6 @@ def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Ite
                 reached=reached,
             )
             return
-
-
-def _reached(axis: str, ranked: Sequence[CaseSummary], processes: Processes) -> bool:
-    """Whether the workload used every value, by its effective configuration or by the metrics that
-    it reports."""
-    if all(s.effective.get(axis) == s.case.axes[axis] for s in ranked):
-        return True
-    measured = [processes[s.case.case_id] for s in ranked]
-    return all(_report_differently(a, b) for a, b in pairwise(measured))
 
 
 def _report_differently(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:

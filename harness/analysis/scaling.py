@@ -110,7 +110,16 @@ def positive(summary: CaseSummary, axis: str) -> float:
 
 
 def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
-    points = tuple(sorted((_point(axis, s) for s in members), key=lambda p: p.x))
+    listed = [
+        ScalingPoint(
+            case_id=s.case.case_id,
+            x=positive(s, axis),
+            step_s=s.metrics.get("step_s") if s.outcome is Outcome.OK else None,
+            lower_bound_s=s.lower_bound_s if s.outcome is Outcome.TIMEOUT else None,
+        )
+        for s in members
+    ]
+    points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
@@ -157,15 +166,6 @@ def _note(
             f"{axis} {x1:g} to {x2:g}"
         )
     return ""
-
-
-def _point(axis: str, summary: CaseSummary) -> ScalingPoint:
-    return ScalingPoint(
-        case_id=summary.case.case_id,
-        x=positive(summary, axis),
-        step_s=summary.metrics.get("step_s") if summary.outcome is Outcome.OK else None,
-        lower_bound_s=summary.lower_bound_s if summary.outcome is Outcome.TIMEOUT else None,
-    )
 
 
 def _least_squares(x: Floats, y: Floats) -> tuple[float, float, float, float]:

@@ -16,8 +16,6 @@ from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, require_gpu
 from harness.runner.run import RunObserver, run_one
 
-Say = Callable[[str], None]
-
 
 class Stopped(Exception):
     """The search cannot continue now; it can be resumed."""
@@ -32,7 +30,7 @@ class Resources:
     budget_s: float | None = None
     wait_s: float = 0.0
     """Longest wait for a busy GPU."""
-    say: Say
+    say: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
