@@ -83,13 +83,13 @@ def only(inherited: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def threads(first: Environment, second: Environment) -> tuple[dict[str, str], dict[str, str]]:
-    """The numbers of threads as variables, if they differ and no variable set them."""
-    counts = [e.torch_settings.get("num_threads") for e in (first, second)]
-    known = any(_THREADS in e.variables for e in (first, second))
-    if known or None in counts or counts[0] == counts[1]:
-        return {}, {}
-    return {_THREADS: str(counts[0])}, {_THREADS: str(counts[1])}
+def variables(first: Environment, second: Environment) -> list[dict[str, str]]:
+    """The variables of both; with the numbers of threads, if they differ and none set them."""
+    both = (first, second)
+    counts = [e.torch_settings.get("num_threads") for e in both]
+    if None in counts or counts[0] == counts[1] or any(_THREADS in e.variables for e in both):
+        return [dict(e.variables) for e in both]
+    return [{**e.variables, _THREADS: str(n)} for e, n in zip(both, counts, strict=True)]
 
 
 def fixed(

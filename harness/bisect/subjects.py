@@ -211,11 +211,7 @@ def of_runs(
     commit = _common_commit(first, second, repository)
     cases = [one_case(run.suite, pattern, run.run_id) for run in (first, second)]
     chosen = criteria.chosen(cases[0], criterion)
-    threads = differences.threads(first.environment, second.environment)
-    variables = [
-        {**run.environment.variables, **more}
-        for run, more in zip((first, second), threads, strict=True)
-    ]
+    variables = differences.variables(first.environment, second.environment)
     inherited = differences.inherited(*variables)
     one, other = (
         criteria.prepared(differences.complete(case, around, inherited), chosen)
