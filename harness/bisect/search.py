@@ -329,10 +329,9 @@ class ExactSearch(ExactValues):
             left = high - low - 1
             why = f"the middle of {left} possible commit{'s'[: left != 1]}"
             return NextBlock(stage=BisectStage.SEARCH, positions=(chosen[0],), why=why)
-        culprits = tuple(range(low + 1, high + 1))
         return CommitsConclusion(
             reason="the commit before it is good",
-            culprits=culprits,
+            culprits=tuple(range(low + 1, high + 1)),
             good=low,
             probability=1.0,
             confirmed=True,

@@ -278,8 +278,7 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
 
 def _skip(processes: Processes, subject: Subject[End], place: int, reason: str) -> None:
     commit = subject.commit(place)
-    processes.journal.write(
-        Skipped(level=subject.level, position=place, commit=commit, reason=reason)
-    )
+    skipped = Skipped(level=subject.level, position=place, commit=commit, reason=reason)
+    processes.journal.write(skipped)
     subject.search.skipped.add(place)
     processes.log(f"{subject.name(place)} skipped: {reason}")

@@ -64,6 +64,8 @@ class Machine:
     """The number of processes before the first Ctrl-C."""
     elsewhere: Sequence[Path] = ()
     """Trees that the code must not come from."""
+    checked: list[Path] = field(default_factory=list)
+    """The trees of the processes that compared their outputs."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Of the launcher when it started; workers inherit it."""
 
@@ -104,6 +106,8 @@ class Tree:
         if machine.processes == machine.interrupt_at:
             machine.interrupt_at = None
             raise KeyboardInterrupt
+        if case.settings.accuracy:
+            machine.checked.append(self.root)
         step_s, changes = machine.answer(self, case)
         step_s *= float(np.exp(machine.noise[machine.processes]))
         machine.processes += 1

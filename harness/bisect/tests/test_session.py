@@ -108,10 +108,12 @@ def test_a_planted_step_is_found_confirmed_and_reported(
     assert result.found
     assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert result.levels[0].step == pytest.approx(1.10, abs=0.02)
+    read = [values for values in result.levels[0].values if values]
+    assert len(machine.checked) == len(read)  # once for each commit
     assert machine.elsewhere == [past[0]]  # the user's own tree is no place for the code
     assert fingerprint(past[0]) == before
     assert re.search(r"before it, confirmed by \d+ new pairs", bisection.sentence(result))
-    assert sum(bool(values) for values in result.levels[0].values) < len(past[1])
+    assert len(read) < len(past[1])
 
 
 def test_an_interrupted_search_resumes_from_its_journal(
