@@ -30,7 +30,7 @@ def parse_checkpointing(text: str, n_layers: int) -> frozenset[int]:
     ends included, from 0).
 
     Raises:
-        ValueError: The text is none of these, or the range exceeds the model.
+        ValueError: The text is not one of these, or the range exceeds the model.
     """
     if text == "off":
         return frozenset()

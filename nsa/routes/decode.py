@@ -1,7 +1,7 @@
 """Decoding: one new query per sequence, each against its own cache.
 
 The operator of `nsa.ops.attention` at T == 1 where sequences of one batch have different lengths.
-`lengths` stays on the device. Keys are in storage of fixed size, of which a sequence uses the first
+`lengths` stays on the device. Keys are in storage of fixed size; a sequence uses the first
 rows (compress, select) or a ring (window: position p in row p % ring). Unused rows have no effect.
 """
 

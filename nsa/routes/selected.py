@@ -48,7 +48,7 @@ def gather(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, block_indices: Tensor, at: Positions) -> Tensor:
-    """`gather`, once for each number of selected blocks, so that there is no padding."""
+    """`gather`, once for each number of selected blocks, to avoid padding."""
     rows = _rows(q, k, block_indices, at)
     counts = (rows.blocks >= 0).sum(1)
     members, outputs = [], []

@@ -31,7 +31,7 @@ def speed_up() -> None:
     def patch_once(function: Callable[..., Any]) -> Any:
         module = id(function.__globals__)
         if module in patched:
-            return None  # the caller is no launch, and does not look at it
+            return None  # the caller is not a launch and ignores it
         patched.add(module)
         return patch(function)
 

@@ -154,7 +154,7 @@ def test_float64_stays_float64() -> None:
 
 def test_attention_is_the_gated_sum_of_the_branches_on_the_selected_blocks() -> None:
     """Gates that are 1 for one branch pick it out; the blocks are those of the scores."""
-    T = 90  # 6 select blocks, of which 4 are selected
+    T = 90  # 6 select blocks; 4 are selected
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = (
         normal(2, length, H, D, seed=seed)
         for seed, (length, H, D) in enumerate(

@@ -101,7 +101,7 @@ class Trainer:
                 {"params": matrices, "weight_decay": config.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ],
-            # A graph reads the rate from the address that it had at the capture.
+            # A graph reads the rate from its address at the capture.
             lr=torch.tensor(config.lr, device=self.device) if config.cuda_graph else config.lr,
             betas=config.betas,
             fused=True,

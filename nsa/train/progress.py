@@ -22,12 +22,12 @@ class Progress:
     bits_per_byte: float
     """The same in bits."""
     held_out_bits_per_byte: float | None
-    """Of the held-out split; None where it is not read."""
+    """Of the held-out split; None if it was not evaluated."""
     tokens_per_s: float | None
     """Of all processes since the last Progress; None at the first step, which also warms up."""
     mfu: float | None
-    """Model FLOPs utilisation: share of the GPUs' data-sheet peak; None where tokens_per_s is,
-    or the peak is not known."""
+    """Model FLOPs utilisation: share of the GPUs' data-sheet peak; None without
+    tokens_per_s or if the peak is unknown."""
     elapsed_s: float
     """Since the first step began."""
 

@@ -33,7 +33,7 @@ LONGEST = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Bisected:
     """What became of one simulated bisection."""
 
     right: bool
@@ -51,7 +51,7 @@ def bisect(
     factor: float,
     noise: ModelledNoise,
     rng: np.random.Generator,
-) -> Told:
+) -> Bisected:
     """Carry one bisection out.
 
     Args:
@@ -76,7 +76,7 @@ def bisect(
             seen.add(position)
         search.add(asked.stage, block)
     named = asked.culprits if asked.found else ()
-    return Told(
+    return Bisected(
         right=named == (culprit,),
         wrong=bool(named) and named != (culprit,),
         processes=taken,
@@ -86,7 +86,7 @@ def bisect(
 
 def find_causes(
     search: NoisyDdmin, slowed: Mapping[int, float], noise: ModelledNoise, rng: np.random.Generator
-) -> Told:
+) -> Bisected:
     """Search for the differences that moved a number.
 
     Args:
@@ -108,7 +108,7 @@ def find_causes(
             seen.add(mask)
         search.add(asked.stage, block)
     named = {i for part in asked.parts for i in part.items if part.confirmed}
-    return Told(
+    return Bisected(
         right=asked.found and named == slowed.keys(),
         wrong=bool(named - slowed.keys()),
         processes=taken,
@@ -122,32 +122,32 @@ class Row:
 
     noise: str
     effect: str
-    told: tuple[Told, ...]
+    bisections: tuple[Bisected, ...]
     wanted: float | None
 
     @property
     def right(self) -> int:
-        return sum(t.right for t in self.told)
+        return sum(t.right for t in self.bisections)
 
     @property
     def wrong(self) -> int:
-        return sum(t.wrong for t in self.told)
+        return sum(t.wrong for t in self.bisections)
 
     @property
     def met(self) -> bool | None:
-        """Whether the whole interval of what was named right lies above what is wanted."""
+        """Whether the whole interval of the share named right is above the target."""
         if self.wanted is None:
             return None
-        return clopper_pearson(self.right, len(self.told))[0] >= self.wanted
+        return clopper_pearson(self.right, len(self.bisections))[0] >= self.wanted
 
     def __str__(self) -> str:
-        processes = np.array([t.processes for t in self.told])
-        commits = np.mean([t.commits for t in self.told])
+        processes = np.array([t.processes for t in self.bisections])
+        commits = np.mean([t.commits for t in self.bisections])
         cells = [
             self.noise,
             self.effect,
-            _percent(self.right, len(self.told)),
-            _percent(self.wrong, len(self.told)),
+            _percent(self.right, len(self.bisections)),
+            _percent(self.wrong, len(self.bisections)),
             f"{np.median(processes):.0f} ({np.quantile(processes, 0.9):.0f})",
             f"{commits:.1f}",
         ]
@@ -162,7 +162,7 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     for n, noise in enumerate((QUIET, TYPICAL, NOISY)):
         for e, effect in enumerate(EFFECTS):
             rng = np.random.default_rng([seed, n, e])
-            told = tuple(
+            bisections = tuple(
                 bisect(
                     NoisySearch(commits, min(effect, 0.03)),
                     int(rng.integers(1, commits + 1)),
@@ -173,25 +173,31 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
                 for _ in range(histories)
             )
             wanted = WANTED[effect] if noise is not NOISY else None
-            rows.append(Row(noise=noise.name, effect=f"+{effect:.0%}", told=told, wanted=wanted))
+            rows.append(
+                Row(noise=noise.name, effect=f"+{effect:.0%}", bisections=bisections, wanted=wanted)
+            )
     rng = np.random.default_rng([seed, 9])
-    told = tuple(bisect(ExactSearch(commits), k, 1.0, TYPICAL, rng) for k in range(1, commits + 1))
-    rows.append(Row(noise="any", effect="a counter", told=told, wanted=None))
+    bisections = tuple(
+        bisect(ExactSearch(commits), k, 1.0, TYPICAL, rng) for k in range(1, commits + 1)
+    )
+    rows.append(Row(noise="any", effect="a counter", bisections=bisections, wanted=None))
     return tuple(rows)
 
 
 def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
-    """The same of two runs that differ in several things, of which one or two move the number."""
+    """The same for two runs with several differences, one or two of which move the number."""
     rows = []
     for n, planted in enumerate(((0.03,), (0.05,), (0.10,), (0.05, 0.05))):
         rng = np.random.default_rng([seed, 10, n])
-        told = []
+        bisections = []
         for _ in range(searches):
             places = rng.choice(DIFFERENCES, size=len(planted), replace=False)
             slowed = {int(i): 1 + e for i, e in zip(places, planted, strict=True)}
-            told.append(find_causes(NoisyDdmin(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
+            bisections.append(find_causes(NoisyDdmin(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
         effect = " and ".join(f"+{e:.0%}" for e in planted)
-        rows.append(Row(noise=TYPICAL.name, effect=effect, told=tuple(told), wanted=None))
+        rows.append(
+            Row(noise=TYPICAL.name, effect=effect, bisections=tuple(bisections), wanted=None)
+        )
     return tuple(rows)
 
 

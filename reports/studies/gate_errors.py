@@ -4,8 +4,8 @@
 
 Every simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A
 pairs as a calibration does, screens, confirms the rest and is judged by the very functions that
-judge a real one. A rate stands with its 95 % Clopper-Pearson interval, and a target is met when
-that whole interval lies on its good side. README.md here has the table.
+judge a real one. Each rate has a 95 % Clopper-Pearson interval, and a target is met when that whole
+interval is on its good side. README.md here has the table.
 """
 
 import argparse
@@ -59,20 +59,20 @@ class Tally:
     found: int
     """Gates whose planted case was called slower."""
     missed: int
-    """Gates whose planted case passed, whatever the other cases did."""
+    """Gates whose planted case passed, independent of the other cases."""
     pairs: int
     """Pairs of processes that all gates ran together, calibration aside."""
     exact_low: int
     """Gates whose first case has a lower bound above the truth, by the exact interval of as many
-    pairs as confirm a typical case. Every first case has one, whatever its screen said."""
+    pairs as confirm a typical case. Every first case has one, independent of its screen."""
     exact_high: int
-    """The same of the upper bound, which lies below the truth."""
+    """The same for an upper bound below the truth."""
     student_high: int
     """The same of Student's upper bound, which lets a case pass the screen."""
 
 
 def simulate(setting: Setting, *, gates: int, rng: np.random.Generator) -> Tally:
-    """Run so many gates."""
+    """Run this many gates."""
     names = [f.name for f in fields(Tally) if f.name not in ("setting", "gates")]
     counts = np.zeros(len(names), dtype=np.int64)
     at_once = max(1, CASES_AT_ONCE // setting.cases)
@@ -168,7 +168,7 @@ class Line:
 
     @property
     def met(self) -> bool | None:
-        """Whether the whole interval lies on the good side; None where nothing is asked."""
+        """Whether the whole interval is on the good side; None without a target."""
         low, high = clopper_pearson(self.hits, self.trials)
         if self.at_least is not None:
             return low >= self.at_least

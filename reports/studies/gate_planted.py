@@ -1,4 +1,4 @@
-"""How the gate judges slowdowns that are planted, and a change that is none, on this machine.
+"""How the gate judges planted slowdowns, and a change without effect, on this machine.
 
     python -m reports.studies.gate_planted OUT                       # on a GPU, 8 minutes
     python -m reports.studies.gate_planted OUT --suite FILE --packages nsa suites --slower 0.05
@@ -7,9 +7,9 @@ copies packages and a suite into a git repository of its own, OUT/repository, an
 base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
 commits in which every step of every case waits longer, by a given share of the step as the first
 gate measured it. On a GPU the wait is a kernel that spins, and a step the replay of a CUDA graph.
-What the gate says of each is printed as a table, with pairs and minutes, and kept in
-OUT/gates.jsonl as it comes: a study that is cut off has told what it found until then. A clean
-change that was NO-GO, or a slowdown that was GO, is named below the table.
+Each verdict is printed in a table, with pairs and minutes, and appended to OUT/gates.jsonl at once,
+so an interrupted study keeps what it found. A clean change that was NO-GO, or a slowdown that was
+GO, is named below the table.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SUITE = """\
 schema: 1
 title: Planted slowdowns
 subject: Planted
-question: Does the gate find a planted slowdown, and nothing where there is none?
+question: Does the gate find a planted slowdown, and none in a clean change?
 device: cuda
 measure: {processes: 2, min_samples: 20, max_samples: 200, sample_s: 0.2, warmup_s: 1,
           timeout_s: 60, stall_s: 50, accuracy: false, profile: false,
@@ -177,7 +177,7 @@ class Scratch:
         self._commit("Packages as they are")
 
     def plant(self, name: str, delays_s: Mapping[str, float]) -> None:
-        """A branch on which the steps of these factories wait so long."""
+        """A branch on which each step of these factories waits longer by its delay."""
         self._git("checkout", "--quiet", "-b", name, "main")
         for factory, delay_s in delays_s.items():
             module, _, function = factory.partition(":")

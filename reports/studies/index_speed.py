@@ -2,10 +2,10 @@
 
     python -m reports.studies.index_speed --runs 10000 --cases 60 --folder /tmp/large
 
-makes a store of so many runs in the folder, or goes on with the one that is there, indexes it and
-times each question in a process of its own, cold, with the check of every folder that comes before
-an answer. Runs are alike but for id, time, commit, GPU and suite; a question does not depend on
-what the numbers in them are, nor on how many samples were taken.
+makes a store of that many runs in the folder, or continues with the one that exists, indexes it and
+times each question in a new process, which checks every folder before it answers. Runs differ only
+in id, time, commit, GPU and suite: the time of an answer does not depend on the numbers in a run or
+on how many samples it has.
 """
 
 import argparse
@@ -58,7 +58,7 @@ QUESTIONS = {
     ),
     "ids of all cases": Index.case_ids,
 }
-"""What is asked; each answer is a sequence or one run."""
+"""The questions; each answer is a sequence or one run."""
 
 
 def case_id(number: int) -> str:
@@ -183,13 +183,13 @@ def table(root: Path, repeats: int) -> str:
     for name in QUESTIONS:
         command = [sys.executable, "-m", "reports.studies.index_speed", "--ask", name]
         command += ["--folder", str(root)]
-        told = [
+        answers = [
             subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
             for _ in range(repeats)
         ]
-        slowest, cpu = max((float(took_s), float(cpu_s)) for took_s, cpu_s, _ in told)
+        slowest, cpu = max((float(took_s), float(cpu_s)) for took_s, cpu_s, _ in answers)
         times = f"{units.duration(slowest)} | {units.duration(cpu)}"
-        rows.append(f"| {name} | {int(told[0][2]):,} | {times} |")
+        rows.append(f"| {name} | {int(answers[0][2]):,} | {times} |")
     return "\n".join(rows)
 
 

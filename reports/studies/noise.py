@@ -68,7 +68,7 @@ class ModelledNoise:
         return _paired(x, rng.normal(0.0, self.clock, size=(cases, 2 * pairs)))
 
     def sequence(self, rng: np.random.Generator, cases: int, processes: int) -> Floats:
-        """Logarithms of so many processes one after the other, [cases, processes]."""
+        """Logarithms of the step times of consecutive processes, [cases, processes]."""
         shape = (cases, processes)
         of_median = 1.2533 * (self.spread / 1.349) / math.sqrt(self.samples)
         x = rng.normal(0.0, math.hypot(self.process_cv, of_median), size=shape)

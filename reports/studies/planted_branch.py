@@ -39,7 +39,7 @@ class Plant:
         """The file's text with the line in it.
 
         Raises:
-            ValueError: There is no such line, or more than one.
+            ValueError: No line matches, or several do.
         """
         lines = text.splitlines(keepends=True)
         fits = [n for n, line in enumerate(lines) if re.search(self.after, line)]
@@ -55,9 +55,9 @@ def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tup
 
     Args:
         source: The repository, a bare one, or a bundle of it.
-        folder: Where the clone comes to lie; it must not exist.
+        folder: Where to clone; it must not exist.
         plant: The line.
-        commits: So many of the last first parents are between good and bad.
+        commits: How many of the last first parents are between good and bad.
         at: Before which of them the planted commit comes, from 1.
 
     Returns:
@@ -69,7 +69,7 @@ def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tup
     subprocess.run(["git", "clone", "--quiet", str(source), str(folder)], check=True)
     line = _git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[-commits - 1 :]
     if not 1 <= at <= len(line) - 1 == commits:
-        raise ValueError(f"{len(line) - 1} commits, of which the planted one cannot be {at}")
+        raise ValueError(f"{len(line) - 1} commits; the planted one cannot be number {at}")
     planted = _with(folder, plant, line[at - 1], line[at - 1], f"Planted: {plant.insert}")
     tip = planted
     for sha in line[at:]:
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--insert", required=True, metavar="LINE")
     parser.add_argument("--commits", type=int, default=64)
     parser.add_argument("--at", type=int, default=41)
-    parser.add_argument("bisect", nargs="+", help="what harness bisect is asked, after --")
+    parser.add_argument("bisect", nargs="+", help="arguments of harness bisect, after --")
     options = parser.parse_args(arguments)
     plant = Plant(file=options.file, after=options.after, insert=options.insert)
     clone = options.folder / "repository"

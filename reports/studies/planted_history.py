@@ -66,7 +66,7 @@ KILLED_AFTER = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planted:
-    """What stands where, by position on the line of first parents; 0 is the good commit."""
+    """The planted commits by position on the line of first parents; 0 is the good commit."""
 
     commits: int = 64
     slow_at: int = 41
@@ -194,7 +194,7 @@ def bisecting(repository: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def killed(running: "subprocess.Popen[str]", state: Path, lines: int) -> Path:
-    """Kill a bisection once its journal has so many lines.
+    """Kill a bisection once its journal has this many lines.
 
     Args:
         running: What `bisecting` began.

@@ -1,6 +1,6 @@
 """Peers' kernels as providers: declined where they cannot run, and judged by the definition.
 
-The package itself is no dependency, so its functions are played by the definitions of what they
+The package is not a dependency, so its functions are replaced by the definitions of what they
 compute; that they compute it is checked where a suite runs them, before anything is timed.
 """
 

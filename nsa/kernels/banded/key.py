@@ -126,7 +126,7 @@ def _row_walk(
         delta = load_plane(delta_rows, row + g, first, T, T_padded, BLOCK_M, 0.0, BULK)
         dst = (pt * (dpt - delta[None, :])).to(q1.dtype)
         # With mma.sync Triton divides every product among the warps as suits the last one, and for
-        # the narrow one by rows, of which there are too few; so the wide one is the last.
+        # the narrow one by rows, and it has too few of them; so the wide one comes last.
         if D2 > 0 and not BULK:
             dk2 = tl.dot(dst, q2, dk2)
         dk1 = tl.dot(dst, q1, dk1)

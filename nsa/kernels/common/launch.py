@@ -9,7 +9,7 @@ What selects the kernel in Triton 3.6 (JITFunction.run), and where it is in the 
 
 - constants and options (num_warps, num_stages): fixed when the KernelLaunch is made;
 - a number: its type, its width, whether it is 1, whether 16 divides it. All follow from its
-  type and value, which are in the key, whatever do_not_specialize says;
+  type and value, which are in the key even with do_not_specialize;
 - a tensor: its dtype, and whether 16 divides its address. Both are in the key;
 - a descriptor: dtype and sides of its tile. They are in the key;
 - None: in the key;

@@ -106,7 +106,7 @@ def load_tile(
     CHECK: tl.constexpr,  # whether rows may be missing
     BULK: tl.constexpr,
 ):
-    """A block of channels of some tokens of a head, [ROWS, BLOCK]; 0 where there is none."""
+    """A block of channels of some tokens of a head, [ROWS, BLOCK]; 0 outside."""
     if BULK:
         x = tl.reshape(source.load([b, token, head, COLUMN]), [ROWS, BLOCK])
     else:
@@ -137,7 +137,7 @@ def load_plane(
     OTHER: tl.constexpr,
     BULK: tl.constexpr,
 ):
-    """One number each of some tokens, [ROWS]; without bulk copies OTHER where there is none."""
+    """One number each of some tokens, [ROWS]; without bulk copies OTHER outside."""
     if BULK:
         x = tl.reshape(source.load([row, token]), [ROWS])
     else:
@@ -157,7 +157,7 @@ def load_rows(
     SIZE: tl.constexpr,  # channels there are
     ROWS: tl.constexpr,
 ):
-    """A block of channels, [ROWS, BLOCK], by plain loads: what stays for the whole loop then lies
+    """A block of channels, [ROWS, BLOCK], by plain loads: what stays for the whole loop is then
     in shared memory, where a bulk copy would leave it in registers (seen in Triton 3.6)."""
     columns = COLUMN + tl.arange(0, BLOCK)
     pointers = ptr + tl.arange(0, ROWS)[:, None] * stride.to(tl.int32) + columns[None, :]

@@ -22,7 +22,7 @@ def _load_heads(
     G_BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """A block of columns of the group's heads, [G_BLOCK, BLOCK]; 0 where there is none."""
+    """A block of columns of the group's heads, [G_BLOCK, BLOCK]; 0 outside it."""
     head = tl.arange(0, G_BLOCK)
     column = COLUMN + tl.arange(0, BLOCK)
     mask = (head < G)[:, None] & (column < SIZE)[None, :]
@@ -31,8 +31,8 @@ def _load_heads(
 
 @triton.jit
 def _load_rows(ptr, offsets, valid, COLUMN: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr):
-    """A block of columns of some rows, [N, BLOCK]; 0 where there is none. Rows that are not
-    valid are not read: what lies there may be NaN."""
+    """A block of columns of some rows, [N, BLOCK]; 0 outside them. Rows that are not
+    valid are not read: they may be NaN."""
     column = COLUMN + tl.arange(0, BLOCK)
     mask = valid[:, None]
     if COLUMN + BLOCK > SIZE:
@@ -270,7 +270,7 @@ def attend_kernel(
     q_ptr,  # [B, HQ, D]
     k_sel_ptr,  # [B, capacity, HKV, D]
     v_sel_ptr,  # [B, capacity, HKV, DV]
-    k_win_ptr,  # [B, ring, HKV, D]; position p lies in row p % ring
+    k_win_ptr,  # [B, ring, HKV, D]; position p is in row p % ring
     v_win_ptr,  # [B, ring, HKV, DV]
     chosen_ptr,  # [B, HKV, N], int32, -1 where a slot is unused
     lengths_ptr,  # [B]
@@ -292,7 +292,7 @@ def attend_kernel(
     v_win_row: tl.int64,
     v_win_head: tl.int64,
     first_piece,  # the first of this launch among all pieces
-    window_pieces,  # of this launch's pieces, the first so many read the window
+    window_pieces,  # how many of this launch's pieces, from the first, read the window
     tiles_per_piece,
     pieces,
     ring,

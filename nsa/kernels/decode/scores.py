@@ -77,7 +77,7 @@ def _log_sum_exp(
 
 @triton.jit
 def _rank(key):
-    """How many of the keys, no two of which are equal but for -1, are larger than each."""
+    """How many keys are larger than each. Only keys of -1 may be equal."""
     return tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
 
 

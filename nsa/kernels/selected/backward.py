@@ -401,7 +401,7 @@ def selected_backward(
     """Gradients of `selected_forward`.
 
     Args:
-        do: [B, T, HQ, Dv], the gradient of gate * o, or of o where there is no gate.
+        do: [B, T, HQ, Dv], the gradient of gate * o, or of o without a gate.
         lse: [B, T, HQ] float32, from the forward pass.
         delta: [B, T, HQ] float32, rowsum(do * o).
         index: From the forward pass, with the same `deterministic`.

@@ -70,14 +70,14 @@ def _combine_kernel(
     head = row % (HKV * G)
     h = head // G
     token = first_token + local
-    # Of slot 0; the next slot lies G rows further.
+    # Of slot 0; the next slot is G rows further.
     first = (local.to(tl.int64) * HKV + h) * (N * G) + head % G
     all_slots = tl.arange(0, N_BLOCK)
     seen = seen_slots(
         blocks_ptr, document_start_ptr, token, h, all_slots, T, q_start, HKV, N, BLOCK_SIZE, PARTS,
         VARLEN,
     )  # fmt: skip
-    # Whatever lies in a slot that was not written is read and thrown away: no load then waits
+    # The content of a slot that was not written is read and discarded: no load then waits
     # for another.
     lse = tl.load(partial_lse_ptr + first + all_slots * G, mask=all_slots < N, other=0.0)
     lse = tl.where(seen, lse, float("-inf"))

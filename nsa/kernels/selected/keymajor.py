@@ -87,7 +87,7 @@ def row_offsets(local, g, stride_t, stride_h, WIDE: tl.constexpr):
 def load_rows(
     ptr,
     offsets,  # [ROWS], where a row starts
-    inside,  # [ROWS], or None where every row may be read
+    inside,  # [ROWS], or None if every row may be read
     FIRST: tl.constexpr,  # column
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,  # of a whole row

@@ -109,7 +109,7 @@ class Launches:
 
 @contextmanager
 def compiling_for(arch: Architecture) -> Iterator[Launches]:
-    """Turn every launch into a compilation for `arch`; there is no way back in this process."""
+    """Turn every launch into a compilation for `arch`, for the rest of this process."""
     launches = Launches()
     launch = JITFunction.run
 

@@ -49,10 +49,10 @@ def test_a_line_that_fits_several_places_or_none_is_refused(after: str) -> None:
 def test_simulated_histories_on_a_typical_node() -> None:
     rng = np.random.default_rng(1)
 
-    told = [
+    bisections = [
         bisect(NoisySearch(64, 0.03), int(rng.integers(1, 65)), 1.05, TYPICAL, rng)
         for _ in range(8)
     ]
 
-    assert all(t.right for t in told)
-    assert all(t.processes < 150 for t in told)
+    assert all(t.right for t in bisections)
+    assert all(t.processes < 150 for t in bisections)
