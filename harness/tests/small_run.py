@@ -3,16 +3,14 @@
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from harness.records import (
     Case,
     Clock,
     CostPlan,
-    Environment,
     Expectation,
-    Git,
-    Gpu,
     Match,
     Measurement,
     Outcome,
@@ -21,41 +19,13 @@ from harness.records import (
 )
 from harness.store import reader
 from harness.store.writer import RunWriter
+from harness.tests.fake_runs import H200, environment, sweep
 
-GPU = Gpu(
-    name="NVIDIA H200",
-    uuid="GPU-6f0c",
-    index=0,
-    memory_bytes=150 * 10**9,
-    driver="570.86",
-    cuda_driver="12.8",
-    compute_capability="9.0",
-    power_limit_w=700.0,
-)
-ENVIRONMENT = Environment(
-    captured_at="2026-11-21T07:30:12+00:00",
-    hostname="node",
-    os="Linux",
-    cpu="a CPU",
-    cpu_count=2,
-    memory_bytes=2**33,
-    gpu=GPU,
-    versions={"torch": "2.11.0", "flash-attn": None},
-    torch_settings={"allow_tf32_matmul": True, "num_threads": 2, "allocator": "native"},
-    git=Git(commit="3f2a" * 10, branch="main"),
-    command=("harness", "run", "smoke"),
-)
+GPU = replace(H200, uuid="GPU-6f0c", driver="570.86")
+ENVIRONMENT = environment(gpu=GPU)
 CASES = tuple(
-    Case(
-        case_id=f"train/nsa/seq_len={T}",
-        workload="train",
-        factory="suites.workloads:train",
-        provider="nsa",
-        axes={"seq_len": T, "gc": False, "lr": 1.0},
-        swept=("seq_len",),
-        allow={Outcome.TIMEOUT: "slow by design"},
-    )
-    for T in (128, 256)
+    replace(c, axes={**c.axes, "gc": False, "lr": 1.0}, allow={Outcome.TIMEOUT: "slow by design"})
+    for c in sweep(seq_len=[128, 256])
 )
 SUITE = Suite(
     name="smoke",
