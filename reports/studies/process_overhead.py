@@ -1,9 +1,9 @@
-"""What one case process costs beside its samples, by phase: the harness timing itself.
+"""What one process costs beside its samples, by phase: the harness timing itself.
 
-    python -m harness.tests.bench_overhead [SUITE] [--filter TEXT] [--processes N]
+    python -m reports.studies.process_overhead [SUITE] [--filter TEXT] [--processes N]
 
-Without a suite it measures a trivial fake workload, whose setup and accuracy take nothing, so
-that all of the time is the harness's own. The figures in harness/runner/README.md come from here.
+Without a suite it measures a trivial workload whose setup and accuracy take no time, so all of the
+time is the harness's own. The figures in harness/runner/README.md come from here.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def trivial() -> Suite:
 
 
 def table(measurements: Sequence[Measurement], wall_s: float) -> str:
-    """Medians over processes, in milliseconds: each phase, the exit, and what lies between."""
+    """Medians over processes, in milliseconds: each phase, the exit, and the time between."""
     rows: dict[str, list[float]] = {}
     for m in measurements:
         for phase in m.phases:
