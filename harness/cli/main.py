@@ -13,7 +13,7 @@ import typer
 import typer.core
 
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, run
-from harness.cli.options import say
+from harness.cli.options import RENAMED, say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
@@ -47,8 +47,11 @@ def _in_one_message() -> Iterator[None]:
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: it prints the help
             raise
-        name = error.ctx.command_path if error.ctx else "harness"
-        raise HarnessError(error.format_message(), f"See: {name} --help") from None
+        see = f"See: {error.ctx.command_path if error.ctx else 'harness'} --help"
+        option = getattr(error, "option_name", None)
+        if option in RENAMED:
+            raise HarnessError(f"{option} is now {RENAMED[option]}", see) from None
+        raise HarnessError(error.format_message(), see) from None
 
 
 app = typer.Typer(

@@ -216,6 +216,7 @@ def measurements(record: Path) -> int:
         (["baseline", "keep"], "No such command 'keep'"),
         (["gait"], "Did you mean 'gate'?"),
         (["--suite", "smoke"], "No such option: --suite\n  See: harness --help"),
+        (["run", "smoke", "--no-proof"], "--no-proof is now --no-self-test"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
