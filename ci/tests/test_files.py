@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from harness.tests.test_pages import known_options
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 GITLAB = ROOT / "ci/gitlab.yml"
 README = ROOT / "ci/README.md"

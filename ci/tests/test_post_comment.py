@@ -14,7 +14,7 @@ from urllib.response import addinfourl
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[3] / "ci/post_comment.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "ci/post_comment.py"
 if not SCRIPT.exists():
     pytest.skip("not a checkout: ci/ is not installed", allow_module_level=True)
 

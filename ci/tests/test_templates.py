@@ -7,8 +7,8 @@ from textwrap import dedent
 
 import pytest
 
+from ci.tests.test_files import README, ROOT, bash, load
 from harness.gate.records import State, decode
-from harness.integrations.tests.test_ci_files import README, ROOT, bash, load
 from harness.records import Decision
 from harness.tests.command_line import harness
 from harness.tests.gate_repositories import commit, git
