@@ -8,6 +8,7 @@ time is the harness's own. The figures in harness/runner/README.md come from her
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -78,13 +79,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Launcher() as launcher:
         here = environment.capture(launcher.describe(), command=(), repository=None)
         launcher.preflight(suite)
-        print(f"{'start':10} {time.monotonic() - began:8.2f} s, once: torch, facts, preflight")
+        start_s = time.monotonic() - began
+        sys.stdout.write(f"{'start':10} {start_s:8.2f} s, once: torch, facts, preflight\n")
         probes = open_probes(here.gpu)
         with create(Path(folder), suite, here) as writer:
             began = time.monotonic()
             run_suite(suite, writer=writer, probes=probes, observer=Quiet(), launcher=launcher)
             wall_s = time.monotonic() - began
-        print(table(reader.load(Path(folder), "latest").measurements, wall_s))
+        sys.stdout.write(table(reader.load(Path(folder), "latest").measurements, wall_s) + "\n")
 
 
 if __name__ == "__main__":
