@@ -1,7 +1,6 @@
 """The command `compare`: two runs, two commits, or a commit and the working tree."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -86,7 +85,6 @@ def compare(
                 mode=Mode.COUNTERS if counters else Mode.RELATIVE,
                 base=baseline,
                 head=candidate,
-                exact=True,
                 given=_policy(policy_file, suite or (), only or ()),
                 every_case=True,
                 store=store_root,
@@ -173,19 +171,14 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
             f"{file} not found, so no suite is chosen", "Name one: --suite suites/x.yaml"
         )
     plain = not file.is_file() and file == policy.DEFAULT  # any other file must exist
-    found = comparing.PLAIN if plain else policy.load(file)[0]
-    kept = replace(
-        found, path=str(file), rules=(), kernels=(), exemptions=(), new_cases_block=False
-    )
-    choices = tuple(ChosenSuite(suite=_from_root(name)) for name in named)
-    kept = replace(kept, choices=choices or kept.choices, counted=choices or kept.counted)
-    if not filters:
-        return kept
-    return replace(
-        kept,
-        choices=tuple(replace(c, filters=tuple(filters)) for c in kept.choices),
-        counted=tuple(replace(c, filters=tuple(filters)) for c in kept.counted),
-    )
+    form = (comparing.PLAIN if plain else policy.load(file)).form
+    own = [ChosenSuite(suite=_from_root(name)) for name in named]
+    chosen = {
+        key: [c.model_copy(update={"cases": list(filters)}) if filters else c for c in own or kept]
+        for key, kept in (("suites", form.suites), ("counters", form.counters))
+    }
+    without = {"stage": "shadow", "absolute": [], "exemptions": [], "new_cases": "allow"}
+    return Policy(path=str(file), form=form.model_copy(update=chosen | without))
 
 
 def _from_root(name: str) -> str:

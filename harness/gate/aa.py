@@ -30,13 +30,11 @@ def calibrate(
     """Measure A/A pairs of a suite, and store the noise of this node.
 
     Args:
-        wanted: Pairs of each case.
+        wanted: Pairs of each case, MIN_PAIRS or more.
 
     Raises:
         HarnessError: The machine is not fit, a case failed, or too few of its pairs were steady.
     """
-    if wanted < MIN_PAIRS:
-        raise HarnessError(f"{wanted} A/A pairs are too few", f"Take {MIN_PAIRS} or more.")
     with ExitStack() as held:
         rig, first, here = take(held, suite, command=command, wait_s=wait_for_gpu_s, say=say)
         second = rig.start_for(suite)

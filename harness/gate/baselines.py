@@ -1,13 +1,13 @@
 """Stored baselines: the step times of one run on one GPU, with its environment and cases."""
 
-import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import StoreError
 from harness.gate import files
+from harness.gate.files import Moment
 from harness.gate.unpaired import FEWEST, Process
 from harness.machine import drift
 from harness.records import Case, Environment, Measurement, Outcome, Run
@@ -16,24 +16,6 @@ from harness.runner.interleave import clock, usable
 EXPECTED = ("commit", "uncommitted changes", "host")
 """Differences that are allowed: the code under test, and the name of a container. A CPU is
 identified by its host name in any case."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredProcess:
-    """One fresh process of a baseline."""
-
-    samples_s: tuple[float, ...]
-    hz: float | None = None
-    wall_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.samples_s or not all(math.isfinite(s) and s > 0 for s in self.samples_s):
-            raise ValueError("samples_s needs positive, finite times")
-
-    @property
-    def process(self) -> Process:
-        step_s = statistics.median(self.samples_s)
-        return Process(step_s=step_s, hz=self.hz, wall_s=self.wall_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,52 +28,34 @@ class Baseline:
     """GPU UUID; see files.device_id."""
     commit: str
     run_id: str
-    measured_at: str
+    measured_at: Moment
     """Start of the run, ISO 8601, UTC."""
     set_at: str
     environment: Environment
-    cases: Mapping[str, tuple[StoredProcess, ...]] = field(default_factory=dict)
+    cases: Mapping[str, tuple[Process, ...]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Case -> its outcome, which the suite allows."""
     asked: Mapping[str, Case] = field(default_factory=dict)
     """Case id -> the case that was measured."""
 
-    def __post_init__(self) -> None:
-        files.moment(self.measured_at)
-
-    def processes(self, case_id: str) -> tuple[Process, ...]:
-        return tuple(p.process for p in self.cases.get(case_id, ()))
-
 
 def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
     """The steady processes of a case."""
-    return tuple(
-        _stored(m).process for m in measured if m.outcome is Outcome.OK and usable(m, case)
-    )
+    return tuple(_process(m) for m in measured if m.outcome is Outcome.OK and usable(m, case))
 
 
 def changed(baseline: Baseline, case: Case) -> str:
     """Why a case is not the one of the same id in the baseline, or an empty string."""
-    make = _make(baseline.suite)
     stored = baseline.asked.get(case.case_id)
-    if stored is None:
-        return f"the baseline does not define this case; {make}"
-    for name, (a, b) in drift.measured(stored, case).items():
-        return f"the case has changed: {name} is {a} in the baseline, {b} in the candidate; {make}"
+    why = differs(stored, case) if stored else "the baseline does not define this case"
+    return f"{why}; {_make(baseline.suite)}" if why else ""
+
+
+def differs(baseline: Case, candidate: Case) -> str:
+    """Why two cases of one id are not the same: axes, code, or how samples are taken."""
+    for name, (a, b) in drift.measured(baseline, candidate).items():
+        return f"the case has changed: {name} is {a} in the baseline, {b} in the candidate"
     return ""
-
-
-def case_ids(folder: Path, suite: str) -> frozenset[str]:
-    """All cases of a suite in the baselines of any device.
-
-    Raises:
-        StoreError: A file is damaged.
-    """
-    name = files.path_of(folder, "any", suite).name
-    found = (
-        files.read(path, Baseline, _replace(suite)) for path in sorted(folder.glob(f"*/{name}"))
-    )
-    return frozenset(case_id for b in found if b for case_id in b.cases)
 
 
 def of_run(run: Run) -> Baseline:
@@ -101,21 +65,12 @@ def of_run(run: Run) -> Baseline:
         StoreError: The run is unfinished, failed, unsteady, or its code is not committed.
     """
     git = run.environment.git
-    problem = ""
-    if not run.ended_at:
-        problem = "it is unfinished"
-    elif git is None:
-        problem = "its code was not in a git repository"
-    elif git.dirty_sha256:
-        problem = "its code had uncommitted changes"
-    left_out: dict[str, str] = {}
-    for case in run.suite.cases:
-        measured = run.of(case.case_id)
-        bad = next((m for m in measured if m.outcome is not Outcome.OK), None)
-        if bad is not None and bad.outcome in case.allow:
-            left_out[case.case_id] = str(bad.outcome)
-        elif not problem:
-            problem = _problem(case, measured)
+    left_out = {
+        c.case_id: str(bad[0])
+        for c in run.suite.cases
+        if (bad := _bad(run.of(c.case_id))) and bad[0] in c.allow
+    }
+    problem = next(_problems(run, left_out), "")
     if problem or git is None:
         raise StoreError(
             f"run {run.run_id} cannot be a baseline: {problem}",
@@ -132,7 +87,7 @@ def of_run(run: Run) -> Baseline:
         set_at=files.now(),
         environment=run.environment,
         cases={
-            c.case_id: tuple(_stored(m) for m in run.of(c.case_id))
+            c.case_id: tuple(_process(m) for m in run.of(c.case_id))
             for c in run.suite.cases
             if c.case_id not in left_out
         },
@@ -141,15 +96,29 @@ def of_run(run: Run) -> Baseline:
     )
 
 
-def _problem(case: Case, measured: Sequence[Measurement]) -> str:
-    """Why a case cannot be part of a baseline, or an empty string."""
-    if bad := [m.outcome for m in measured if m.outcome is not Outcome.OK]:
-        return f"{case.case_id} ended {bad[0]}"
-    if len(measured) < FEWEST:
-        return f"{case.case_id} has {len(measured)} processes; {FEWEST} are needed"
-    if unsteady := [m.process for m in measured if not usable(m, case)]:
-        return f"{case.case_id} was not steady, or was disturbed, in process {unsteady[0]}"
-    return ""
+def _problems(run: Run, left_out: Container[str]) -> Iterator[str]:
+    """Why a run cannot be a baseline."""
+    git = run.environment.git
+    if not run.ended_at:
+        yield "it is unfinished"
+    if git is None:
+        yield "its code was not in a git repository"
+    elif git.dirty_sha256:
+        yield "its code had uncommitted changes"
+    for case in run.suite.cases:
+        measured = run.of(case.case_id)
+        if case.case_id in left_out:
+            continue
+        if bad := _bad(measured):
+            yield f"{case.case_id} ended {bad[0]}"
+        if len(measured) < FEWEST:
+            yield f"{case.case_id} has {len(measured)} processes; {FEWEST} are needed"
+        if unsteady := [m.process for m in measured if not usable(m, case)]:
+            yield f"{case.case_id} was not steady, or was disturbed, in process {unsteady[0]}"
+
+
+def _bad(measured: Sequence[Measurement]) -> list[Outcome]:
+    return [m.outcome for m in measured if m.outcome is not Outcome.OK]
 
 
 def load(folder: Path, device: str, suite: str) -> Baseline | None:
@@ -158,7 +127,9 @@ def load(folder: Path, device: str, suite: str) -> Baseline | None:
     Raises:
         StoreError: The file is damaged.
     """
-    return files.read(files.path_of(folder, device, suite), Baseline, _replace(suite))
+    return files.read(
+        files.path_of(folder, device, suite), Baseline, f"To replace it, {_make(suite)}."
+    )
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
@@ -167,8 +138,6 @@ def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days
     make = _make(suite)
     if baseline is None:
         return f"no baseline of {suite} on {here.device_name} ({device}); {make}"
-    if baseline.device != device:
-        return f"the baseline was measured on another device ({baseline.device}); {make}"
     if problem := files.out_of_date(baseline.measured_at, max_age_days):
         return f"the baseline {problem}; {make}"
     found = drift.differences(baseline.environment, here)
@@ -180,12 +149,8 @@ def _make(suite: str) -> str:
     return f"make one: harness run {suite}, then harness baseline set latest"
 
 
-def _replace(suite: str) -> str:
-    return f"Replace it: harness run {suite}, then harness baseline set latest."
-
-
-def _stored(m: Measurement) -> StoredProcess:
-    return StoredProcess(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
+def _process(m: Measurement) -> Process:
+    return Process(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +168,7 @@ def compared(baseline: Baseline, run: Run) -> tuple[CaseTimes, ...]:
     return tuple(
         CaseTimes(
             case_id=case_id,
-            baseline_s=_median(baseline.processes(case_id)),
+            baseline_s=_median(baseline.cases.get(case_id, ())),
             run_s=_median(measured.get(case_id, ())),
         )
         for case_id in dict.fromkeys((*baseline.cases, *measured))

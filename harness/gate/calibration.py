@@ -18,6 +18,8 @@ from harness.analysis.comparison import holm, time_logs
 from harness.analysis.statistics import Floats, hodges_lehmann, signed_rank_p
 from harness.errors import HarnessError
 from harness.gate import files
+from harness.gate.files import Moment
+from harness.gate.policy import CalibrationModel
 from harness.records import Environment, Pair, Thresholds
 
 KIND = ".calibration"
@@ -44,11 +46,7 @@ THRESHOLDS: Mapping[NoiseClass, Thresholds] = {
 times in ten and seldom bound all clean cases by 3 %; so it needs more pairs and a wider tolerance.
 """
 
-DAY_CV: Mapping[NoiseClass, float] = {
-    NoiseClass.QUIET: 0.005,
-    NoiseClass.TYPICAL: 0.014,
-    NoiseClass.NOISY: 0.04,
-}
+DAY_CV: Mapping[NoiseClass, float] = {**UPPER_CV, NoiseClass.NOISY: 0.04}
 """Variation of a case between days on one GPU, until `between_days` can measure it. Assumed: the
 largest variation between processes of the class."""
 
@@ -98,18 +96,11 @@ class Calibration:
 
 
 def calibrate(pairs: Mapping[str, Sequence[Pair]]) -> Calibration:
-    """Judge a node by the A/A pairs of each case.
-
-    Raises:
-        ValueError: No case, or one with fewer than MIN_PAIRS pairs.
-    """
-    if not pairs:
-        raise ValueError("no case to calibrate with")
-    for case_id, of_case in pairs.items():
-        if len(of_case) < MIN_PAIRS:
-            raise ValueError(f"{case_id}: {len(of_case)} A/A pairs; {MIN_PAIRS} are needed")
+    """Judge a node by the A/A pairs of each case, MIN_PAIRS or more."""
     logs = {case_id: time_logs(of_case) for case_id, of_case in pairs.items()}
-    p_values = holm({c: _two_sided(x) for c, x in logs.items()})
+    p_values = holm(
+        {c: min(1.0, 2 * float(min(signed_rank_p(x), signed_rank_p(-x)))) for c, x in logs.items()}
+    )
     cases = tuple(
         _case_noise(case_id, of_case, logs[case_id], p_values[case_id])
         for case_id, of_case in pairs.items()
@@ -171,10 +162,6 @@ def _case_noise(case_id: str, pairs: Sequence[Pair], logs: Floats, p_value: floa
     )
 
 
-def _two_sided(logs: Floats) -> float:
-    return min(1.0, 2 * float(min(signed_rank_p(logs), signed_rank_p(-logs))))
-
-
 # --- on disk ---------------------------------------------------------------------------
 
 
@@ -196,7 +183,7 @@ class Stored:
     device: str
     """See files.device_id."""
     device_name: str
-    at: str
+    at: Moment
     """ISO 8601, UTC."""
     commit: str
     run_id: str
@@ -204,9 +191,6 @@ class Stored:
     days: tuple[Day, ...] = ()
     """Of earlier calibrations and this one, oldest first."""
     uncommitted: bool = False
-
-    def __post_init__(self) -> None:
-        files.moment(self.at)
 
     @property
     def day_cv(self) -> float:
@@ -241,7 +225,6 @@ def store(
 
     Raises:
         StoreError: The file cannot be written, or the one there is damaged.
-        ValueError: Too few pairs.
     """
     device = files.device_id(environment)
     path = files.path_of(folder, device, suite, KIND)
@@ -266,50 +249,39 @@ def store(
 
 
 def load(
-    folder: Path, environment: Environment, suite: str, *, max_age_days: int, required: bool
+    folder: Path, environment: Environment, suite: str, limits: CalibrationModel
 ) -> Stored | None:
     """The calibration of this device, or None if there is none and none is required.
 
     Raises:
-        HarnessError: It is required but absent, of another device, too old, or not usable because
-            A/A pairs differ.
+        HarnessError: It is required but absent, too old, or not usable because A/A pairs differ.
     """
     device = files.device_id(environment)
     path = files.path_of(folder, device, suite, KIND)
     found = files.read(path, Stored, _remedy(suite))
-    here = f"{environment.device_name} ({device})"
+    if found is None and not limits.required:
+        return None
     if found is None:
-        if not required:
-            return None
-        raise HarnessError(
-            f"the policy requires a calibration of {here} with {suite}, but there is none",
-            _remedy(suite),
-        )
-    if found.device != device:
-        raise HarnessError(
-            f"{path} is for {found.device_name} ({found.device}), but this is {here}",
-            _remedy(suite),
-        )
-    if problem := files.out_of_date(found.at, max_age_days):
-        raise HarnessError(f"{path} {problem}", _remedy(suite))
-    if found.answer.biased:
-        raise HarnessError(
-            f"{path}: A/A pairs of {found.answer.biased[0]} differ; this machine is too noisy",
-            f"Look for the cause with `harness doctor`. {_remedy(suite)}",
-        )
-    return found
+        here = f"{environment.device_name} ({device})"
+        problem = f"the policy requires a calibration of {here} with {suite}, but there is none"
+    elif late := files.out_of_date(found.at, limits.max_age_days):
+        problem = f"{path} {late}"
+    elif found.answer.biased:
+        case_id = found.answer.biased[0]
+        problem = f"{path}: A/A pairs of {case_id} differ; this machine is too noisy"
+    else:
+        return found
+    raise HarnessError(problem, f"See harness doctor. {_remedy(suite)}")
 
 
-def thresholds(
-    stored: Stored | None, case_id: str, default: Thresholds, given: Mapping[str, Any]
-) -> Thresholds:
+def thresholds(stored: Stored | None, case_id: str, given: Mapping[str, Any]) -> Thresholds:
     """A case's thresholds: those of its noise class, overridden by those that the policy sets.
 
     Raises:
         HarnessError: The two contradict each other.
     """
     if stored is None:
-        return default
+        return Thresholds(**given)
     try:
         return replace(stored.answer.thresholds(case_id), **given)
     except ValueError as error:

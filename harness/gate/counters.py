@@ -6,11 +6,13 @@ the version of torch and on nothing else about the machine.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.analysis.counters import exact_counters
 from harness.gate import files
+from harness.gate.files import Moment
 from harness.gate.records import CounterChange
 from harness.records import COUNTERS, Case, Decision, Environment, Finding, Measurement, Outcome
 
@@ -24,6 +26,8 @@ SAMPLES = 3
 """Steps before the counted ones: the first is cold, and its length says nothing about theirs."""
 
 Counts = Mapping[str, int]
+Compared = tuple[tuple[CounterChange, ...], Finding]
+"""The counters that differ, and what that means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +39,11 @@ class CounterBaseline:
     torch: str
     """Version without its build: 2.13.0."""
     commit: str
-    set_at: str
+    set_at: Moment
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
     uncommitted: bool = False
     """Whether the tree had uncommitted changes, as it has when counts are accepted in a change."""
-
-    def __post_init__(self) -> None:
-        files.moment(self.set_at)
 
     def counts(self, suite: str, case_id: str) -> Counts | None:
         return self.cases.get(suite, {}).get(case_id)
@@ -74,12 +75,11 @@ def load(folder: Path) -> CounterBaseline | None:
     return files.read(path_of(folder), CounterBaseline, f"Replace it: {RENEW}")
 
 
-def parse(text: str) -> CounterBaseline | None:
-    """The file's text as another commit has it; None if it is damaged."""
-    try:
-        return files.parse(text, CounterBaseline)
-    except ValueError:
-        return None
+def parse(text: str | None) -> CounterBaseline | None:
+    """The file's text as another commit has it; None if it is absent or damaged."""
+    with suppress(ValueError):
+        return files.parse(text or "", CounterBaseline)
+    return None
 
 
 def store(
@@ -133,6 +133,18 @@ def counts_of(measured: Sequence[Measurement]) -> tuple[Counts | None, str]:
     return exact.counts, ""
 
 
+def compare(
+    baseline: Sequence[Measurement],
+    candidate: Sequence[Measurement],
+    accepted: Counts | None = None,
+) -> Compared:
+    """`judge` for measurements of both sides."""
+    (before, no_a), (after, no_b) = counts_of(baseline), counts_of(candidate)
+    sides = (("baseline", no_a), ("candidate", no_b))
+    why = "; ".join(f"{side}: {reason}" for side, reason in sides if reason)
+    return judge(before, after, source="the baseline", why=why, accepted=accepted)
+
+
 def judge(
     baseline: Counts | None,
     candidate: Counts | None,
@@ -140,7 +152,7 @@ def judge(
     source: str,
     why: str = "",
     accepted: Counts | None = None,
-) -> tuple[tuple[CounterChange, ...], Finding]:
+) -> Compared:
     """Compare two sides exactly.
 
     Args:
@@ -151,7 +163,7 @@ def judge(
         accepted: Counts of the case that the change itself records, if it does.
     """
     if baseline is None or candidate is None:
-        return (), _finding(Decision.INCONCLUSIVE, why or f"{source} has no counters")
+        return (), _finding(Decision.INCONCLUSIVE, why)
     changes = tuple(
         CounterChange(name=n, before=baseline.get(n), after=candidate.get(n))
         for n in COUNTERS
@@ -166,9 +178,7 @@ def judge(
     if len(unknown) == len(changes):
         reason = f"only one side has {', '.join(unknown)}: {text}"
         return changes, _finding(Decision.INCONCLUSIVE, reason)
-    fewer = all((c.after or 0) < (c.before or 0) for c in changes)
-    hint = "fewer: faster, or work is missing" if fewer else "counters have no noise"
-    return changes, _finding(Decision.NO_GO, f"{text}; ", f"differs from {source} ({hint})")
+    return changes, _finding(Decision.NO_GO, f"{text}; ", f"differs from {source}")
 
 
 def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:

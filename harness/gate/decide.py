@@ -14,7 +14,7 @@ from harness import units
 from harness.analysis import verdict
 from harness.gate import counters
 from harness.gate.policy import Exemption, Policy
-from harness.gate.records import WORST_FIRST, CounterChange, GateCase, Mode, Stage, State
+from harness.gate.records import WORST_FIRST, GateCase, LeftOut, Mode, State
 from harness.records import (
     FAILURES,
     Case,
@@ -40,8 +40,6 @@ NOISY = frozenset({AGAINST[Mode.RELATIVE], AGAINST[Mode.BASELINE]})
 NOTHING_TO_COMPARE = frozenset({Outcome.UNSUPPORTED, Outcome.INCORRECT, Outcome.NON_FINITE})
 """Outcomes of the baseline that make a case new, because the baseline has no valid step time."""
 
-NO_CASE = "no case was affected by the change"
-
 _OF_CHANGE = {
     Change.SAME: Decision.GO,
     Change.FASTER: Decision.GO,
@@ -54,6 +52,10 @@ _OF_CHANGE = {
 class CaseEvidence:
     """What was measured of one case."""
 
+    mode: Mode
+    policy: Policy
+    environment: Environment
+    today: datetime.date
     suite: str
     case: Case
     summary: CaseSummary | None
@@ -67,18 +69,11 @@ class CaseEvidence:
     """Why there is no comparison, or what weakens it."""
     folder: str = ""
     """Of the candidate's run, for the log."""
-    counted: tuple[tuple[CounterChange, ...], Finding] | None = None
+    counted: counters.Compared | None = None
     """Result of the comparison of counters, in that mode."""
 
 
-def judge_case(
-    evidence: CaseEvidence,
-    *,
-    mode: Mode,
-    policy: Policy,
-    environment: Environment,
-    today: datetime.date,
-) -> GateCase:
+def judge_case(evidence: CaseEvidence) -> GateCase:
     case_id = evidence.case.case_id
     if evidence.summary is None:
         state, found = State.UNCOMPARED, [_not_measured(evidence.no_comparison)]
@@ -86,10 +81,10 @@ def judge_case(
         found = _ran(evidence, evidence.summary)
         state = State.FAILED
         if evidence.summary.outcome is Outcome.OK:
-            found += _absolute(evidence.summary, mode, policy, environment)
-            state, compared = _compared(evidence, mode, policy)
+            found += _absolute(evidence, evidence.summary)
+            state, compared = _compared(evidence)
             found += compared
-    judged = _settled(evidence.suite, case_id, state, found, policy, today)
+    judged = _settled(evidence.suite, case_id, state, found, evidence.policy, evidence.today)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
     return replace(
         judged,
@@ -103,11 +98,10 @@ def judge_case(
     )
 
 
-def judge_gone(
-    suite: str, case_id: str, why: str, *, policy: Policy, today: datetime.date
-) -> GateCase:
+def judge_gone(gone: LeftOut, policy: Policy, today: datetime.date) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    return _settled(suite, case_id, State.MISSING, [_not_measured(why)], policy, today)
+    found = [_not_measured(gone.reason)]
+    return _settled(gone.suite, gone.case_id, State.MISSING, found, policy, today)
 
 
 def _not_measured(reason: str) -> Finding:
@@ -168,14 +162,12 @@ def _with_sentence(found: Finding, check: str) -> Finding:
     return replace(found, check=check, reason=units.finding_sentence(found))
 
 
-def _absolute(
-    summary: CaseSummary, mode: Mode, policy: Policy, environment: Environment
-) -> list[Finding]:
+def _absolute(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
     """Findings of the policy's absolute limits; none in counters mode."""
-    device = environment.device_name
+    device, mode = evidence.environment.device_name, evidence.mode
     rules = [
         rule
-        for rule in policy.rules
+        for rule in evidence.policy.rules
         if mode is not Mode.COUNTERS and gpu_matches(rule.gpu, device)
         if rule.match.accepts(summary.case)
     ]
@@ -189,10 +181,10 @@ def _absolute(
     ]
 
 
-def _compared(evidence: CaseEvidence, mode: Mode, policy: Policy) -> tuple[State, list[Finding]]:
-    if mode is Mode.ABSOLUTE:
+def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
+    if evidence.mode is Mode.ABSOLUTE:
         return State.UNCOMPARED, []
-    check = AGAINST[mode]
+    check = AGAINST[evidence.mode]
     if evidence.counted is not None:
         finding = evidence.counted[1]
         known = finding.decision is not Decision.INCONCLUSIVE
@@ -205,8 +197,8 @@ def _compared(evidence: CaseEvidence, mode: Mode, policy: Policy) -> tuple[State
     bad = next((m for m in evidence.baseline if m.outcome is not Outcome.OK), None)
     if evidence.refused or (bad is not None and bad.outcome in NOTHING_TO_COMPARE):
         why = evidence.refused or (f"{bad.outcome}: {bad.detail}" if bad else "")
-        decision = Decision.NO_GO if policy.new_cases_block else Decision.GO
-        blocks = "; the policy blocks new cases" if policy.new_cases_block else ""
+        decision = Decision.NO_GO if evidence.policy.form.new_cases == "block" else Decision.GO
+        blocks = "; the policy blocks new cases" if decision is Decision.NO_GO else ""
         first = why.strip().partition("\n")[0]
         reason = f"new: the baseline cannot run it ({first}){blocks}"
         return State.NEW, [Finding(check=check, decision=decision, reason=reason)]
@@ -227,11 +219,11 @@ def _excused(
     """The findings with the policy's exemptions applied, their sentence, and whether a case that
     is expected to fail passed."""
     applied, unexpected = [], False
-    for exemption in policy.exemptions:
+    for exemption in policy.form.exemptions:
         if not exemption.covers(case_id):
             continue
         if exemption.expired(today):
-            found = [*found, expired(exemption)]
+            found = [*found, expired(exemption, policy)]
             continue
         if exemption.expect == "noisy":
             # A missing comparison is not due to noise.
@@ -242,20 +234,17 @@ def _excused(
         if exemption.expect == "missing" and state is State.MISSING:
             found = [_uncounted(f) for f in found]
         elif exemption.expect == "failure":
-            if all(f.decision is Decision.GO for f in found):
-                unexpected = True
-                reason = f"passed but is expected to fail; remove {exemption.place}"
-                found = [*found, Finding(check="exemption", decision=Decision.GO, reason=reason)]
-            else:
-                found = [_uncounted(f) for f in found]
+            unexpected = unexpected or all(f.decision is Decision.GO for f in found)
+            found = found if unexpected else [_uncounted(f) for f in found]
     return found, "; ".join(applied), unexpected
 
 
-def expired(exemption: Exemption) -> Finding:
+def expired(exemption: Exemption, policy: Policy) -> Finding:
+    place = policy.place("exemptions", policy.form.exemptions.index(exemption))
     return Finding(
         check="exemption",
         decision=Decision.NO_GO,
-        reason=f"the exemption at {exemption.place} expired on {exemption.expires.isoformat()} "
+        reason=f"the exemption at {place} expired on {exemption.expires.isoformat()} "
         f"({exemption.reason}); repair the case and remove the exemption, or renew it",
     )
 
@@ -287,33 +276,26 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
         more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
         return worst, share + "; ".join(decisive[:2]) + more
     faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
-    text = f"{_counted(len(cases), 'case')} passed" if cases else NO_CASE
+    text = (
+        f"{_counted(len(cases), 'case')} passed" if cases else "no case was affected by the change"
+    )
     if faster:
         best = min(faster, key=lambda c: c.ratio)
         text += f"; {len(faster)} faster, {best.case_id} by {units.change(best.ratio)}"
     if new := [c for c in cases if c.state is State.NEW]:
         text += f"; {len(new)} new"
-    if passed := [c for c in cases if c.unexpected_pass]:
-        text += f"; {len(passed)} of them expected to fail"
     return worst, text
 
 
 def blocks(decision: Decision, policy: Policy) -> bool:
     """Whether the policy keeps a change with this verdict from being merged."""
-    if policy.stage is not Stage.BLOCK:
+    if policy.form.stage != "block" or decision is Decision.GO:
         return False
-    return decision is Decision.NO_GO or (
-        decision is not Decision.GO and policy.inconclusive_blocks
-    )
+    return decision is Decision.NO_GO or policy.form.inconclusive == "block"
 
 
 def remedies(
-    cases: Sequence[GateCase],
-    policy: Policy,
-    mode: Mode,
-    *,
-    on_gpu: bool = False,
-    merging: bool = True,
+    cases: Sequence[GateCase], policy: Policy, mode: Mode, *, merging: bool = True
 ) -> list[str]:
     """What to do next, in sentences with a command or a setting.
 
@@ -326,7 +308,7 @@ def remedies(
         how, where = f"confirm_pairs in {policy.path}", ""
         if mode is Mode.BASELINE:
             how, where = "harness gate --base REF", " measured now"
-        steps.append(f"{most} pairs{where} would decide{_cost(cases, most, on_gpu)}: {how}")
+        steps.append(f"{most} pairs{where} would decide: {how}")
     if not merging:
         return steps
     if any(c.state is State.MISSING for c in failed):
@@ -348,19 +330,6 @@ def remedies(
             "harness gate --base REF"
         )
     return steps
-
-
-def _cost(cases: Sequence[GateCase], pairs: int, on_gpu: bool) -> str:
-    """What this number of pairs of every open case costs, excused ones too, because `confirm_pairs`
-    applies to all. Empty if the cost of one case is unknown."""
-    compared = [c.comparison for c in cases if c.comparison]
-    open_ = [(c.minutes_needed, c.pairs_needed) for c in compared if c.pairs_needed]
-    each = [minutes / needed for minutes, needed in open_ if minutes and needed]
-    if len(each) < len(open_):
-        return ""
-    minutes = units.number(pairs * sum(each))
-    unit = "GPU minutes" if on_gpu else "minutes"
-    return f", about {minutes} {unit} for {_counted(len(each), 'open case')}"
 
 
 def _counted(number: int, noun: str) -> str:

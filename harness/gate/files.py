@@ -11,23 +11,24 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from harness.errors import StoreError
 from harness.records import Environment
 
 FOLDER = Path("ci/baselines")
 SCHEMA_VERSION = 1
-DAY_S = 86_400.0
 SUITES = "suites"
 """Usual folder of suites; file names leave it out."""
 
 Record = TypeVar("Record")
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+CURRENT_ONLY: Mapping[int, Upgrade] = {SCHEMA_VERSION: dict}
 
 
 def device_id(environment: Environment) -> str:
@@ -52,14 +53,13 @@ def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
     return folder / safe[0] / f"{safe[1]}{kind}.json"
 
 
-def moment(at: str) -> datetime:
-    """Parse ISO 8601; a time without an offset is UTC.
+def _checked(at: str) -> str:
+    datetime.fromisoformat(at)
+    return at
 
-    Raises:
-        ValueError: Not ISO 8601.
-    """
-    found = datetime.fromisoformat(at)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+Moment = Annotated[str, AfterValidator(_checked)]
+"""ISO 8601, checked when a file is read."""
 
 
 def now() -> str:
@@ -68,7 +68,10 @@ def now() -> str:
 
 
 def age_days(at: str) -> float:
-    return (datetime.now(UTC) - moment(at)).total_seconds() / DAY_S
+    """Days since then; a time without an offset is UTC."""
+    then = datetime.fromisoformat(at)
+    then = then if then.tzinfo else then.replace(tzinfo=UTC)
+    return (datetime.now(UTC) - then) / timedelta(days=1)
 
 
 def out_of_date(at: str, max_age_days: int) -> str:
@@ -109,42 +112,31 @@ def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
     try:
         return parse(data, kind)
     except ValueError as error:
-        problem = str(error)
-    raise StoreError(f"{path} is not a valid {kind.__name__}: {problem}", remedy)
+        raise StoreError(f"{path} is not a valid {kind.__name__}: {error}", remedy) from None
 
 
 def parse(
-    data: bytes | str,
-    kind: type[Record],
-    current: int = SCHEMA_VERSION,
-    older: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({}),
+    data: bytes | str, kind: type[Record], schemas: Mapping[int, Upgrade] = CURRENT_ONLY
 ) -> Record:
     """Parse and validate a record.
 
     Args:
-        current: The current schema.
-        older: Older schema -> function that converts its fields to the current ones.
+        schemas: Schema -> function that converts its fields to those of the newest.
 
     Raises:
         ValueError: Not such a record.
     """
     try:
-        fields = json.loads(data)
+        fields = from_json(data)
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
         schema = fields.pop("schema", None)
-        if isinstance(schema, int) and schema in older:
-            fields = older[schema](fields)
-        elif schema != current:
-            raise ValueError(f"schema is {schema!r} instead of {current}")
-        return TypeAdapter(kind).validate_python(fields)
+        if schema not in schemas:
+            raise ValueError(f"schema is {schema!r} instead of {max(schemas)}")
+        return TypeAdapter(kind).validate_python(schemas[schema](fields))
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None

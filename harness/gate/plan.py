@@ -20,6 +20,7 @@ from harness.machine import doctor, environment
 from harness.machine.gpu_idle import mismatch
 from harness.records import (
     METRICS,
+    Case,
     Decision,
     Environment,
     Finding,
@@ -31,7 +32,7 @@ from harness.records import (
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig, require_gpu
 from harness.store import reader as store
-from harness.suite.positions import Document
+from harness.suite.sweep import match
 
 Say = Callable[[str], None]
 
@@ -43,11 +44,9 @@ class Request:
     mode: Mode
     policy: Path = policy.DEFAULT
     given: Policy | None = None
-    """Replaces that file in a comparison."""
+    """Of a comparison: replaces that file, and `base` itself is compared, not the merge base."""
     base: str = ""
     """The ref to compare with; empty for none."""
-    exact: bool = False
-    """Compare with `base` itself instead of the merge base."""
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     every_case: bool = False
@@ -87,8 +86,7 @@ class Plan:
 
     def thresholds(self, task: Task) -> Thresholds:
         stored = self.calibrations.get(task.suite)
-        case_id = task.case.case_id
-        return calibration.thresholds(stored, case_id, self.policy.thresholds, self.policy.given)
+        return calibration.thresholds(stored, task.case.case_id, self.policy.given)
 
     @property
     def sound(self) -> bool:
@@ -108,12 +106,11 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     began = files.now()
     repository = _repository(request)
     root = repository.root if repository else Path.cwd()
-    loaded, document = request.given, None
+    loaded = request.given
     if loaded is None:
-        loaded, document = policy.load(request.policy)
-        loaded = replace(loaded, path=_from_root(request.policy, root))
+        loaded = replace(policy.load(request.policy), path=_from_root(request.policy, root))
     trees = _trees(request, repository, root, loaded, held)
-    plan = _chosen(request, loaded, document, trees)
+    plan = _chosen(request, loaded, trees)
     if trees.baseline and not request.every_case:
         plan = _concerned(plan, request.mode)
     if plan.tasks:
@@ -121,27 +118,24 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     return replace(plan, began=began)
 
 
-def _chosen(request: Request, loaded: Policy, document: Document | None, trees: "Trees") -> Plan:
+def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
     """The suites that the policy chooses, and the cases that are gone from them."""
     asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
     kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
-    suites = {c.suite: require(trees.tree, c, document) for c in asked}
+    suites = {c.suite: require(trees.tree, c, loaded) for c in asked}
     for suite in suites.values():
-        require_own(suite, [trees.tree / folder for folder in loaded.roots])
+        require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
     gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
     tasks = [Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases]
-    if document is not None:
+    if loaded.document is not None:
         # Every case and file that the policy names must exist, also those of the other mode.
-        others = [c for c in (*loaded.choices, *loaded.counted) if c not in asked]
-        known = [case for c in others for case in require(trees.tree, c, document).cases]
-        ids = [g.case_id for g in gone]
-        if request.mode is Mode.BASELINE:
-            ids += [i for c in asked for i in baselines.case_ids(request.baselines, c.suite)]
+        others = loaded.form.suites if asked is loaded.form.counters else loaded.form.counters
+        known = [case for c in others for case in require(trees.tree, c, loaded).cases]
         found = trees.tree.rglob("*") if trees.baseline else ()
         paths = [f.relative_to(trees.tree).as_posix() for f in found]
-        policy.check(document, [*(t.case for t in tasks), *known], ids, paths)
+        policy.check(loaded.document, [*(t.case for t in tasks), *known], paths)
     return Plan(
         policy=loaded,
         trees=trees,
@@ -153,15 +147,13 @@ def _chosen(request: Request, loaded: Policy, document: Document | None, trees: 
 
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
-    return loaded.counted if mode is Mode.COUNTERS else loaded.choices
+    return loaded.form.counters if mode is Mode.COUNTERS else loaded.form.suites
 
 
 def _concerned(plan: Plan, mode: Mode) -> Plan:
     """The plan with only the suites that a changed file concerns."""
     kept = plan.policy.concerned(_choices(plan.policy, mode), plan.trees.changed)
     reason = f"no changed file matches the paths of its suite in {plan.policy.path}"
-    if not plan.trees.changed:
-        reason = "nothing differs from the baseline"
     return replace(
         plan,
         tasks=tuple(t for t in plan.tasks if t.suite in kept),
@@ -187,7 +179,7 @@ def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan
         require_gpu(suite, plan.here, remedy)
     home = None if counting else plan.sides[-1].roots[0]
     unfit_for = unfitness(plan.suites.values(), plan.here, store=request.store, home=home)
-    findings = (*plan.findings, *_foreign_rules(plan, request.mode), *map(unfit, unfit_for))
+    findings = (*plan.findings, *map(unfit, unfit_for))
     plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
     if plan.sound:
         _preflight(plan)
@@ -245,34 +237,30 @@ def _trees(
     commit = repository.commit("HEAD" if mine else request.head)
     dirty = repository.dirty()
     head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
-    findings: list[Finding] = []
+    trees = Trees(repository=repository, candidate=head, folders=(root,))
     if not mine and dirty:
         reason = "uncommitted changes are not included; give . as the candidate to include them"
-        findings.append(_noted("working tree", reason))
+        trees = replace(trees, findings=(_noted("working tree", reason),))
     if not request.base:
-        folders = (root,) if mine else held.enter_context(checked_out(repository, commit))
-        return Trees(
-            repository=repository, candidate=head, folders=folders, findings=tuple(findings)
-        )
+        checkout = None if mine else held.enter_context(checked_out(repository, commit))
+        return replace(trees, folders=checkout or trees.folders)
     base = repository.commit(request.base)
-    if not request.exact:
+    if request.given is None:
         base = repository.merge_base(base, commit)
     judged = repository.snapshot() if head.uncommitted else commit
     folders = held.enter_context(checked_out(repository, base, judged))
     before, after = (repository.text(side, loaded.path) for side in (base, judged))
     if request.given is None and before is not None and before != after:
         reason = f"this change modifies its own policy, {loaded.path}"
-        findings.append(_noted("policy", reason))
+        trees = replace(trees, findings=(*trees.findings, _noted("policy", reason)))
     kept = counters.path_of(request.baselines)
-    return Trees(
-        repository=repository,
-        candidate=head,
+    return replace(
+        trees,
         baseline=GateSide(ref=request.base, commit=base),
         folders=folders,
         changed=repository.changed(base, judged),
         base_counters=repository.text(base, _from_root(kept, root)),
         base_policy=before if request.given is None else None,
-        findings=tuple(findings),
     )
 
 
@@ -298,22 +286,14 @@ def _gone(
     before_change = loaded
     if trees.base_policy is not None:
         with suppress(SuiteError):
-            before_change, _ = policy.parse(trees.base_policy, Path(loaded.path))
+            before_change = policy.parse(trees.base_policy, Path(loaded.path))
+    why = f"only the baseline has this case, or selects it in {loaded.path}"
     for choice in _choices(before_change, mode):
-        try:
+        with suppress(SuiteError):  # an unreadable suite has no cases to lose
             before = suite_of(trees.folders[0], choice)
-        except SuiteError:
-            continue  # an unreadable suite has no cases to lose
-        if before is None:
-            continue
-        whole = suite_of(trees.tree, choice)
-        still = {c.case_id for c in whole.cases} if whole else set()
-        for case in chosen_of(before, choice).cases:
-            if case.case_id not in measured.get(choice.suite, set()):
-                why = "the baseline has this case, but the candidate does not"
-                if case.case_id in still:
-                    why = f"{loaded.path} selects this case in the baseline only"
-                yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
+            for case in chosen_of(before, choice).cases if before else ():
+                if case.case_id not in measured.get(choice.suite, set()):
+                    yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
 
 
 def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
@@ -327,25 +307,16 @@ def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
             yield LeftOut(suite=path, case_id=case_id, reason=why)
 
 
-def _foreign_rules(plan: Plan, mode: Mode) -> Iterator[Finding]:
-    """A note if the policy sets absolute limits, but not for this device."""
-    device, rules = plan.here.device_name, plan.policy.rules
-    if mode is Mode.COUNTERS or not rules or any(gpu_matches(r.gpu, device) for r in rules):
-        return
-    stated = ", ".join(sorted({r.gpu for r in rules}))
-    reason = f"{plan.policy.path} sets absolute limits for {stated}, but not for {device}"
-    yield _noted("absolute", reason)
-
-
 def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:
     """The task with the kernels that the policy requires, counted in every process if a rule needs
     that."""
     case, device = task.case, plan.here.device_name
-    for match, gpu, required in plan.policy.kernels:
-        if match.accepts(case) and gpu_matches(gpu, device):
+    for limit in plan.policy.form.absolute:
+        kernels = limit.kernels
+        if kernels and match(limit.match).accepts(case) and gpu_matches(limit.gpu, device):
             rule = PathRule(
-                must=(*case.kernels.must, *required.must),
-                must_not=(*case.kernels.must_not, *required.must_not),
+                must=(*case.kernels.must, *kernels.must),
+                must_not=(*case.kernels.must_not, *kernels.must_not),
             )
             case = replace(case, kernels=rule)
     counted = any(
@@ -364,7 +335,7 @@ def _sides(request: Request, plan: Plan, rig: Rig) -> tuple[Side, ...]:
     """A side for each tree, with its warm launcher and its environment."""
     sides, trees, repository = [], plan.trees.folders, plan.trees.repository
     for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
-        roots = [(tree / root).resolve() for root in plan.policy.roots]
+        roots = [(tree / root).resolve() for root in plan.policy.form.roots]
         launcher = rig.start(
             roots,
             elsewhere=repository.worktrees() if repository else (),
@@ -395,13 +366,7 @@ def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stor
     if request.mode not in (Mode.RELATIVE, Mode.BASELINE):
         return {}
     return {
-        suite: calibration.load(
-            request.baselines,
-            plan.here,
-            suite,
-            max_age_days=plan.policy.calibration_days,
-            required=plan.policy.calibration_required,
-        )
+        suite: calibration.load(request.baselines, plan.here, suite, plan.policy.form.calibration)
         for suite in dict.fromkeys(t.suite for t in plan.tasks)
     }
 
@@ -435,33 +400,30 @@ def _preflight(plan: Plan) -> None:
     A case that the candidate refuses is an error of the suite; one that the baseline refuses is
     new. If a tree's workloads cannot be loaded, its cases crash later.
     """
-    for side in plan.sides[::-1]:
-        for path, suite in plan.suites.items():
-            cases = [t.case for t in plan.tasks if t.suite == path]
-            if side is plan.sides[-1]:
-                _check_cases(side, path, replace(suite, cases=tuple(cases)), refuse=True)
-                continue
+    *baseline, candidate = plan.sides
+    for path, suite in plan.suites.items():
+        cases = [t.case for t in plan.tasks if t.suite == path]
+        if refused := _refusal(candidate, suite, cases):
+            raise refused
+        for side in baseline:
             missing = {case.case_id: absent(case, side.roots) for case in cases}
             side.cannot |= {
                 (path, i): f"there is no package {p!r}" for i, p in missing.items() if p
             }
-            there = tuple(case for case in cases if not missing[case.case_id])
-            _check_cases(side, path, replace(suite, cases=there), refuse=False)
+            there = [case for case in cases if not missing[case.case_id]]
+            for case in there if _refusal(side, suite, there) else ():
+                if refused := _refusal(side, suite, [case]):
+                    reason = refused.reason if isinstance(refused, CaseRefused) else str(refused)
+                    side.cannot[path, case.case_id] = reason
 
 
-def _check_cases(side: Side, path: str, suite: Suite, *, refuse: bool) -> None:
-    if not suite.cases:
-        return
+def _refusal(side: Side, suite: Suite, cases: Sequence[Case]) -> SuiteError | None:
+    """Why the workloads of a side refuse one of these cases, if they do."""
     try:
-        side.launcher.preflight(suite)
+        if cases:
+            side.launcher.preflight(replace(suite, cases=tuple(cases)))
     except SuiteError as error:
-        if refuse:
-            raise
-        if len(suite.cases) > 1:
-            for case in suite.cases:
-                _check_cases(side, path, replace(suite, cases=(case,)), refuse=False)
-        else:
-            reason = error.reason if isinstance(error, CaseRefused) else str(error)
-            side.cannot[path, suite.cases[0].case_id] = reason
+        return error
     except HarnessError:
-        return
+        pass
+    return None

@@ -8,17 +8,16 @@ line and column.
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from harness import units
 from harness.errors import SuiteError
-from harness.gate.records import Stage
-from harness.records import METRICS, Case, Match, PathRule, Rule, Thresholds
-from harness.suite.fields import Form, Matching, Text, checked, schema_of, wrong
+from harness.records import METRICS, Case, Rule, Thresholds
+from harness.suite.fields import Form, Matching, Text, checked, wrong
 from harness.suite.load import fits
 from harness.suite.positions import Document, Loc, Problem, nearest, read
 from harness.suite.schema import metric_name
@@ -26,11 +25,6 @@ from harness.suite.sweep import check_match, match
 
 DEFAULT = Path("ci/gate.yaml")
 DEFAULT_MAX_AGE_DAYS = 30
-LEAST = """\
-A policy needs at least:
-    schema: 1
-    stage: warn
-    suites: [{suite: suites/gate.yaml}]"""
 
 
 # --- the form ----------------------------------------------------------------------------
@@ -44,12 +38,11 @@ def _inside(path: str) -> str:
     return path
 
 
-def _date(text: str) -> str:
+def _date(text: Any) -> datetime.date:
     try:
-        datetime.date.fromisoformat(text)
-    except ValueError:
+        return datetime.date.fromisoformat(text)
+    except (TypeError, ValueError):
         raise wrong(f"must be a date, not {text!r}", remedy="Write it as 2026-12-31.") from None
-    return text
 
 
 def _globs(patterns: list[str]) -> list[str]:
@@ -69,19 +62,17 @@ def _fits_glob(path: str, glob: str) -> bool:
 
 
 Inside = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
-Date = Annotated[str, AfterValidator(_date)]
-Patterns = Annotated[list[Text], Field(min_length=1)]
-Texts = Annotated[list[Text], Field(default_factory=list)]
+Date = Annotated[datetime.date, PlainValidator(_date, json_schema_input_type=str)]
 Globs = Annotated[list[Text], Field(min_length=1), AfterValidator(_globs)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
-class SuiteChoice(Form):
+class ChosenSuite(Form):
     """A suite, and the cases of it that the gate judges."""
 
     suite: Inside
     """Path of the suite file from the root of the repository."""
-    cases: Texts
+    cases: list[Text] = Field(default_factory=list)
     """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
     paths: Globs | None = None
     """Changed files that trigger these cases; the policy's `paths` if absent."""
@@ -90,8 +81,8 @@ class SuiteChoice(Form):
 class KernelsModel(Form):
     """Kernels that must and must not run; patterns of names."""
 
-    must: Texts
-    must_not: Texts
+    must: list[Text] = Field(default_factory=list)
+    must_not: list[Text] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _something(self) -> "KernelsModel":
@@ -169,10 +160,10 @@ class BaselineModel(Form):
     """Refuse an older baseline."""
 
 
-class ExemptionModel(Form):
+class Exemption(Form):
     """Cases that are excused until a date."""
 
-    cases: Patterns
+    cases: Annotated[list[Text], Field(min_length=1)]
     """Patterns or parts of case ids."""
     expect: Literal["noisy", "failure", "missing"]
     """`noisy`: comparisons of times are ignored; counters and limits still count. `failure`: any
@@ -180,85 +171,6 @@ class ExemptionModel(Form):
     reason: Text
     expires: Date
     """Last day of the exemption. From the next day on it fails the gate."""
-
-
-class PolicyModel(Form):
-    """What a gate judges, and what blocks a change."""
-
-    version: Literal[1] = Field(alias="schema")
-    """Version of this format."""
-    stage: Literal["shadow", "warn", "block"]
-    """`shadow` records, `warn` shows, `block` prevents the merge of a NO-GO."""
-    inconclusive: Literal["neutral", "block"] = "neutral"
-    """Whether an undecided gate blocks in stage block. It is never shown as a pass."""
-    new_cases: Literal["allow", "block"] = "allow"
-    """Whether a case that the baseline cannot run passes on absolute limits alone."""
-    roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
-    """Folders of the repository from which its packages are imported."""
-    suites: Annotated[list[SuiteChoice], Field(min_length=1)]
-    """Suites that are timed."""
-    counters: Annotated[list[SuiteChoice], Field(default_factory=list)]
-    """Suites that `harness gate --counters` counts: small cases that run anywhere."""
-    absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
-    compare: CompareModel = CompareModel()
-    calibration: CalibrationModel = CalibrationModel()
-    baseline: BaselineModel = BaselineModel()
-    exemptions: Annotated[list[ExemptionModel], Field(default_factory=list)]
-    paths: Globs | None = None
-    """Changed files that trigger the suites without `paths` of their own; every file if absent. As
-    in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
-    pattern that matches decides. A suite's own file and the policy always trigger it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _paths_instead(cls, data: Any) -> Any:
-        for key in ("reaches", "select"):
-            if isinstance(data, dict) and key in data:
-                remedy = 'List the files that trigger a suite: paths: ["src/**", "!**/*.md"].'
-                raise wrong("is not a key of a policy; use `paths`", key=key, remedy=remedy)
-        return data
-
-    @model_validator(mode="after")
-    def _once(self) -> "PolicyModel":
-        for key in ("suites", "counters"):
-            names = [choice.suite for choice in getattr(self, key)]
-            if len(names) > len(set(names)):
-                raise wrong("names a suite twice", key=key, remedy="Put its cases in one entry.")
-        return self
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a policy file, for editors."""
-    return schema_of(PolicyModel)
-
-
-# --- the record --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenSuite:
-    """A suite, the filters on its cases, and the files that trigger them."""
-
-    suite: str
-    filters: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ("**",)
-    loc: Loc = field(default=(), compare=False)
-    """Place in the policy's file; empty if it comes from the command line."""
-
-    def concerned_by(self, path: str) -> bool:
-        """Whether a changed file triggers these cases; the last pattern that matches decides."""
-        fitting = [glob for glob in self.paths if _fits_glob(path, glob.removeprefix("!"))]
-        return path == self.suite or bool(fitting and not fitting[-1].startswith("!"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exemption:
-    cases: tuple[str, ...]
-    expect: str
-    reason: str
-    expires: datetime.date
-    place: str
-    """Such as `ci/gate.yaml:12`."""
 
     def covers(self, case_id: str) -> bool:
         return any(fits(case_id, pattern) for pattern in self.cases)
@@ -271,113 +183,113 @@ class Exemption:
         return f"{self.expect} until {self.expires.isoformat()}: {self.reason}"
 
 
+class PolicyForm(Form):
+    """What a gate judges, and what blocks a change."""
+
+    version: Literal[1] = Field(alias="schema")
+    """Version of this format."""
+    stage: Literal["shadow", "warn", "block"]
+    """`shadow` records, `warn` shows, `block` prevents the merge of a NO-GO."""
+    inconclusive: Literal["neutral", "block"] = "neutral"
+    """Whether an undecided gate blocks in stage block. It is never shown as a pass."""
+    new_cases: Literal["allow", "block"] = "allow"
+    """Whether a case that the baseline cannot run passes on absolute limits alone."""
+    roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
+    """Folders of the repository from which its packages are imported."""
+    suites: Annotated[list[ChosenSuite], Field(min_length=1)]
+    """Suites that are timed."""
+    counters: Annotated[list[ChosenSuite], Field(default_factory=list)]
+    """Suites that `harness gate --counters` counts: small cases that run anywhere."""
+    absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
+    compare: CompareModel = CompareModel()
+    calibration: CalibrationModel = CalibrationModel()
+    baseline: BaselineModel = BaselineModel()
+    exemptions: Annotated[list[Exemption], Field(default_factory=list)]
+    paths: Globs | None = None
+    """Changed files that trigger the suites without `paths` of their own; every file if absent. As
+    in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
+    pattern that matches decides. A suite's own file and the policy always trigger it."""
+
+    @model_validator(mode="after")
+    def _once(self) -> "PolicyForm":
+        for key in ("suites", "counters"):
+            names = [choice.suite for choice in getattr(self, key)]
+            if len(names) > len(set(names)):
+                raise wrong("names a suite twice", key=key, remedy="Put its cases in one entry.")
+        return self
+
+
+# --- the record --------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """A policy file, validated."""
 
     path: str
-    stage: Stage
-    inconclusive_blocks: bool = False
-    new_cases_block: bool = False
-    roots: tuple[str, ...] = (".",)
-    choices: tuple[ChosenSuite, ...] = ()
-    counted: tuple[ChosenSuite, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    """Absolute limits; `go` is also `abort`."""
-    kernels: tuple[tuple[Match, str, PathRule], ...] = ()
-    """Cases, a pattern of GPUs, and the kernels that must and must not run there."""
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """The thresholds that the file itself sets; a calibration changes only the others."""
-    calibration_required: bool = False
-    calibration_days: int = DEFAULT_MAX_AGE_DAYS
-    baseline_days: int = DEFAULT_MAX_AGE_DAYS
-    exemptions: tuple[Exemption, ...] = ()
+    """From the root of the repository."""
+    form: PolicyForm
+    document: Document | None = None
+    """For the places of errors; None in a comparison of commits, which is not judged by it."""
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """The thresholds that the file itself sets; a calibration changes only the others."""
+        return self.form.compare.model_dump(exclude_unset=True)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Absolute limits; `go` is also `abort`."""
+        limits = enumerate(self.form.absolute)
+        return tuple(_rule(a, self.place("absolute", i)) for i, a in limits if a.metric)
+
+    def place(self, *loc: str | int) -> str:
+        """Such as `ci/gate.yaml:12`."""
+        return f"{self.path}:{self.document.values[loc][0]}" if self.document else self.path
 
     def concerned(self, choices: Sequence[ChosenSuite], changed: Sequence[str]) -> Sequence[str]:
         """The suites that changed files trigger; a change of this policy triggers all."""
         return [
-            c.suite for c in choices if self.path in changed or any(map(c.concerned_by, changed))
+            c.suite
+            for c in choices
+            if self.path in changed or any(self._triggers(path, c) for path in changed)
         ]
 
+    def _triggers(self, path: str, choice: ChosenSuite) -> bool:
+        """Whether a changed file triggers a suite; the last pattern that matches decides."""
+        globs = choice.paths or self.form.paths or ["**"]
+        fitting = [glob for glob in globs if _fits_glob(path, glob.removeprefix("!"))]
+        return path == choice.suite or bool(fitting and not fitting[-1].startswith("!"))
 
-def load(path: Path) -> tuple[Policy, Document]:
-    """Read a policy, and its document for `check`.
+
+def load(path: Path) -> Policy:
+    """Read a policy.
 
     Raises:
         SuiteError: With place, problem and remedy.
     """
     try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise SuiteError(path, "not a text file", "See ci/gate.yaml.") from None
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         remedy = "Name one with --policy, or copy ci/gate.yaml."
         raise SuiteError(path, f"cannot read the policy: {error.strerror}", remedy) from None
     return parse(text, path)
 
 
-def parse(text: str, path: Path) -> tuple[Policy, Document]:
+def parse(text: str, path: Path) -> Policy:
     """The same for the text of the file, perhaps from another commit."""
-    document = read(text, path, least=LEAST)
-    model = checked(PolicyModel, document)
-    given = model.compare.model_dump(exclude_unset=True)
+    document = read(text, path, least="Copy ci/gate.yaml.")
+    policy = Policy(path=str(path), form=checked(PolicyForm, document), document=document)
     try:
-        thresholds = Thresholds(**given)
+        Thresholds(**policy.given)
     except ValueError as error:
         raise document.error([Problem(("compare",), str(error), at_key=True)]) from None
-    policy = Policy(
-        path=str(path),
-        stage=Stage(model.stage),
-        inconclusive_blocks=model.inconclusive == "block",
-        new_cases_block=model.new_cases == "block",
-        roots=tuple(model.roots),
-        choices=_choices(model, "suites"),
-        counted=_choices(model, "counters"),
-        rules=tuple(
-            _rule(a, f"{path}:{document.values['absolute', i][0]}")
-            for i, a in enumerate(model.absolute)
-            if a.metric
-        ),
-        kernels=tuple(
-            (match(a.match), a.gpu, PathRule(must=tuple(k.must), must_not=tuple(k.must_not)))
-            for a in model.absolute
-            if (k := a.kernels)
-        ),
-        thresholds=thresholds,
-        given=given,
-        calibration_required=model.calibration.required,
-        calibration_days=model.calibration.max_age_days,
-        baseline_days=model.baseline.max_age_days,
-        exemptions=tuple(
-            Exemption(
-                cases=tuple(e.cases),
-                expect=e.expect,
-                reason=e.reason,
-                expires=datetime.date.fromisoformat(e.expires),
-                place=f"{path}:{document.values['exemptions', i][0]}",
-            )
-            for i, e in enumerate(model.exemptions)
-        ),
-    )
-    return policy, document
-
-
-def _choices(model: PolicyModel, key: Literal["suites", "counters"]) -> tuple[ChosenSuite, ...]:
-    return tuple(
-        ChosenSuite(
-            suite=c.suite,
-            filters=tuple(c.cases),
-            paths=tuple(c.paths or model.paths or ["**"]),
-            loc=(key, i),
-        )
-        for i, c in enumerate(getattr(model, key))
-    )
+    return policy
 
 
 def _rule(model: AbsoluteModel, place: str) -> Rule:
+    bound = model.high if model.low is None else model.low
     assert model.metric is not None
-    bound = model.low if METRICS[model.metric].higher_is_better else model.high
     assert bound is not None
     title, gpu = METRICS[model.metric].title, "" if model.gpu == "*" else f" on {model.gpu}"
     limit = units.quantity(model.metric, bound)
@@ -391,26 +303,22 @@ def _rule(model: AbsoluteModel, place: str) -> Rule:
     )
 
 
-def check(
-    document: Document, cases: Sequence[Case], gone: Sequence[str], files: Sequence[str] = ()
-) -> None:
+def check(document: Document, cases: Sequence[Case], files: Sequence[str] = ()) -> None:
     """Check that the cases and files in a policy exist.
 
     Args:
-        document: As `load` returned it.
         cases: All cases that it chooses.
-        gone: Ids of cases that only the baseline has.
         files: Paths of the candidate's files; empty if no change is judged.
 
     Raises:
         SuiteError: A line has no effect: no case or file matches it.
     """
-    problems = [*_unknown_cases(document.data, cases, gone)]
+    problems = [*_unknown_cases(document.data, cases)]
     if problems := problems + [*_stale_globs(document.data, files)] * bool(files):
         raise document.error(problems)
 
 
-def _unknown_cases(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Iterator[Problem]:
+def _unknown_cases(data: Any, cases: Sequence[Case]) -> Iterator[Problem]:
     ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
     for i, rule in enumerate(data.get("absolute", ())):
         yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
@@ -418,7 +326,7 @@ def _unknown_cases(data: Any, cases: Sequence[Case], gone: Sequence[str]) -> Ite
         if entry["expect"] == "missing":
             continue  # after the merge the baseline lacks the case too
         for j, pattern in enumerate(entry["cases"]):
-            if not any(fits(case_id, pattern) for case_id in (*ids, *gone)):
+            if not any(fits(case_id, pattern) for case_id in ids):
                 loc: Loc = ("exemptions", i, "cases", j)
                 remedy = nearest(pattern, ids)
                 yield Problem(loc, f"no case of the gate matches {pattern!r}", remedy)

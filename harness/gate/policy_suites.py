@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import SuiteError
-from harness.gate.policy import ChosenSuite
+from harness.gate.policy import ChosenSuite, Policy
 from harness.git import origin
 from harness.records import Case, Suite
 from harness.suite import load as suites
-from harness.suite.positions import Document, Loc, Problem, nearest, show
+from harness.suite.positions import Loc, Problem, nearest, show
 
 
-def require(tree: Path, choice: ChosenSuite, document: Document | None) -> Suite:
+def require(tree: Path, choice: ChosenSuite, policy: Policy) -> Suite:
     """The suite in the candidate, with the cases that the policy chooses.
 
     Raises:
@@ -24,14 +24,14 @@ def require(tree: Path, choice: ChosenSuite, document: Document | None) -> Suite
         names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
         remedy = f"Check the spelling, or add the file. {nearest(choice.suite, names)}".rstrip()
         text = f"the candidate has no suite {choice.suite}"
-        raise _refused(choice, document, ("suite",), text, remedy)
+        raise _refused(choice, policy, ("suite",), text, remedy)
     kept = chosen_of(suite, choice)
     if not kept.cases:
-        wanted = next((i for i, f in enumerate(choice.filters) if not f.startswith("!")), 0)
-        text = f"no case of {choice.suite} matches {', '.join(map(show, choice.filters))}"
+        wanted = next((i for i, f in enumerate(choice.cases) if not f.startswith("!")), 0)
+        text = f"no case of {choice.suite} matches {', '.join(map(show, choice.cases))}"
         ids = [case.case_id for case in suite.cases]
-        remedy = nearest(choice.filters[wanted], ids)
-        raise _refused(choice, document, ("cases", wanted), text, remedy)
+        remedy = nearest(choice.cases[wanted], ids)
+        raise _refused(choice, policy, ("cases", wanted), text, remedy)
     return kept
 
 
@@ -69,13 +69,13 @@ def _holds(root: Path, package: str) -> bool:
     return any(file.suffix in (".py", ".so") for file in found)
 
 
-def _refused(
-    choice: ChosenSuite, document: Document | None, loc: Loc, text: str, remedy: str
-) -> SuiteError:
+def _refused(choice: ChosenSuite, policy: Policy, loc: Loc, text: str, remedy: str) -> SuiteError:
     """The error of a choice, at its place in the policy if it has one."""
-    if document is None or not choice.loc:
+    if policy.document is None:
         return SuiteError(choice.suite, text, remedy)
-    return document.error([Problem((*choice.loc, *loc), text, remedy)])
+    key = "suites" if choice in policy.form.suites else "counters"
+    index = getattr(policy.form, key).index(choice)
+    return policy.document.error([Problem((key, index, *loc), text, remedy)])
 
 
 def suite_of(tree: Path, choice: ChosenSuite) -> Suite | None:
@@ -83,14 +83,10 @@ def suite_of(tree: Path, choice: ChosenSuite) -> Suite | None:
     file = tree / choice.suite
     if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
         return None
-    try:
-        text = file.read_bytes().decode()
-    except UnicodeDecodeError:
-        raise SuiteError(choice.suite, "not a text file") from None
-    return suites.loads(text, choice.suite)
+    return suites.loads(file.read_text(encoding="utf-8", errors="replace"), choice.suite)
 
 
 def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:
     """The suite with only the cases that the policy chooses."""
-    kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.filters))
+    kept = tuple(case for case in suite.cases if suites.passes(case.case_id, choice.cases))
     return replace(suite, cases=kept)

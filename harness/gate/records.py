@@ -9,7 +9,6 @@ Schema history
        and `candidate`, which were `base` and `head`.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -141,10 +140,10 @@ class GateVerdict:
     reason: str
     """One sentence."""
     mode: Mode
-    stage: Stage
-    blocks: bool
+    stage: Stage = Stage.SHADOW
+    blocks: bool = False
     """Whether the policy prevents the merge."""
-    policy: str
+    policy: str = ""
     """Path of the policy; of the suite if that judges a run."""
     candidate: GateSide
     baseline: GateSide | None = None
@@ -207,7 +206,7 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         HarnessError: Not such a document.
     """
     try:
-        return files.parse(text, GateVerdict, SCHEMA_VERSION, {1: _of_schema_1})
+        return files.parse(text, GateVerdict, {1: _of_schema_1, SCHEMA_VERSION: dict})
     except ValueError as error:
         raise HarnessError(
             f"{place} is not a verdict of a gate: {error}",
@@ -216,18 +215,14 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
 
 
 def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of schema 2."""
-    renamed = {"head": "candidate", "base": "baseline"}
-    fields = {renamed.get(name, name): value for name, value in fields.items()}
-    shared = ("case_id", "reason")
-    numbers = {f.name for f in dataclasses.fields(Comparison)}
-    cases = []
-    for case in fields.get("cases", []):
-        if not isinstance(case, dict):
-            raise ValueError("a case is not a JSON object")
-        kept = {n: value for n, value in case.items() if n in shared or n not in numbers}
-        if case.get("ratio") is not None:
-            known = {n: case.get(n) for n in numbers}
-            kept["comparison"] = known | {"clock_explained": False}
-        cases.append(kept)
-    return fields | {"cases": cases}
+    """The fields of schema 2; the reader ignores those that a record does not have."""
+    compared = [
+        {**case, "comparison": {**case, "clock_explained": False}} if case.get("ratio") else case
+        for case in fields.get("cases", ())
+    ]
+    return {
+        **fields,
+        "candidate": fields.get("head"),
+        "baseline": fields.get("base"),
+        "cases": compared,
+    }

@@ -9,9 +9,9 @@ from harness.analysis.comparison import confirm, screen
 from harness.errors import HarnessError
 from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
-from harness.gate.records import CounterChange, GateCase, GateSide, GateVerdict, Mode
-from harness.gate.unpaired import FEWEST, Process, compare_stored, too_few
-from harness.records import CaseSummary, Comparison, Finding, Pair, Run
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
+from harness.gate.unpaired import FEWEST, compare_stored, too_few
+from harness.records import Comparison, Finding, Pair
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 
@@ -38,7 +38,7 @@ class _Answers:
     comparisons: Mapping[Key, Comparison] = field(default_factory=dict)
     remarks: Mapping[Key, str] = field(default_factory=dict)
     """Why a case has no comparison, or a weak one."""
-    counted: Mapping[Key, tuple[tuple[CounterChange, ...], Finding]] = field(default_factory=dict)
+    counted: Mapping[Key, counters.Compared] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     """Of the whole."""
 
@@ -51,13 +51,10 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
     cases = _cases(request, plan, answers) if plan.tasks else []
-    cases += [
-        decide.judge_gone(g.suite, g.case_id, g.reason, policy=plan.policy, today=request.today)
-        for g in plan.gone
-    ]
+    cases += [decide.judge_gone(gone, plan.policy, request.today) for gone in plan.gone]
     expired = [
-        decide.expired(e)
-        for e in plan.policy.exemptions
+        decide.expired(e, plan.policy)
+        for e in plan.policy.form.exemptions
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
     findings = (*plan.findings, *answers.findings, *expired)
@@ -67,7 +64,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         decision=decision,
         reason=reason,
         mode=request.mode,
-        stage=plan.policy.stage,
+        stage=Stage(plan.policy.form.stage),
         blocks=decide.blocks(decision, plan.policy),
         policy=plan.policy.path,
         candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
@@ -82,13 +79,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         ended_at=files.now(),
         gpu_s=sum(c.gpu_s for c in cases),
         remedies=tuple(
-            decide.remedies(
-                cases,
-                plan.policy,
-                request.mode,
-                on_gpu=bool(plan.sides and plan.here.gpu),
-                merging=not request.exact,
-            )
+            decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)
         ),
     )
 
@@ -97,18 +88,13 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
 
 
 def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:
-    assert plan.rig is not None
-    plan.rig.observe(plan.here)
-    bench = held.enter_context(Bench(plan.sides, plan.rig.probes, observer, plan.rig.gpu))
-    counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
-    _record(request, plan, bench, counts)
+    bench, counts = _started(request, plan, held, observer)
     timed = request.mode is not Mode.COUNTERS
     if wrong := bench.run_self_test(ask=timed and request.self_test):
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    stage = "screen" if timed else "counters"
-    bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], stage)
+    bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "screen" if timed else "counters")
     match request.mode:
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench, counts)
@@ -133,8 +119,14 @@ def _processes(mode: Mode, task: Task, plan: Plan) -> int:
     return max(asked, plan.thresholds(task).screen_pairs) if mode is Mode.BASELINE else asked
 
 
-def _record(request: Request, plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> None:
-    """Create the runs of each side, with the number of processes of each case."""
+def _started(
+    request: Request, plan: Plan, held: ExitStack, observer: Observer
+) -> tuple[Bench, Mapping[Key, int]]:
+    """A bench with a new run of each side and suite, and the number of processes of each case."""
+    assert plan.rig is not None
+    plan.rig.observe(plan.here)
+    bench = held.enter_context(Bench(plan.sides, plan.rig.probes, observer, plan.rig.gpu))
+    counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     for path, suite in plan.suites.items():
         cases = tuple(
             replace(t.case, settings=replace(t.case.settings, processes=counts[t.key]))
@@ -143,49 +135,42 @@ def _record(request: Request, plan: Plan, bench: Bench, counts: Mapping[Key, int
         )
         for side in plan.sides if cases else ():
             bench.record(request.store, side, replace(suite, cases=cases), path)
+    return bench, counts
 
 
 def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answers:
     """Screen all cases, confirm those that the screen leaves open, and compare them together."""
-    baseline, candidate = plan.sides
-    names = {_name(t): t for t in plan.tasks}
-    own = {name: plan.thresholds(t) for name, t in names.items()}
+    tasks = {
+        f"{t.suite}#{t.case.case_id}": t for t in plan.tasks
+    }  # ids may repeat in another suite
+    own = {name: plan.thresholds(t) for name, t in tasks.items()}
+    remarks: dict[Key, str] = {}
 
-    screened: dict[str, Sequence[Pair]] = {}
-    weak: dict[Key, str] = {}
-    for name, task in names.items():
-        found, unsteady = pairs(task, baseline, candidate, range(counts[task.key]))
+    def failed(name: str) -> bool:
+        return any(side.broken(tasks[name]) for side in plan.sides)
+
+    def steady(name: str, indices: range) -> Sequence[Pair]:
+        """Its steady pairs of these processes; a remark tells how many others there are."""
+        found, unsteady = pairs(tasks[name], plan.sides[0], plan.sides[1], indices)
         if unsteady:
-            weak[task.key] = _left_out(unsteady, len(found))
-        if found and not baseline.broken(task) and not candidate.broken(task):
-            screened[name] = found
-    open_ = {n: names[n] for n, found in screened.items() if not screen(found, own[n])}
+            text = f"{unsteady} of {unsteady + len(found)} pairs were not steady, or disturbed"
+            remarks[tasks[name].key] = text
+        return () if failed(name) else found
+
+    screened = {n: found for n, t in tasks.items() if (found := steady(n, range(counts[t.key])))}
     again = {
-        n: range(counts[t.key], counts[t.key] + own[n].confirm_pairs) for n, t in open_.items()
+        n: range(counts[tasks[n].key], counts[tasks[n].key] + own[n].confirm_pairs)
+        for n, found in screened.items()
+        if not screen(found, own[n])
     }
-    if open_:
-        bench.rounds([(t, again[n]) for n, t in open_.items()], "confirm")
-    confirmed = {n: pairs(t, baseline, candidate, again[n]) for n, t in open_.items()}
-    for name, task in open_.items():
-        if baseline.broken(task) or candidate.broken(task):
-            del screened[name], confirmed[name]
-            continue
-        found, unsteady = confirmed[name]
-        weak.pop(task.key, None)  # remarks are about the pairs that decide: the new ones
-        if not found:
-            weak[task.key] = f"none of {unsteady} new pairs was steady and undisturbed"
-            del confirmed[name]
-        elif unsteady:
-            weak[task.key] = _left_out(unsteady, len(found))
-    if not screened:
-        return _Answers(remarks=weak)
-    new = {n: found for n, (found, _) in confirmed.items()}
-    compared = confirm(screened, new, {n: own[n] for n in screened})
-    return _Answers({names[c.case_id].key: c for c in compared}, weak)
-
-
-def _left_out(unsteady: int, kept: int) -> str:
-    return f"{unsteady} of {unsteady + kept} pairs were not steady, or disturbed"
+    if again:
+        bench.rounds([(tasks[n], indices) for n, indices in again.items()], "confirm")
+    for name in again:
+        remarks.pop(tasks[name].key, None)  # remarks are about the pairs that decide: the new ones
+    confirmed = {n: found for n, indices in again.items() if (found := steady(n, indices))}
+    screened = {n: found for n, found in screened.items() if not failed(n)}
+    compared = confirm(screened, confirmed, own)
+    return _Answers({tasks[c.case_id].key: c for c in compared}, remarks)
 
 
 def _against_stored(request: Request, plan: Plan) -> _Answers:
@@ -195,29 +180,29 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
-        useless = baselines.unfit(stored, suite, plan.here, plan.policy.baseline_days)
+        useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
             continue
-        baseline: dict[str, Sequence[Process]] = {}
-        candidate: dict[str, Sequence[Process]] = {}
+        candidate = plan.sides[-1]
+        sides = {}
         for case_id, task in tasks.items():
-            before = stored.processes(case_id)
-            after = baselines.processes(plan.sides[-1].of(task), task.case)
-            if problem := too_few(before, after) or baselines.changed(stored, task.case):
+            after = baselines.processes(candidate.of(task), task.case)
+            both = stored.cases.get(case_id, ()), after
+            if problem := too_few(*both) or baselines.changed(stored, task.case):
                 why[task.key] = problem
-            elif not plan.sides[-1].broken(task):
-                baseline[case_id], candidate[case_id] = before, after
-        day_cv = calibration.day_cv(plan.calibrations.get(suite))
-        own = {case_id: plan.thresholds(t) for case_id, t in tasks.items()}
-        found = compare_stored(baseline, candidate, day_cv=day_cv, thresholds=own)
+            elif not candidate.broken(task):
+                sides[case_id] = both
+        found = compare_stored(
+            sides,
+            day_cv=calibration.day_cv(plan.calibrations.get(suite)),
+            thresholds={case_id: plan.thresholds(t) for case_id, t in tasks.items()},
+        )
         answers |= {(suite, c.case_id): c for c in found}
     return _Answers(answers, why)
 
 
-def _counted(
-    request: Request, plan: Plan
-) -> Mapping[Key, tuple[tuple[CounterChange, ...], Finding]]:
+def _counted(request: Request, plan: Plan) -> Mapping[Key, counters.Compared]:
     """Compare counters with those of the baseline commit, or without one with the recorded ones.
 
     With a baseline commit, counts that the change itself records are accepted.
@@ -225,37 +210,22 @@ def _counted(
     candidate = plan.sides[-1]
     kept = counters.load(request.baselines)
     useless = counters.unfit(kept, request.baselines, plan.here)
-    before = counters.parse(plan.trees.base_counters) if plan.trees.base_counters else None
+    before = counters.parse(plan.trees.base_counters)
     answers = {}
     for task in plan.tasks:
-        key = task.key
-        after, why = counters.counts_of(candidate.of(task))
+        key, measured = task.key, candidate.of(task)
         on_record = kept.counts(*key) if kept and not useless else None
         if plan.trees.baseline is None:
             path = counters.path_of(request.baselines)
             missing = useless or f"{path} has no counters of this case; record: {counters.RENEW}"
-            answers[key] = counters.judge(
-                on_record, after, source="the recorded counters", why=why or missing
-            )
-            continue
-        baseline = plan.sides[0]
-        if key in baseline.cannot:
-            continue  # judged as a new case
-        counts, why_not = counters.counts_of(baseline.of(task))
-        recorded_before = before.counts(*key) if before else None
-        answers[key] = counters.judge(
-            counts,
-            after,
-            source="the baseline",
-            why=why or f"the baseline: {why_not}",
-            accepted=on_record if on_record != recorded_before else None,
-        )
+            after, why = counters.counts_of(measured)
+            source = "the recorded counters"
+            answers[key] = counters.judge(on_record, after, source=source, why=why or missing)
+        elif key not in plan.sides[0].cannot:  # otherwise judged as a new case
+            unchanged = before and on_record == before.counts(*key)
+            accepted = None if unchanged else on_record
+            answers[key] = counters.compare(plan.sides[0].of(task), measured, accepted)
     return answers
-
-
-def _name(task: Task) -> str:
-    """A name for the case in a comparison: two suites may have one of the same id."""
-    return f"{task.suite}#{task.case.case_id}"
 
 
 # --- judging -----------------------------------------------------------------------------
@@ -266,13 +236,18 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     candidate = plan.sides[-1]
     baseline = plan.sides[0] if plan.trees.baseline else None
     runs = {path: reader.load(request.store, w.folder) for path, w in candidate.writers.items()}
-    measured = {path: _summaries(run) for path, run in runs.items() if run.measurements}
+    measured = {
+        (path, summed.case.case_id): summed
+        for path, run in runs.items()
+        if run.measurements
+        for summed in summary.summarise(run)
+    }
     return [
         decide.judge_case(
             decide.CaseEvidence(
                 suite=task.suite,
                 case=task.case,
-                summary=measured.get(task.suite, {}).get(task.case.case_id),
+                summary=measured.get(task.key),
                 candidate=candidate.of(task),
                 baseline=baseline.of(task) if baseline else (),
                 refused=baseline.cannot.get(task.key, "") if baseline else "",
@@ -280,18 +255,14 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
                 no_comparison=answers.remarks.get(task.key, ""),
                 counted=answers.counted.get(task.key),
                 folder=runs[task.suite].folder if task.suite in runs else "",
-            ),
-            mode=request.mode,
-            policy=plan.policy,
-            environment=plan.here,
-            today=request.today,
+                mode=request.mode,
+                policy=plan.policy,
+                environment=plan.here,
+                today=request.today,
+            )
         )
         for task in plan.tasks
     ]
-
-
-def _summaries(run: Run) -> Mapping[str, CaseSummary]:
-    return {s.case.case_id: s for s in summary.summarise(run)}
 
 
 def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
@@ -313,12 +284,10 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
         HarnessError: A case failed, or its counters are not exact.
     """
     with ExitStack() as held:
-        plan = prepared(replace(request, mode=Mode.COUNTERS, base=""), held, say)
+        plan = prepared(request, held, say)
         if not plan.sound:
             raise HarnessError("; ".join(f.reason for f in plan.findings))
-        bench = held.enter_context(Bench(plan.sides, (), observer))
-        counts = {t.key: counters.PROCESSES for t in plan.tasks}
-        _record(request, plan, bench, counts)
+        bench, counts = _started(request, plan, held, observer)
         bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "counters")
         bench.finish()
         counted: dict[str, dict[str, counters.Counts]] = {}

@@ -5,6 +5,7 @@ the interval includes the variation between days, and the tolerance is wider.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,19 +21,22 @@ FEWEST = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One fresh process of one side."""
+    """One fresh process of one side, as a baseline stores it."""
 
-    step_s: float
-    """Median step time after the steady state."""
+    samples_s: tuple[float, ...]
+    """Step times after the steady state."""
     hz: float | None = None
     """Mean SM clock while sampling; None if it was not read."""
     wall_s: float | None = None
     """How long it used the GPU."""
 
     def __post_init__(self) -> None:
-        for name, value in (("step_s", self.step_s), ("hz", self.hz), ("wall_s", self.wall_s)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value} is not a positive, finite number")
+        if not self.samples_s or not all(math.isfinite(s) and s > 0 for s in self.samples_s):
+            raise ValueError("samples_s needs positive, finite times")
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.samples_s)
 
 
 def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
@@ -43,43 +47,26 @@ def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
 
 
 def compare_stored(
-    baseline: Mapping[str, Sequence[Process]],
-    candidate: Mapping[str, Sequence[Process]],
+    sides: Mapping[str, tuple[Sequence[Process], Sequence[Process]]],
     *,
     day_cv: float,
     thresholds: ByCase,
 ) -> tuple[Comparison, ...]:
-    """Judge every case of the candidate against the processes stored for it.
+    """Judge every case by its stored processes and its new ones.
 
     The standard error is that of Welch's test plus the variation of two days. The rules are those
     of the interleaved comparison, with `stored_tolerance` as the tolerance. An undecided case names
     the interleaved pairs that would decide it, because more processes of the same day would not.
 
     Args:
-        baseline: Stored processes by case id, at least two each.
-        candidate: New processes, at least two each.
+        sides: Stored and new processes by case id, at least two each; see `too_few`.
         day_cv: Variation of a case's level between days, from `calibration.between_days`.
         thresholds: As for `comparison.confirm`.
-
-    Raises:
-        ValueError: The baseline lacks a case, a side has fewer than two processes, or day_cv is not
-            a positive number.
     """
-    if not math.isfinite(day_cv) or day_cv <= 0:
-        raise ValueError(f"day_cv={day_cv} is not a positive, finite number")
-    for case_id, processes in candidate.items():
-        if case_id not in baseline:
-            raise ValueError(f"{case_id}: not in the stored baseline")
-        if min(len(processes), len(baseline[case_id])) < FEWEST:
-            raise ValueError(f"{case_id}: both sides need at least {FEWEST} processes")
-    own = {c: thresholds_of(thresholds, c) for c in candidate}
+    own = {c: thresholds_of(thresholds, c) for c in sides}
     wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in own.items()}
-    answers = judge(
-        {c: _statistics(baseline[c], p, day_cv, wider[c]) for c, p in candidate.items()}, wider
-    )
-    return tuple(
-        _instead(answers[c], baseline[c], p, len(candidate), own[c]) for c, p in candidate.items()
-    )
+    answers = judge({c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}, wider)
+    return tuple(_instead(answers[c], *s, len(sides), own[c]) for c, s in sides.items())
 
 
 def _statistics(

@@ -197,15 +197,11 @@ def _explained(case: GateCase, reason: str) -> str:
 
 def case_text(case: GateCase) -> str:
     """Everything about a case, over several lines."""
-    lines = [f"{case.decision}: {case.reason}", f"change: {change_text(case)}"]
+    lines = [f"{case.decision}: {case_sentence(case)}", f"change: {change_text(case)}"]
     if case.baseline_s is not None and case.candidate_s is not None:
         times = units.duration(case.baseline_s), units.duration(case.candidate_s)
         pairs = case.comparison.pairs if case.comparison else 0
         lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
-    if question := open_question(case):
-        lines.append(question)
-    if case.exemption:
-        lines.append(f"exempt: {case.exemption}")
     for f in case.findings[:MAX_CHECKS]:
         excused = "" if f.counts else " (excused)"
         lines.append(f"  {f.decision} by {f.check}{excused}: {f.reason}")

@@ -250,8 +250,7 @@ def _stored(a: Run, b: Run) -> dict[str, Values]:
     after = {c.case_id: processes(b.of(c.case_id), c) for c in b.suite.cases}
     both = [i for i in after if min(len(after[i]), len(before.get(i, ()))) >= FEWEST]
     found = compare_stored(
-        {i: before[i] for i in both},
-        {i: after[i] for i in both},
+        {i: (before[i], after[i]) for i in both},
         day_cv=0.01,
         thresholds=Thresholds(tolerance=0.02, stored_tolerance=0.03),
     )

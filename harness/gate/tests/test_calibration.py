@@ -1,23 +1,34 @@
-"""Noise classes, and comparisons with stored processes, on planted noise."""
+"""Noise classes, comparisons with stored processes, and A/A pairs."""
 
+import json
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from harness.analysis.comparison import confirm
+from harness.cli.main import app
+from harness.errors import HarnessError
+from harness.gate.aa import steady_pairs
 from harness.gate.calibration import (
-    DAY_CV,
+    MIN_PAIRS,
     THRESHOLDS,
     NoiseClass,
-    between_days,
     calibrate,
     classify,
     process_cv,
 )
 from harness.gate.unpaired import Process, compare_stored
-from harness.records import Change, Pair, Thresholds
+from harness.records import Case, Change, Measurement, Outcome, Pair, Thresholds
+from harness.runner import interleave
+from harness.runner.interleave import Side, Task
+from harness.store import reader
+from harness.tests import fake_runs
+from harness.tests.gate_repositories import repository
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise
 
 
@@ -72,22 +83,6 @@ def test_the_variation_of_a_process_is_estimated_from_pairs() -> None:
     assert classify(0.02) is NoiseClass.NOISY
 
 
-def test_too_few_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match="10 are needed"):
-        calibrate({"a": drawn(QUIET, 9, seed=1)})
-    with pytest.raises(ValueError, match="no case"):
-        calibrate({})
-
-
-def test_the_variation_between_days_needs_enough_days() -> None:
-    rng = np.random.default_rng(1)
-    days = [{f"c{i}": math.exp(rng.normal(0.0, 0.01)) for i in range(50)} for _ in range(5)]
-
-    assert between_days(days, NoiseClass.NOISY) == pytest.approx(0.01, rel=0.1)
-    assert between_days(days[:2], NoiseClass.NOISY) == DAY_CV[NoiseClass.NOISY]
-    assert between_days([], NoiseClass.QUIET) == DAY_CV[NoiseClass.QUIET]
-
-
 def test_cases_of_different_noise_are_judged_together() -> None:
     """By Holm over all of them, each under its own tolerance."""
     pairs = {"a": drawn(TYPICAL, 32, seed=1), "b": drawn(NOISY, 32, seed=3)}
@@ -106,19 +101,18 @@ def test_cases_of_different_noise_are_judged_together() -> None:
 # --- against a stored baseline -----------------------------------------------------------
 
 
-def processes(level: float, n: int, *, seed: int, cv: float = 0.005) -> list[Process]:
-    rng = np.random.default_rng(seed)
-    return [
-        Process(step_s=0.01 * level * math.exp(x), wall_s=10.0) for x in rng.normal(0, cv, size=n)
-    ]
+def processes(*levels: float, hz: float | None = None) -> list[Process]:
+    return [Process(samples_s=(0.01 * level,), hz=hz, wall_s=10.0) for level in levels]
+
+
+def drawn_levels(level: float, n: int, *, seed: int) -> list[float]:
+    return [level * math.exp(x) for x in np.random.default_rng(seed).normal(0, 0.005, size=n)]
 
 
 def stored(ratio: float, *, day_cv: float = 0.005, n: int = 10, hz: float | None = None):
-    before, now = processes(1.0, n, seed=1), processes(ratio, n, seed=2)
-    if hz is not None:
-        before = [replace(p, hz=1.98e9) for p in before]
-        now = [replace(p, hz=hz) for p in now]
-    return compare_stored({"a": before}, {"a": now}, day_cv=day_cv, thresholds=Thresholds())[0]
+    before = processes(*drawn_levels(1.0, n, seed=1), hz=1.98e9 if hz else None)
+    now = processes(*drawn_levels(ratio, n, seed=2), hz=hz)
+    return compare_stored({"a": (before, now)}, day_cv=day_cv, thresholds=Thresholds())[0]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +141,10 @@ def test_a_stored_baseline_decides_within_the_variation_of_days(
 
 def test_two_noisy_processes_are_undecided() -> None:
     """Student's quantile of one degree of freedom takes the bound out of all sense."""
-    wild = {"a": [Process(step_s=0.010), Process(step_s=0.030)]}
-    many = {f"b{i}": [Process(step_s=0.010), Process(step_s=0.011)] for i in range(5)}
+    wild, alike = processes(1.0, 3.0), processes(1.0, 1.1)
+    sides = {"a": (wild, wild), **{f"b{i}": (alike, alike) for i in range(5)}}
 
-    (answer, *_) = compare_stored(
-        wild | many, wild | many, day_cv=0.01, thresholds=Thresholds(alpha=1e-4)
-    )
+    (answer, *_) = compare_stored(sides, day_cv=0.01, thresholds=Thresholds(alpha=1e-4))
 
     assert answer.change is Change.UNDECIDED
     assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
@@ -177,11 +169,8 @@ def test_the_interval_over_days_covers_the_true_ratio() -> None:
     inside = 0
     for _ in range(400):
         days = np.exp(rng.normal(0.0, 0.01, size=2))
-        sides = [
-            {"a": [Process(step_s=d * math.exp(x)) for x in rng.normal(0.0, 0.008, size=5)]}
-            for d in days
-        ]
-        answer = compare_stored(*sides, day_cv=0.01, thresholds=Thresholds())[0]
+        before, now = (processes(*d * np.exp(rng.normal(0.0, 0.008, size=5))) for d in days)
+        answer = compare_stored({"a": (before, now)}, day_cv=0.01, thresholds=Thresholds())[0]
         assert answer.low is not None
         assert answer.high is not None
         inside += answer.low < 1.0 < answer.high
@@ -189,19 +178,86 @@ def test_the_interval_over_days_covers_the_true_ratio() -> None:
     assert 0.97 < inside / 400 < 1.0
 
 
-def test_invalid_processes_are_refused() -> None:
-    two = processes(1.0, 2, seed=1)
+TASKS = [Task(suite="s.yaml", case=fake_runs.case({"seq_len": n})) for n in (512, 1024)]
 
-    def ask(baseline: list[Process] | None, day_cv: float = 0.01) -> None:
-        known = {} if baseline is None else {"a": baseline}
-        compare_stored(known, {"a": two}, day_cv=day_cv, thresholds=Thresholds())
 
-    ask(two)
-    with pytest.raises(ValueError, match="not in the stored baseline"):
-        ask(None)
-    with pytest.raises(ValueError, match="at least 2 processes"):
-        ask(two[:1])
-    with pytest.raises(ValueError, match="day_cv"):
-        ask(two, day_cv=math.nan)
-    with pytest.raises(ValueError, match="step_s"):
-        Process(step_s=math.nan)
+class TwoSides:
+    """Two sides; the first `unsteady` processes of the first case are not steady."""
+
+    def __init__(self, unsteady: int, outcome: Outcome = Outcome.OK) -> None:
+        self.sides = [Side(n, (), cast(Any, None), fake_runs.environment()) for n in "ab"]
+        self.unsteady = unsteady
+        self.outcome = outcome
+        self.asked: list[list[int]] = []
+
+    def take(self, plan: Sequence[tuple[Task, range]], text: str) -> None:
+        self.asked.append([len(indices) for _, indices in plan])
+        for side in self.sides:
+            for task, indices in plan:
+                side.measured.setdefault(task.key, []).extend(
+                    self.process(task, index) for index in indices
+                )
+
+    def process(self, task: Task, index: int) -> Any:
+        if self.outcome is not Outcome.OK:
+            return fake_runs.ended(task.case, self.outcome)[0]
+        steady = task is not TASKS[0] or index >= self.unsteady
+        return fake_runs.timed(task.case, 0.1, processes=1, process=index, steady=steady)[0]
+
+    def pairs(self, wanted: int) -> list[int]:
+        found = steady_pairs(self.take, self.sides, TASKS, wanted)
+        return [len(found[task.case.case_id]) for task in TASKS]
+
+
+@pytest.mark.parametrize(
+    ("unsteady", "wanted", "asked", "found"),
+    [
+        pytest.param(0, 12, [[12, 12]], [12, 12], id="all are steady"),
+        pytest.param(2, 12, [[12, 12]], [10, 12], id="enough are"),
+        pytest.param(3, 12, [[12, 12], [1]], [10, 12], id="one more"),
+        pytest.param(5, 10, [[10, 10], [5]], [10, 10], id="one in two"),
+    ],
+)
+def test_unsteady_pairs_are_replaced(
+    unsteady: int, wanted: int, asked: list[list[int]], found: list[int]
+) -> None:
+    machine = TwoSides(unsteady)
+
+    assert machine.pairs(wanted) == found
+    assert machine.asked == asked
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        (TwoSides(6), "6 of 10 pairs are not steady; 10 steady pairs are needed"),
+        (TwoSides(0, Outcome.NON_FINITE), "ended non_finite: planted"),
+    ],
+)
+def test_a_failed_or_unsteady_case_is_refused_at_once(machine: TwoSides, said: str) -> None:
+    with pytest.raises(HarnessError, match=said):
+        machine.pairs(MIN_PAIRS)
+
+    assert len(machine.asked) == 1
+
+
+def test_the_command_stores_the_noise_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_one(case: Case, index: int, *_: object) -> Measurement:
+        return fake_runs.timed(case, 0.1, processes=1, process=index, seed=index % 2)[0]
+
+    monkeypatch.setattr(interleave, "run_one", run_one)
+    monkeypatch.setattr(interleave.Bench, "run_self_test", lambda _: ())
+    monkeypatch.chdir(repository(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set by other tests
+
+    said = CliRunner().invoke(app, ["calibrate", "toysuites/toys.yaml", "--json"])
+
+    assert said.exit_code == 0, said.exception
+    answer = json.loads(said.stdout)
+    assert [c["case_id"] for c in answer["answer"]["cases"]] == ["sleep/a/step_s=0.004"]
+    (kept,) = (tmp_path / "ci/baselines").glob("*/toysuites__toys.calibration.json")
+    assert json.loads(kept.read_text())["answer"] == answer["answer"]
+    runs = [reader.load(tmp_path / "reports/runs", r) for r in answer["run_id"].split()]
+    assert [(len(r.measurements), bool(r.ended_at)) for r in runs] == [(12, True)] * 2

@@ -1,0 +1,338 @@
+"""Two runs, two commits, or a commit and the working tree, compared."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from harness.cli import console_verdict
+from harness.cli import main as cli
+from harness.errors import HarnessError
+from harness.gate import compare as comparing
+from harness.gate.records import GateVerdict, State
+from harness.gate.tests.test_decide import VERDICT, gate_case
+from harness.records import (
+    Case,
+    Counters,
+    Decision,
+    Environment,
+    Git,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    Run,
+)
+from harness.store import reader
+from harness.store.writer import create
+from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
+from harness.tests.gate_repositories import FILES, KERNEL, commit, git, repository, write
+
+CASES = sweep(seq_len=[512, 1024])
+GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE
+Measure = Callable[[Case], list[Measurement]]
+FIRST, SECOND = (c.case_id for c in CASES)
+
+
+def at(commit: str, *, gpu=H200) -> Environment:
+    return environment(gpu=gpu, git=Git(commit=commit * 40, branch="main"))
+
+
+def steady(step_s: float) -> Measure:
+    return lambda c: timed(c, step_s, processes=6, cv=0.001)
+
+
+def side(
+    name: str,
+    measure: Measure,
+    *,
+    cases: Sequence[Case] = CASES,
+    env: Environment | None = None,
+) -> Run:
+    six = [replace(c, settings=MeasureSettings(processes=6)) for c in cases]
+    return run(six, measure, env=env or at(name), run_id=f"run-{name}", folder=f"runs/run-{name}")
+
+
+def compare(a: Run, b: Run, **options: Any) -> GateVerdict:
+    return comparing.runs(a, b, calibrations=Path("none"), **options)
+
+
+def of(compared: GateVerdict, case_id: str) -> tuple[Decision, State, str | None]:
+    (found,) = (c for c in compared.cases if c.case_id == case_id)
+    return found.decision, found.state, found.change
+
+
+def single(c: Case) -> list[Measurement]:
+    return timed(c, 0.2, processes=1)
+
+
+def unsteady(c: Case) -> list[Measurement]:
+    return [replace(m, steady=m.process == 0) for m in timed(c, 0.2, processes=6)]
+
+
+def ends(outcome: Outcome) -> Measure:
+    return lambda c: ended(c, outcome)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "decision", "state", "said"),
+    [
+        pytest.param(steady(0.1), steady(0.098), GO, State.COMPARED, "-2", id="not slower"),
+        pytest.param(steady(0.1), steady(0.15), NO_GO, State.COMPARED, "+50.0%", id="slower"),
+        pytest.param(steady(0.1), steady(0.05), GO, State.COMPARED, "-50.0%", id="faster"),
+        pytest.param(steady(0.1), steady(0.1), OPEN, State.COMPARED, "", id="days vary as much"),
+        pytest.param(steady(0.1), single, OPEN, State.UNCOMPARED, "1 of 6 processes", id="one"),
+        pytest.param(
+            steady(0.1), unsteady, OPEN, State.UNCOMPARED, "1 in the candidate", id="unsteady"
+        ),
+        pytest.param(steady(0.1), ends(Outcome.CRASH), NO_GO, State.FAILED, "crash", id="broken"),
+        pytest.param(
+            ends(Outcome.CRASH), steady(0.1), OPEN, State.UNCOMPARED, "crash", id="repaired"
+        ),
+        pytest.param(
+            ends(Outcome.UNSUPPORTED), steady(0.1), OPEN, State.NEW, "only the cand", id="new"
+        ),
+        pytest.param(steady(0.1), lambda _: [], OPEN, State.FAILED, "did not run", id="absent"),
+    ],
+)
+def test_runs_are_judged_as_a_gate_judges(
+    before: Measure, after: Measure, decision: Decision, state: State, said: str
+) -> None:
+    answer = compare(side("a", before), side("b", after))
+    case = answer.cases[0]
+
+    assert (answer.decision, answer.exit_status) == (decision, decision.exit_status)
+    assert (case.decision, case.state) == (decision, state)
+    assert said in case.reason
+    assert [d.name for d in answer.differences] == ["commit"]
+
+
+# --- undecided ---------------------------------------------------------------------------
+
+
+def test_another_environment_leaves_times_undecided() -> None:
+    a = side("a", steady(0.1))
+    b = side("b", steady(0.2), env=at("b", gpu=replace(H200, uuid="GPU-another")))
+
+    answer = compare(a, b)
+
+    assert [d.name for d in answer.differences] == ["GPU UUID", "commit"]
+    assert of(answer, FIRST) == (OPEN, State.COMPARED, "slower")
+    assert "GPU UUID differs" in answer.reason
+    assert any("--across" in remedy for remedy in answer.remedies)
+    assert any(f"compare {'a' * 10} {'b' * 10}" in remedy for remedy in answer.remedies)
+    assert compare(a, b, across=True).decision is NO_GO
+
+
+def test_a_case_of_one_side_is_undecided() -> None:
+    (other,) = sweep(seq_len=[4096])
+    a = side("a", steady(0.1))
+    b = side("b", steady(0.098), cases=[CASES[0], other])
+
+    answer = compare(a, b)
+
+    assert of(answer, SECOND)[:2] == (OPEN, State.MISSING)
+    assert of(answer, other.case_id)[:2] == (OPEN, State.NEW)
+    assert answer.decision is OPEN
+    assert "only the candidate has this case" in answer.reason
+    assert compare(a, b, filters=["seq_len=512"]).decision is GO
+    with pytest.raises(HarnessError, match="no case of the two runs matches"):
+        compare(a, b, filters=["nowhere"])
+
+
+def test_a_changed_case_is_not_compared() -> None:
+    before = [replace(CASES[0], axes={"seq_len": 512, "batch": 1})]
+    after = [replace(before[0], axes={"seq_len": 512, "batch": 4})]
+
+    answer = compare(side("a", steady(0.1), cases=before), side("b", steady(0.1), cases=after))
+
+    assert answer.decision is OPEN
+    assert "axis batch is 1 in the baseline, 4 in the candidate" in answer.cases[0].reason
+    assert "axis batch" in answer.differences[-1].name
+
+
+# --- counters ----------------------------------------------------------------------------
+
+
+def counting(host_syncs: int, step_s: float = 0.1) -> Measure:
+    counters = Counters(steps=2, host_syncs=host_syncs, dispatched_ops=7)
+    return lambda c: [replace(m, counters=counters) for m in steady(step_s)(c)]
+
+
+def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
+    a, b = side("a", counting(34)), side("b", counting(35, 0.098))
+
+    exact = compare(a, b, counters=True)
+    timed_too = compare(a, b)
+
+    assert exact.decision is NO_GO
+    assert [(c.name, c.before, c.after) for c in exact.cases[0].counters] == [
+        ("host_syncs", 34, 35)
+    ]
+    assert timed_too.decision is GO
+    assert "host_syncs 34 → 35" in timed_too.cases[0].findings[-1].reason
+    assert compare(a, side("c", counting(34)), counters=True).exit_status == 0
+    assert compare(a, side("c", steady(0.1)), counters=True).exit_status == 3
+
+
+# --- the command -------------------------------------------------------------------------
+
+
+def record(root: Path, whole: Run) -> str:
+    with create(root, whole.suite, whole.environment) as writer:
+        for m in whole.measurements:
+            writer.append(m)
+        writer.finish()
+    return writer.run_id
+
+
+def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+    ids = [record(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
+
+    shown = CliRunner().invoke(cli.app, ["compare", *ids, "--store", str(tmp_path)])
+    told = CliRunner().invoke(cli.app, ["compare", *ids, "--json", "--store", str(tmp_path)])
+
+    assert (shown.exit_code, told.exit_code) == (1, 1), shown.output
+    document = json.loads(told.stdout)
+    assert (document["decision"], document["exit_status"]) == ("NO-GO", 1)
+    assert [c["comparison"]["change"] for c in document["cases"]] == ["slower", "slower"]
+    assert document["baseline"]["run_id"] == ids[0]
+    assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
+    assert "Comparison: NO-GO  2 of 2 cases" in shown.stdout
+    assert "--ci" not in shown.stdout
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_no_number_is_wrapped(width: int) -> None:
+    long = case({"seq_len": 512, "head_dim_qk": 192, "head_dim_v": 128, "pass": "forward+backward"})
+    a = side("a", steady(0.1), cases=[*CASES, long])
+    b = side("b", steady(0.15), cases=[CASES[0], long])
+    console = Console(width=width)
+
+    with console.capture() as shown:
+        console.print(console_verdict.shown(compare(a, b)))
+
+    lines = shown.get().splitlines()
+    assert any(line.split()[:3] == ["differs", "baseline", "candidate"] for line in lines)
+    assert max(map(len, lines)) <= width
+    assert sum("+50 %" in line and "150 ms" in line for line in lines) == 2
+    assert sum("only the baseline has this case" in line for line in lines) == 1
+
+
+MORE = KERNEL.replace("return 1.0", "return float(__import__('torch').ones(1).sum())")
+SUITE = "toysuites/toys.yaml"
+TWO_CASES = FILES[SUITE].replace("providers: [a]", "providers: [a, b]")
+STALE_POLICY = FILES["ci/gate.yaml"] + (
+    "absolute: [{metric: step_s, high: 1.0e-9, source: a floor that nothing reaches}]\n"
+    "exemptions: [{cases: ['*'], expect: noisy, reason: all, expires: 2099-01-01}]\n"
+)
+
+
+def state_of(root: Path) -> dict[str, str]:
+    """Everything that a comparison must not change."""
+    kept = {
+        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(root.rglob("*"))
+        if p.is_file() and ".git" not in p.parts and "reports" not in p.parts
+    }
+    for command in ("for-each-ref", "status --porcelain", "worktree list", "stash list"):
+        kept[command] = git(root, *command.split())
+    index = (root / ".git/index").read_bytes()
+    return {**kept, "HEAD": git(root, "rev-parse", "HEAD"), "index": index.hex()}
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Uncommitted changes, a new case, and a baseline with further commits."""
+    root = repository(tmp_path_factory.mktemp("toys"), {"ci/gate.yaml": STALE_POLICY})
+    git(root, "branch", "work")
+    commit(root, {"toy/kernel.py": KERNEL + "\n# main went on\n"})
+    git(root, "checkout", "--quiet", "work")
+    write(root, {"toy/kernel.py": MORE, SUITE: TWO_CASES, "untracked.txt": "mine"})
+    git(root, "add", SUITE)  # staged, unlike the rest
+    before = state_of(root)
+    with contextlib.chdir(root):
+        told = CliRunner().invoke(
+            cli.app, ["compare", "main", ".", "--counters", "--json", "--suite", SUITE]
+        )
+    assert told.exit_code in (0, 1, 3), told.output + repr(told.exception)
+    return {
+        "root": root,
+        "before": before,
+        "after": state_of(root),
+        "exit": told.exit_code,
+        **json.loads(told.stdout),
+    }
+
+
+def test_the_working_tree_is_compared_with_a_commit(answer: dict[str, Any]) -> None:
+    found = {case["case_id"]: case for case in answer["cases"]}
+    (more,) = (case for name, case in found.items() if name.startswith("sleep/a"))
+
+    assert (answer["decision"], answer["exit"], answer["exit_status"]) == ("NO-GO", 1, 1)
+    assert more["state"] == "compared"
+    assert "dispatched_ops" in [c["name"] for c in more["counters"]]
+    assert more["exemption"] == ""
+    assert answer["findings"] == []
+    assert (answer["mode"], answer["subject"]) == ("counters", "comparison")
+    assert answer["baseline"]["commit"] == git(answer["root"], "rev-parse", "main")
+    assert "uncommitted changes" in [d["name"] for d in answer["differences"]]
+
+
+def test_the_users_files_and_refs_are_unchanged(answer: dict[str, Any]) -> None:
+    assert answer["after"] == answer["before"]
+
+
+def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
+    cases = tuple(gate_case(GO, state=s) for s in (State.COMPARED, State.NEW))
+
+    answer = comparing.commits(replace(VERDICT, cases=cases), ())
+
+    assert [c.decision for c in answer.cases] == [GO, OPEN]
+    assert (answer.decision, answer.exit_status) == (OPEN, 3)
+    assert "only the candidate can run it" in answer.reason
+
+
+@pytest.fixture(scope="module")
+def two_branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Branches main and work, and a stored run."""
+    root = repository(tmp_path_factory.mktemp("toys"))
+    commit(root, {"toy/kernel.py": KERNEL + "\n"}, branch="work")
+    git(root, "checkout", "--quiet", "main")
+    record(root / reader.DEFAULT_ROOT, side("a", steady(0.1)))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param([".", "HEAD"], "must be the candidate", id="order"),
+        pytest.param(["HEAD", "main"], "are both commit", id="same"),
+        pytest.param(["HEAD", "."], "has no changes", id="clean"),
+        pytest.param(["HEAD", "nowhere"], "neither a run", id="neither"),
+        pytest.param(["latest", "latest"], "both are run", id="one run"),
+        pytest.param(["HEAD", "latest"], "HEAD is a commit but .* is a run", id="mixed"),
+        pytest.param(["main", "work", "--across"], "stored runs only", id="across"),
+        pytest.param(["main", "work", "--suite", "no.yaml"], "has no suite", id="suite"),
+        pytest.param(["main", "work", "-f", "nothing"], "no case of .* matches", id="filter"),
+        pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml not found", id="policy"),
+        pytest.param(
+            ["main", "work", "--suite", "any.yaml", "--policy", "no.yaml"],
+            "no.yaml: cannot read the policy",
+            id="policy beside a suite",
+        ),
+    ],
+)
+def test_an_impossible_comparison_is_refused(
+    two_branches: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(two_branches)
+
+    with pytest.raises(HarnessError, match=message):
+        CliRunner().invoke(cli.app, ["compare", *arguments], catch_exceptions=False)
