@@ -179,7 +179,7 @@ def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan
         require_gpu(suite, plan.here, remedy)
     home = None if counting else plan.sides[-1].roots[0]
     unfit_for = unfitness(plan.suites.values(), plan.here, store=request.store, home=home)
-    findings = (*plan.findings, *map(unfit, unfit_for))
+    findings = (*plan.findings, *_foreign_limits(plan, request.mode), *map(unfit, unfit_for))
     plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
     if plan.sound:
         _preflight(plan)
@@ -305,6 +305,15 @@ def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
             why = "the baseline has this case, but the suite does not"
             yield LeftOut(suite=path, case_id=case_id, reason=why)
+
+
+def _foreign_limits(plan: Plan, mode: Mode) -> Iterator[Finding]:
+    """A note if the policy has absolute limits, but none for this device."""
+    device, rules = plan.here.device_name, plan.policy.rules
+    if mode is not Mode.COUNTERS and rules and not any(gpu_matches(r.gpu, device) for r in rules):
+        stated = ", ".join(sorted({r.gpu for r in rules}))
+        reason = f"{plan.policy.path} sets absolute limits for {stated}, but not for {device}"
+        yield _noted("absolute", reason)
 
 
 def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:

@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from harness import units
-from harness.errors import SuiteError
 from harness.records import METRICS, Case, Rule, Thresholds
 from harness.suite.fields import Form, Matching, Text, checked, wrong
-from harness.suite.load import fits
+from harness.suite.load import fits, text_of
 from harness.suite.positions import Document, Loc, Problem, nearest, read
 from harness.suite.schema import metric_name
 from harness.suite.sweep import check_match, match
@@ -210,6 +209,14 @@ class PolicyForm(Form):
     in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
     pattern that matches decides. A suite's own file and the policy always trigger it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_instead(cls, data: Any) -> Any:
+        for key in {"reaches", "select"} & (data.keys() if isinstance(data, dict) else set()):
+            remedy = 'List the files that trigger a suite: paths: ["src/**", "!**/*.md"].'
+            raise wrong("is now `paths`", key=key, remedy=remedy)
+        return data
+
     @model_validator(mode="after")
     def _once(self) -> "PolicyForm":
         for key in ("suites", "counters"):
@@ -268,12 +275,7 @@ def load(path: Path) -> Policy:
     Raises:
         SuiteError: With place, problem and remedy.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        remedy = "Name one with --policy, or copy ci/gate.yaml."
-        raise SuiteError(path, f"cannot read the policy: {error.strerror}", remedy) from None
-    return parse(text, path)
+    return parse(text_of(path, path, "Name one with --policy, or copy ci/gate.yaml."), path)
 
 
 def parse(text: str, path: Path) -> Policy:

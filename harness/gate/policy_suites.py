@@ -83,7 +83,8 @@ def suite_of(tree: Path, choice: ChosenSuite) -> Suite | None:
     file = tree / choice.suite
     if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
         return None
-    return suites.loads(file.read_text(encoding="utf-8", errors="replace"), choice.suite)
+    text = suites.text_of(file, choice.suite, "Save it as UTF-8.")
+    return suites.loads(text, choice.suite)
 
 
 def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:

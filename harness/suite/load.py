@@ -41,7 +41,7 @@ _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
 _SETTING = "measure."
 MAX_BYTES = 2**20
-"""Of a suite file; the shipped ones have 6 kB."""
+"""Of a suite or policy; the shipped ones have 6 kB."""
 
 
 def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
@@ -58,17 +58,25 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
         SuiteError: With place, problem and the nearest valid name.
     """
     path, shown = _find(ref)
+    return _build(text_of(path, shown, _shipped()), shown, overrides, filters)
+
+
+def text_of(path: Path, shown: Path | str, remedy: str) -> str:
+    """The text of a YAML file, which a message calls `shown`.
+
+    Raises:
+        SuiteError: It cannot be read, is too long, or is not text.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise SuiteError(shown, f"more than {MAX_BYTES} bytes", "Split the suite.")
-        text = data.decode()
+            raise SuiteError(shown, f"more than {MAX_BYTES} bytes", "Split the file.")
+        return data.decode()
     except UnicodeDecodeError:
-        raise SuiteError(shown, "this is not a text file", _shipped()) from None
+        raise SuiteError(shown, "this is not a text file", remedy) from None
     except OSError as error:
-        raise SuiteError(shown, f"cannot be read: {error.strerror}", _shipped()) from None
-    return _build(text, shown, overrides, filters)
+        raise SuiteError(shown, f"cannot be read: {error.strerror}", remedy) from None
 
 
 def loads(text: str, path: Path | str) -> Suite:

@@ -17,7 +17,7 @@ from harness.gate import baselines, files, session
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
-from harness.records import Case, Counters, Decision, Measurement, Thresholds
+from harness.records import Case, Counters, Decision, Measurement, Outcome, Thresholds
 from harness.runner import interleave
 from harness.runner.interleave import Side, Task
 from harness.runner.launcher import Launcher
@@ -43,7 +43,7 @@ SUITE = "toysuites/toys.yaml"
 POLICY = (
     gate_repositories.POLICY.replace("confirm_pairs: 4", "confirm_pairs: 6")
     + f"counters: [{{suite: {SUITE}}}]\n"
-    + "absolute: [{metric: tokens_per_s, low: 1, source: toys}]\n"
+    + "absolute:\n  - {metric: tokens_per_s, low: 1, source: toys}\n"
 )
 Interleaved = tuple[GateVerdict, Path]
 SYNC = "float(__import__('torch').ones(1)[0])"
@@ -169,15 +169,16 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
 
 
 @pytest.mark.parametrize(
-    ("disturbed", "said", "pairs"),
+    ("disturbed", "failed", "said", "pairs"),
     [
-        ({0, 1}, "", 20),  # of the screen, which decided nothing
-        ({0, 1, 7, 12, 20, 25}, "4 of 20 pairs were not steady, or disturbed", 16),
-        (set(range(6, 26)), "20 of 20 pairs were not steady, or disturbed", 6),
+        ({0, 1}, None, "", 20),  # of the screen, which decided nothing
+        ({0, 1, 7, 12, 20, 25}, None, "4 of 20 pairs were not steady, or disturbed", 16),
+        (set(range(6, 26)), None, "20 of 20 pairs were not steady, or disturbed", 6),
+        (set(), 25, "", None),
     ],
 )
-def test_remarks_are_about_the_pairs_that_decide(
-    disturbed: set[int], said: str, pairs: int
+def test_the_pairs_that_decide_are_compared_unless_a_process_failed(
+    disturbed: set[int], failed: int | None, said: str, pairs: int | None
 ) -> None:
     case = fake_runs.case({"seq_len": 512})
     task = Task(suite="s", case=case)
@@ -186,9 +187,11 @@ def test_remarks_are_about_the_pairs_that_decide(
     def rounds(plan: Any, _: str) -> None:
         for seed, side in enumerate(sides):
             made = fake_runs.timed(case, 0.1, processes=26, cv=0.3, seed=seed)
-            side.measured.setdefault(task.key, []).extend(
-                replace(made[i], steady=i not in disturbed) for _, indices in plan for i in indices
-            )
+            for i in (i for _, indices in plan for i in indices):
+                (crashed,) = fake_runs.ended(case, Outcome.CRASH)
+                ran = replace(crashed, process=i) if i == failed else made[i]
+                ran = replace(ran, steady=i not in disturbed)
+                side.measured.setdefault(task.key, []).append(ran)
 
     rounds([(task, range(6))], "screen")
     plan: Any = SimpleNamespace(sides=sides, tasks=[task], thresholds=lambda _: Thresholds())
@@ -197,7 +200,8 @@ def test_remarks_are_about_the_pairs_that_decide(
     answers = session._interleaved(plan, bench, {task.key: 6})
 
     assert answers.remarks.get(task.key, "") == said
-    assert answers.comparisons[task.key].pairs == pairs
+    compared = answers.comparisons.get(task.key)
+    assert (compared.pairs if compared else None) == pairs
 
 
 def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
@@ -267,6 +271,20 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(tmp_path: Path) -> None
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
     assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_policy_sets_limits_and_kernels_by_gpu(tmp_path: Path) -> None:
+    policy = POLICY.replace("metric: tokens_per_s", "gpu: H200, metric: tokens_per_s")
+    policy += "  - {gpu: cpu, kernels: {must: [mul]}, source: toys}\n"
+    folder = repository(tmp_path / "toys", {**tree("same"), "ci/gate.yaml": policy})
+
+    verdict = judge(folder, mode=Mode.ABSOLUTE)
+
+    (noted,) = (f for f in verdict.findings if f.check == "absolute")
+    assert (noted.decision, "H200" in noted.reason) == (GO, True)
+    (case,) = reader.load(folder / "reports/runs", verdict.candidate.run_id).suite.cases
+    assert case.kernels.must == ("mul",)
 
 
 @pytest.mark.usefixtures("planted")
