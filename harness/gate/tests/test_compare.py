@@ -324,7 +324,7 @@ def two_branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml not found", id="policy"),
         pytest.param(
             ["main", "work", "--suite", "any.yaml", "--policy", "no.yaml"],
-            "no.yaml: cannot read the policy",
+            "no.yaml: cannot be read",
             id="policy beside a suite",
         ),
     ],
