@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 from nsa.kernels.common import device
 from nsa.kernels.common.device import Architecture
 from nsa.kernels.tests.aot_cases import CASES, SHAPES, Case
+from nsa.kernels.tests.pipelines import overwritten
 
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 SHARED_BYTES: dict[Architecture, int] = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
@@ -86,6 +87,8 @@ class Compiled:
     """Of a thread, in memory: registers that were spilled."""
     wgmma: bool
     """Whether its products run on the tensor cores of sm_90 as such."""
+    overwritten: tuple[str, ...]
+    """See nsa.kernels.tests.pipelines."""
     wide_copies: bool
     """Whether it copies into shared memory 16 bytes at a time, asynchronously (cp.async.cg)."""
 
@@ -180,6 +183,7 @@ def _describe(
         registers=registers,
         local_bytes=local,
         wgmma="wgmma.mma_async" in compiled.asm["ptx"],
+        overwritten=tuple(sorted(overwritten(compiled.asm["ttgir"]))),
         wide_copies="cp.async.cg.shared.global" in compiled.asm["ptx"],
     )
 

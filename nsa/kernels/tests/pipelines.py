@@ -5,19 +5,10 @@ it run into the next step of the loop. It gives such an operand one slot more th
 flight need, but not if the same load also goes to registers (seen in Triton 3.6 and 3.7): then one
 slot is all there is, and the next load overwrites what the product reads. Results are wrong now and
 then, on a GPU alone. The compiled program shows it.
-
-`python -m nsa.kernels.tests.pipelines phi` prints, as JSON, the [kernel, shape, buffers] of the
-cases whose names start with `phi`, and needs no GPU. It runs in its own process for the reasons in
-nsa.kernels.tests.aot.
 """
 
-import json
 import re
-import sys
 from collections.abc import Sequence
-
-from nsa.kernels.tests import aot
-from nsa.kernels.tests.aot_cases import CASES, SHAPES
 
 _VALUE = r"(%[\w-]+(?:#\d+)?)"
 _BUFFER = re.compile(rf"{_VALUE} = ttg\.local_alloc : \(\) -> !ttg\.memdesc<1x")
@@ -57,19 +48,3 @@ def _overwritten_in(lines: Sequence[str], views: dict[str, str]) -> set[str]:
             filled = {views[value] for value in re.findall(_VALUE, match[1]) if value in views}
             found.update(*(filled & read for read in running))
     return found
-
-
-def main() -> None:
-    with aot.compiling_for("sm_90") as launches:
-        for case in CASES:
-            for shape in SHAPES:
-                if case.name.startswith(sys.argv[1]) and shape.architectures and case.takes(shape):
-                    launches.shape = shape.name
-                    case.launch(shape, shape.T)
-    kernels = launches.first.values()
-    rows = [[name, shape, sorted(overwritten(k.asm["ttgir"]))] for name, k, shape in kernels]
-    print(json.dumps(rows))
-
-
-if __name__ == "__main__":
-    main()

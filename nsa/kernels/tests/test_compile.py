@@ -84,3 +84,9 @@ def test_products_reach_the_tensor_cores_of_sm_90(kernels: list[aot.Compiled]) -
     ]
 
     assert missed == []
+
+
+@pytest.mark.slow
+def test_no_load_overwrites_what_a_product_reads(kernels: list[aot.Compiled]) -> None:
+    """On sm_90, where products run on while the next load begins."""
+    assert [k for k in kernels if k.arch == "sm_90" and k.overwritten] == []

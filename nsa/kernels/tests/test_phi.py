@@ -1,9 +1,5 @@
 """phi's kernels against nsa.model.attention.Phi over nsa.reference.compress_blocks."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -217,19 +213,6 @@ def test_thousands_of_rows_in_steps_that_overlap(packed: bool, dim: int) -> None
         got = outputs_and_gradients(used, x, module, dtype)
 
         assert_none(excess(got, definition, exact, dtype))
-
-
-@pytest.mark.slow
-def test_no_load_overwrites_what_a_product_reads() -> None:
-    """In the kernels as compiled for sm_90; see nsa.kernels.tests.pipelines."""
-    environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "nsa.kernels.tests.pipelines", "phi"]
-
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-
-    kernels = json.loads(printed.stdout)
-    assert "_dmixed_kernel" in {name for name, _, _ in kernels}
-    assert [kernel for kernel in kernels if kernel[-1]] == []
 
 
 @pytest.mark.parametrize("device", DEVICES)
