@@ -8,6 +8,7 @@ import pytest
 from nsa.kernels.common.device import Architecture
 from nsa.kernels.tests import aot
 from nsa.kernels.tests.aot_cases import CASES
+from nsa.kernels.tests.pipelines import overwritten
 
 SPILLED_BYTES: Mapping[Architecture, int] = {"sm_80": 72, "sm_90": 112}
 """Local memory that a thread may use: some addresses set aside around a loop, not a tile. Only ever
@@ -90,3 +91,16 @@ def test_products_reach_the_tensor_cores_of_sm_90(kernels: list[aot.Compiled]) -
 def test_no_load_overwrites_what_a_product_reads(kernels: list[aot.Compiled]) -> None:
     """On sm_90, where products run on while the next load begins."""
     assert [k for k in kernels if k.arch == "sm_90" and k.overwritten] == []
+
+
+@pytest.mark.parametrize(("wait", "found"), [("", {"%b"}), ("pendings = 0", set())])
+def test_a_load_into_the_only_slot_must_wait_for_the_product(wait: str, found: set[str]) -> None:
+    loop = f"""%b = ttg.local_alloc : () -> !ttg.memdesc<1x64x64xf16>
+        scf.for %i {{
+          %v = ttg.memdesc_index %b
+          %c = ttg.async_copy_global_to_local %p, %v : memdesc
+          %d = ttng.warp_group_dot %v, %v, %acc {{isAsync = true}}
+          %e = ttng.warp_group_dot_wait %d {{{wait}}}
+        }}"""
+
+    assert overwritten(loop) == found
