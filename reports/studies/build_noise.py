@@ -123,7 +123,9 @@ def compiled(folder: Path, cases: Sequence[Case], env: Mapping[str, str]) -> sub
     """A process that compiles what the cases launch, into the build's own cache."""
     rows = [{"factory": c.factory, "provider": c.provider, "axes": dict(c.axes)} for c in cases]
     command = [sys.executable, "-c", COMPILE, json.dumps(rows)]
-    return subprocess.Popen(command, cwd=folder, env={**os.environ, **env}, text=True)
+    path = os.pathsep.join([str(folder), str(ROOT), *filter(None, sys.path)])
+    variables = {**os.environ, **env, "PYTHONPATH": path}
+    return subprocess.Popen(command, cwd=folder, env=variables, text=True)
 
 
 def measured(
