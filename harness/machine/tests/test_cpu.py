@@ -3,6 +3,7 @@
 import os
 import select
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -45,31 +46,34 @@ IDLE = "print('up', flush=True); input()"
 
 
 def watched(script: str) -> float:
-    """Core seconds that the probe saw until the script printed `done`."""
-    with running(BURN + script) as process:
+    """Core seconds that the probe saw until the script printed `done`, on a clock that both read:
+    on a busy machine, time passes between two looks at the clock."""
+    before = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: before)
+    with running(BURN + script) as process, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "time", clock)
         wait_for(process, "up")
         probe = CpuProbe()
         probe.attach(process.pid)
         assert process.stdin is not None
-        used_s, before = 0.0, time.monotonic()
+        used_s = 0.0
         process.stdin.write("go\n")
         process.stdin.flush()
         done = False
         while not done:
             assert process.stdout is not None
             done = bool(select.select([process.stdout], [], [], 0.02)[0])
+            now, last = time.monotonic(), before
+            before = now
             cores = probe.read()["cpu_utilisation"]
-            now = time.monotonic()
             assert cores is not None
             assert cores >= 0
-            used_s += cores * (now - before)
-            before = now
+            used_s += cores * (now - last)
         wait_for(process, "done")
     return used_s
 
 
 def test_all_cpu_time_counts_also_of_children_that_ended() -> None:
-    """Summed over readings, so that a busy machine does not change the result."""
     assert watched(CHILDREN) == pytest.approx(0.3, abs=0.07)
 
 
