@@ -29,7 +29,6 @@ from harness.records import (
     Evidence,
     EvidenceFile,
     Measurement,
-    MeasureSettings,
     Outcome,
     Phase,
 )
@@ -82,7 +81,7 @@ def watch(
         The worker's answer, or a measurement of its failure, with telemetry, phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    story = Story(worker.launched_at, case.settings, phase, progressed)
+    story = Story(worker.launched_at, case, process, phase, progressed)
     folder = evidence.Folder(run_folder, log, worker.roots)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
@@ -90,7 +89,7 @@ def watch(
     finally:
         unkillable = worker.end()
     ended_at = time.monotonic()
-    found = story.measurement(ending, case, process)
+    found = story.measurement(ending)
     survivors = f"{unkillable} processes survived SIGKILL" if unkillable else ""
     telemetry = recorder.telemetry() if case.settings.telemetry else None
     phases = story.phases(ended_at)
@@ -159,7 +158,8 @@ class Story:
     def __init__(
         self,
         launched_at: float,
-        settings: MeasureSettings,
+        case: Case,
+        process: int,
         phase: Callable[[str], None] = lambda _: None,
         progressed: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -169,10 +169,11 @@ class Story:
         self.preliminary: Measurement | None = None
         """The answer, sent before a search for the cause that may itself fail."""
         self.built = Built(tokens=None, flops=None, bytes=None)
-        self._settings = settings
+        self._case, self._process = case, process
+        self._settings = case.settings
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
-        self._pace = Pace(settings)
+        self._pace = Pace(case.settings)
         self._on_phase = phase
         self._on_progress = progressed
 
@@ -192,11 +193,18 @@ class Story:
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._on_progress(message.steps)
             case Preliminary(measurement=measurement):
-                self.preliminary = measurement
+                self.preliminary = self._own(measurement)
             case Answer(measurement=measurement) if self.answer is None:
-                self.answer = measurement
+                self.answer = self._own(measurement)
             case _:
                 raise Garbled(f"an unexpected {message.kind} message")
+
+    def _own(self, measurement: Measurement) -> Measurement:
+        """The measurement; Garbled if it is not of the case and process that were asked."""
+        named = measurement.case_id, measurement.process
+        if named != (self._case.case_id, self._process):
+            raise Garbled(f"an answer for another process: {named[0][:80]!r}, process {named[1]}")
+        return measurement
 
     def ending(self, now: float, exit_code: int | None) -> Ending | None:
         """How the process ended; None if it may go on.
@@ -240,7 +248,7 @@ class Story:
             evidence=self.evidence(now),
         )
 
-    def measurement(self, ending: Ending, case: Case, process: int) -> Measurement:
+    def measurement(self, ending: Ending) -> Measurement:
         """The worker's answer, with its evidence; without one, the record of its failure."""
         found, detail = ending.evidence, ending.detail
         if ending.outcome is None and self.answer is not None:
@@ -251,8 +259,8 @@ class Story:
             detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
         else:
             answer = Measurement(
-                case_id=case.case_id,
-                process=process,
+                case_id=self._case.case_id,
+                process=self._process,
                 outcome=ending.outcome or Outcome.CRASH,
                 lower_bound_s=ending.lower_bound_s,
             )

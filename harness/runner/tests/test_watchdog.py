@@ -23,7 +23,7 @@ AT = 1000.0
 
 def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "warmup") -> Story:
     """A process that reported these steps, one after the other, from the launch on."""
-    story = Story(AT, settings)
+    story = Story(AT, make_case("good", settings=settings), 0)
     story.hear(PhaseBegan(name="setup", at=AT), AT)
     story.hear(Built(tokens=64, flops=128, bytes=256), AT)
     story.hear(PhaseBegan(name=phase, at=AT), AT)
@@ -35,7 +35,7 @@ def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "w
 
 
 def measured(story: Story, ending: Ending) -> Measurement:
-    return story.measurement(ending, make_case("good"), 0)
+    return story.measurement(ending)
 
 
 def after(story: Story, seconds: float) -> Ending:
@@ -140,7 +140,7 @@ FAILED = Measurement(
 
 
 def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
-    story = Story(AT, QUICK)
+    story = Story(AT, make_case("good"), 0)
     for at in (AT + 1, AT + 2):
         story.hear(PhaseBegan(name="warmup", at=at), at)
 
@@ -212,6 +212,21 @@ def test_a_second_answer_is_a_crash(tmp_path: Path) -> None:
 
     assert (m.outcome, m.samples_s) == (Outcome.CRASH, ())
     assert "unexpected answer" in m.detail
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Answer(measurement=replace(GOOD, case_id="next")),
+        Answer(measurement=replace(GOOD, process=1)),
+        Preliminary(measurement=replace(FAILED, case_id="next")),
+    ],
+)
+def test_an_answer_for_another_case_or_process_is_a_crash(tmp_path: Path, message: Message) -> None:
+    m = watched(tmp_path, message)
+
+    assert (m.case_id, m.process, m.outcome) == ("good", 0, Outcome.CRASH)
+    assert "an answer for another process" in m.detail
 
 
 def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
