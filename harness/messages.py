@@ -81,7 +81,8 @@ class PhaseBegan:
     kind: Literal["phase"] = "phase"
     name: str
     at: float
-    """May be in the past: sampling starts with the first of the readings found to be steady."""
+    """May be in the past: sampling starts with the first of the readings found to be steady. The
+    parent bounds it by the start of the phase before and by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

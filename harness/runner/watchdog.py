@@ -43,6 +43,9 @@ UNREPORTED_S = 0.1
 """A step may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
 TIMED_PHASES = ("warmup", "sampling")
 """Phases in which the worker only runs the computation."""
+PHASES = ("setup", "accuracy", *TIMED_PHASES, "profile", "diagnosis")
+"""All that a worker reports when it measures a case."""
+MAX_PHASES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +184,15 @@ class Story:
         """Process one message; raise Garbled if it is not expected now."""
         self.heard_at = heard_at
         match message:
-            case PhaseBegan(name=name, at=at):
-                if name == self._phases[-1][0]:
-                    self._phases[-1] = (name, at)
-                else:
-                    self._phases.append((name, at))
+            case PhaseBegan(name=name, at=at) if name in PHASES:
+                again = name == self._phases[-1][0]
+                if again:
+                    self._phases.pop()
+                if len(self._phases) == MAX_PHASES:
+                    raise Garbled(f"more than {MAX_PHASES} phases")
+                since = self._phases[-1][1] if self._phases else self._launched_at
+                self._phases.append((name, max(since, min(at, heard_at))))
+                if not again:
                     self._on_phase(name)
             case Built():
                 self.built = message

@@ -1,8 +1,9 @@
 """When a process times out or hangs, and what is recorded then; the tests own the clock."""
 
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,16 @@ from typing import cast
 
 import pytest
 
-from harness.messages import Answer, Built, Channel, Message, PhaseBegan, Preliminary, StepsDone
+from harness.messages import (
+    Answer,
+    Built,
+    Channel,
+    Garbled,
+    Message,
+    PhaseBegan,
+    Preliminary,
+    StepsDone,
+)
 from harness.records import Evidence, Measurement, MeasureSettings, Outcome
 from harness.runner import evidence, pace, telemetry, watchdog
 from harness.runner.launcher import Worker
@@ -147,6 +157,27 @@ def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
     phases = [(p.name, p.start_s, p.end_s) for p in story.phases(AT + 3)]
 
     assert phases == [("start", 0, 2), ("warmup", 2, 3)]
+
+
+@pytest.mark.parametrize("at", [-1e300, math.nan, 1e300])
+def test_a_phase_begins_between_the_one_before_it_and_now(at: float) -> None:
+    story = reported(0.5)
+    story.hear(PhaseBegan(name="sampling", at=at), AT + 1)
+
+    lengths = [p.end_s - p.start_s for p in story.phases(AT + 3)]
+
+    assert min(lengths) >= 0
+    assert sum(lengths) == 3
+
+
+@pytest.mark.parametrize("names", [["lunch"], ["warmup", "sampling"] * (watchdog.MAX_PHASES // 2)])
+def test_phases_that_no_worker_reports_are_garbled(names: Sequence[str]) -> None:
+    story = Story(AT, make_case("good"), 0)
+
+    for name in names[:-1]:
+        story.hear(PhaseBegan(name=name, at=AT), AT)
+    with pytest.raises(Garbled):
+        story.hear(PhaseBegan(name=names[-1], at=AT), AT)
 
 
 def watched(
