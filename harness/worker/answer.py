@@ -60,7 +60,7 @@ def work(order: Order, channel: Channel) -> None:
             case DescribeOrder():
                 facts = importlib.import_module("harness.measure.facts").describe()
                 channel.send(Facts(facts=facts))
-    except Exception as error:  # noqa: BLE001 - the parent reads the log if there is no answer
+    except BaseException as error:  # noqa: BLE001 - the parent reads the log if there is no answer
         traceback.print_exception(error)
 
 
@@ -73,7 +73,7 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
         else:
             measurement = worker_case.measure(order, channel)
         channel.send(Answer(measurement=measurement))
-    except Exception as error:  # noqa: BLE001 - logged; it decides the outcome
+    except BaseException as error:  # noqa: BLE001 - logged; it decides the outcome. Also sys.exit
         failure = _failure(order.case, order.process, error)
         if isinstance(error, accuracy.NonFinite):
             cause = error
@@ -86,7 +86,7 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
         channel.send(Answer(measurement=_with_origins(failure, order.case, cause, channel)))
 
 
-def _failure(case: Case, process: int, error: Exception) -> Measurement:
+def _failure(case: Case, process: int, error: BaseException) -> Measurement:
     outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
     fields: dict[str, Any] = {"evidence": Evidence()}
     match error:
@@ -121,7 +121,7 @@ def _failure(case: Case, process: int, error: Exception) -> Measurement:
     )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
@@ -142,7 +142,7 @@ def _with_origins(
 
     try:
         origins = diagnosis.find(build, cause, progress=reporter.alive)
-    except Exception as error:  # noqa: BLE001 - noted; the outcome remains
+    except BaseException as error:  # noqa: BLE001 - noted; the outcome remains
         why = traceback.format_exception_only(error)[-1].strip()
         note = f"not found: the second run failed: {why}"
         origins = (NonFiniteOrigin(computation=cause.computation, precision="", note=note),)

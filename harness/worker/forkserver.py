@@ -31,6 +31,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -140,7 +141,7 @@ def _become_worker(
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            raise SystemExit  # the parent died before the line above
+            os._exit(status)  # the parent died before the line above
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log, 1)
@@ -153,8 +154,8 @@ def _become_worker(
         _enter(order.roots)
         answer.work(order, messages.Channel(answers))
         status = 0
-    except SystemExit as asked:
-        status = asked.code if isinstance(asked.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the parent reads the log
+        traceback.print_exc()
     finally:
         try:
             sys.stdout.flush()  # raises if the disk is full
@@ -201,7 +202,7 @@ def _preload(modules: list[str]) -> str:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
         _require_untouched_gpu()
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything; reported
+    except BaseException as error:  # noqa: BLE001 - a user's module may raise anything; reported
         return f"{type(error).__name__}: {error}"
     if threading.active_count() > 1:
         return f"one of {', '.join(modules)} has started a thread, which a fork would not have"

@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from asyncio import CancelledError
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -59,9 +60,15 @@ def answered(case: Case, **order: Any) -> Measurement:
         (FULL, Outcome.INVALID_ENVIRONMENT, "No space left on device"),
         (RuntimeError("CUDA error: misaligned address"), Outcome.CRASH, "context is lost"),
         (ValueError("block_size=3"), Outcome.CRASH, "ValueError: block_size=3"),
+        (CancelledError(), Outcome.CRASH, "asyncio.exceptions.CancelledError"),
+        (KeyboardInterrupt(), Outcome.CRASH, "KeyboardInterrupt"),
+        (SystemExit(3), Outcome.CRASH, "SystemExit: 3"),
+        (GeneratorExit("x"), Outcome.CRASH, "GeneratorExit: x"),
     ],
 )
-def test_each_error_has_its_outcome(error: Exception, outcome: Outcome, said: str) -> None:
+def test_each_error_has_its_outcome_and_traceback(
+    error: BaseException, outcome: Outcome, said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     case = replace(make_case("", axes={"error": error}), factory=f"{__name__}:raises")  # type: ignore[dict-item]
 
     m = answered(case)
@@ -69,6 +76,7 @@ def test_each_error_has_its_outcome(error: Exception, outcome: Outcome, said: st
     assert (m.outcome, said in m.detail) == (outcome, True), m.detail
     assert m.evidence is not None
     assert (m.evidence.peak_host_bytes is not None) is (outcome is Outcome.OUT_OF_MEMORY)
+    assert 'raise axes["error"]' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,12 @@ def test_only_a_measured_workload_needs_the_preparation(
     assert handle.preload.called is (program is None)
 
 
-def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload() -> None:
+def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+
     assert "no_such_module" in forkserver._preload(["no_such_module"])
+    assert forkserver._preload(["leaves"]) == "SystemExit: 3"
     assert forkserver.DYNAMO in sys.modules
