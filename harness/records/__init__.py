@@ -40,6 +40,7 @@ from harness.records.measured import (
     TensorDigest,
     TensorError,
     Work,
+    bounded,
 )
 from harness.records.metrics import METRICS, Metric
 from harness.records.outcome import FAILURES, Clock, Outcome, Scalar

@@ -22,6 +22,19 @@ from harness.records.profile import Breakdown, Counters, Profile
 from harness.records.self_test import SelfTest
 
 SCHEMA_VERSION = 3
+MAX_DETAIL_BYTES = 4096
+_DETAIL_TAIL_BYTES = 512
+
+
+def bounded(text: str) -> str:
+    """Text from code under test as records and messages keep it: at most MAX_DETAIL_BYTES of UTF-8,
+    without its middle if it is longer."""
+    data = text.encode("utf-8", "replace")  # a lone surrogate becomes "?"
+    if len(data) <= MAX_DETAIL_BYTES:
+        return data.decode()
+    head, tail = data[: MAX_DETAIL_BYTES - 2 * _DETAIL_TAIL_BYTES], data[-_DETAIL_TAIL_BYTES:]
+    left_out = f" [... {len(data) - len(head) - len(tail)} bytes ...] "
+    return head.decode(errors="ignore") + left_out + tail.decode(errors="ignore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +172,7 @@ class Measurement:
     """Number of the process within its case, from 0."""
     outcome: Outcome
     detail: str = ""
-    """Why the outcome is not OK, by the worker or the watchdog."""
+    """Why the outcome is not OK, by the worker or the watchdog; see `bounded`."""
     clock: Clock | None = None
     warmup_s: tuple[float, ...] = ()
     """Times of the steps before the steady state, in order."""
@@ -212,6 +225,7 @@ class Measurement:
     """If the outcome is not OK; None in schema 1."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", bounded(self.detail))
         if (self.outcome is Outcome.OK) != bool(self.samples_s):
             raise ValueError(
                 f"{self.case_id}: outcome {self.outcome} with {len(self.samples_s)} samples; "

@@ -47,7 +47,8 @@ GRACE_S = 1.0
 """Time between SIGTERM and SIGKILL."""
 CLOSE_S = 10.0
 """Longest time for a forkserver to end its descendants."""
-MAX_REPLY_BYTES = 2**12
+MAX_REPLY_BYTES = 2**15
+"""JSON writes one byte of a bounded text as six at most."""
 CASES_PER_CHECK = 64
 """Cases in one order to check; the size of an order is limited."""
 

@@ -24,7 +24,7 @@ from harness.messages import (
     WorkerReporter,
 )
 from harness.program import command
-from harness.records import Case, Evidence, Measurement, NonFiniteOrigin, Outcome
+from harness.records import Case, Evidence, Measurement, NonFiniteOrigin, Outcome, bounded
 from harness.worker import case as worker_case
 from harness.worker import factory
 from harness.worker.case import DeviceMissing
@@ -143,7 +143,7 @@ def _with_origins(
     try:
         origins = diagnosis.find(build, cause, progress=reporter.alive)
     except BaseException as error:  # noqa: BLE001 - noted; the outcome remains
-        why = traceback.format_exception_only(error)[-1].strip()
+        why = bounded(traceback.format_exception_only(error)[-1].strip())
         note = f"not found: the second run failed: {why}"
         origins = (NonFiniteOrigin(computation=cause.computation, precision="", note=note),)
         traceback.print_exception(error)

@@ -15,7 +15,7 @@ from harness.git import origin
 from harness.measure import attestation
 from harness.messages import Checked, CheckOrder, Refusal
 from harness.program import process
-from harness.records import Case, Work
+from harness.records import Case, Work, bounded
 from harness.workload import COUNTS, PREFLIGHT, Factory
 
 
@@ -109,7 +109,7 @@ def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
             case_id=case.case_id, problem=str(error), remedy=error.remedy, of_factory=True
         )
     except (LookupError, ValueError) as error:
-        return Refusal(case_id=case.case_id, problem=str(error))
+        return Refusal(case_id=case.case_id, problem=bounded(str(error)))
     return None
 
 

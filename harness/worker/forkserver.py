@@ -39,6 +39,7 @@ from typing import Any, NoReturn
 import psutil
 
 from harness import messages
+from harness.records import bounded
 from harness.worker import answer
 from harness.workload import PRELOAD
 
@@ -203,7 +204,7 @@ def _preload(modules: list[str]) -> str:
                 importlib.import_module(more)
         _require_untouched_gpu()
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything; reported
-        return f"{type(error).__name__}: {error}"
+        return bounded(f"{type(error).__name__}: {error}")
     if threading.active_count() > 1:
         return f"one of {', '.join(modules)} has started a thread, which a fork would not have"
     _freeze()

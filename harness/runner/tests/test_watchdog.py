@@ -22,6 +22,7 @@ from harness.messages import (
     StepsDone,
 )
 from harness.records import Evidence, Measurement, MeasureSettings, Outcome
+from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, pace, telemetry, watchdog
 from harness.runner.launcher import Worker
 from harness.runner.watchdog import Ending, Story
@@ -258,6 +259,15 @@ def test_an_answer_for_another_case_or_process_is_a_crash(tmp_path: Path, messag
 
     assert (m.case_id, m.process, m.outcome) == ("good", 0, Outcome.CRASH)
     assert "an answer for another process" in m.detail
+
+
+def test_a_long_detail_keeps_its_head_and_its_tail() -> None:
+    m = replace(FAILED, detail=f"ValueError: {'µ' * 10**6}; killed")
+
+    assert m.detail.startswith("ValueError: µµ")
+    assert m.detail.endswith("µ; killed")
+    assert len(m.detail.encode()) <= MAX_DETAIL_BYTES
+    assert replace(m) == m
 
 
 def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:

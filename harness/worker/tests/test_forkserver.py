@@ -1,5 +1,6 @@
 """What the forkserver imports before it forks."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,4 +36,6 @@ def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
 
     assert "no_such_module" in forkserver._preload(["no_such_module"])
     assert forkserver._preload(["leaves"]) == "SystemExit: 3"
+    reply = {"preloaded": forkserver._preload(["\0" * 10**6])}
+    assert len(json.dumps(reply)) < launcher.MAX_REPLY_BYTES
     assert forkserver.DYNAMO in sys.modules
