@@ -22,6 +22,9 @@ ASK_FOR_STACKS = signal.SIGRTMIN + 3
 LLVM takes over both in every process in which Triton has compiled something."""
 MAX_LINE_BYTES = 64 * 2**20
 """More than any answer has."""
+MAX_DRAIN_BYTES = 2**21
+"""Read at once: more than a pipe holds, so that nothing is left of a process that has ended; little
+enough that the time limits of one that writes without end are looked at."""
 
 PROGRESS_INTERVAL_S = 0.02
 """Least time between two reports of progress, after the first REPORTED_STEPS."""
@@ -202,7 +205,8 @@ class Channel:
         """
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
-        line = memoryview(json.dumps(asdict(message)).encode() + b"\n")
+        text = json.dumps(asdict(message), ensure_ascii=False)
+        line = memoryview(text.encode("utf-8", "replace") + b"\n")  # a lone surrogate becomes "?"
         while line:
             line = line[os.write(self._fd, line) :]
 
@@ -245,25 +249,30 @@ class MessageReader:
     def __init__(self, fd: int) -> None:
         """`fd` must not block."""
         self._fd = fd
-        self._rest = b""
+        self._rest = bytearray()
         self.at_end = False
         """Whether the worker and all that inherited its end have closed the pipe."""
 
     def drain(self, each: Callable[[Message], None]) -> None:
-        """Pass on every message that has arrived.
+        """Pass on the messages that have arrived, up to MAX_DRAIN_BYTES.
 
         Raises:
             Garbled: A line is not a message.
         """
-        while not self.at_end:
+        left = MAX_DRAIN_BYTES
+        while not self.at_end and left > 0:
             try:
                 chunk = os.read(self._fd, 2**16)
             except BlockingIOError:
                 return
             self.at_end = not chunk
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            for line in lines:
-                each(_decode(line))
+            left -= len(chunk)
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                self._rest += end
+                each(_decode(bytes(self._rest)))
+                self._rest.clear()
+            self._rest += rest
             if len(self._rest) > MAX_LINE_BYTES:
                 raise Garbled(f"a line of more than {MAX_LINE_BYTES} bytes")
 

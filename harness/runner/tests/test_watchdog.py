@@ -4,7 +4,9 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,11 +14,14 @@ from typing import cast
 import pytest
 
 from harness.messages import (
+    MAX_DRAIN_BYTES,
+    MAX_LINE_BYTES,
     Answer,
     Built,
     Channel,
     Garbled,
     Message,
+    MessageReader,
     PhaseBegan,
     Preliminary,
     StepsDone,
@@ -302,6 +307,26 @@ def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
     assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
     m = measured(story, ending)
     assert (m.outcome, m.evidence and m.evidence.steps) == (Outcome.NON_FINITE, 2)
+
+
+def test_a_line_without_an_end_is_read_in_linear_time_with_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "read", lambda _, size: b"x" * size)
+    reader, looks, began_s = MessageReader(0), 0, time.process_time()
+
+    with suppress(Garbled):
+        for looks in count():  # noqa: B007
+            reader.drain(pytest.fail)
+
+    assert looks == MAX_LINE_BYTES // MAX_DRAIN_BYTES
+    assert time.process_time() - began_s < 3.0, "0.05 s; a quadratic reader takes ten"
+
+
+def test_a_lone_surrogate_does_not_garble_an_answer(tmp_path: Path) -> None:
+    m = watched(tmp_path, Answer(measurement=replace(FAILED, effective={"name": "a\udc80"})))
+
+    assert (m.outcome, m.effective["name"]) == (Outcome.NON_FINITE, "a?")
 
 
 def test_probes_are_read_at_an_interval_without_catching_up(
