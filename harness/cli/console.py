@@ -46,8 +46,12 @@ _GRADE_STYLE = {
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal has its own width or COLUMNS; a file or a pipe has LOG_WIDTH."""
-    here = Console(stderr=stderr)
+    """A terminal has its own width or COLUMNS; a file or a pipe has LOG_WIDTH.
+
+    It highlights nothing by itself: Rich's search for numbers and paths takes minutes in a long
+    word, and most text here comes from code under test.
+    """
+    here = Console(stderr=stderr, highlight=False)
     if not here.is_terminal and "COLUMNS" not in os.environ:
         here.width = LOG_WIDTH
     return here

@@ -105,12 +105,12 @@ def command() -> tuple[str, ...]:
 
 def show(text: str) -> None:
     """Print text on standard output as it is."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(text, markup=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
     """Print a message on standard error."""
-    err.print(text, markup=False, highlight=False, soft_wrap=True)
+    err.print(text, markup=False, soft_wrap=True)
 
 
 def document(value: object) -> None:

@@ -73,7 +73,6 @@ class ProgressBar(_Bar, RunObserver):
             console.outcome(measurement.outcome),
             units.duration(measurement.wall_s),
             escape(measurement.detail.partition("\n")[0]),
-            highlight=False,
             soft_wrap=True,
         )
 

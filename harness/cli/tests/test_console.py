@@ -27,6 +27,10 @@ def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> C
     return CaseSummary(case=case({"seq_len": seq_len}), outcome=outcome, metrics=metrics, **changes)  # type: ignore[arg-type]
 
 
+def test_text_from_code_under_test_is_not_searched_for_what_to_highlight() -> None:
+    assert console.console().render_str("12 of /tmp/a").spans == []
+
+
 def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:
     wide = Console(width=200)
     cases = (
