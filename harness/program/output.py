@@ -8,10 +8,8 @@ import os
 import re
 from collections.abc import Iterator
 
-HEAD_BYTES = 4 * 2**20
-"""Beginning of the output that the log keeps."""
-TAIL_BYTES = 4 * 2**20
-"""End of the output that the log keeps, at least; at most twice that."""
+from harness.messages import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
+
 MAX_LINE_BYTES = 2**16
 """A longer line is read up to here."""
 
@@ -21,7 +19,7 @@ _ENDS = re.compile(rb"[\r\n]+")
 class BoundedLog:
     """Appends to a file, which keeps the head and the tail."""
 
-    def __init__(self, fd: int, *, head: int = HEAD_BYTES, tail: int = TAIL_BYTES) -> None:
+    def __init__(self, fd: int, *, head: int = LOG_HEAD_BYTES, tail: int = LOG_TAIL_BYTES) -> None:
         """`fd` is open for appending."""
         self._fd = fd
         self._began = os.fstat(fd).st_size
@@ -44,7 +42,7 @@ class BoundedLog:
         del self._recent[: -self._tail]
         self._size = min(self._head, self._size)
         os.ftruncate(self._fd, self._began + self._size)
-        self._append(b"\n[... the harness left out output of the program here ...]\n")
+        self._append(LEFT_OUT)
         self._append(bytes(self._recent))
 
     def _append(self, data: bytes) -> None:

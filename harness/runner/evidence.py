@@ -3,11 +3,13 @@
 If a file cannot be written, the measurement is still stored and states why.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.messages import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
 from harness.runner import reproduce, stacks
 
@@ -40,6 +42,21 @@ class Folder:
         except OSError as error:
             return replace(kept, note=f"not written: {error.strerror}")
         return replace(kept, path=str(path.relative_to(self._run_folder)))
+
+
+def cut_log(log: Path) -> None:
+    """Leave out the middle of a workload's log that has become too long; the workload may still
+    append to it. The log of a program is cut by its worker."""
+    try:
+        fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+    except FileNotFoundError:  # somebody removed the run
+        return
+    with os.fdopen(fd, "r+b", buffering=0) as file:
+        size = os.fstat(fd).st_size
+        if size > LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES:
+            tail = os.pread(fd, LOG_TAIL_BYTES, size - LOG_TAIL_BYTES)
+            file.truncate(LOG_HEAD_BYTES)
+            file.write(LEFT_OUT + tail)
 
 
 def complete(measurement: Measurement, case: Case, folder: Folder) -> Measurement:
@@ -85,6 +102,8 @@ def last_kernel(telemetry: Telemetry, *, seconds: float = 5.0) -> str:
 
 def _traceback(folder: Folder) -> tuple[str, EvidenceFile | None]:
     """The innermost frame of the traceback in the log, and where it is kept."""
+    if not folder.log.exists():  # somebody removed the run
+        return "", None
     with folder.log.open("rb") as file:
         file.seek(max(0, folder.log.stat().st_size - _LOG_TAIL_BYTES))
         text = file.read().decode(errors="replace")

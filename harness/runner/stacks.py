@@ -34,6 +34,8 @@ _STATUS = ("State", "Vm", "Sig", "voluntary", "nonvoluntary")
 
 def python_stacks(worker: Worker, log: Path) -> str:
     """Ask the worker to write its Python stacks to its log; empty if it does not."""
+    if not log.exists():  # somebody removed the run
+        return ""
     before = log.stat().st_size
     worker.dump_stacks()
     deadline = time.monotonic() + PYTHON_S

@@ -1,12 +1,12 @@
 """When a process times out or hangs, and what is recorded then; the tests own the clock."""
 
+import itertools
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,6 +14,9 @@ from typing import cast
 import pytest
 
 from harness.messages import (
+    LEFT_OUT,
+    LOG_HEAD_BYTES,
+    LOG_TAIL_BYTES,
     MAX_DRAIN_BYTES,
     MAX_LINE_BYTES,
     Answer,
@@ -275,6 +278,25 @@ def test_a_long_detail_keeps_its_head_and_its_tail() -> None:
     assert replace(m) == m
 
 
+def test_the_log_of_a_workload_keeps_its_head_and_its_tail(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_bytes(b"head" + bytes(LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES) + b"tail")
+
+    watched(tmp_path, Answer(measurement=FAILED))
+
+    log = (tmp_path / "x.log").read_bytes()
+    assert len(log) == LOG_HEAD_BYTES + len(LEFT_OUT) + LOG_TAIL_BYTES
+    assert (log[:4], log[-4:]) == (b"head", b"tail")
+
+
+def test_a_run_that_is_removed_while_it_goes_on_is_no_traceback(tmp_path: Path) -> None:
+    evidence.cut_log(tmp_path / "gone/x.log")
+    folder = evidence.Folder(tmp_path / "gone", tmp_path / "gone/x.log")
+
+    m = evidence.complete(replace(FAILED, outcome=Outcome.CRASH), make_case("good"), folder)
+
+    assert m.evidence
+
+
 def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
     (tmp_path / evidence.FOLDER).write_text("in the way")
 
@@ -316,7 +338,7 @@ def test_a_line_without_an_end_is_read_in_linear_time_with_pauses(
     reader, looks, began_s = MessageReader(0), 0, time.process_time()
 
     with suppress(Garbled):
-        for looks in count():  # noqa: B007
+        for looks in itertools.count():  # noqa: B007
             reader.drain(pytest.fail)
 
     assert looks == MAX_LINE_BYTES // MAX_DRAIN_BYTES
