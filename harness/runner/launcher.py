@@ -49,8 +49,6 @@ CLOSE_S = 10.0
 """Longest time for a forkserver to end its descendants."""
 MAX_REPLY_BYTES = 2**15
 """JSON writes one byte of a bounded text as six at most."""
-CASES_PER_CHECK = 64
-"""Cases in one order to check; the size of an order is limited."""
 
 Reply = TypeVar("Reply", Facts, Checked)
 
@@ -237,19 +235,13 @@ class Launcher:
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
         """`preflight` without the import in the forkserver."""
-        answers = [
-            self._ask(
-                CheckOrder(cases=suite.cases[i : i + CASES_PER_CHECK], roots=self._roots), Checked
-            )
-            for i in range(0, len(suite.cases), CASES_PER_CHECK)
-        ]
-        refusals = [refusal for answer in answers for refusal in answer.refusals]
-        if refusals:
-            first, others = refusals[0], len(refusals) - 1
+        answer = self._ask(CheckOrder(cases=suite.cases, roots=self._roots), Checked)
+        if answer.refusals:
+            first, others = answer.refusals[0], len(answer.refusals) - 1
             cases = "case fails" if others == 1 else "cases fail"
             more = f"{others} more {cases} the same check." if others else ""
-            case = next(c for c in suite.cases if c.case_id == first.case_id)
-            line, column = factory_place(suite, case) if first.of_factory else (0, 0)
+            case = next((c for c in suite.cases if c.case_id == first.case_id), None)
+            line, column = factory_place(suite, case) if case and first.of_factory else (0, 0)
             raise CaseRefused(
                 suite.path,
                 first.case_id,
@@ -258,7 +250,7 @@ class Launcher:
                 line=line,
                 column=column,
             )
-        return {case_id: work for answer in answers for case_id, work in answer.work.items()}
+        return answer.work
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
         """The answer of a worker that does not measure."""
@@ -315,10 +307,18 @@ class _ForkserverHandle:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         path = [*sys.path, str(Path.cwd())]
-        with theirs:
-            self._process = start_forkserver(
-                path, roots, theirs, self._stderr, env={**os.environ, **env}, cwd=cwd
-            )
+        try:
+            with theirs:
+                self._process = start_forkserver(
+                    path, roots, theirs, self._stderr, env={**os.environ, **env}, cwd=cwd
+                )
+        except OSError as error:
+            self.control.close()
+            self._stderr.close()
+            raise HarnessError(
+                f"no worker can be started with {sys.executable}: {error.strerror}",
+                "If the list of arguments is too long, shorten the variables in `env`.",
+            ) from error
         self.control.settimeout(START_S)
         try:
             ready = "ready" in self.hear()
@@ -344,10 +344,11 @@ class _ForkserverHandle:
         """Fork a worker, whose output is appended to `log`."""
         answers, write_end = os.pipe()
         os.set_blocking(answers, False)
-        request = json.dumps({"env": dict(env or {})}).encode() + b"\n" + encode_order(order)
         try:
             with log.open("ab") as log_file:
-                socket.send_fds(self.control, [request], [write_end, log_file.fileno()])
+                self._send(
+                    {"env": dict(env or {})}, encode_order(order), write_end, log_file.fileno()
+                )
                 reply = self.hear()
         finally:
             os.close(write_end)
@@ -366,9 +367,16 @@ class _ForkserverHandle:
     def preload(self, modules: Sequence[str]) -> str:
         """Have it import these and what measuring needs; why it must be replaced, or nothing."""
         self.prepared = True
-        with suppress(ConnectionError):
-            self.control.send(json.dumps({"preload": modules}).encode())
+        self._send({"preload": modules})
         return str(self.hear().get("preloaded", "the forkserver died"))
+
+    def _send(self, request: Mapping[str, Any], order: bytes = b"", *fds: int) -> None:
+        """Send a request in a file in memory, for the kernel limits the size of a message. If the
+        forkserver is dead, `hear` is empty."""
+        with os.fdopen(os.memfd_create("request"), "wb") as file, suppress(ConnectionError):
+            file.write(json.dumps(request).encode() + b"\n" + order)
+            file.flush()
+            socket.send_fds(self.control, [b"."], [file.fileno(), *fds])
 
     def hear(self) -> dict[str, Any]:
         """The next reply; empty if it takes too long or the forkserver is dead."""
@@ -381,11 +389,10 @@ class _ForkserverHandle:
 
     def end(self, grace_s: float) -> int:
         """End its descendants; the number that survived SIGKILL."""
-        with suppress(ConnectionError):
-            self.control.send(json.dumps({"end": grace_s}).encode())
-            while reply := self.hear():
-                if "ended" in reply:
-                    return int(reply["ended"])
+        self._send({"end": grace_s})
+        while reply := self.hear():
+            if "ended" in reply:
+                return int(reply["ended"])
         self.close()  # it is dead, and the kernel killed its worker with it
         return 0
 

@@ -7,11 +7,12 @@ As "child subreaper" it inherits the processes that a worker leaves behind, in o
 and sessions too, so that it can end them all. If the harness dies, the socket closes, and the
 forkserver ends every process below it.
 
-Protocol, over a SOCK_SEQPACKET socket, JSON objects:
+Protocol, over a SOCK_SEQPACKET socket, JSON objects. Requests come in a file in memory, the first
+descriptor of a message; replies are short:
     <- {"ready": true}                         once, when torch is imported
     -> {"preload": [modules]}                  import them, and what every measured workload needs
     <- {"preloaded": problem}                  empty, or why this forkserver must be replaced
-    -> {"env": {...}}, a newline and an Order; and two file descriptors: answers, log
+    -> {"env": {...}}, a newline and an Order; and two more file descriptors: answers, log
     <- {"pid": p}
     <- {"exited": code}                        as subprocess.Popen.returncode
     -> {"end": grace_s}                        end and reap all descendants
@@ -45,7 +46,6 @@ from harness.workload import PRELOAD
 
 DYNAMO = "torch._dynamo"
 """Counting operators and the first step of an optimizer import it, in over a second."""
-MAX_ORDER_BYTES = 2**18
 KILL_WAIT_S = 5.0
 """A process that lives longer after SIGKILL hangs in the kernel."""
 
@@ -87,13 +87,13 @@ class _Forkserver:
 
     def _handle_request(self) -> bool:
         """Serve one request; False once the socket is closed."""
-        data, fds, _, _ = socket.recv_fds(
-            self._control, MAX_ORDER_BYTES, 2, socket.MSG_CMSG_CLOEXEC
-        )
+        data, fds, _, _ = socket.recv_fds(self._control, 1, 3, socket.MSG_CMSG_CLOEXEC)
         if not data:
             _end_descendants(grace_s=0.0)
             return False
-        head, _, body = data.partition(b"\n")
+        with os.fdopen(fds[0], "rb") as file:
+            file.seek(0)
+            head, _, body = file.read().partition(b"\n")
         request = json.loads(head)
         if "preload" in request:
             self._reply(preloaded=_preload(request["preload"]))
@@ -101,7 +101,7 @@ class _Forkserver:
             self._running = None
             self._reply(ended=_end_descendants(request["end"]))
         else:
-            answers, log = fds
+            _, answers, log = fds
             self._fork(messages.decode_order(body), request["env"], answers, log)
         return True
 

@@ -440,15 +440,23 @@ def where(provider, axes):
 def test_nsa_variables_reach_a_warm_worker_and_only_that_one(
     warm: Launcher, tmp_path: Path
 ) -> None:
+    long = "1" * 300_000  # no message on a socket is so long
     flagged, plain = run(
         warm,
         tmp_path,
-        make_case("reads_environment", env={"NSA_TEST_FLAG": "1"}),
+        make_case("reads_environment", env={"NSA_TEST_FLAG": long}),
         replace(make_case("reads_environment"), case_id="plain"),
     )
 
-    assert (flagged.effective["flag"], flagged.effective["start"]) == ("1", "warm")
+    assert (flagged.effective["flag"], flagged.effective["start"]) == (long, "warm")
     assert plain.effective["flag"] == ""
+
+
+def test_a_variable_that_no_process_can_have_is_one_clear_error(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    with pytest.raises(HarnessError, match=r"Argument list too long\n.* shorten the variables"):
+        run(warm, tmp_path, make_case("good", env={"HUGE": "1" * 140_000}))
 
 
 def test_variables_that_are_read_at_start_take_effect(warm: Launcher, tmp_path: Path) -> None:
