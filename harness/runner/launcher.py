@@ -52,12 +52,11 @@ MAX_REPLY_BYTES = 2**15
 
 Reply = TypeVar("Reply", Facts, Checked)
 
-# The forkserver loads the parent's copy of the harness. Then the roots go first on the path: the
-# measured code comes from there.
+# The forkserver loads the parent's copy of the harness, torch and the standard library. It works in
+# the tree under test, so that -P must keep this tree off the path; the roots go there later.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from harness.worker import forkserver; sys.path[:0] = sys.argv[3:]; "
-    "forkserver.main(int(sys.argv[2]))"
+    "from harness.worker import forkserver; forkserver.main(int(sys.argv[2]), sys.argv[3:])"
 )
 
 
@@ -286,7 +285,7 @@ def start_forkserver(
 ) -> "subprocess.Popen[bytes]":
     """Start an interpreter that serves orders from the other end of `control`."""
     return subprocess.Popen(
-        [sys.executable, "-c", _BOOT, json.dumps(path), str(control.fileno()), *roots],
+        [sys.executable, "-P", "-c", _BOOT, json.dumps(path), str(control.fileno()), *roots],
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -306,7 +305,7 @@ class _ForkserverHandle:
         """Whether it has imported what measuring a workload needs."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
-        path = [*sys.path, str(Path.cwd())]
+        path = [str(Path(place).absolute()) for place in (*sys.path, "")]
         try:
             with theirs:
                 self._process = start_forkserver(

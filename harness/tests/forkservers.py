@@ -132,8 +132,8 @@ def serve(control_fd: int) -> None:
         try:
             control.close()
             os.setsid()
-            _become(json.loads(data), *fds)
-            forkserver.main(fds[0])
+            _become(order := json.loads(data), *fds)
+            forkserver.main(fds[0], order["roots"])
         except BaseException:  # noqa: BLE001  it must not go on as the template
             traceback.print_exc()
             sys.stderr.flush()
@@ -154,4 +154,4 @@ def _become(order: dict[str, Any], control_fd: int, output_fd: int) -> None:
     if threads := order["env"].get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads))
     os.chdir(order["cwd"])
-    sys.path[:] = [*order["roots"], *order["path"]]
+    sys.path[:] = order["path"]

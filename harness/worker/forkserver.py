@@ -33,6 +33,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,19 +56,19 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = 2**64 - 1
 
 
-def main(control_fd: int) -> None:
-    """Serve orders until the other end of the socket closes."""
+def main(control_fd: int, roots: Sequence[str]) -> None:
+    """Serve orders until the other end of the socket closes; measured code comes from `roots`."""
     _require_untouched_gpu()
     _freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
-        _Forkserver(control).serve()
+        _Forkserver(control, roots).serve()
     os._exit(0)  # an orderly exit would take torch a second
 
 
 class _Forkserver:
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, roots: Sequence[str]) -> None:
+        self._control, self._roots = control, roots
         self._running: int | None = None
         self._deaths, self._deaths_in = socket.socketpair()
         self._deaths.setblocking(False)
@@ -96,7 +97,7 @@ class _Forkserver:
             head, _, body = file.read().partition(b"\n")
         request = json.loads(head)
         if "preload" in request:
-            self._reply(preloaded=_preload(request["preload"]))
+            self._reply(preloaded=_preload(request["preload"], self._roots))
         elif "end" in request:
             self._running = None
             self._reply(ended=_end_descendants(request["end"]))
@@ -113,6 +114,7 @@ class _Forkserver:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for mine in (self._control, self._deaths, self._deaths_in):
                 mine.close()
+            _import_from(self._roots)
             _become_worker(order, env, answers, log, parent=forkserver)
         os.close(answers)
         os.close(log)
@@ -164,6 +166,11 @@ def _become_worker(
             os._exit(status)
 
 
+def _import_from(roots: Sequence[str]) -> None:
+    """Put these folders first on the path."""
+    sys.path[:0] = [] if sys.path[: len(roots)] == [*roots] else roots
+
+
 def _enter(roots: tuple[str, ...]) -> None:
     """Import from these folders first, and work in the first, unless that is so already."""
     new = [root for root in roots if root not in sys.path]
@@ -192,14 +199,17 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def _preload(modules: list[str]) -> str:
-    """Import DYNAMO, the factories' modules and what these name in PRELOAD.
+def _preload(modules: list[str], roots: Sequence[str] = ()) -> str:
+    """Import DYNAMO; then, from the roots, the factories' modules and what these name in PRELOAD.
 
     Returns:
         Why a fork of this process would differ from a fresh one; empty if it would not.
     """
     try:
-        for name in (DYNAMO, *modules):
+        importlib.import_module(DYNAMO)  # and with it much of the standard library
+        if modules:
+            _import_from(roots)
+        for name in modules:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
         _require_untouched_gpu()

@@ -367,10 +367,16 @@ def test_the_parent_never_imports_torch() -> None:
 def test_an_interpreter_without_torch_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if the tree under test has a module of the standard library's name."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: not found')")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("json", "psutil", "harness"):
+        (tree / f"{name}.py").write_text("raise ImportError('not from here')")
 
-    with Launcher() as one, pytest.raises(HarnessError, match="libcudart") as raised:
+    with Launcher([tree]) as one, pytest.raises(HarnessError, match="libcudart") as raised:
         one.launch(make_case("good"), 0, tmp_path / "log")
 
     assert "Is torch installed" in str(raised.value)

@@ -28,6 +28,21 @@ def test_only_a_measured_workload_needs_the_preparation(
     assert handle.preload.called is (program is None)
 
 
+def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, bool]] = []
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(
+        "importlib.import_module",
+        lambda name: seen.append((name, sys.path[0] == str(tmp_path))),
+    )
+
+    forkserver._preload(["own"], [str(tmp_path)])
+
+    assert seen == [(forkserver.DYNAMO, False), ("own", True)]
+
+
 def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
