@@ -45,6 +45,8 @@ START_S = 120.0
 """Longest time to import torch, or to describe it; a cold network disk needs half of it."""
 GRACE_S = 1.0
 """Time between SIGTERM and SIGKILL."""
+END_S = 15.0
+"""Longest time for a forkserver to end a worker and its descendants."""
 CLOSE_S = 10.0
 """Longest time for a forkserver to end its descendants."""
 MAX_REPLY_BYTES = 2**15
@@ -388,9 +390,13 @@ class _ForkserverHandle:
 
     def end(self, grace_s: float) -> int:
         """End its descendants; the number that survived SIGKILL."""
+        if not self.closed:
+            os.kill(self._process.pid, signal.SIGCONT)  # its worker may have stopped it
         self._send({"end": grace_s})
+        self.control.settimeout(END_S)
         while reply := self.hear():
             if "ended" in reply:
+                self.control.settimeout(START_S)
                 return int(reply["ended"])
         self.close()  # it is dead, and the kernel killed its worker with it
         return 0

@@ -170,5 +170,9 @@ def exhausts_host_memory(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: torch.ones(2**29))
 
 
+def stops_the_forkserver(provider: str, axes: Axes) -> Workload:
+    return _counted(lambda i: os.kill(os.getppid(), signal.SIGSTOP) if i == 3 else None)
+
+
 def kills_itself(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: os.kill(os.getpid(), signal.SIGKILL) if i == 3 else None)

@@ -123,14 +123,18 @@ def test_a_stopped_worker_is_killed(
     assert "survived SIGKILL" not in m.detail
 
 
-def test_a_worker_stuck_at_exit_keeps_its_answer(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fake", ["never_exits", "stops_the_forkserver"])
+def test_a_worker_whose_exit_is_not_seen_keeps_its_answer(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: str
 ) -> None:
+    """A stopped forkserver goes on when the worker is ended."""
     monkeypatch.setattr(watchdog, "EXIT_S", 0.3)
+    forkserver = warm._warm
 
-    (m,) = run(warm, tmp_path, make_case("never_exits"))
+    (m,) = run(warm, tmp_path, make_case(fake))
 
     assert m.outcome is Outcome.OK
+    assert warm._warm is forkserver, "it answered, and was not replaced"
     assert "did not exit" in m.detail
 
 
