@@ -10,6 +10,7 @@ import json
 import math
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -29,14 +30,16 @@ from harness.messages import (
     CheckOrder,
     DescribeOrder,
     Facts,
+    Garbled,
     MeasureOrder,
     Message,
     MessageReader,
     Order,
+    PhaseBegan,
     SelfTestOrder,
     encode_order,
 )
-from harness.records import Case, Suite, Work
+from harness.records import Case, Suite, Work, bounded
 from harness.suite.load import factory_place, shipped_roots
 
 WARM_PREFIX = "NSA_"
@@ -49,6 +52,8 @@ END_S = 15.0
 """Longest time for a forkserver to end a worker and its descendants."""
 CLOSE_S = 10.0
 """Longest time for a forkserver to end its descendants."""
+LAST_BYTES = 2**16
+"""Read of a log, to find its last line."""
 MAX_REPLY_BYTES = 2**15
 """JSON writes one byte of a bounded text as six at most."""
 
@@ -99,6 +104,11 @@ class Worker:
             while not reader.at_end and time.monotonic() < deadline:
                 self.wait(seconds=min(deadline, meanwhile()) - time.monotonic())
                 reader.drain(received.append)
+        except Garbled as error:
+            raise HarnessError(
+                f"a worker's answer is garbled: {error}",
+                "Does the code under test write to a file descriptor that it did not open?",
+            ) from error
         finally:
             self.end()
         return received
@@ -257,12 +267,20 @@ class Launcher:
         """The answer of a worker that does not measure."""
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
+            began = time.monotonic()
             received = self._warmed().fork(order, log).converse(START_S)
-            answers = [message for message in received if isinstance(message, answer)]
-            if not answers:
-                what = "check the cases" if answer is Checked else "describe its environment"
-                raise HarnessError(f"a worker cannot {what}: {last_line(log.read_bytes())}")
-        return answers[0]
+            for message in received:
+                if isinstance(message, answer):
+                    return message
+            what = "check the cases" if answer is Checked else "describe its environment"
+            why = said_last(log)
+            if time.monotonic() - began >= START_S:
+                why = f"no answer in {START_S:g} s; {why}"
+            doing = [message.name for message in received if isinstance(message, PhaseBegan)]
+            where, remedy = (f", in {doing[-1]!r}", "") if doing else ("", "")
+            if doing and doing[-1].startswith("import "):
+                remedy = f"Try the import alone: python -c {shlex.quote(doing[-1])}"
+            raise HarnessError(f"a worker cannot {what}{where}: {why}", remedy)
 
     def _warmed(self) -> "_ForkserverHandle":
         if self._host is not None:
@@ -327,8 +345,7 @@ class _ForkserverHandle:
             self.close()
             raise
         if not ready:
-            self._stderr.seek(0)
-            reason = last_line(self._stderr.read())
+            reason = last_line(self._stderr)
             self.close()
             raise HarnessError(
                 f"no worker can be started with {sys.executable}: {reason}",
@@ -412,7 +429,14 @@ class _ForkserverHandle:
         self._stderr.close()
 
 
-def last_line(output: bytes) -> str:
-    """The last line of a log; of a traceback, that is the error."""
-    lines = output.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "its log is empty"
+def said_last(log: Path) -> str:
+    """The last line of a worker's log; of a traceback, that is the error."""
+    with log.open("rb") as file:
+        return last_line(file)
+
+
+def last_line(file: IO[bytes]) -> str:
+    """The last line of a file."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+    lines = file.read().decode(errors="replace").strip().splitlines()
+    return bounded(lines[-1]) if lines else "its log is empty"

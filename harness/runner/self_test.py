@@ -11,7 +11,7 @@ from harness.analysis import self_test
 from harness.machine.probes import Probe
 from harness.messages import Message, PhaseBegan, SelfTested
 from harness.records import Gpu, Peaks, Phase, SelfTest, SelfTestCheck
-from harness.runner.launcher import Launcher, last_line
+from harness.runner.launcher import Launcher, said_last
 from harness.runner.telemetry import Recorder
 
 LIMIT_S = 60.0
@@ -26,7 +26,7 @@ def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) 
         worker = launcher.self_test(log)
         recorder = Recorder(probes, worker)
         received = worker.converse(LIMIT_S, recorder.read_if_due)
-        said = last_line(log.read_bytes())
+        said = said_last(log)
     readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
     checks: tuple[SelfTestCheck, ...]
     if readings is None:

@@ -54,7 +54,7 @@ def work(order: Order, channel: Channel) -> None:
     try:
         match order:
             case CheckOrder():
-                channel.send(factory.check(order))
+                channel.send(factory.check(order, WorkerReporter(channel).phase))
             case SelfTestOrder():
                 channel.send(SelfTested(readings=self_test.run(WorkerReporter(channel).phase)))
             case DescribeOrder():

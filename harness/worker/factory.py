@@ -85,20 +85,24 @@ def hides(error: ImportError) -> str:
     return f"{instead}; {origin.SHADOW_REMEDY}" if instead else ""
 
 
-def check(order: CheckOrder) -> Checked:
-    """Which cases cannot run, and what one step of each will do."""
-    refusals = tuple(filter(None, (_refusal(case, order.roots) for case in order.cases)))
+def check(order: CheckOrder, begin: Callable[[str], None]) -> Checked:
+    """Which cases cannot run, and what one step of each will do; `begin` hears what may hang."""
+    refusals = tuple(filter(None, (_refusal(case, order.roots, begin) for case in order.cases)))
     return Checked(refusals=refusals, work={} if refusals else _work(order.cases))
 
 
-def _refusal(case: Case, roots: Sequence[str]) -> Refusal | None:
+def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> Refusal | None:
     """Why a case cannot run, as far as this is known without building it."""
     if case.program is not None:
         problem = process.refusal(case, case.program, roots)
         return Refusal(case_id=case.case_id, problem=problem) if problem else None
+    module = case.factory.partition(":")[0]
     try:
+        if module not in sys.modules:
+            begin(f"import {module}")
         load_factory(case.factory)
         if preflight := _offered(case, PREFLIGHT):
+            begin(f"preflight of {case.case_id}")
             preflight()
     except (ImportError, attestation.PathMismatch) as error:
         if isinstance(error, ImportError) and not hides(error):

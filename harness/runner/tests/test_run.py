@@ -443,6 +443,35 @@ def where(provider, axes):
     assert threaded.effective["imported_by"] == threaded.effective["pid"]
 
 
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import time; time.sleep(3600)", "no answer in 1 s"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        (
+            "from harness.tests.fake_workloads import _channel\n"
+            "import os; os.write(_channel()._fd, b'nonsense\\n')",
+            "answer is garbled: b'nonsense'",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_checked_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, why: str
+) -> None:
+    (tmp_path / "odd.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with Launcher() as one:
+        one.describe()
+        monkeypatch.setattr(launcher, "START_S", 1.0)
+        with pytest.raises(HarnessError) as raised:
+            one.check(make_suite(replace(make_case("good"), factory="odd:good")))
+
+    assert why in str(raised.value)
+    if "garbled" not in why:
+        assert "python -c 'import odd'" in str(raised.value)
+
+
 def test_nsa_variables_reach_a_warm_worker_and_only_that_one(
     warm: Launcher, tmp_path: Path
 ) -> None:
