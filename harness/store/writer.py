@@ -95,10 +95,17 @@ class RunWriter:
     def _write(self, line: lines.Line) -> None:
         try:
             append_synced(self._fd, lines.encode(line))
+            if not os.fstat(self._fd).st_nlink:
+                raise FileNotFoundError
         except OSError as error:
             raise self._cannot_write(self.folder / RUN_FILE, error) from error
 
     def _cannot_write(self, path: Path, error: OSError) -> StoreError:
+        if not (self.folder / RUN_FILE).exists():
+            return StoreError(
+                f"cannot write {path}: somebody removed the run while it went on",
+                "Its measurements are lost. Start it again.",
+            )
         return StoreError(
             f"cannot write {path}: {error.strerror}",
             "Earlier measurements are safe. Make room, then resume: "

@@ -230,3 +230,14 @@ def test_a_log_is_made_again_or_its_error_names_the_run_to_resume(
     logs.touch()
     with pytest.raises(StoreError, match=f"--resume {writer.folder}"):
         writer.log_path("case", 0)
+
+
+def test_a_run_that_is_removed_while_it_goes_on_is_said_to_be_lost(
+    writer: store_writer.RunWriter,
+) -> None:
+    shutil.rmtree(writer.folder)
+
+    with pytest.raises(StoreError, match=r"removed the run .*\n  Its measurements are lost"):
+        writer.append(measured(0))
+    with pytest.raises(StoreError, match="removed the run"):
+        writer.log_path("case", 0)
