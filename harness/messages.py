@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from harness.errors import HarnessError
 from harness.records import Case, Measurement, SelfTestReadings, Work
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 3
@@ -181,7 +182,19 @@ _order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
 
 
 def encode_order(order: Order) -> bytes:
-    return json.dumps(asdict(order)).encode()
+    """The order as JSON.
+
+    Raises:
+        HarnessError: A value of the suite is not Unicode text.
+    """
+    try:
+        return json.dumps(asdict(order), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        bad = error.object[max(0, error.start - 20) : error.end]
+        raise HarnessError(
+            f"a value of the suite is not Unicode text: ...{bad!r}",
+            "Remove the surrogate (\\uD800 to \\uDFFF) from the suite.",
+        ) from error
 
 
 def decode_order(data: bytes) -> Order:

@@ -8,6 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from harness.errors import HarnessError
+from harness.messages import CheckOrder, encode_order
 from harness.records import Program
 from harness.runner import launcher
 from harness.tests.workers import make_case
@@ -41,6 +43,13 @@ def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
     forkserver._preload(["own"], [str(tmp_path)])
 
     assert seen == [(forkserver.DYNAMO, False), ("own", True)]
+
+
+def test_an_order_that_is_not_unicode_is_one_clear_error() -> None:
+    case = make_case("good", axes={"name": "a\udc80"})
+
+    with pytest.raises(HarnessError, match="not Unicode text"):
+        encode_order(CheckOrder(cases=(case,)))
 
 
 def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
