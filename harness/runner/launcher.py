@@ -79,17 +79,24 @@ class Worker:
     """time.monotonic at the fork, after the start of the forkserver."""
     cold: bool
     roots: Sequence[str]
+    closed_pipe: bool = False
     exit_code: int | None = None
     """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
 
     def wait(self, *, seconds: float) -> None:
         """Sleep until the worker sends a message or exits, at most this long."""
-        files = [self.answers]
+        files = [] if self.closed_pipe else [self.answers]
         if self.exit_code is None:
             files.append(self.forkserver.control.fileno())
         ready, _, _ = select.select(files, [], [], max(0.0, seconds))
         if self.forkserver.control.fileno() in ready:
             self.exit_code = self.forkserver.hear().get("exited", -signal.SIGKILL)
+
+    def hung_up(self) -> None:
+        """It has closed its pipe, as at exit, which the forkserver must report."""
+        if not self.closed_pipe:
+            self.closed_pipe = True
+            self.forkserver.wake()
 
     def converse(
         self, seconds: float, meanwhile: Callable[[], float] = lambda: math.inf
@@ -396,6 +403,11 @@ class _ForkserverHandle:
             file.flush()
             socket.send_fds(self.control, [b"."], [file.fileno(), *fds])
 
+    def wake(self) -> None:
+        """Let it go on, if its worker has stopped it."""
+        if not self.closed:
+            os.kill(self._process.pid, signal.SIGCONT)
+
     def hear(self) -> dict[str, Any]:
         """The next reply; empty if it takes too long or the forkserver is dead."""
         try:
@@ -407,8 +419,7 @@ class _ForkserverHandle:
 
     def end(self, grace_s: float) -> int:
         """End its descendants; the number that survived SIGKILL."""
-        if not self.closed:
-            os.kill(self._process.pid, signal.SIGCONT)  # its worker may have stopped it
+        self.wake()
         self._send({"end": grace_s})
         self.control.settimeout(END_S)
         while reply := self.hear():

@@ -130,6 +130,8 @@ def _see_through(
                 detail=f"garbled answer {story.where()}: {error}",
                 evidence=story.evidence(),
             )
+        if reader.at_end:
+            worker.hung_up()
         ending = story.ending(time.monotonic(), exit_code)
         if ending is None:
             continue

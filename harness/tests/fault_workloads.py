@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.tests.fake_workloads import *  # noqa: F403  a case may name any of both modules
-from harness.tests.fake_workloads import Axes, _good_but
+from harness.tests.fake_workloads import Axes, _good_but, never_exits
 from harness.workload import Workload
 
 
@@ -171,6 +171,8 @@ def exhausts_host_memory(provider: str, axes: Axes) -> Workload:
 
 
 def stops_the_forkserver(provider: str, axes: Axes) -> Workload:
+    if not axes["exits"]:
+        never_exits(provider, axes)
     return _counted(lambda i: os.kill(os.getppid(), signal.SIGSTOP) if i == 3 else None)
 
 

@@ -123,19 +123,22 @@ def test_a_stopped_worker_is_killed(
     assert "survived SIGKILL" not in m.detail
 
 
-@pytest.mark.parametrize("fake", ["never_exits", "stops_the_forkserver"])
+@pytest.mark.parametrize(
+    ("fake", "exits"),
+    [("never_exits", 0), ("stops_the_forkserver", 0), ("stops_the_forkserver", 1)],
+)
 def test_a_worker_whose_exit_is_not_seen_keeps_its_answer(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: str
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake: str, exits: int
 ) -> None:
-    """A stopped forkserver goes on when the worker is ended."""
+    """A stopped forkserver goes on when the worker exits or is ended."""
     monkeypatch.setattr(watchdog, "EXIT_S", 0.3)
     forkserver = warm._warm
 
-    (m,) = run(warm, tmp_path, make_case(fake))
+    (m,) = run(warm, tmp_path, make_case(fake, axes={"exits": exits}))
 
     assert m.outcome is Outcome.OK
     assert warm._warm is forkserver, "it answered, and was not replaced"
-    assert "did not exit" in m.detail
+    assert ("did not exit" in m.detail) is not bool(exits)
 
 
 def test_a_hanging_search_keeps_the_outcome(

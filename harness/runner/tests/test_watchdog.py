@@ -204,7 +204,7 @@ def watched(
     os.close(end)
     worker = SimpleNamespace(
         pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True, roots=(),
-        exit_code=0, wait=lambda **_: None, end=lambda: survivors,
+        exit_code=0, wait=lambda **_: None, hung_up=lambda: None, end=lambda: survivors,
     )  # fmt: skip
     (folder / "x.log").touch()
     return watchdog.watch(
