@@ -71,16 +71,19 @@ class CudaStopwatch:
         self._flush: torch.Tensor | None = None
         if flush_l2:
             l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-            self._flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+            self._flush = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
+            seeded = torch.Generator("cuda").manual_seed(0)
+            self._noise = torch.empty_like(self._flush).random_(generator=seeded)
 
     @property
     def own_bytes(self) -> int:
-        return 0 if self._flush is None else self._flush.nbytes
+        return 0 if self._flush is None else 2 * self._flush.nbytes
 
     def flush(self) -> None:
-        """Flush the L2 cache on the current stream, if `flush_l2` was set."""
+        """Flush the L2 cache on the current stream, if `flush_l2` was set; with random bytes,
+        because a cache may compress a constant."""
         if self._flush is not None:
-            self._flush.zero_()
+            self._flush.copy_(self._noise)
 
     def read(self, run: Callable[[], Any]) -> TimedStep:
         event: Any = torch.cuda.Event  # untyped in torch
