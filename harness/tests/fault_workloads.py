@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.tests.fake_workloads import *  # noqa: F403  a case may name any of both modules
-from harness.tests.fake_workloads import Axes, _good_but
+from harness.tests.fake_workloads import Axes, _good_but, good
 from harness.workload import Workload
 
 
@@ -168,6 +168,15 @@ def exhausts_host_memory(provider: str, axes: Axes) -> Workload:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
     return _counted(lambda i: torch.ones(2**29))
+
+
+def slows_the_clock(provider: str, axes: Axes) -> Workload:
+    """In the module that times, where the harness has bound it."""
+    from harness.measure import timing
+
+    slow = time.perf_counter
+    setattr(timing, "perf_counter", lambda: slow() / 10)  # noqa: B010  mypy knows no such name
+    return good(provider, {"step_s": 0.02})
 
 
 def kills_itself(provider: str, axes: Axes) -> Workload:
