@@ -8,9 +8,9 @@ import json
 import math
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from time import monotonic
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -123,6 +123,8 @@ class Answer:
 
     kind: Literal["answer"] = "answer"
     measurement: Measurement
+    between_s: float | None = None
+    """Time of the sampling phase that the worker spent between steps; None if it timed none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,17 +244,17 @@ class WorkerReporter:
 
     def phase(self, name: str, at: float | None = None) -> None:
         self._sent_at = -PROGRESS_INTERVAL_S  # report the first step of a phase
-        self._channel.send(PhaseBegan(name=name, at=time.monotonic() if at is None else at))
+        self._channel.send(PhaseBegan(name=name, at=monotonic() if at is None else at))
 
     def ran(self, seconds: float) -> None:
         self._steps += 1
         self._spent_s += seconds
         self._shortest_s = min(self._shortest_s, seconds)
-        if self._steps <= REPORTED_STEPS or time.monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+        if self._steps <= REPORTED_STEPS or monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
             self.alive()
 
     def alive(self) -> None:
-        self._sent_at = time.monotonic()
+        self._sent_at = monotonic()
         self._channel.send(
             StepsDone(
                 steps=self._steps,

@@ -284,6 +284,11 @@ def finding_sentence(f: Finding) -> str:
             return "ran"
         case Fact.TOO_FEW_PROCESSES:
             return f"{f.count} of {f.asked} processes ran"
+        case Fact.NOT_DETERMINISTIC:
+            return (
+                f"not deterministic: the first output of {f.count} of {f.asked} processes differs "
+                "from the others; repair it, or state `nondeterministic: <reason>` in the workload"
+            )
         case Fact.ALLOWED:
             return f"{f.outcome} is allowed: {f.detail}"
         case Fact.ENDED:

@@ -47,6 +47,14 @@ class Workload:
     rotated: Callable[[int], Sequence[Callable[[], Any]]] | None = None
     """This many functions like `run`, each with its own inputs of the same shapes. None: the
     inputs cannot be rotated."""
+    fresh: Callable[[int], None] | None = None
+    """Write inputs number i, of the same shapes, into the tensors that `run` reads; number 0 are
+    those at the beginning. Called before every step, outside of its time, so that an output kept
+    from an earlier step is wrong. None: every step has the same inputs."""
+    stateful: bool | None = None
+    """Whether a step changes what the next one computes, as training does. If not, every step
+    must give the same output for the same inputs, or the outcome is incorrect. None: unknown; then
+    only an output that differs from others that agree is incorrect."""
     capturable: bool = False
     """Whether replaying a captured step as a CUDA graph does the work of a call: no state on the
     host, such as a cursor in the data, changes from step to step."""

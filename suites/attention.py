@@ -159,14 +159,13 @@ class _AttentionInputs:
 
     @classmethod
     def draw(cls, p: AttentionPlan, device: str, seed: int = SEED) -> "_AttentionInputs":
-        rng = torch.Generator(device).manual_seed(seed)
         N = p.config.compressed_length(p.T)
 
         def normal(*shape: int) -> Tensor:
-            return torch.randn(p.B, *shape, generator=rng, device=device, dtype=p.dtype)
+            return torch.empty(p.B, *shape, device=device, dtype=p.dtype)
 
         k, v = (p.HKV, p.Dk), (p.HKV, p.Dv)
-        return cls(
+        x = cls(
             q=normal(p.T, p.HQ, p.Dk),
             k_cmp=normal(N, *k),
             v_cmp=normal(N, *v),
@@ -174,9 +173,18 @@ class _AttentionInputs:
             v_sel=normal(p.T, *v),
             k_win=normal(p.T, *k),
             v_win=normal(p.T, *v),
-            gates=normal(p.T, p.HQ, 3).sigmoid(),
+            gates=normal(p.T, p.HQ, 3),
             grad=normal(p.T, p.HQ, p.Dv),
         )
+        x.write(seed)
+        return x
+
+    def write(self, seed: int) -> None:
+        """Draw the values again, in place."""
+        rng = torch.Generator(self.q.device).manual_seed(seed)
+        for name in self.__slots__:
+            getattr(self, name).normal_(generator=rng)
+        self.gates.sigmoid_()
 
 
 _READ = {
@@ -226,6 +234,8 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         effective=lambda: {**_effective(p, timed, blocks), **seen},
         flags=flags.asked_for,
         rotated=partial(_rotated, p, device, seen),
+        fresh=partial(_write, p, x, timed),
+        stateful=False,
         capturable=True,
     )
 
@@ -239,6 +249,15 @@ def _rotated(
         x = _AttentionInputs.draw(p, device, seed=SEED + i)
         runs.append(partial(_seen_run, p, _as_taken(p, x), _select(p, x), seen))
     return runs
+
+
+def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: int) -> None:
+    """Write inputs number i into the tensors that are timed. Given blocks remain."""
+    x.write(SEED + i)
+    if timed is not x:
+        taken = _as_taken(p, x)
+        for name in ("q", "gates", "grad"):
+            getattr(timed, name).copy_(getattr(taken, name))
 
 
 def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:

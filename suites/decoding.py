@@ -152,6 +152,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         bytes=cost.bytes,
         effective=partial(_effective, p, x, first, replays),
         flags=flags.asked_for,
+        stateful=False,
     )
 
 

@@ -89,6 +89,7 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
             "checked_tokens": length,
         },
         flags=flags.asked_for,
+        stateful=True,
     )
 
 
@@ -165,6 +166,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         flops=roofline.forward_flops(plan.model, batch=plan.B, tokens=plan.T),
         effective=lambda: {**seen, "checked_tokens": length},
         flags=flags.asked_for,
+        stateful=False,
         capturable=True,
     )
 
@@ -207,6 +209,7 @@ def layer(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         tokens=plan.B * plan.T,
         effective=lambda: seen,
         flags=flags.asked_for,
+        stateful=False,
         capturable=True,
     )
 
@@ -266,6 +269,7 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         ),
         effective=lambda: {**seen, "checked_context": checked},
         flags=flags.asked_for,
+        stateful=False,
     )
 
 

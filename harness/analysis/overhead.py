@@ -18,8 +18,9 @@ LIMIT = 0.005
 WITH, WITHOUT = "sampled", "unsampled"
 
 SAMPLING = "sampling"
-WORK = ("accuracy", "profile", "counters", "warmup", SAMPLING)
-"""Phases in which a worker does what the suite asks for: compare, count, warm up, sample."""
+WORK = ("accuracy", "profile", "counters", "warmup", SAMPLING, "repeat")
+"""Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
+compare again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

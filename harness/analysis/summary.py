@@ -162,6 +162,7 @@ def _summarise(
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
+        differing=tuple(m.process for m in ok if m.output_digest != ok[0].output_digest),
         kernels_invisible=bool(ok and case.kernels and not gpu),
     )
 

@@ -82,6 +82,9 @@ def ran(case: Case, summary: CaseSummary | None) -> Finding:
         if (asked := case.settings.processes) > count:
             fact = Fact.TOO_FEW_PROCESSES
             return _of(case, Decision.INCONCLUSIVE, fact, count=count, asked=asked)
+        if summary.differing and summary.case.nondeterministic == "":
+            fact, others = Fact.NOT_DETERMINISTIC, len(summary.differing)
+            return _of(case, Decision.INCONCLUSIVE, fact, count=others, asked=count)
         return _of(case, Decision.GO, Fact.RAN)
     if outcome in summary.case.allow:
         why = summary.case.allow[outcome]

@@ -16,6 +16,9 @@ from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, require_gpu
 from harness.runner.run import RunObserver, run_one
 
+CHEAP = 0.1
+"""Largest share of a process's time for which accuracy is checked again."""
+
 
 class Stopped(Exception):
     """The search cannot continue now; it can be resumed."""
@@ -62,7 +65,8 @@ class Processes:
         budget_s = self.resources.budget_s
         if budget_s is not None and time.monotonic() >= self.started + budget_s:
             raise Stopped("the time budget is spent")
-        if not first:  # accuracy is checked once for each code and case
+        if not first and not is_cheap([m.measurement for m in self.measured]):
+            # Then accuracy is checked once for each code and case.
             case = replace(case, settings=replace(case.settings, accuracy=False))
         rig, launcher, process = self.rig, self.launcher.at(roots), len(self.measured)
         measured = run_one(
@@ -72,6 +76,13 @@ class Processes:
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
         return measured
+
+
+def is_cheap(measured: Sequence[Measurement]) -> bool:
+    """Whether the last process that checked accuracy spent little of its time on it."""
+    last = next((m for m in reversed(measured) if m.accuracy and m.accuracy.tensors), None)
+    spent = [p.end_s - p.start_s for p in last.phases if p.name == "accuracy"] if last else []
+    return last is not None and bool(spent) and sum(spent) < CHEAP * last.wall_s
 
 
 def opened(

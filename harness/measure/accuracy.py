@@ -138,17 +138,18 @@ def _require_finite_run(name: str, value: Tensor, steps: int, when: str = "") ->
 def _judge(name: str, output: Tensor, exact: Tensor, eager: Tensor | None) -> TensorError:
     if output.shape != exact.shape:
         raise Incorrect(f"{name}: shape {list(output.shape)}, reference {list(exact.shape)}")
-    eps = _eps(output.dtype)
+    eps = eps_of(output.dtype)
     if eager is not None and eager.shape != exact.shape:
         raise ValueError(f"{name}: eager() {list(eager.shape)}, reference() {list(exact.shape)}")
-    if eager is None or _eps(exact.dtype) >= _eps(eager.dtype):
+    if eager is None or eps_of(exact.dtype) >= eps_of(eager.dtype):
         bound = ROUNDING_EPS_WITHOUT_EAGER * eps
     else:
-        bound = EAGER_FACTOR * _error(eager, exact) + ROUNDING_EPS * eps
-    return TensorError(name=name, error=_error(output, exact), bound=bound)
+        bound = EAGER_FACTOR * error_of(eager, exact) + ROUNDING_EPS * eps
+    return TensorError(name=name, error=error_of(output, exact), bound=bound)
 
 
-def _error(value: Tensor, exact: Tensor) -> float:
+def error_of(value: Tensor, exact: Tensor) -> float:
+    """Largest difference, over the largest value of `exact`."""
     if exact.numel() == 0:
         return 0.0
     exact = exact.detach().double()
@@ -156,7 +157,7 @@ def _error(value: Tensor, exact: Tensor) -> float:
     return float(difference) / (float(exact.abs().amax()) or 1.0)
 
 
-def _eps(dtype: torch.dtype) -> float:
+def eps_of(dtype: torch.dtype) -> float:
     """Machine epsilon; 0 for integers and booleans, so that they must be equal."""
     return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 

@@ -31,6 +31,10 @@ class TimedRun:
     run: Run
     own_bytes: int
     """Device memory of the inputs added for rotation."""
+    turns: int
+    """Sets of inputs that take turns."""
+    fresh: Callable[[int], None] | None
+    """The workload's function that writes fresh inputs, unless sets of inputs take turns."""
     effective: Mapping[str, Scalar]
     """What differs from the plain run, for the effective configuration."""
 
@@ -63,7 +67,10 @@ def prepare(workload: Workload, settings: MeasureSettings) -> TimedRun:
         effective["timed_as"] = "graph replay"
     turns = cycle(runs)
     run = runs[0] if len(runs) == 1 else lambda: next(turns)()
-    return TimedRun(run=run, own_bytes=own_bytes, effective=effective)
+    fresh = workload.fresh if len(runs) == 1 else None
+    if fresh:
+        effective["fresh_inputs"] = True
+    return TimedRun(run=run, own_bytes=own_bytes, turns=len(runs), fresh=fresh, effective=effective)
 
 
 def captured(run: Run) -> Run:

@@ -6,10 +6,10 @@ tunes. The samples begin where harness.measure.steady finds the steady state of 
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import monotonic, perf_counter  # bound before a workload could replace them
 from typing import Any, Protocol
 
 import torch
@@ -51,9 +51,9 @@ class HostStopwatch:
     own_bytes = 0
 
     def read(self, run: Callable[[], Any]) -> TimedStep:
-        began_at, start = time.monotonic(), time.perf_counter()
+        began_at, start = monotonic(), perf_counter()
         output = run()
-        elapsed = time.perf_counter() - start
+        elapsed = perf_counter() - start
         return TimedStep(began_at, elapsed, elapsed, output)
 
 
@@ -71,22 +71,25 @@ class CudaStopwatch:
         self._flush: torch.Tensor | None = None
         if flush_l2:
             l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-            self._flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+            self._flush = torch.empty(2 * l2_bytes, dtype=torch.uint8, device="cuda")
+            seeded = torch.Generator("cuda").manual_seed(0)
+            self._noise = torch.empty_like(self._flush).random_(generator=seeded)
 
     @property
     def own_bytes(self) -> int:
-        return 0 if self._flush is None else self._flush.nbytes
+        return 0 if self._flush is None else 2 * self._flush.nbytes
 
     def flush(self) -> None:
-        """Flush the L2 cache on the current stream, if `flush_l2` was set."""
+        """Flush the L2 cache on the current stream, if `flush_l2` was set; with random bytes,
+        because a cache may compress a constant."""
         if self._flush is not None:
-            self._flush.zero_()
+            self._flush.copy_(self._noise)
 
     def read(self, run: Callable[[], Any]) -> TimedStep:
         event: Any = torch.cuda.Event  # untyped in torch
         before, begin, end = (event(enable_timing=True) for _ in range(3))
         torch.cuda.synchronize()
-        began_at, start = time.monotonic(), time.perf_counter()
+        began_at, start = monotonic(), perf_counter()
         flush_s = 0.0
         if self._flush is not None:
             before.record()
@@ -95,7 +98,7 @@ class CudaStopwatch:
         output = run()
         end.record()
         torch.cuda.synchronize()
-        host_s = time.perf_counter() - start
+        host_s = perf_counter() - start
         if self._flush is not None:
             flush_s = before.elapsed_time(begin) / 1e3
         return TimedStep(began_at, begin.elapsed_time(end) / 1e3, host_s - flush_s, output)
@@ -119,6 +122,8 @@ class Timing:
     """Whether the samples are steady by rule, or only the last ones taken."""
     cut: bool
     """Whether the deadline ended the series early."""
+    between_s: float
+    """Time between the samples and after the last, which the harness spent itself."""
     output: Any
     """Of the last step."""
 
@@ -131,6 +136,7 @@ def take(
     deadline: float = math.inf,
     progress: Callable[[float], None] = lambda _: None,
     sampling: Callable[[float], None] = lambda _: None,
+    prepare: Callable[[int], None] = lambda _: None,
     inspect: Callable[[Any, int], None] = lambda *_: None,
 ) -> Timing:
     """Run until steady, then until there are `max_samples`, or `min_samples` that took `sample_s`.
@@ -147,15 +153,19 @@ def take(
         progress: Called after each step with its host time in seconds.
         sampling: Called with time.monotonic at the beginning of the first sample, once it is known
             and whenever later readings move it.
+        prepare: Called before each step with its index.
         inspect: Called after each step with its output and its index.
     """
     series = steady.StepSeries(settings, first=1)
     announced: float | None = None
+    ended_at: list[float] = []
     with _collecting_only_between_steps() as collect:
-        series.warm_at = time.monotonic()
+        series.warm_at = monotonic()
         while True:
+            prepare(series.count)
             collect()
             reading = watch.read(run)
+            ended_at.append(monotonic())
             series.append(reading.began_at, reading.time_s, reading.host_s)
             progress(reading.host_s)
             inspect(reading.output, series.count - 1)
@@ -166,7 +176,7 @@ def take(
             if series.enough:
                 cut = False
                 break
-            if cut := series.must_end(time.monotonic(), deadline):
+            if cut := series.must_end(monotonic(), deadline):
                 break
             del reading  # so that only one output is alive at a time
 
@@ -181,6 +191,12 @@ def take(
         samples_at=tuple(series.began_at[start:]),
         steady=division.steady,
         cut=cut,
+        between_s=sum(
+            after - before
+            for before, after in zip(
+                ended_at[start:], (*series.began_at[start + 1 :], monotonic()), strict=True
+            )
+        ),
         output=reading.output,
     )
 

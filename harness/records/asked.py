@@ -65,6 +65,9 @@ class Case:
     allow: Mapping[Outcome, str] = field(default_factory=dict)
     """Outcomes other than OK that the suite allows, each with its reason. They are reported, but
     do not fail the verdict."""
+    nondeterministic: str | None = None
+    """Why its processes may compute different outputs; empty if they must agree; None in runs that
+    were stored before this was judged."""
     kernels: PathRule = field(default_factory=PathRule)
     """Required and forbidden kernels; a violation is PATH_MISMATCH."""
     operators: PathRule = field(default_factory=PathRule)

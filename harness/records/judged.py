@@ -48,6 +48,8 @@ class CaseSummary:
     None if no rule can be checked here. A violation is the outcome PATH_MISMATCH."""
     unattested: str = ""
     """Why `attested` is False."""
+    differing: tuple[int, ...] = ()
+    """Processes whose first output is not the one of the first process."""
     kernels_invisible: bool = False
     """Whether the suite has rules for kernels but there is no GPU."""
 
@@ -71,6 +73,7 @@ class Fact(StrEnum):
     NOT_RUN = "not_run"
     RAN = "ran"
     TOO_FEW_PROCESSES = "too_few_processes"  # `count` of `asked`
+    NOT_DETERMINISTIC = "not_deterministic"  # the outputs of `count` of `asked` processes differ
     ALLOWED = "allowed"  # `outcome` is allowed by the suite; `detail` is why
     ENDED = "ended"  # `outcome` and its detail
     ATTESTED = "attested"  # the required kernels and operators ran

@@ -74,7 +74,7 @@ class TensorDigest:
 class Phase:
     """A phase of a worker, in seconds since the parent launched it."""
 
-    name: str  # start, setup, accuracy, warmup, sampling, profile
+    name: str  # start, setup, accuracy, warmup, sampling, repeat, profile
     start_s: float
     end_s: float
 

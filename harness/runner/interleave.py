@@ -137,13 +137,9 @@ class Bench:
 
     def _process(self, task: Task, side: Side, index: int) -> None:
         writer = side.writers[task.suite]
-        # Accuracy is checked once for each code and case.
+        # Accuracy is checked in every process: a race may spoil only some of them.
         given = task.case.settings
-        settings = replace(
-            given,
-            accuracy=given.accuracy and index == 0,
-            profile=given.profile and (index == 0 or task.attest),
-        )
+        settings = replace(given, profile=given.profile and (index == 0 or task.attest))
         case = replace(task.case, settings=settings)
         quiet = RunObserver()
         found = run_one(case, index, side.launcher, writer, self.probes, quiet, self.gpu)

@@ -41,9 +41,14 @@ EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""
 UNREPORTED_S = 0.1
 """A step may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
+CLOCKS_DISAGREE = 0.5
+"""Least share of the sampling phase that the samples must fill; at most, they fill a little more
+than all of it."""
+SLACK_S, STEP_SLACK_S = 0.1, 5e-4
+"""Time of the phase, and of each step in it, that need not be in a sample."""
 TIMED_PHASES = ("warmup", "sampling")
 """Phases in which the worker only runs the computation."""
-PHASES = ("setup", "accuracy", *TIMED_PHASES, "profile", "diagnosis")
+PHASES = ("setup", "accuracy", *TIMED_PHASES, "repeat", "profile", "diagnosis")
 """All that a worker reports when it measures a case."""
 MAX_PHASES = 100
 
@@ -98,6 +103,16 @@ def watch(
     survivors = f"{unkillable} processes survived SIGKILL" if unkillable else ""
     telemetry = recorder.telemetry() if case.settings.telemetry else None
     phases = story.phases(ended_at)
+    if problem := clock_problem(found, phases, story.between_s):
+        found = replace(
+            found,
+            outcome=Outcome.INVALID_ENVIRONMENT,
+            detail=problem,
+            evidence=ending.evidence,
+            samples_s=(),
+            host_samples_s=(),
+            samples_at_s=(),
+        )
     found = replace(
         found,
         detail="; ".join(filter(None, (found.detail, survivors))),
@@ -161,6 +176,25 @@ def _stacks(
     return stacks.innermost_frame(python), (python_file, native_file)
 
 
+def clock_problem(found: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:
+    """Why the samples cannot be what the sampling phase took; empty if they can, or for a program.
+
+    Args:
+        between_s: Time of the phase that was not in a step; None for a program.
+    """
+    phase = next((p for p in phases if p.name == "sampling"), None)
+    if phase is None or between_s is None or not found.samples_s:
+        return ""
+    spent_s, sum_s = phase.end_s - phase.start_s - between_s, sum(found.samples_s)
+    slack_s = SLACK_S + STEP_SLACK_S * len(found.samples_s)
+    if CLOCKS_DISAGREE * (spent_s - slack_s) <= sum_s <= 1.1 * spent_s + slack_s:
+        return ""
+    return (
+        f"the samples add up to {sum_s:.3g} s, but the sampling phase ran steps for {spent_s:.3g} "
+        "s; look for code that replaces a clock of Python or torch"
+    )
+
+
 class Story:
     """What one worker has reported so far, and what its silence means."""
 
@@ -175,6 +209,8 @@ class Story:
         self.heard_at = launched_at
         """time.monotonic of the last message."""
         self.answer: Measurement | None = None
+        self.between_s: float | None = None
+        """Time between samples, by the worker."""
         self.preliminary: Measurement | None = None
         """The answer, sent before a search for the cause that may itself fail."""
         self.built = Built(tokens=None, flops=None, bytes=None)
@@ -208,7 +244,7 @@ class Story:
             case Preliminary(measurement=measurement):
                 self.preliminary = self._own(measurement)
             case Answer(measurement=measurement) if self.answer is None:
-                self.answer = self._own(measurement)
+                self.answer, self.between_s = self._own(measurement), message.between_s
             case _:
                 raise Garbled(f"an unexpected {message.kind} message")
 

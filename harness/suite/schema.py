@@ -261,6 +261,10 @@ class WorkloadModel(Form):
     """Expected outcomes with their reasons: `{timeout: why}`, or a list of
     `{match, outcome, reason}`."""
 
+    nondeterministic: Text | None = None
+    """Why processes of one case may compute different outputs, such as atomic additions. If absent,
+    a difference leaves the verdict INCONCLUSIVE."""
+
     @model_validator(mode="after")
     def _factory_or_program(self) -> "WorkloadModel":
         if (self.factory is None) == (self.command is None):

@@ -129,6 +129,7 @@ def cases(
             axes=axes,
             swept=swept,
             env={name: program.as_text(v) for name, v in axes.items() if name.isupper()},
+            nondeterministic=workload.nondeterministic or "",
         )
         case = replace(case, env={**_env(workload, case), **case.env})
         case = replace(case, program=program.bind(workload, case))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.tests.fake_workloads import *  # noqa: F403  a case may name any of both modules
-from harness.tests.fake_workloads import Axes, _good_but, never_exits
+from harness.tests.fake_workloads import Axes, _good_but, good, never_exits
 from harness.workload import Workload
 
 
@@ -174,6 +174,15 @@ def stops_the_forkserver(provider: str, axes: Axes) -> Workload:
     if not axes["exits"]:
         never_exits(provider, axes)
     return _counted(lambda i: os.kill(os.getppid(), signal.SIGSTOP) if i == 3 else None)
+
+
+def slows_the_clock(provider: str, axes: Axes) -> Workload:
+    """In the module that times, where the harness has bound it."""
+    from harness.measure import timing
+
+    slow = time.perf_counter
+    setattr(timing, "perf_counter", lambda: slow() / 10)  # noqa: B010  mypy knows no such name
+    return good(provider, {"step_s": 0.02})
 
 
 def kills_itself(provider: str, axes: Axes) -> Workload:

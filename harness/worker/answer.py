@@ -69,10 +69,9 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
     program = order.case.program
     try:
         if program is not None:
-            measurement = command.measure(order, program, channel)
+            channel.send(Answer(measurement=command.measure(order, program, channel)))
         else:
-            measurement = worker_case.measure(order, channel)
-        channel.send(Answer(measurement=measurement))
+            channel.send(worker_case.measure(order, channel))
     except BaseException as error:  # noqa: BLE001 - logged; it decides the outcome. Also sys.exit
         failure = _failure(order.case, order.process, error)
         if isinstance(error, accuracy.NonFinite):

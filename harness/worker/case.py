@@ -1,25 +1,31 @@
 """Child side: one case, measured in this process. Accuracy is checked before anything is timed."""
 
 import statistics
-import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import torch
 
 from harness.git import origin
 from harness.measure import accuracy, attestation, digest, inputs, memory, timing
-from harness.messages import Built, Channel, MeasureOrder, WorkerReporter
+from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
 from harness.records import Accuracy, Measurement, Outcome
 from harness.worker.factory import load_factory
 from harness.workload import Workload
+
+REPEATS = 32
+"""Most steps after the last sample whose outputs are compared with earlier ones."""
+REPEATS_SHARE = 0.1
+"""Their largest share of the time spent on steps before."""
 
 
 class DeviceMissing(Exception):
     """The run started on a GPU, but this worker cannot see one."""
 
 
-def measure(order: MeasureOrder, channel: Channel) -> Measurement:
+def measure(order: MeasureOrder, channel: Channel) -> Answer:
     """Measure the workload of a case; errors of the workload propagate."""
     case, reporter = order.case, WorkerReporter(channel)
 
@@ -51,18 +57,27 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         if step == 0:
             first.inspect(output)
 
+    def prepare(step: int) -> None:
+        if timed.fresh and step:
+            timed.fresh(step)
+
+    deadline = order.launched_at + case.settings.timeout_s
     memory.start_peak()
     taken = timing.take(
         timed.run,
         case.settings,
         stopwatch,
-        deadline=order.launched_at + case.settings.timeout_s,
+        deadline=deadline,
         progress=reporter.ran,
         sampling=lambda at: reporter.phase("sampling", at),
+        prepare=prepare,
         inspect=inspect,
     )
     peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=len(taken.warmup_s) + len(taken.samples_s))
+    reporter.phase("repeat")
+    outputs = digest.Repeats(workload, checked, first.elements)
+    taken = _repeated(timed, taken, outputs, deadline, reporter)
     effective, flags_read = attestation.observed(case, workload)
     effective |= timed.effective
     code = _require_code(order)
@@ -73,12 +88,12 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         case,
         timed.run,
         step_s=statistics.median(taken.samples_s),
-        time_left_s=order.launched_at + case.settings.timeout_s - time.monotonic(),
+        time_left_s=deadline - monotonic(),
         progress=reporter.alive,
         effective=effective,
         flags_read=flags_read,
     )
-    return Measurement(
+    measurement = Measurement(
         case_id=case.case_id,
         process=order.process,
         outcome=Outcome.OK,
@@ -100,6 +115,43 @@ def measure(order: MeasureOrder, channel: Channel) -> Measurement:
         counters=ran.counters,
         profile=ran.profile,
     )
+    return Answer(measurement=measurement, between_s=taken.between_s)
+
+
+def _repeated(
+    timed: inputs.TimedRun,
+    taken: timing.Timing,
+    outputs: digest.Repeats,
+    deadline: float,
+    reporter: WorkerReporter,
+) -> timing.Timing:
+    """The readings without the last output, which is compared with the first one; so are those of
+    a few more steps.
+
+    Raises:
+        Incorrect: Two outputs of the same inputs differ, or two of different inputs do not.
+    """
+    step = len(taken.warmup_s) + len(taken.samples_s) - 1
+    # With fresh inputs every step has its own, which are still in place.
+    own = step if timed.fresh else step % timed.turns
+    outputs.add(taken.output, step, own)
+    if timed.fresh and step:
+        outputs.require_change(taken.output, step)
+    taken = replace(taken, output=None)  # only one output is alive at a time
+    step_s = statistics.median(taken.samples_s)
+    spent_s = sum(taken.warmup_s) + sum(taken.samples_s)
+    more = int(min(REPEATS, REPEATS_SHARE * spent_s / step_s))
+    more = max(more, 2 if outputs.problem else 1 if timed.fresh else 0)
+    for i in range(min(more, int((deadline - monotonic()) / step_s) - 1)):
+        if timed.fresh and i == 1:
+            timed.fresh(0)
+        reporter.alive()
+        this = (own if i == 0 else 0) if timed.fresh else (step + i + 1) % timed.turns
+        outputs.add(timed.run(), step + i + 1, this)
+    outputs.require()
+    if timed.fresh:
+        timed.fresh(0)
+    return taken
 
 
 def _require_code(order: MeasureOrder) -> Mapping[str, str]:

@@ -361,3 +361,17 @@ def test_a_bad_case_is_refused_with_the_nearest_good_one(
 ) -> None:
     with pytest.raises((AxisError, FlagError), match=message):
         workloads.preflight(function, provider, axes, env)
+
+
+@pytest.mark.parametrize("provider", ["gather", "dense"])
+def test_fresh_inputs_change_the_output_and_number_0_restores_it(provider: str) -> None:
+    workload = workloads.attention(provider, {**OPERATOR, "branch": "whole"})
+    assert workload.fresh
+    first, other = workload.run(), {}
+
+    for i in (1, 0):
+        workload.fresh(i)
+        other[i] = workload.run()
+
+    assert all(not torch.equal(first[name], other[1][name]) for name in first)
+    assert all(torch.equal(first[name], other[0][name]) for name in first)

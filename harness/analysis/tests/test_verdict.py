@@ -10,23 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.scaling import ScalingFit, ScalingPoint
+from harness.analysis.summary import summarise
 from harness.analysis.verdict import EVERY_CASE_RAN, WORST_FIRST, judge
 from harness.records import (
     FAILURES,
     METRICS,
+    Case,
     CaseSummary,
     Decision,
     Estimate,
     Fact,
     Match,
+    Measurement,
     MeasureSettings,
     Metric,
     Outcome,
     Rule,
     RuleResult,
+    TensorDigest,
     Verdict,
 )
-from harness.tests.fake_runs import case, environment, run
+from harness.tests.fake_runs import case, environment, run, timed
 
 GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
     Decision.GO,
@@ -75,6 +79,31 @@ def verdict(
 ) -> Verdict:
     suite = run([s.case for s in summaries], lambda _: [], rules=rules).suite
     return judge(suite, HERE, summaries, fits)
+
+
+@pytest.mark.parametrize(
+    ("stated", "decision"), [("", INCONCLUSIVE), ("atomic additions", GO), (None, GO)]
+)
+def test_processes_with_other_outputs_pass_only_if_the_suite_allows_it(
+    stated: str | None, decision: Decision
+) -> None:
+    """None: a run that was stored before this was judged."""
+    one = replace(case({"name": "a"}), nondeterministic=stated)
+    digests = [TensorDigest(name="", dtype="", shape=(), norm=n, projection=0.0) for n in (1, 2)]
+
+    def measured(of: Case) -> list[Measurement]:
+        return [
+            replace(m, output_digest=(digests[m.process == 1],))
+            for m in timed(of, 1.0, processes=one.settings.processes)
+        ]
+
+    (summed,) = summarise(run([one], measured))
+    found = verdict(summed, rules=())
+
+    assert (summed.differing, found.decision) == ((1,), decision)
+    assert stated or [f.fact for r in found.rules for f in r.findings] == (
+        [Fact.NOT_DETERMINISTIC] if stated == "" else []
+    )
 
 
 def stated(*summaries: CaseSummary, rule: Rule = FLOOR, **k: Any) -> RuleResult:

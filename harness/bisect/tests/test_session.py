@@ -16,9 +16,10 @@ from harness.bisect.subjects import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.errors import HarnessError
 from harness.git.repository import Repository
-from harness.records import Case, Counters, Outcome
+from harness.records import Accuracy, Case, Counters, Outcome, Phase, TensorError
 from harness.report import bisection
 from harness.suite import load as suites
+from harness.tests import fake_runs
 from harness.tests.gate_repositories import git
 from reports.studies.planted_history import BUILD, Planted, fingerprint, make
 
@@ -96,6 +97,22 @@ def culprit(result: session.CommitsResult) -> Commit:
 def journalled(folder: Path) -> list[Measured]:
     with Journal.resume(folder, "latest") as journal:
         return [x for x in journal.lines if isinstance(x, Measured)]
+
+
+@pytest.mark.parametrize(("accuracy_s", "again"), [(0.05, True), (0.5, False)])
+def test_a_later_process_checks_accuracy_where_it_is_cheap(accuracy_s: float, again: bool) -> None:
+    """The race that spoils some processes of one commit."""
+    case = fake_runs.case({})
+    first = replace(
+        fake_runs.timed(case, 0.1)[0],
+        accuracy=Accuracy(tensors=(TensorError(name="o", error=0.0, bound=1.0),)),
+        phases=(Phase(name="accuracy", start_s=1.0, end_s=1.0 + accuracy_s),),
+        wall_s=2.0,
+    )
+    later = replace(first, accuracy=None, phases=())
+
+    assert processes.is_cheap([first, later]) is again
+    assert not processes.is_cheap([later])
 
 
 def test_a_planted_step_is_found_confirmed_and_reported(

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,15 @@ from harness.gate import baselines, files, session
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
-from harness.records import Case, Counters, Decision, Measurement, Outcome, Thresholds
+from harness.records import (
+    Case,
+    Counters,
+    Decision,
+    Measurement,
+    Outcome,
+    TensorDigest,
+    Thresholds,
+)
 from harness.runner import interleave
 from harness.runner.interleave import Side, Task
 from harness.runner.launcher import Launcher
@@ -107,6 +116,36 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleave, "run_one", run_one)
 
 
+@pytest.mark.parametrize("spoiled", ["accuracy", "digest"])
+def test_a_race_that_spoils_one_process_in_ten_does_not_pass(
+    spoiled: str, planted: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Six pairs and more: one of the candidate's processes is wrong, and not the first."""
+    folder = repository(tmp_path, tree("a"))
+    commit(folder, {"toy/a.py": kernel() + "# changed"}, branch="change")
+    once: Callable[..., Measurement] = getattr(interleave, "run_one")  # noqa: B009  mypy
+
+    def run_one(case: Case, index: int, *rest: Any) -> Measurement:
+        made = replace(once(case, index, *rest), output_digest=(digest(1.0),))
+        if index != 1 or "changed" not in (Path(rest[0]._roots[0]) / "toy/a.py").read_text():
+            return made
+        if spoiled == "digest":
+            return replace(made, output_digest=(digest(2.0),))
+        if not case.settings.accuracy:
+            return made
+        return replace(made, outcome=Outcome.INCORRECT, samples_s=(), host_samples_s=())
+
+    monkeypatch.setattr(interleave, "run_one", run_one)
+
+    found = of(judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD"), "a")
+
+    assert found.decision is (NO_GO if spoiled == "accuracy" else OPEN), found
+
+
+def digest(norm: float) -> TensorDigest:
+    return TensorDigest(name="o", dtype="float64", shape=(8,), norm=norm, projection=0.0)
+
+
 # --- baseline and candidate, interleaved -------------------------------------------------
 
 
@@ -159,7 +198,7 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
         assert run.environment.git.commit == git(folder, "rev-parse", ref) == side.commit
         assert not side.uncommitted
         measured = run.of(case_id("slow"))
-        assert [m.process for m in measured if m.accuracy and m.accuracy.tensors] == [0]
+        assert all(m.accuracy and m.accuracy.tensors for m in measured), "in every process"
         for m in measured:
             began.setdefault(m.process, {})[ref] = m.started_at
 

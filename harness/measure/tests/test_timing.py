@@ -26,7 +26,7 @@ class Planted:
     def __init__(self, times_s: Iterable[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self._times = iter(times_s)
         self.now = 1000.0
-        monkeypatch.setattr("harness.measure.timing.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("harness.measure.timing.monotonic", lambda: self.now)
         monkeypatch.setattr("harness.measure.timing.gc.collect", int)
 
     def read(self, run: Callable[[], Any]) -> TimedStep:

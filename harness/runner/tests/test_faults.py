@@ -24,6 +24,15 @@ from harness.tests.workers import make_case as make_good
 # --- of the worker -----------------------------------------------------------------------
 
 
+def test_samples_that_do_not_fill_the_sampling_phase_are_not_used(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    (m,) = run(warm, tmp_path, make_case("slows_the_clock"))
+
+    assert (m.outcome, m.samples_s) == (Outcome.INVALID_ENVIRONMENT, ())
+    assert "the samples add up to" in m.detail
+
+
 @pytest.mark.parametrize(
     ("fake", "outcome", "said", "seen"),
     [

@@ -203,7 +203,7 @@ def test_on_the_wrong_machine_nothing_is_started(planned: Planned) -> None:
 
 # --- a good process ----------------------------------------------------------------------
 
-PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "profile")
+PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "repeat", "profile")
 
 
 def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> 
     assert [p.name for p in m.phases] == [*PHASES]
     assert all(p.start_s <= p.end_s <= m.wall_s for p in m.phases)
     assert [p.end_s for p in m.phases[:-1]] == [p.start_s for p in m.phases[1:]]
-    assert m.phases[-2].end_s - m.phases[-2].start_s >= sum(m.host_samples_s)
+    assert m.phases[-3].end_s - m.phases[-3].start_s >= sum(m.host_samples_s)
     assert len(m.samples_at_s) == len(m.samples_s)
-    assert m.samples_at_s[0] == pytest.approx(m.phases[-2].start_s, abs=1e-6)
+    assert m.samples_at_s[0] == pytest.approx(m.phases[-3].start_s, abs=1e-6)
     assert all(np.diff(m.samples_at_s) >= m.host_samples_s[:-1])
     assert m.telemetry is not None
     assert m.telemetry.unavailable == probe.unavailable

@@ -33,6 +33,7 @@ def test_a_case_has_axes_environment_settings_and_allowances() -> None:
         env={"OMP_NUM_THREADS": "1", "NSA_USE_FA2": "1"},
         settings=MeasureSettings(processes=4, timeout_s=60),
         allow={Outcome.TIMEOUT: "slow card"},
+        nondeterministic="",
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
 from harness.records import Case, Measurement, NonFiniteOrigin, Outcome, PathRule
+from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
 from harness.tests.faulty import make_case as faulty_case
 from harness.tests.workers import QUICK, make_case
@@ -35,6 +36,29 @@ def raises(provider: str, axes: Any) -> Workload:
 def counts_up(provider: str, axes: Any) -> Workload:
     steps = count(1.0)
     return Workload(run=lambda: torch.tensor(next(steps)))
+
+
+def wrong_now_and_then(provider: str, axes: Any) -> Workload:
+    """Every third output; `check` is right."""
+    steps, right = count(), torch.ones(8)
+    return replace(
+        good(provider, axes), run=lambda: right + (next(steps) % 3 == 1), stateful=axes["stateful"]
+    )
+
+
+def remembers(provider: str, axes: Any) -> Workload:
+    """A kernel that keeps its last output, behind the address or the values of its input."""
+    x, kept = torch.zeros(8), dict[object, torch.Tensor]()
+
+    def run() -> torch.Tensor:
+        key = x.data_ptr() if axes["by"] == "address" else float(x.sum())
+        if key not in kept:
+            time.sleep(0.01)
+            kept.clear()
+            kept[key] = x + 1
+        return kept[key]
+
+    return Workload(run=run, fresh=lambda i: x.fill_(i))  # type: ignore[arg-type]
 
 
 def answered(case: Case, **order: Any) -> Measurement:
@@ -104,6 +128,47 @@ def test_the_digest_is_of_the_first_step() -> None:
     m = answered(replace(make_case(""), factory=f"{__name__}:counts_up"))
 
     assert [d.norm for d in m.output_digest] == [1.0]
+
+
+MANY = replace(QUICK, min_samples=60, max_samples=60)
+
+
+@pytest.mark.parametrize("stateful", [None, False])
+def test_a_timed_output_that_is_wrong_now_and_then_is_incorrect(stateful: bool | None) -> None:
+    case = make_case("", settings=MANY, axes={"stateful": stateful})  # type: ignore[dict-item]
+
+    m = answered(replace(case, factory=f"{__name__}:wrong_now_and_then"))
+
+    assert (m.outcome, m.samples_s) == (Outcome.INCORRECT, ())
+    assert "error 0.5, bound" in m.detail or "error 1, bound" in m.detail
+
+
+def test_steps_that_change_state_are_not_compared() -> None:
+    """As in training: no output comes back."""
+    m = answered(replace(make_case("", settings=MANY), factory=f"{__name__}:counts_up"))
+
+    assert m.outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("by", ["address", "values"])
+def test_a_kernel_that_keeps_its_last_output_is_found(by: str) -> None:
+    """It is incorrect, or it computes in every step."""
+    m = answered(replace(make_case("", axes={"by": by}), factory=f"{__name__}:remembers"))
+
+    if by == "address":
+        assert (m.outcome, "fresh inputs" in m.detail) == (Outcome.INCORRECT, True), m.detail
+    else:
+        assert (m.outcome, min(m.samples_s) >= 0.01) == (Outcome.OK, True)
+
+
+def test_a_clock_that_a_workload_replaces_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.monotonic
+    monkeypatch.setattr(time, "perf_counter", lambda: real() / 10)
+    monkeypatch.setattr(time, "monotonic", lambda: real() / 10)
+
+    m = answered(make_case("good"), launched_at=real())
+
+    assert min(m.samples_s) >= 0.001
 
 
 def test_a_worker_without_the_gpu_of_the_run_does_not_measure(
