@@ -28,6 +28,7 @@ from harness.records.judged import (
     Verdict,
 )
 from harness.records.measured import (
+    MIN_STEP_S,
     SCHEMA_VERSION,
     Accuracy,
     Evidence,
@@ -40,6 +41,7 @@ from harness.records.measured import (
     TensorDigest,
     TensorError,
     Work,
+    require_times,
 )
 from harness.records.metrics import METRICS, Metric
 from harness.records.outcome import FAILURES, Clock, Outcome, Scalar

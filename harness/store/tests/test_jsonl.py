@@ -86,6 +86,12 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
         pytest.param(b'"outcome": "timeout"', b'"outcome": "slow"', "outcome", id="outcome"),
         pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: ", id="no-run"),
         pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),
+        pytest.param(b'"log": "', b'"log": "../../', "not a path in the folder", id="log"),
+        pytest.param(b'"tokens": ', b'"tokens": -', "tokens is -", id="tokens"),
+        pytest.param(b'"flops": ', b'"flops": 1%s' % (b"0" * 400), "beyond", id="flops"),
+        pytest.param(b'"samples_s": [', b'"samples_s": [5e-324, ', "samples_s", id="samples"),
+        pytest.param(b'"wall_s": 0', b'"wall_s": 9e99, "x": 0', "wall_s", id="wall"),
+        pytest.param(b'"axes": {', b'"axes": ' + b"[" * 10**5, "nested|recursion", id="nested"),
     ],
 )
 def test_changed_lines_are_refused(tmp_path: Path, old: bytes, new: bytes, place: str) -> None:
