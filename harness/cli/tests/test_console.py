@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from harness.cli import console
@@ -25,6 +26,17 @@ def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> C
     step = Estimate(value=0.01, low=None, high=None, processes=1, samples=9)
     metrics = {"step_s": step} if outcome is Outcome.OK else {}
     return CaseSummary(case=case({"seq_len": seq_len}), outcome=outcome, metrics=metrics, **changes)  # type: ignore[arg-type]
+
+
+def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
+    here, nasty = console.console(), "T\x1b]52;c;cm0=\x07\x9b2J\u202e"
+    bad = summary(1, Outcome.CRASH, detail=nasty)
+
+    with here.capture() as captured:
+        here.print(console.summaries([bad]), Text(nasty), nasty)
+
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*captured.get()}
+    assert captured.get().count("T\N{REPLACEMENT CHARACTER}]52") == 3
 
 
 def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:
