@@ -232,7 +232,9 @@ def test_a_request_that_cannot_be_met_is_one_message_with_a_remedy(
     assert not (tmp_path / "reports/runs").exists()
 
 
-@pytest.mark.parametrize("defect", [KeyError("a\x1b]52;c;\x07"), EOFError(), BrokenPipeError()])
+@pytest.mark.parametrize(
+    "defect", [KeyError("a\x1b]52;c;\x07"), EOFError(), BrokenPipeError(32, "")]
+)
 def test_a_defect_is_exit_4_with_its_traceback_and_never_a_no_go(
     defect: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
