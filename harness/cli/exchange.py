@@ -144,7 +144,7 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
     if form is Format.PYTEST_BENCHMARK:
         return _benchmarks(reader.load(root, source)).encode()
     verdict = (
-        decode(pytest_benchmark.read_file(Path(source)), source)
+        decode(jsonl.read_file(Path(source)), source)
         if is_verdict
         else _judged(reader.load(root, source))
     )

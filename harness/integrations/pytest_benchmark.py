@@ -32,6 +32,7 @@ from harness.records import (
     Scalar,
     Suite,
 )
+from harness.store import jsonl
 
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
@@ -93,25 +94,13 @@ class _Document(_Model):
     version: str
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a file.
-
-    Raises:
-        HarnessError: It cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
-
-
 def read_benchmarks(path: Path) -> Imported:
     """Read a JSON file of pytest-benchmark.
 
     Raises:
         HarnessError: It is not such a file, has no rounds, or a round is not a positive time.
     """
-    data = read_file(path)
+    data = jsonl.read_file(path)
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:

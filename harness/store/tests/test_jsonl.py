@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli import main as cli
 from harness.errors import HarnessError, StoreError
 from harness.records import Git, Measurement, Outcome, Run
-from harness.store import reader, tables
+from harness.store import jsonl, reader, tables
 from harness.store.tables import COLUMNS
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 from harness.tests.indexed import store
@@ -106,6 +106,16 @@ def test_changed_lines_are_refused(tmp_path: Path, old: bytes, new: bytes, place
     assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "pytest-benchmark"])
+def test_an_endless_file_is_refused_before_it_is_read(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "MAX_BYTES", 2**16)
+
+    with pytest.raises(HarnessError, match="/dev/zero: more than 65536 bytes"):
+        output("import", "/dev/zero", "--format", form)
+
+
 def test_an_import_does_not_replace_a_run(tmp_path: Path) -> None:
     made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
     data = Path(made.folder, reader.RUN_FILE).read_bytes()
@@ -141,6 +151,17 @@ def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
         assert {r["tokens"] for r in of_process} == {str(m.tokens) if m.tokens else ""}
     assert by_case[BROKEN.case_id][0]["detail"] == made.of(BROKEN.case_id)[0].detail
     assert {(r["device_id"], r["commit"]) for r in rows} == {(H200.uuid, "c" * 40)}
+
+
+@pytest.mark.parametrize("start", "=+-@\t")
+def test_no_text_in_a_table_is_a_formula_or_commands_a_terminal(start: str, tmp_path: Path) -> None:
+    nasty = f"{start}HYPERLINK()\x1b[2J"
+    store(tmp_path, run([GOOD], lambda c: ended(c, Outcome.CRASH, detail=nasty)))
+
+    text = output("export", "latest", "--format", "csv", "--store", tmp_path).decode()
+
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row["detail"] == f"'{start}HYPERLINK()\N{REPLACEMENT CHARACTER}[2J"
 
 
 def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:
