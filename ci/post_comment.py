@@ -33,7 +33,7 @@ MAX_ANSWER_BYTES = 16 * 2**20
 MAX_COMMENT = 65_536  # characters; GitHub refuses more
 MAX_COMMENT_PAGES = 30  # of a hundred comments each
 MAX_ARTIFACTS = 8
-ARTIFACT = re.compile(r"gate-comment-([a-z0-9-]{1,30})")
+ARTIFACT = re.compile(r"gate-comment-(counters|gpu)")
 TIMEOUT_S = 30
 AUTHOR = "github-actions[bot]"  # author of comments made with the token of a workflow
 _UNREADABLE = (
@@ -43,6 +43,7 @@ _UNREADABLE = (
     NotImplementedError,  # unknown compression
     RuntimeError,  # encrypted
 )
+AUTHORSHIP = "_The run of this change's author wrote this page: the check, not the page, decides._"
 HIDDEN = "\u200b"  # zero-width space
 
 
@@ -168,8 +169,8 @@ def mismatch(pull: dict[str, Any], repository: str, run: dict[str, Any]) -> str:
 
 
 def comment(page: str, key: str, url: str, run: dict[str, Any]) -> str:
-    """The body: our mark, the sanitised page, and a link to the run."""
-    start = f"{mark(key)}\n"
+    """The body: our mark, who wrote the page, the sanitised page, and a link to the run."""
+    start = f"{mark(key)}\n{AUTHORSHIP}\n\n"
     end = f"\n\n[Run {int(run['id'])}]({url}) of {re.sub('[^0-9a-f]', '', run['head_sha'])[:12]}\n"
     text, cut = harmless(page), "\n\nThe page was too long for a comment; see the run for the rest."
     room = MAX_COMMENT - len(start) - len(end)
@@ -179,12 +180,13 @@ def comment(page: str, key: str, url: str, run: dict[str, Any]) -> str:
 
 
 def harmless(page: str) -> str:
-    """Markdown without mentions, links, references and HTML."""
+    """Markdown without mentions, links, references, entities and HTML."""
     lines = page.replace("\r\n", "\n").replace("\r", "\n")
     kept = "".join(
         c for c in lines if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs")
     )
     for unwanted, instead in (
+        ("&", f"&{HIDDEN}"),  # no entity stands for a character below
         ("<", "&lt;"),
         ("@", f"@{HIDDEN}"),
         ("://", f":{HIDDEN}//"),

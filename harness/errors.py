@@ -8,7 +8,7 @@ HarnessError            exit 2, one message, no traceback
     ProbeError          a probe that the suite requires cannot be read
     ReportError         a report cannot be written
 
-Any other exception that escapes is a defect in the harness and keeps its traceback.
+Any other exception that escapes is a defect in the harness: exit 4, with its traceback.
 """
 
 from pathlib import Path

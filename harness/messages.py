@@ -16,7 +16,14 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from harness.errors import HarnessError
-from harness.records import Case, Measurement, SelfTestReadings, Work
+from harness.records import (
+    MIN_STEP_S,
+    Case,
+    Measurement,
+    SelfTestReadings,
+    Work,
+    require_times,
+)
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 3
 """On this signal a worker writes the Python stacks of its threads to its log. Not SIGUSR1 or 2:
@@ -96,13 +103,10 @@ class PhaseBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class Built(Work):
     """The workload is built. What one step does is known even if no step finishes."""
 
     kind: Literal["built"] = "built"
-    tokens: int | None
-    flops: int | None
-    bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,10 @@ class StepsDone:
     """Total time of the finished steps."""
     shortest_s: float
     """Shortest finished step; 0 before the first."""
+
+    def __post_init__(self) -> None:
+        require_times(self, "spent_s", least=0.0)
+        require_times(self, "shortest_s", least=MIN_STEP_S if self.shortest_s else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

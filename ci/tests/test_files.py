@@ -193,6 +193,7 @@ def test_every_command_and_option_exists() -> None:
         ("warn", 3, True, False),
         ("warn", 1, False, True),
         ("warn", 2, False, True),
+        ("warn", 4, True, True),
         ("warn", 137, True, True),
         ("block", 0, True, False),
         ("block", 1, True, True),
@@ -237,7 +238,7 @@ def test_only_the_gate_fails_the_github_job(
     assert not [*tmp_path.rglob("evil")]
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 3])
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
 def test_only_the_gate_fails_the_gitlab_job(tmp_path: Path, status: int) -> None:
     shared, job = load(GITLAB)[".gate"], load(GITLAB)["gate-gpu"]
     env = {

@@ -147,7 +147,9 @@ def test_a_page_is_posted_once_and_then_updated(script: ModuleType, github: GitH
 
     (comment,) = github.comments
     assert changed(github) == ["POST", "PATCH"]
-    assert comment["body"].startswith("<!-- nsa-harness gate: gpu -->\n## ✅ Gate: GO")
+    assert comment["body"].startswith(
+        f"{script.mark('gpu')}\n{script.AUTHORSHIP}\n\n## ✅ Gate: GO"
+    )
     assert (
         f"[Run 7](https://github.com/owner/project/actions/runs/7) of {SHA[:12]}"
         in (comment["body"])
@@ -156,7 +158,7 @@ def test_a_page_is_posted_once_and_then_updated(script: ModuleType, github: GitH
 
 def test_each_gate_has_its_own_comment(script: ModuleType, github: GitHub) -> None:
     github.archives["gate-comment-counters"] = packed(comment_md="counters", pr_txt="42")
-    github.archives["something-else"] = b"no zip"
+    github.archives["something-else"] = github.archives["gate-comment-x"] = b"no zip"
 
     assert run(script, github) == 0
     assert run(script, github) == 0
@@ -246,6 +248,7 @@ def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -
     nasty = (
         "<img src=x> <!-- x --> @owner/team [a](https://evil.example) ![i](//evil.example/i.png)\n"
         "[ref]: https://evil.example\n[b][ref] www.evil.example #1 GH-2 \u202e\x1b[31m\u200f\r\n"
+        "&commat;me &num;5\n"
     )
     github.archives["gate-comment-gpu"] = packed(comment_md=nasty + PAGE * 2500, pr_txt="42")
 
@@ -253,12 +256,26 @@ def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -
 
     (body,) = (c["body"] for c in github.comments)
     assert len(body) <= 65_536
-    mark, *lines, source = body.strip().splitlines()
+    mark, author, *lines, source = body.strip().splitlines()
     text = "\n".join(lines)
-    assert mark == script.mark("gpu")
+    assert (mark, author) == (script.mark("gpu"), script.AUTHORSHIP)
     assert source.startswith("[Run 7](https://github.com/owner/project/actions/runs/7)")
     assert "The page was too long for a comment" in text
-    unwanted = ("<", "@owner", "](", "]:", "][", "://", "www.", "#1", "GH-2", "\x1b", "\u202e")
+    unwanted = (
+        "<",
+        "@owner",
+        "](",
+        "]:",
+        "][",
+        "://",
+        "www.",
+        "#1",
+        "GH-2",
+        "&commat",
+        "&num",
+        "\x1b",
+        "\u202e",
+    )
     assert [word for word in unwanted if word in text] == []
     assert "| ❌ NO-GO | `train/nsa` |" in text
 

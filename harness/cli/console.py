@@ -2,11 +2,12 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -24,10 +25,12 @@ from harness.records import (
     Suite,
     Verdict,
 )
+from harness.report.markdown import plain
 from harness.report.tables import environment_rows
 from harness.report.text import command_text, outcome_name, plural
 from harness.report.verdict_text import rule_sentence
 
+EXIT_REFUSED = 2
 LOG_WIDTH = 160
 """Columns of a file or a pipe, such as a CI log."""
 
@@ -45,13 +48,29 @@ _GRADE_STYLE = {
 }
 
 
+class _InertConsole(Console):
+    """Text in what it prints cannot command the terminal; a closed pipe is not exit status 1."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for s in super().render(renderable, options):
+            yield s if s.control else Segment(plain(s.text), s.style)
+
+    def on_broken_pipe(self) -> None:
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(EXIT_REFUSED) from None
+
+
 def console(*, stderr: bool = False) -> Console:
     """A terminal has its own width or COLUMNS; a file or a pipe has LOG_WIDTH.
 
     It highlights nothing by itself: Rich's search for numbers and paths takes minutes in a long
     word, and most text here comes from code under test.
     """
-    here = Console(stderr=stderr, highlight=False)
+    here = _InertConsole(stderr=stderr, highlight=False)
     if not here.is_terminal and "COLUMNS" not in os.environ:
         here.width = LOG_WIDTH
     return here

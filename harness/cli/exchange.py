@@ -1,7 +1,6 @@
 """The commands `import` and `export`: exchange runs and verdicts with other tools."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +19,7 @@ from harness.integrations.annotations import annotations
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
 from harness.records import Run
+from harness.report.markdown import plain
 from harness.store import jsonl, reader, tables
 from harness.store.writer import create
 
@@ -84,7 +84,7 @@ def import_(
             raise HarnessError(
                 f"{file}: unknown format", f"Add --format {' or --format '.join(Source)}."
             )
-    sys.stdout.write("".join(f"{run_id}\n" for run_id in ids))
+    options.write("".join(f"{run_id}\n" for run_id in ids).encode())
 
 
 def _record(run: pytest_benchmark.Imported, store_root: Path) -> str:
@@ -139,12 +139,12 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
         folders = [Path(reader.load(root, s).folder) for s in sources]
         return b"".join(map(jsonl.export, folders))
     if form is Format.CSV:
-        return tables.to_csv(reader.load(root, s) for s in sources).encode()
+        return plain(tables.to_csv(reader.load(root, s) for s in sources)).encode()
     (source,) = sources
     if form is Format.PYTEST_BENCHMARK:
         return _benchmarks(reader.load(root, source)).encode()
     verdict = (
-        decode(pytest_benchmark.read_file(Path(source)), source)
+        decode(jsonl.read_file(Path(source)), source)
         if is_verdict
         else _judged(reader.load(root, source))
     )
@@ -153,9 +153,7 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
 
 def _write(data: bytes, output: Path | None) -> None:
     if output is None:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        options.write(data)
         return
     try:
         output.write_bytes(data)

@@ -1,13 +1,12 @@
 """The command `gate`: judge a change by a policy."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli import console_verdict, options
-from harness.cli.options import command, out, say
+from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
 from harness.gate import files, policy, records
@@ -88,7 +87,7 @@ def gate(
     if summary_file is not None:
         summary_file.write_text(step_summary(verdict), encoding="utf-8")
     if as_json:
-        sys.stdout.write(records.encode(verdict))
+        document(records.document(verdict))
     else:
         out.print(console_verdict.shown(verdict))
     raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)

@@ -1,10 +1,12 @@
 """The `harness` command: its subcommands in the order of the help, and how each ends.
 
 Only this module ends the process. Exit status: 0 GO or measured; 1 a regression or NO-GO;
-2 the request could not be carried out; 3 undecided, interrupted, or an invalid environment.
+2 the request could not be carried out; 3 undecided, interrupted, or an invalid environment; 4 a
+defect of the harness.
 """
 
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,13 +14,15 @@ from typing import Any
 import typer
 import typer.core
 
+from harness import __version__
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, run
+from harness.cli.console import EXIT_REFUSED
 from harness.cli.options import RENAMED, say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
 
-EXIT_REFUSED = 2
+EXIT_DEFECT = 4
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """An unreadable command line: a class of the click inside typer, which does not export it."""
@@ -38,6 +42,8 @@ class Commands(typer.core.TyperGroup):
         except KeyboardInterrupt:
             say("interrupted")
             raise typer.Exit(Decision.INCONCLUSIVE.exit_status) from None
+        except (BrokenPipeError, EOFError) as error:  # typer would exit with 1: a NO-GO
+            raise RuntimeError(repr(error)) from error
 
 
 @contextmanager
@@ -60,7 +66,7 @@ app = typer.Typer(
     help="Measure attention kernels and training steps, and compare them across commits.",
     epilog=(
         "Exit status: 0 GO or measured; 1 a regression or NO-GO; 2 the request could not be "
-        "carried out; 3 undecided, or an invalid environment."
+        "carried out; 3 undecided, or an invalid environment; 4 a defect of the harness."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -96,9 +102,17 @@ app.add_typer(history.index_app, rich_help_panel="Stored runs")
 
 
 def main() -> None:
-    """Entry point: a HarnessError is one message and exit 2; a defect keeps its traceback."""
+    """Entry point: a HarnessError is one message and exit 2; a defect, a traceback and exit 4."""
     try:
         app(prog_name="harness")
     except HarnessError as error:
         say(f"error: {error}")
         sys.exit(EXIT_REFUSED)
+    except Exception:  # noqa: BLE001 - shown whole; as exit 1 it would be taken for a NO-GO
+        say(
+            f"{traceback.format_exc()}\n"
+            f"error: this is a defect of the harness (version {__version__}), not a verdict\n"
+            "  Report it with the lines above and your command: open an issue in the repository"
+            " that the harness was installed from."
+        )
+        sys.exit(EXIT_DEFECT)

@@ -114,5 +114,15 @@ def say(text: str) -> None:
 
 
 def document(value: object) -> None:
-    """Print one JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Print one JSON document on standard output; as ASCII it cannot command a terminal."""
+    write(json.dumps(value, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def write(data: bytes) -> None:
+    """Write on standard output as it is; the reader may close it early, as `head` does."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        out.on_broken_pipe()

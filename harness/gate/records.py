@@ -207,7 +207,7 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
     """
     try:
         return files.parse(text, GateVerdict, {1: _of_schema_1, SCHEMA_VERSION: dict})
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HarnessError(
             f"{place} is not a verdict of a gate: {error}",
             "Write one: harness gate --verdict FILE",

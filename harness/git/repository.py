@@ -13,6 +13,8 @@ from harness.records import Git
 
 WORKING_TREE = "."
 """Names a candidate that is not committed yet."""
+GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+"""How every git command begins: a repository's configuration and hooks start no program."""
 WRITTEN = ("reports", "ci/baselines")
 """Folders that runs, baselines and calibrations are written to; they contain no code."""
 
@@ -40,7 +42,7 @@ def run_git(
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            [*GIT, *arguments],
             cwd=folder,
             env={**kept, "LC_ALL": "C", **(variables or {})},
             input=os.fsencode(stdin),

@@ -107,15 +107,12 @@ def _is_old(entries: Path, tree: Path) -> bool:
 
 
 def check_out(repository: Repository, tree: Path, commit: str) -> None:
-    """Make a worktree of a commit, on no branch; the user's checkout hooks do not run.
+    """Make a worktree of a commit, on no branch.
 
     Raises:
         HarnessError: git fails.
     """
-    repository.ask(
-        *("-c", "core.hooksPath=/dev/null"),
-        *("worktree", "add", "--quiet", "--detach", str(tree), commit),
-    )
+    repository.ask("worktree", "add", "--quiet", "--detach", str(tree), commit)
 
 
 def remove(repository: Repository, tree: Path) -> None:

@@ -32,6 +32,7 @@ from harness.records import (
     Scalar,
     Suite,
 )
+from harness.store import jsonl
 
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
@@ -93,25 +94,13 @@ class _Document(_Model):
     version: str
 
 
-def read_file(path: Path) -> bytes:
-    """The content of a file.
-
-    Raises:
-        HarnessError: It cannot be read.
-    """
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
-
-
 def read_benchmarks(path: Path) -> Imported:
     """Read a JSON file of pytest-benchmark.
 
     Raises:
         HarnessError: It is not such a file, has no rounds, or a round is not a positive time.
     """
-    data = read_file(path)
+    data = jsonl.read_file(path)
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:
@@ -122,7 +111,8 @@ def read_benchmarks(path: Path) -> Imported:
         raise _foreign(path, f"not JSON: {error}") from None
     try:
         measured_at = datetime.fromisoformat(document.datetime)
-    except ValueError:
+        measured_at = measured_at.replace(tzinfo=measured_at.tzinfo or UTC).astimezone(UTC)
+    except (ValueError, OverflowError):  # in UTC it may be before year 1
         raise _foreign(path, f"datetime is {document.datetime!r}") from None
     if not document.benchmarks:
         raise HarnessError(f"{path}: contains no benchmarks", "Check whether its session failed.")
@@ -144,7 +134,7 @@ def read_benchmarks(path: Path) -> Imported:
         ),
         environment=_environment(document),
         measurements=tuple(_measurement(path, b, document) for b in document.benchmarks),
-        started_at=measured_at.replace(tzinfo=measured_at.tzinfo or UTC).astimezone(UTC),
+        started_at=measured_at,
     )
 
 
@@ -181,32 +171,31 @@ def _measurement(path: Path, benchmark: _Benchmark, document: _Document) -> Meas
             f"{path}: {benchmark.fullname} has statistics but no rounds",
             "Keep the rounds: `pytest --benchmark-json FILE`, or --benchmark-save-data.",
         )
-    for number, sample in enumerate(stats.data):
-        if not (math.isfinite(sample) and sample > 0):
-            raise HarnessError(
-                f"{path}: {benchmark.fullname}: round {number} has a non-positive time "
-                f"({sample} s)",
-                "The timer was too coarse, or the file was modified.",
-            )
     if len(stats.data) != stats.rounds:
         raise HarnessError(
             f"{path}: {benchmark.fullname} has {len(stats.data)} of {stats.rounds} rounds",
             "The file was modified.",
         )
-    return Measurement(
-        case_id=benchmark.fullname,
-        process=0,
-        outcome=Outcome.OK,
-        clock=Clock.HOST,
-        samples_s=stats.data,
-        host_samples_s=stats.data,
-        effective={
-            "timer": str(benchmark.options.get("timer", UNKNOWN)),
-            "iterations": stats.iterations,
-        },
-        started_at=document.datetime,
-        wall_s=sum(stats.data) * stats.iterations,
-    )
+    try:
+        return Measurement(
+            case_id=benchmark.fullname,
+            process=0,
+            outcome=Outcome.OK,
+            clock=Clock.HOST,
+            samples_s=stats.data,
+            host_samples_s=stats.data,
+            effective={
+                "timer": str(benchmark.options.get("timer", UNKNOWN)),
+                "iterations": stats.iterations,
+            },
+            started_at=document.datetime,
+            wall_s=sum(stats.data) * stats.iterations,
+        )
+    except ValueError as error:
+        raise HarnessError(
+            f"{path}: {benchmark.fullname}: {error}",
+            "The timer was too coarse, or the file was modified.",
+        ) from None
 
 
 def _environment(document: _Document) -> Environment:

@@ -103,6 +103,7 @@ class SuiteCase(pytest.Item):
 
     def runtest(self) -> None:
         from harness.errors import HarnessError
+        from harness.report.markdown import plain
 
         selected = [
             item.case
@@ -112,7 +113,7 @@ class SuiteCase(pytest.Item):
         try:
             judged = _measuring(self.config).measure(self.suite, self.case, selected)
         except HarnessError as error:
-            pytest.fail(str(error), pytrace=False)
+            pytest.fail(plain(str(error)), pytrace=False)
         self.user_properties += judged.properties
         if judged.expected:
             pytest.xfail(judged.expected)

@@ -164,7 +164,7 @@ def judge(run: Run) -> CaseResult:
     )
     if seen.outcome is not None and seen.outcome in seen.case.allow:
         reason = f"{seen.outcome} is allowed: {seen.case.allow[seen.outcome]}"
-        return CaseResult(expected=reason, properties=properties)
+        return CaseResult(expected=plain(reason), properties=properties)
     device = run.environment.device_name
     stated = tuple(
         rule
@@ -196,10 +196,10 @@ def failure_text(run: Run, seen: CaseSummary, verdict: Verdict) -> str:
         lines += [f"  {line}" for line in _evidence(run, seen, bad.evidence or Evidence())]
         log = Path(run.folder, bad.log)
         if log.is_file():
-            tail = plain(log.read_text(errors="replace")).rstrip().splitlines()[-LOG_LINES:]
+            tail = log.read_text(errors="replace").rstrip().splitlines()[-LOG_LINES:]
             lines += ["", f"end of {bad.log}:", *(f"  {line}" for line in tail)]
     lines += ["", f"run: {run.folder}"]
-    return "\n".join(lines)
+    return plain("\n".join(lines))
 
 
 def _evidence(run: Run, seen: CaseSummary, bad: Evidence) -> Iterator[str]:
@@ -245,7 +245,7 @@ def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
         suite=suite.path,
         good=verdict.decision is Decision.GO,
         lines=(
-            f"verdict: {verdict.decision}: {verdict_sentence(verdict)}",
+            f"verdict: {verdict.decision}: {plain(verdict_sentence(verdict))}",
             f"run: {folder}",
         ),
     )

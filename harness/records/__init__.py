@@ -28,6 +28,7 @@ from harness.records.judged import (
     Verdict,
 )
 from harness.records.measured import (
+    MIN_STEP_S,
     SCHEMA_VERSION,
     Accuracy,
     Evidence,
@@ -41,6 +42,7 @@ from harness.records.measured import (
     TensorError,
     Work,
     bounded,
+    require_times,
 )
 from harness.records.metrics import METRICS, Metric
 from harness.records.outcome import FAILURES, Clock, Outcome, Scalar

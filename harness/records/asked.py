@@ -168,3 +168,7 @@ class Suite:
     expectations: tuple[Expectation, ...] = ()
     rules: tuple[Rule, ...] = ()
     cost: CostPlan | None = None
+
+    def __post_init__(self) -> None:
+        if len({case.case_id for case in self.cases}) < len(self.cases):
+            raise ValueError("two cases have the same id")

@@ -10,10 +10,10 @@ Schema versions
     3  census is called profile, proof self_test, and the runs of a failure steps.
 """
 
-import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 
 from harness.records.asked import Suite
 from harness.records.environment import Environment
@@ -35,6 +35,37 @@ def bounded(text: str) -> str:
     head, tail = data[: MAX_DETAIL_BYTES - 2 * _DETAIL_TAIL_BYTES], data[-_DETAIL_TAIL_BYTES:]
     left_out = f" [... {len(data) - len(head) - len(tail)} bytes ...] "
     return head.decode(errors="ignore") + left_out + tail.decode(errors="ignore")
+
+
+MAX_COUNT = 2**63 - 1
+"""Of tokens, FLOPs and bytes of one step: what other tools can read."""
+MIN_STEP_S, MAX_TIME_S = 1e-12, 1e9
+"""Shortest possible step; longest time of anything. Rates of steps between them are finite."""
+
+
+def require_counts(record: object, *names: str) -> None:
+    """Raise ValueError if a count is negative or so large that no statistic can use it."""
+    for name in names:
+        count = getattr(record, name)
+        if count is not None and not 0 <= count <= MAX_COUNT:
+            shown = f"{count:,}" if abs(count) < 1e30 else "beyond 1e30"
+            raise ValueError(f"{name} is {shown}; it must be between 0 and 2**63 - 1")
+
+
+def require_times(record: object, *names: str, least: float) -> None:
+    """Raise ValueError if a time, or one of several, is not from `least` to MAX_TIME_S."""
+    for name in names:
+        given = getattr(record, name)
+        for time_s in given if isinstance(given, tuple) else () if given is None else (given,):
+            if not least <= time_s <= MAX_TIME_S:  # NaN is not
+                limits = f"between {least:g} and {MAX_TIME_S:g} s"
+                raise ValueError(f"{name} contains {time_s:g} s; a time must be {limits}")
+
+
+def _require_inside(path: str) -> None:
+    """Raise ValueError if a path leaves the folder of its run."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} is not a path in the folder of the run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +134,9 @@ class EvidenceFile:
     """Relative to the run folder; empty if there is no file."""
     note: str = ""
     """How it was made, or why it was not."""
+
+    def __post_init__(self) -> None:
+        _require_inside(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,8 +265,11 @@ class Measurement:
                 f"{self.case_id}: outcome {self.outcome} with {len(self.samples_s)} samples; "
                 "only ok has samples"
             )
-        if not all(math.isfinite(s) and s > 0 for s in self.samples_s):
-            raise ValueError(f"{self.case_id}: a sample must be a positive, finite time")
+        require_counts(self, "tokens", "flops", "bytes", "peak_memory_bytes")
+        require_times(self, "samples_s", "lower_bound_s", least=MIN_STEP_S)
+        require_times(self, "warmup_s", "host_samples_s", "wall_s", least=0.0)
+        require_times(self, "samples_at_s", least=-MAX_TIME_S)
+        _require_inside(self.log)
 
     @property
     def kept_s(self) -> tuple[float, ...]:
@@ -292,3 +329,8 @@ class Work:
 
     tokens: int | None
     flops: int | None
+    """Floating-point operations that one step needs mathematically."""
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        require_counts(self, "tokens", "flops", "bytes")

@@ -15,7 +15,7 @@ from harness.bisect.ddmin import MovingSet
 from harness.bisect.search import change
 from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
 from harness.report import render
-from harness.report.markdown import cell, clipped, code, plain
+from harness.report.markdown import cell, clipped, code, fenced, plain
 
 TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
@@ -109,7 +109,7 @@ def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> 
         "zip": zip,
         "text": cell,
         "code": code,
-        "block": lambda text: plain(clipped(text, 4000)).replace("```", "'''").strip("\n"),
+        "block": lambda text: fenced(clipped(text, 4000)).strip("\n"),
     }
     if isinstance(result, DifferencesResult):
         values |= {"moves": partial(_moves, result), "names": partial(_names, result)}

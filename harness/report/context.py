@@ -21,6 +21,7 @@ from harness.records import CaseSummary, Measurement, Outcome, Run
 from harness.report import figures, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
+from harness.report.markdown import code
 from harness.report.profile import longest_wait, profile_section
 from harness.report.verdict_text import decided_by, verdict_bullets
 
@@ -208,8 +209,8 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         try:
             inside = path.resolve().relative_to(directory.resolve())
         except ValueError:
-            return f"`{path}`"
-        return f"[`{inside}`]({quote(str(inside))})" if link else f"`{inside}`"
+            return code(str(path))
+        return f"[{code(str(inside))}]({quote(str(inside))})" if link else code(str(inside))
 
     lines = [
         f"{named(folder / 'run.jsonl')}: environment, suite and every measurement with its samples"

@@ -6,8 +6,10 @@ ELLIPSIS = "…"
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#])")
-_CODE_OR_TAG = re.compile(r"((?<![`\\])`[^`]+`(?!`))|<")
+_CODE = re.compile(r"((?<![`\\])`[^`]+`(?!`))")
 """A code span of single backticks; any other is taken for text."""
+_ACTIVE = re.compile(r"[&@]|:(?=//)|\](?=[(\[:])|\bwww(?=\.)", re.IGNORECASE)
+"""What makes entities, mentions, addresses, links and images of the text that follows."""
 ZERO_WIDTH_SPACE = "\u200b"
 
 
@@ -24,9 +26,12 @@ def clipped(text: str, most: int) -> str:
 def cell(text: str, most: int = 300) -> str:
     """Text of a Markdown table's cell: one line, no markup, no link, no mention."""
     escaped = _MARKDOWN.sub(r"\\\1", clipped(" ".join(plain(text).split()), most))
-    # GitHub links bare addresses and notifies people whatever is escaped around them.
-    quiet = escaped.replace("@", f"@{ZERO_WIDTH_SPACE}").replace("://", f":{ZERO_WIDTH_SPACE}//")
-    return re.sub(r"\bwww\.", f"www{ZERO_WIDTH_SPACE}.", quiet, flags=re.IGNORECASE)
+    return _quiet(escaped)
+
+
+def _quiet(text: str) -> str:
+    """Text outside of code in which nothing links or notifies, whatever is escaped around it."""
+    return _ACTIVE.sub(rf"\g<0>{ZERO_WIDTH_SPACE}", text)
 
 
 def code(text: str, most: int = 300) -> str:
@@ -41,6 +46,13 @@ def table_cell(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """Text on one line, with closed code spans, and without HTML outside of them."""
-    text = text if text.count("`") % 2 == 0 else text.replace("`", "'")
-    return _CODE_OR_TAG.sub(lambda m: m[1] or "&lt;", " ".join(text.split()))
+    """Text on one line, with closed code spans; outside of them no HTML, link or mention."""
+    text = " ".join(plain(text).split())
+    parts = _CODE.split(text if text.count("`") % 2 == 0 else text.replace("`", "'"))
+    parts[::2] = [_quiet(part).replace("<", "&lt;") for part in parts[::2]]
+    return "".join(parts)
+
+
+def fenced(text: str) -> str:
+    """Text for a fenced block, which it cannot close."""
+    return plain(text).replace("```", "'''")

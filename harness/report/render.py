@@ -12,7 +12,7 @@ import jinja2
 
 from harness import units
 from harness.errors import ReportError
-from harness.report.markdown import line, table_cell
+from harness.report.markdown import code, fenced, line, table_cell
 
 
 def write(
@@ -105,4 +105,4 @@ _templates = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_templates.filters.update(cell=table_cell, line=line, utc=units.utc)
+_templates.filters.update(cell=table_cell, code=code, fenced=fenced, line=line, utc=units.utc)

@@ -303,28 +303,33 @@ def _stamps(root: Path) -> dict[str, tuple[int, int]]:
 
 def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int]) -> None:
     """Add the rows of one run; of an unreadable one, its problem."""
-    cases: tuple[CaseSummary, ...] = ()
+    rows: list[tuple[str, str, str, str]] = []
     try:
         run = reader.load(folder.parent, folder)
-    except StoreError as error:
-        problem = str(error).partition("\n")[0]
-        header = RunHeader(run_id=folder.name, folder="", problem=problem)
-    else:
         cases = summary.summarise(run)
         header = replace(reader.header_of(run), outcomes=dict(Counter(map(_outcome, cases))))
+        rows = [_row(case) for case in cases]
+    except Exception as error:  # noqa: BLE001 - listed with the run; one record must not stop others
+        reason = "" if isinstance(error, StoreError) else f"its summary fails: {error!r}"
+        problem = reason or str(error).partition("\n")[0]
+        header = RunHeader(run_id=folder.name, folder="", problem=problem)
     fields = asdict(header)
     del fields["folder"]  # the store may be moved
     row = connection.execute(
         "INSERT INTO runs (name, bytes, modified_ns, header) VALUES (?, ?, ?, ?)",
         (folder.name, *stamp, json.dumps(fields)),
     ).lastrowid
-    for c in cases:
-        metrics = json.dumps({name: astuple(e) for name, e in c.metrics.items()})
-        detail = c.detail.partition("\n")[0]
+    for case_id, *fields_of_case in rows:
         connection.execute(
-            "INSERT INTO cases VALUES (?, ?, ?, ?, ?)",
-            (c.case.case_id, row, _outcome(c), detail, metrics),
+            "INSERT INTO cases VALUES (?, ?, ?, ?, ?)", (case_id, row, *fields_of_case)
         )
+
+
+def _row(case: CaseSummary) -> tuple[str, str, str, str]:
+    """Id, outcome, detail and metrics; ValueError if a metric is NaN or infinite."""
+    fields = {name: astuple(e) for name, e in case.metrics.items()}
+    detail = case.detail.partition("\n")[0]
+    return case.case.case_id, _outcome(case), detail, json.dumps(fields, allow_nan=False)
 
 
 def _outcome(case: CaseSummary) -> str:

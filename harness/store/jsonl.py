@@ -12,6 +12,9 @@ from pathlib import Path
 from harness.errors import HarnessError, StoreError
 from harness.store import reader
 
+MAX_BYTES = 2**28
+"""Of a file to import: about ten million samples."""
+
 _FIRST = re.compile(rb'^{"kind": "run"', re.MULTILINE)
 
 
@@ -41,12 +44,25 @@ def import_runs(file: Path, root: Path) -> tuple[str, ...]:
     return ids
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file that somebody else may have made.
+
+    Raises:
+        HarnessError: It cannot be read, or is too long.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise HarnessError(f"{path}: more than {MAX_BYTES} bytes", "Split the file.")
+    return data
+
+
 def _runs(file: Path) -> Iterator[tuple[int, bytes]]:
     """First line number and bytes of every run in a file."""
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise HarnessError(f"{file}: cannot be read: {error.strerror}") from None
+    data = read_file(file)
     data = data if data.endswith(b"\n") else data + b"\n" * bool(data)
     starts = {0, *(found.start() for found in _FIRST.finditer(data)), len(data)}
     for begin, end in pairwise(sorted(starts)):

@@ -98,7 +98,7 @@ def decode(line: bytes, place: str) -> Line:
     """
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
-    except ValueError as error:  # also UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # also UnicodeDecodeError
         raise damaged(place, str(error)) from None
     if not isinstance(fields, dict):
         raise damaged(place, "not a JSON object")

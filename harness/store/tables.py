@@ -59,6 +59,7 @@ COLUMNS: Mapping[str, type] = {
     "discarded": str,
 }
 """Name and type, in the order of the file; README.md here says what each means."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _OF_HEADER = ("run_id", "suite", "started_at", "host", "device", "device_id", "commit", "branch")
 _OF_PROCESS = (
     *("process", "detail", "steady", "tokens", "flops", "bytes"),
@@ -79,6 +80,8 @@ def to_csv(runs: Iterable[Run]) -> str:
 def _cell(value: Value) -> str:
     if value is None:
         return ""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"  # a spreadsheet then shows the text and computes nothing
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,10 @@ Loc = tuple[str | int, ...]
 
 MAX_VALUES = 100_000
 """Values in one file with aliases expanded: nested aliases could otherwise fill the memory."""
+MAX_CHARACTERS = 2**20
+"""Of all keys and values in one file with aliases expanded."""
+MAX_TEXT = 10_000
+"""Characters of one value."""
 MAX_SHOWN = 4
 """Problems in an error after the first."""
 
@@ -126,6 +129,8 @@ class _NodeReader:
     path: Path | str
     values: dict[Loc, tuple[int, int]] = field(default_factory=dict)
     keys: dict[Loc, tuple[int, int]] = field(default_factory=dict)
+    characters: int = 0
+    """Of the keys and values so far."""
     open: list[Node] = field(default_factory=list)
     """Mappings and lists that are being read, outermost first."""
 
@@ -136,6 +141,7 @@ class _NodeReader:
             raise self._refuse(node, f"more than {MAX_VALUES} values with aliases expanded")
         self.values[loc] = _place(node)
         if isinstance(node, ScalarNode):
+            self._count(node)
             return self._scalar(node, loc)
         kind = "map" if isinstance(node, MappingNode) else "seq"
         if node.tag != _TAG + kind:
@@ -149,6 +155,15 @@ class _NodeReader:
         self.open.pop()
         return value
 
+    def _count(self, node: ScalarNode) -> None:
+        """Refuse what is too long before it is converted, shown or repeated in every case."""
+        self.characters += len(node.value)
+        if len(node.value) > MAX_TEXT:
+            raise self._refuse(node, f"more than {MAX_TEXT:,} characters in one value")
+        if self.characters > MAX_CHARACTERS:
+            text = f"more than {MAX_CHARACTERS:,} characters with aliases expanded"
+            raise self._refuse(node, text)
+
     def _mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -156,6 +171,7 @@ class _NodeReader:
                 raise self._refuse(key_node, "'<<' is not part of YAML 1.2", "Write out the keys.")
             if key_node.tag != _TAG + "str" or not isinstance(key_node, ScalarNode):
                 raise self._refuse(key_node, "a key must be text", "Put it in quotes.")
+            self._count(key_node)
             key = key_node.value
             if key in mapping:
                 line, _ = self.keys[*loc, key]
@@ -211,6 +227,12 @@ def _boolean(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
+def _whole(text: str) -> int:
+    if abs(number := int(text, base=0)) >= 2**63:
+        raise ValueError(text)
+    return number
+
+
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text.replace("_", ""))):
         raise ValueError(text)
@@ -221,7 +243,7 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
     _TAG + "str": ("text", str),
     _TAG + "timestamp": ("text", str),  # YAML 1.2 has no dates
     _TAG + "bool": ("boolean", _boolean),
-    _TAG + "int": ("whole number", partial(int, base=0)),
+    _TAG + "int": ("whole number of at most 63 bits", _whole),
     _TAG + "float": ("finite number", _finite),
 }
 

@@ -45,7 +45,7 @@ from harness.suite.positions import nearest
 class MeasureModel(Form):
     """How a case is measured. Settings that are absent have the default of the harness."""
 
-    processes: Annotated[int, Field(ge=1)] | None = None
+    processes: Annotated[int, Field(ge=1, le=1000)] | None = None
     """Fresh processes per case; a comparison needs several. Default 3."""
     min_samples: Annotated[int, Field(ge=1)] | None = None
     """Steady samples that a process takes at least. Default 5."""

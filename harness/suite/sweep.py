@@ -29,10 +29,12 @@ SomeForm = TypeVar("SomeForm", bound=SomeModel | AllowModel)
 
 MAX_CASES = 10_000
 """Cases of one suite before exclusions."""
+MAX_CHARACTERS = 2**26
+"""Of a workload, times its cases: each case holds the values of its workload."""
 MIN_FIT_POINTS = 3
 """Values of an axis that a fit needs to have a residual."""
 
-_SAFE = re.compile(r"[A-Za-z0-9._+-]+")
+_SAFE = re.compile(r"[A-Za-z0-9._+-]{1,200}")
 PSEUDO_AXES = ("workload", "provider")
 
 
@@ -57,6 +59,10 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
         if points > MAX_CASES:
             text = f"{points} cases, but a suite may have at most {MAX_CASES}"
             problems.append(Problem((*loc, "axes"), text, "Split it, or zip axes.", at_key=True))
+        elif points * len(repr(workload)) > MAX_CHARACTERS:
+            text = f"{points} cases of a workload this long have over {MAX_CHARACTERS:,} characters"
+            remedy = "Shorten its values, or split the suite."
+            problems.append(Problem(loc, text, remedy))
     return problems
 
 
@@ -67,7 +73,7 @@ def _check_values(values: Sequence[Scalar], loc: Loc, *, repeats: bool = False) 
         text = program.as_text(value)
         if not _SAFE.fullmatch(text):
             problem = f"{show(value)} cannot be part of a case id"
-            remedy = "Use only letters, digits and . _ + - in swept values."
+            remedy = "Use at most 200 letters, digits and . _ + - in swept values."
             problems.append(Problem((*loc, i), problem, remedy))
         if not repeats and (value in seen or text in seen):
             problems.append(Problem((*loc, i), f"{show(value)} is listed twice", "Remove one."))

@@ -35,7 +35,13 @@ ALLOWED = {
     "suites": {"torch", "nsa", "suites", "harness.workload", "harness.records"},
 }
 # The one module of the harness that prints and ends the process; workers end themselves.
-ENDS_THE_PROCESS = ("harness/cli/", "harness/measure/", "harness/program/", "harness/worker/")
+ENDS_THE_PROCESS = (
+    "harness/__main__.py",
+    "harness/cli/",
+    "harness/measure/",
+    "harness/program/",
+    "harness/worker/",
+)
 
 ROOT_FILES = {
     "README.md",

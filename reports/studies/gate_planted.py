@@ -26,6 +26,7 @@ from pathlib import Path
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.session import carry_out
+from harness.git.repository import GIT
 from harness.records import Decision, Measurement
 from harness.runner.run import terminating_like_ctrl_c
 from harness.suite import load as suites
@@ -210,7 +211,7 @@ class Scratch:
             for what in ("NAME", "EMAIL")
         }
         env = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull}
-        subprocess.run(["git", *arguments], cwd=self.folder, env=env, check=True)
+        subprocess.run([*GIT, *arguments], cwd=self.folder, env=env, check=True)
 
 
 def study(

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.git.repository import GIT
 from reports.studies.planted_history import bisecting, fingerprint
 
 BRANCH = "planted"
@@ -66,7 +67,7 @@ def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tup
     Raises:
         ValueError: The history is too short, or the line has no place in one of its commits.
     """
-    subprocess.run(["git", "clone", "--quiet", str(source), str(folder)], check=True)
+    subprocess.run([*GIT, "clone", "--quiet", str(source), str(folder)], check=True)
     line = _git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[-commits - 1 :]
     if not 1 <= at <= len(line) - 1 == commits:
         raise ValueError(f"{len(line) - 1} commits; the planted one cannot be number {at}")
@@ -107,7 +108,7 @@ def _git(
     strip: bool = True,
 ) -> str:
     answer = subprocess.run(
-        ["git", *arguments],
+        [*GIT, *arguments],
         cwd=folder,
         env={**os.environ, **(variables or {})},
         input=stdin,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bisect.journal import STATE
+from harness.git.repository import GIT
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = """\
@@ -169,7 +170,7 @@ def fingerprint(folder: Path) -> str:
 
 def _git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
     answer = subprocess.run(
-        ["git", *arguments],
+        [*GIT, *arguments],
         cwd=folder,
         env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
         input=stdin,

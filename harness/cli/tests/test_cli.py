@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness import __main__
 from harness.cli import main as cli
 from harness.cli.progress import ProgressBar
 from harness.git import repository
 from harness.runner import launcher
+from harness.store import reader
 from harness.suite.schema import json_schema
 from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200
@@ -227,6 +230,37 @@ def test_a_request_that_cannot_be_met_is_one_message_with_a_remedy(
 
     assert said in refused(result)
     assert not (tmp_path / "reports/runs").exists()
+
+
+@pytest.mark.parametrize(
+    "defect", [KeyError("a\x1b]52;c;\x07"), EOFError(), BrokenPipeError(32, "")]
+)
+def test_a_defect_is_exit_4_with_its_traceback_and_never_a_no_go(
+    defect: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise defect
+
+    monkeypatch.setattr(reader, "load", fails)
+
+    result = harness("show", cwd=tmp_path)
+
+    assert result.returncode == 4
+    assert f"\n{type(defect).__name__}" in result.stderr
+    assert "Report it" in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_a_broken_installation_is_exit_4(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "harness.cli.main", None)
+
+    with pytest.raises(SystemExit) as left:
+        __main__.main()
+
+    assert left.value.code == 4
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:

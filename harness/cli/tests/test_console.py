@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 from typer.testing import CliRunner
 
 from harness.cli import console
@@ -29,6 +30,17 @@ def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> C
 
 def test_text_from_code_under_test_is_not_searched_for_what_to_highlight() -> None:
     assert console.console().render_str("12 of /tmp/a").spans == []
+
+
+def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
+    here, nasty = console.console(), "T\x1b]52;c;cm0=\x07\x9b2J\u202e"
+    bad = summary(1, Outcome.CRASH, detail=nasty)
+
+    with here.capture() as captured:
+        here.print(console.summaries([bad]), Text(nasty), nasty)
+
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*captured.get()}
+    assert captured.get().count("T\N{REPLACEMENT CHARACTER}]52") == 3
 
 
 def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:

@@ -102,15 +102,17 @@ def test_under_a_hook_the_folder_decides_which_repository_answers(
     assert Repository.around(toys).root == toys
 
 
-def test_the_users_checkout_hook_does_not_run(toys: Path, tmp_path: Path) -> None:
+def test_no_hook_or_monitor_of_a_repository_runs(toys: Path, tmp_path: Path) -> None:
     hook = toys / ".git/hooks/post-checkout"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
+    git(toys, "config", "core.fsmonitor", str(hook))
     repo = Repository.around(toys)
 
     with checked_out(repo, repo.commit("main")):
-        pass
+        repo.dirty()
+        repo.snapshot()
 
     assert not (tmp_path / "ran").exists()
 

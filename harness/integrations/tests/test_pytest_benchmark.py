@@ -108,6 +108,7 @@ def test_a_file_of_pytest_benchmark_becomes_a_run(tmp_path: Path) -> None:
         pytest.param({"benchmarks": first(data=[])}, id="no rounds"),
         pytest.param({"benchmarks": first(data=[0.5, 0.0, 0.1])}, id="zero"),
         pytest.param({"benchmarks": first(data=[float("nan")] * 3)}, id="nan"),
+        pytest.param({"benchmarks": first(data=[5e-324] * 3)}, id="too short"),
         pytest.param({"benchmarks": first(rounds=7)}, id="rounds missing"),
         pytest.param({"benchmarks": first() + first()}, id="twice"),
     ],
@@ -126,6 +127,8 @@ def test_a_benchmark_without_valid_rounds_is_refused(
         (b"\xff\xfe", "not JSON"),
         (b"[1]", "the file"),
         (b'{"machine_info": {"node": 3}}', "machine_info.node"),
+        (b"[" * 10**5, "not JSON"),
+        (json.dumps({**DOCUMENT, "datetime": "0001-01-01T00:00+23:00"}).encode(), "datetime is"),
     ],
 )
 def test_an_invalid_file_is_refused_with_the_field(tmp_path: Path, data: bytes, where: str) -> None:

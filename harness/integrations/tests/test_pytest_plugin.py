@@ -41,6 +41,20 @@ BAD = """\
 """
 
 
+def test_a_failure_cannot_command_the_terminal() -> None:
+    (case,) = fake_runs.sweep(seq_len=[1])
+    nasty = "\x1b]52;c;\x07"
+    failed = fake_runs.run([case], lambda c: fake_runs.ended(c, Outcome.CRASH, detail=nasty))
+    allowed = fake_runs.run(
+        [replace(case, allow={Outcome.CRASH: nasty})], lambda c: [*failed.of(c.case_id)]
+    )
+
+    said = judge(failed).failure + judge(allowed).expected
+
+    assert said.count("]52;c;") == 2
+    assert "\x1b" not in said
+
+
 class Pytest:
     """Runs pytest with the plugin in a folder of its own."""
 

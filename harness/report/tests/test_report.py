@@ -14,7 +14,7 @@ from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.records import Decision, Outcome, Run
 from harness.report import context, text
-from harness.tests.fake_runs import case, ended, retest, run, sweep, timed
+from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 PAGE = Path(__file__).with_name("run.md")
 
@@ -31,6 +31,25 @@ def values(recorded: Run) -> dict[str, Any]:
 
 def page(recorded: Run, folder: Path) -> str:
     return context.write(recorded, folder).read_text(encoding="utf-8")
+
+
+def test_nothing_from_a_suite_or_its_code_is_active_in_a_report(tmp_path: Path) -> None:
+    nasty = "\x1b[2J ![i](//evil/i.png) [a](javascript:b) @owner <img> www.evil &commat;me"
+    named = case({"gc": "off"}, case_id="x` @owner `y")
+    broken = run(
+        [named],
+        lambda c: ended(c, Outcome.CRASH, detail=nasty),
+        env=environment(variables={"NSA_X": f"\n```\n{nasty}"}, hostname=nasty, command=(nasty,)),
+        notes=(nasty,),
+    )
+    suite = replace(broken.suite, title=nasty, question=nasty)
+
+    text = page(replace(broken, suite=suite), tmp_path)
+
+    outside = re.sub(r"```bash.*?\n```\n|`[^`]+`", "", text, flags=re.DOTALL)
+    active = re.findall(r"\x1b|i\]\(|a\]\(|@owner|<img|www\.evil|&commat", outside)
+    assert active == []
+    assert "export NSA_X" not in outside
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis import summary
 from harness.errors import StoreError
+from harness.records import CaseSummary, Run
 from harness.store import index, reader
 from harness.store.writer import resume
 from harness.tests.indexed import CASE, ids, record, silent
@@ -46,6 +48,26 @@ def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:
     found = index.ask(tmp_path, lambda known: known.runs(), silent)
 
     assert {h.run_id: h.state for h in found} == {whole: "complete", broken: "unreadable"}
+
+
+def test_a_run_whose_summary_fails_is_listed_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = record(tmp_path), record(tmp_path)
+    summarise = summary.summarise
+
+    def fails(run: Run) -> tuple[CaseSummary, ...]:
+        return summarise(run) if run.run_id == whole else (1 / 0, ())[1]
+
+    monkeypatch.setattr(summary, "summarise", fails)
+
+    found = index.ask(tmp_path, lambda known: known.runs(), silent)
+
+    assert {h.run_id: h.state for h in found} == {whole: "complete", broken: "unreadable"}
+    assert [h.problem.partition("(")[0] for h in found] == [
+        "its summary fails: ZeroDivisionError" if h.run_id == broken else "" for h in found
+    ]
+    assert index.rebuild(tmp_path, silent) == 2
 
 
 def test_an_empty_store_has_no_runs_and_no_index(tmp_path: Path) -> None:

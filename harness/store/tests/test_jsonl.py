@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.cli import main as cli
 from harness.errors import HarnessError, StoreError
 from harness.records import Git, Measurement, Outcome, Run
-from harness.store import reader, tables
+from harness.store import jsonl, reader, tables
 from harness.store.tables import COLUMNS
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 from harness.tests.indexed import store
@@ -86,6 +86,12 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
         pytest.param(b'"outcome": "timeout"', b'"outcome": "slow"', "outcome", id="outcome"),
         pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: ", id="no-run"),
         pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),
+        pytest.param(b'"log": "', b'"log": "../../', "not a path in the folder", id="log"),
+        pytest.param(b'"tokens": ', b'"tokens": -', "tokens is -", id="tokens"),
+        pytest.param(b'"flops": ', b'"flops": 1%s' % (b"0" * 400), "beyond", id="flops"),
+        pytest.param(b'"samples_s": [', b'"samples_s": [5e-324, ', "samples_s", id="samples"),
+        pytest.param(b'"wall_s": 0', b'"wall_s": 9e99, "x": 0', "wall_s", id="wall"),
+        pytest.param(b'"axes": {', b'"axes": ' + b"[" * 10**5, "nested|recursion", id="nested"),
     ],
 )
 def test_changed_lines_are_refused(tmp_path: Path, old: bytes, new: bytes, place: str) -> None:
@@ -98,6 +104,16 @@ def test_changed_lines_are_refused(tmp_path: Path, old: bytes, new: bytes, place
         output("import", file, "--store", tmp_path / "b")
 
     assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "pytest-benchmark"])
+def test_an_endless_file_is_refused_before_it_is_read(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "MAX_BYTES", 2**16)
+
+    with pytest.raises(HarnessError, match="/dev/zero: more than 65536 bytes"):
+        output("import", "/dev/zero", "--format", form)
 
 
 def test_an_import_does_not_replace_a_run(tmp_path: Path) -> None:
@@ -135,6 +151,17 @@ def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
         assert {r["tokens"] for r in of_process} == {str(m.tokens) if m.tokens else ""}
     assert by_case[BROKEN.case_id][0]["detail"] == made.of(BROKEN.case_id)[0].detail
     assert {(r["device_id"], r["commit"]) for r in rows} == {(H200.uuid, "c" * 40)}
+
+
+@pytest.mark.parametrize("start", "=+-@\t")
+def test_no_text_in_a_table_is_a_formula_or_commands_a_terminal(start: str, tmp_path: Path) -> None:
+    nasty = f"{start}HYPERLINK()\x1b[2J"
+    store(tmp_path, run([GOOD], lambda c: ended(c, Outcome.CRASH, detail=nasty)))
+
+    text = output("export", "latest", "--format", "csv", "--store", tmp_path).decode()
+
+    (row,) = csv.DictReader(io.StringIO(text))
+    assert row["detail"] == f"'{start}HYPERLINK()\N{REPLACEMENT CHARACTER}[2J"
 
 
 def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:

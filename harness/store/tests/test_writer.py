@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import StoreError
+from harness.messages import Built, StepsDone
 from harness.records import (
     Accuracy,
     Measurement,
@@ -50,15 +52,15 @@ FULL = replace(
     ),
     phases=(Phase(name="timing", start_s=-0.0, end_s=1.0),),
     steady=False,
-    flops=2**70,
+    flops=2**62,
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     detail=st.text(),
-    warmup_s=st.lists(finite, max_size=3).map(tuple),
-    lower_bound_s=st.none() | finite,
+    warmup_s=st.lists(st.floats(0.0, 1e9), max_size=3).map(tuple),
+    lower_bound_s=st.none() | st.floats(1e-12, 1e9),
     effective=st.dictionaries(st.text(max_size=8), scalars, max_size=4),
 )
 def test_a_measurement_comes_back_exactly(**drawn: Any) -> None:
@@ -98,6 +100,24 @@ def test_nan_and_infinity_are_refused(writer: store_writer.RunWriter, bad: float
         writer.append(replace(measured(0), telemetry=telemetry))
 
     assert run_file(writer).stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: replace(measured(0), tokens=-5),
+        lambda: replace(measured(0), bytes=2**63),
+        lambda: replace(measured(0), samples_s=(5e-324,)),
+        lambda: replace(measured(0), samples_s=(float("nan"),)),
+        lambda: replace(measured(0), log="/etc/passwd"),
+        lambda: Built(tokens=10**400, flops=None),
+        lambda: StepsDone(steps=1, spent_s=1.0, shortest_s=1e-300),
+        lambda: replace(SUITE, cases=CASES[:1] * 2),
+    ],
+)
+def test_an_impossible_value_is_refused_where_it_is_made(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"must be|not a path|same id"):
+        make()
 
 
 def test_text_that_is_not_unicode_is_recorded(

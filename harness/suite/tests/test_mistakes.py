@@ -22,6 +22,7 @@ MISTAKES = [
     ("title: Retest", "title: ^5"),
     ("processes: 4", "processes: ^-4"),
     ("processes: 4", "processes: ^1.5"),
+    ("processes: 4", "processes: ^1001"),
     ("measure: {processes: 4", "^measure: {min_samples: 201"),
     ("measure: {timeout_s: 60}", "^measure: {max_samples: 1}"),
     ("[128, 256, 512]", "^[]"),
@@ -100,6 +101,9 @@ UNREADABLE = {
     "no-anchor": "a: *x\n",
     "nul": "a: b\x00\n",
     "deep": "a: " + "[" * 1000,
+    "long": f"a: {'x' * 10_001}",
+    "number of 64 bits": "a: 9223372036854775808",
+    "much by aliases": f"a: &x {'x' * 9_000}\nb: [{', '.join(['*x'] * 120)}]",
 }
 TAGS = ["!!python/object/apply:os.getcwd []", "!!python/name:os.sep ''", "!mine 1", "!!binary aGk="]
 

@@ -124,6 +124,14 @@ def test_workloads_need_different_names_and_share_the_limit_on_cases(
     assert "16 cases" in error_of(one + again.replace("name: w", "name: v"))
 
 
+def test_the_cases_of_a_long_workload_are_limited_by_their_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep, "MAX_CHARACTERS", 1000)
+
+    assert "8 cases of a workload this long" in error_of(swept_suite([range(4)]))
+
+
 # --- overrides ---------------------------------------------------------------------------
 
 

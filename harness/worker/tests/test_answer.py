@@ -12,14 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
+from harness.messages import (
+    Answer,
+    Channel,
+    Checked,
+    CheckOrder,
+    MeasureOrder,
+    Message,
+    MessageReader,
+)
 from harness.records import Case, Measurement, NonFiniteOrigin, Outcome, PathRule
 from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
 from harness.tests.faulty import make_case as faulty_case
 from harness.tests.workers import QUICK, make_case
-from harness.worker import answer
-from harness.workload import Unsupported, Workload
+from harness.worker import answer, factory
+from harness.workload import Counts, Unsupported, Workload
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -72,6 +80,15 @@ def answered(case: Case, **order: Any) -> Measurement:
     os.close(answers)
     (found,) = (message.measurement for message in received if isinstance(message, Answer))
     return found
+
+
+def test_impossible_counts_are_left_to_the_process_of_their_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = replace(make_case("", axes={}), factory=f"{__name__}:counts_up")
+    monkeypatch.setitem(globals(), "counts", lambda *_: Counts(tokens=-5, flops=None))
+
+    assert factory.check(CheckOrder(cases=(case,))) == Checked(refusals=())
 
 
 @pytest.mark.parametrize(
