@@ -88,7 +88,7 @@ def test_impossible_counts_are_left_to_the_process_of_their_case(
     case = replace(make_case("", axes={}), factory=f"{__name__}:counts_up")
     monkeypatch.setitem(globals(), "counts", lambda *_: Counts(tokens=-5, flops=None))
 
-    assert factory.check(CheckOrder(cases=(case,))) == Checked(refusals=())
+    assert factory.check(CheckOrder(cases=(case,)), print) == Checked(refusals=())
 
 
 @pytest.mark.parametrize(
