@@ -10,7 +10,7 @@ unset PYTHONDONTWRITEBYTECODE
 
 ruff format --check .
 ruff check .
-mypy -n 2 harness nsa suites ci reports/studies
+mypy -n 2 harness nsa suites ci reports
 # Kernels in the interpreter take half of the time: two processes, a file each, the long ones of
 # nsa first. pytest-benchmark does not run beside others, and no test here times anything.
 pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:benchmark -m "not gpu" "$@"

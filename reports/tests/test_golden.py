@@ -4,8 +4,8 @@ Moving or rewording code does not change them. The file has numbers, ids, truth 
 enumerations, but no sentences and no names of classes or fields. Of a sentence it has only whether
 there is one.
 
-    python -m harness.tests.test_golden            list every value that differs
-    python -m harness.tests.test_golden --write    write the file again
+    python -m reports.tests.test_golden            list every value that differs
+    python -m reports.tests.test_golden --write    write the file again
 """
 
 import json
@@ -53,8 +53,8 @@ from harness.records import (
 from harness.runner.interleave import clock
 from harness.store.reader import load
 
-FILE = Path(__file__).parent / "data" / "golden.json"
-STORE = Path(__file__).parents[2] / "reports" / "runs"
+FILE = Path(__file__).with_name("golden.json")
+STORE = Path(__file__).parents[1] / "runs"
 DIGITS = 12
 RELATIVE = 1e-9
 """Other library versions and CPUs round the last digits differently."""
@@ -456,7 +456,7 @@ if __name__ == "__main__":
         FILE.write_text(text_of(compute(every)) + "\n")
         print(f"{FILE}: {FILE.stat().st_size:,} bytes")
     elif sys.argv[1:]:
-        sys.exit("usage: python -m harness.tests.test_golden [--write]")
+        sys.exit("usage: python -m reports.tests.test_golden [--write]")
     else:
         different = list(unlike(golden(), compute(every)))
         sys.stdout.writelines(f"{line}\n" for line in different)
