@@ -79,7 +79,7 @@ def _in_run(
         if time.monotonic() > deadline:
             note = f"no such value in the {step} steps that could be repeated in the time allowed"
             return NonFiniteOrigin(computation="run", precision="", note=note)
-        output = workload.run()
+        output = _step(workload, step)
         if _kind(output):
             bad = step
             break
@@ -90,15 +90,22 @@ def _in_run(
     del workload, output  # so that only one workload is alive
     gc.collect()
     workload = build()
-    for _ in range(bad - 1):
+    for step in range(bad - 1):
         progress()
-        workload.run()
+        _step(workload, step)
     with _watching() as watch:
         for step in range(max(0, bad - 1), bad + 1):
             progress()
             watch.step = step
-            output = workload.run()
+            output = _step(workload, step)
     return watch.origin("run", output)
+
+
+def _step(workload: Workload, number: int) -> Any:
+    """The output of a step, with the inputs that it was timed with."""
+    if workload.fresh and number:
+        workload.fresh(number)
+    return workload.run()
 
 
 class _Watch(TorchDispatchMode):

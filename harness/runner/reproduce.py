@@ -36,6 +36,7 @@ FACTORY = {factory!r}
 PROVIDER = {provider!r}
 AXES = {axes}
 CHECK = {check!r}  # compare with the reference first, as the suite asks
+FRESH = {fresh!r}  # write other inputs before each step, if the workload can
 STALL_S = {stall_s!r}
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else {runs!r}
 
@@ -55,6 +56,8 @@ def main() -> None:
     if CHECK:
         print(accuracy.compare(workload), flush=True)
     for step in range(RUNS):
+        if FRESH and step and workload.fresh:
+            workload.fresh(step)
         faulthandler.dump_traceback_later(STALL_S, exit=True)
         start = time.perf_counter()
         output = workload.run()
@@ -125,6 +128,7 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
         provider=case.provider,
         axes=pprint.pformat(dict(case.axes)),
         check=case.settings.accuracy,
+        fresh=case.settings.rotate_inputs == 1,
         stall_s=evidence.stall_limit_s or case.settings.stall_s,
         runs=(evidence.steps or 0) + MORE_RUNS,
     )

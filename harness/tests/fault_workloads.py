@@ -16,7 +16,7 @@ from harness.workload import Workload
 
 
 def _counted(step: Callable[[int], object]) -> Workload:
-    """A workload whose run is told its number, from 0."""
+    """A workload whose run gets its number, from 0."""
     runs = iter(range(10**9))
 
     def run() -> object:
@@ -174,6 +174,18 @@ def stops_the_forkserver(provider: str, axes: Axes) -> Workload:
     if not axes["exits"]:
         never_exits(provider, axes)
     return _counted(lambda i: os.kill(os.getppid(), signal.SIGSTOP) if i == 3 else None)
+
+
+def nan_of_inputs(provider: str, axes: Axes) -> Workload:
+    """NaN in the step that gets inputs number `bad`."""
+    x = torch.ones(8)
+
+    def fresh(number: int) -> None:
+        x.fill_(-1.0 if number == axes["bad"] else 1.0 + number)
+
+    return Workload(
+        run=lambda: x.log(), fresh=fresh, tokens=1, no_reference="its inputs are the fault"
+    )
 
 
 def slows_the_clock(provider: str, axes: Axes) -> Workload:

@@ -137,7 +137,9 @@ def _with_origins(
 
     def build() -> Workload:
         torch.manual_seed(torch.initial_seed())  # as for the first build
-        return factory.load_factory(case.factory)(case.provider, case.axes)
+        built = factory.load_factory(case.factory)(case.provider, case.axes)
+        # Inputs that take turns are not written again.
+        return built if case.settings.rotate_inputs == 1 else replace(built, fresh=None)
 
     try:
         origins = diagnosis.find(build, cause, progress=reporter.alive)

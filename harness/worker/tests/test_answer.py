@@ -238,6 +238,12 @@ def test_nan_at_step_4_is_traced_to_operator_and_module() -> None:
     assert "Inf appeared earlier, from output 0 of aten.exp in second (Module)" in origin.note
 
 
+def test_nan_of_fresh_inputs_is_searched_with_the_inputs_of_its_step() -> None:
+    (origin,) = origins(answered(faulty_case("nan_of_inputs", axes={"bad": 4})))
+
+    assert (origin.value, origin.step, origin.operator) == ("NaN", 4, "aten.log")
+
+
 def test_nan_of_a_gradient_is_found_in_the_step_before_it_shows() -> None:
     m = answered(faulty_case("nan_from_a_gradient"))
 
