@@ -96,9 +96,12 @@ def compare(
             answer = _measured(request)
         case _:
             name, run = (candidate, runs[0]) if runs[0] else (baseline, runs[1])
+            remedy = "Record a run of the working tree first: harness run SUITE"
+            if name != WORKING_TREE:
+                commit = Repository.around(Path.cwd()).commit(name)[:10]
+                remedy = f"Find its runs: harness list runs --commit {commit}; or name two commits."
             raise HarnessError(
-                f"{name} is a commit but {run.run_id if run else ''} is a run",
-                f"Find a run of it: harness list runs --commit {name}; or name two commits.",
+                f"{name} is a commit but {run.run_id if run else ''} is a run", remedy
             )
     if as_json:
         document(records.document(answer))

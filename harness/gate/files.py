@@ -112,6 +112,8 @@ def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}", remedy) from error
     try:
         return parse(data, kind)
     except ValueError as error:

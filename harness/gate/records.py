@@ -216,9 +216,12 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
 
 def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of schema 2; the reader ignores those that a record does not have."""
+    cases = fields.get("cases", [])
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        raise ValueError("cases is not a list of JSON objects")
     compared = [
         {**case, "comparison": {**case, "clock_explained": False}} if case.get("ratio") else case
-        for case in fields.get("cases", ())
+        for case in cases
     ]
     return {
         **fields,

@@ -407,6 +407,7 @@ def test_a_verdict_of_schema_1_loads() -> None:
         ("", "EOF"),
         ("[1]", "not a JSON object"),
         ('{"schema": 99}', "schema is 99"),
+        ('{"schema": 1, "cases": ["a"]}', "cases is not a list of JSON objects"),
         ('{"schema": 2, "decision": "PASS"}', "decision"),
     ],
 )

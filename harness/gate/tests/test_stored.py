@@ -228,6 +228,14 @@ def test_a_damaged_baseline_is_refused(changes: dict[str, Any], said: str, tmp_p
         baselines.load(tmp_path, made.device, SUITE)
 
 
+def test_a_baseline_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    made = baselines.of_run(recorded())
+    files.path_of(tmp_path, made.device, made.suite).mkdir(parents=True)
+
+    with pytest.raises(StoreError, match="cannot read .*: Is a directory"):
+        baselines.load(tmp_path, made.device, SUITE)
+
+
 def test_a_changed_case_has_no_baseline() -> None:
     made = baselines.of_run(recorded())
     longer = replace(CASE, axes={**CASE.axes, "seq_len": 1024})
