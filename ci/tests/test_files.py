@@ -304,7 +304,7 @@ def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.Completed
         pytest.param("true", "false", "true", "skipped", False, id="fork"),
         pytest.param("true", "false", "false", "skipped", True, id="fork, no runner"),
         # A private repository can pass them all the same.
-        pytest.param("true", "true", "true", "skipped", False, id="fork, told"),
+        pytest.param("true", "true", "true", "skipped", False, id="fork, private repository"),
         pytest.param("true", "true", "false", "skipped", False, id="fork, both"),
         pytest.param("false", "true", "false", "success", False, id="both"),
     ],

@@ -182,7 +182,7 @@ def _describe(device: object) -> Gpu:
 
 
 def optional(read: Callable[[], Value]) -> Value | None:
-    """What NVML answers; None where it cannot."""
+    """The answer of NVML, or None if it has none."""
     try:
         return read()
     except pynvml.NVMLError:

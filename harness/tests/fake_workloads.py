@@ -213,5 +213,5 @@ def faults_on_the_gpu(provider: str, axes: Axes) -> Workload:
 
 
 def counts(function: str, provider: str, axes: Axes, env: Mapping[str, str]) -> Counts:
-    """The seam's own function: what a run does, told before it."""
+    """The seam's own function: what a step will do, before it runs."""
     return Counts(tokens=64, flops=128)

@@ -1,6 +1,6 @@
 """How much builds of the same kernels differ that differ in nothing that matters.
 
-    python -m reports.studies.build_noise OUT                # on a GPU, 9 minutes
+    python -m reports.studies.build_noise OUT                # on a GPU, 8 minutes
     python -m reports.studies.build_noise OUT --builds 4 --processes 3 --suite FILE
 
 copies nsa and suites into OUT once for each build, adds comment lines at the top of every module

@@ -232,7 +232,7 @@ def test_a_baseline_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     made = baselines.of_run(recorded())
     files.path_of(tmp_path, made.device, made.suite).mkdir(parents=True)
 
-    with pytest.raises(StoreError, match="cannot read .*: Is a directory"):
+    with pytest.raises(StoreError, match=r"cannot read .*: Is a directory"):
         baselines.load(tmp_path, made.device, SUITE)
 
 

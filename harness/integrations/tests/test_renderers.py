@@ -327,12 +327,12 @@ def test_a_run_is_shown_as_a_verdict_but_not_as_a_gate() -> None:
     cases = summary.summarise(run)
     verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
 
-    told = run_verdict.of_run(run, cases, verdict)
-    text, document, lines = comment(told), junit(told), annotations(told)
+    judged = run_verdict.of_run(run, cases, verdict)
+    text, document, lines = comment(judged), junit(judged), annotations(judged)
 
     decisions = [Decision.GO, Decision.INCONCLUSIVE, Decision.NO_GO]
-    assert [c.decision for c in told.cases] == decisions
-    assert told.cases[2].reason == "crash: planted: crash"
+    assert [c.decision for c in judged.cases] == decisions
+    assert judged.cases[2].reason == "crash: planted: crash"
     assert [*results(document).values()][-3:] == ["passed", "skipped", "failure"]
     assert text.startswith(f"## {page._SIGNS[verdict.decision]} Run: {verdict.decision}\n")
     assert f"A run, judged by the rules of `{run.suite.path}`." in text

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ import psutil
 import pytest
 
 from harness.errors import HarnessError, StoreError
-from harness.machine import gpu_idle
-from harness.machine.gpu_idle import GpuUse, IdleCheck
+from harness.machine.gpu_idle import IdleCheck
+from harness.machine.tests.test_gpu_idle import FREE, HELD, Meter, impatient  # noqa: F401  a fixture
 from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.runner import launcher
 from harness.runner import run as running
 from harness.runner.launcher import Launcher
 from harness.runner.run import run_suite, settled
-from harness.tests.small_run import ENVIRONMENT
 from harness.tests.workers import (
     GPU,
     QUICK,
@@ -108,26 +107,6 @@ def test_a_full_disk_stops_the_run(planned: Planned, monkeypatch: pytest.MonkeyP
 # --- machines that are not fit -----------------------------------------------------------
 
 
-class Meter:
-    """A GPU whose use follows a script; the last reading repeats."""
-
-    def __init__(self, *uses: GpuUse) -> None:
-        self.uses = list(uses)
-
-    def __call__(self) -> GpuUse:
-        return self.uses.pop(0) if len(self.uses) > 1 else self.uses[0]
-
-
-FREE = GpuUse(used_bytes=5e8, processes={})
-HELD = GpuUse(used_bytes=9e9, processes={4711: "process 4711 (python of someone), 8.50 GB"})
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_idle, "FREE_S", 0.1)
-    monkeypatch.setattr(gpu_idle, "AGAIN_S", 0.05)
-
-
 @pytest.mark.usefixtures("impatient")
 def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(planned: Planned) -> None:
     """A process that survives SIGKILL uses memory after the first case."""
@@ -147,51 +126,6 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(planned: Plann
     assert "the GPU is shared: process 4711 (python of someone), 8.50 GB" in refused.detail
     assert refused.evidence
     assert refused.evidence.holders == ("process 4711 (python of someone), 8.50 GB",)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (FREE, FREE, ""),
-        (replace(FREE, used_bytes=3e9), replace(FREE, used_bytes=3.1e9), ""),
-        (FREE, replace(FREE, used_bytes=2e9), "1.5 GB of the GPU are in use"),
-        (GpuUse(used_bytes=2e9), GpuUse(used_bytes=2e9), "2.0 GB of the GPU are in use"),
-        (HELD, HELD, "the GPU is shared"),
-        (FREE, replace(FREE, throttled_by=("too hot",)), "throttled at the start: too hot"),
-        (GpuUse(), GpuUse(), ""),  # NVML shows nothing
-    ],
-)
-@pytest.mark.usefixtures("impatient")
-def test_a_shared_gpu_is_an_invalid_environment(before: GpuUse, now: GpuUse, said: str) -> None:
-    why, _ = IdleCheck(Meter(before, now)).problem()
-
-    assert said in why
-    assert bool(said) == bool(why)
-
-
-def test_memory_that_is_freed_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_idle, "POLL_S", 0.001)
-
-    assert IdleCheck(Meter(FREE, HELD, HELD, FREE)).problem() == ("", ())
-
-
-@pytest.mark.parametrize(
-    ("requires", "said"),
-    [
-        ({}, ""),
-        ({"gpu": "H200", "driver": "570.*"}, ""),
-        ({"driver": "580.*"}, "wrong driver: this machine has 570.86, the suite requires 580.*"),
-        ({"gpu": "A100"}, "wrong gpu: this machine has NVIDIA H200"),
-    ],
-)
-def test_the_wrong_machine_is_an_invalid_environment(
-    requires: Mapping[str, str], said: str
-) -> None:
-    why = gpu_idle.mismatch(requires, ENVIRONMENT)
-
-    assert why.startswith(said)
-    assert bool(why) == bool(said)
-    assert bool(gpu_idle.mismatch(requires, replace(ENVIRONMENT, gpu=None))) == bool(requires)
 
 
 def test_on_the_wrong_machine_nothing_is_started(planned: Planned) -> None:

@@ -1,4 +1,4 @@
-"""The variance between builds is told from that of their processes."""
+"""The study separates the variance between builds from that of their processes."""
 
 import numpy as np
 import pytest
