@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 
 from harness.records import METRICS, Estimate, Fact, Finding, Outcome
 
-NOTHING_LEFT = -100.0
-"""The change, in percent, to no time at all: no measured effect can reach it."""
 MOST_PLACES = 4
 """Most decimal places of the end of a wide interval."""
+MOST_APART = 2.0
+"""A bound beyond this factor of the estimate is not printed: it would not inform."""
+MOST_DIGITS = 6
+"""Of two values that fewer digits do not tell apart."""
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
@@ -153,46 +155,75 @@ def quantity(metric: str, value: float) -> str:
 def cell(metric: str, estimate: Estimate) -> str:
     """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
 
-    A count has all its digits, and no interval if all processes agree.
+    A count has all its digits, and no interval if all processes agree. Two processes without an
+    interval that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
     """
+    return _cell(metric, estimate, "")
+
+
+def informs(metric: str, estimate: Estimate) -> bool:
+    """Whether an estimate has an interval that is worth printing."""
+    low, high = estimate.low, estimate.high
+    if estimate.both or low is None or high is None:
+        return False
+    if _unit(metric) in ("", "1"):
+        return True  # may be 0 or negative, so a factor says nothing
+    return low * MOST_APART >= estimate.value >= high / MOST_APART
+
+
+def _cell(metric: str, estimate: Estimate, suffix: str) -> str:
     if _is_count(metric) and estimate.low == estimate.value == estimate.high:
-        return _count(estimate.value)
+        return _count(estimate.value) + suffix
     one, unit = _scaled(metric, estimate.value)
-    return _with_interval(
-        estimate.value / one,
-        None if estimate.low is None else estimate.low / one,
-        None if estimate.high is None else estimate.high / one,
-        unit,
+    if estimate.both:
+        for digits in range(3, MOST_DIGITS + 1):
+            texts = [number(v / one, digits) for v in estimate.both]
+            if texts[0] != texts[1]:
+                break
+        return " and ".join(dict.fromkeys(texts)) + unit + suffix
+    if estimate.low is not None and not informs(metric, estimate):
+        text = _with_interval(estimate.value / one, None, None, unit)
+        return f"{text}{suffix} (not bounded by {estimate.processes} processes)"
+    return (
+        _with_interval(
+            estimate.value / one,
+            None if estimate.low is None else estimate.low / one,
+            None if estimate.high is None else estimate.high / one,
+            unit,
+        )
+        + suffix
     )
 
 
 def value(metric: str, estimate: Estimate) -> str:
     """A measured metric without its interval, with the same digits as in `cell`."""
-    return cell(metric, estimate).partition(" [")[0]
+    if informs(metric, estimate):
+        return cell(metric, estimate).partition(" [")[0]
+    return plain(metric, estimate.value, 3)
 
 
 def measured(metric: str, estimate: Estimate) -> str:
     """A measured metric with its interval and unit, for a sentence."""
-    return cell(metric, estimate) + _suffix(metric)
+    return _cell(metric, estimate, _suffix(metric))
 
 
 def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
     """A ratio of times: `+24 % [+20 … +28]`, from twice on `2.4x [2.2 … 2.6]`.
 
-    Below one half it is inverted: `91x [90 … 92] less`.
+    Below one half it is inverted: `91x [90 … 92] less`. An interval with a bound beyond twice or
+    half the ratio is not printed: `+24 %, not bounded`.
     """
+    if (low is not None and low * MOST_APART < ratio) or (
+        high is not None and high > ratio * MOST_APART
+    ):
+        return f"{change(ratio)}, not bounded"
     if 0.5 < ratio < 2:
-        below, above = (None if end is None else _percent_more(end) for end in (low, high))
+        below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
         return _with_interval((ratio - 1) * 100, below, above, " %", sign=True, digits=2)
     if ratio < 1:
         inverse = [None if end is None else 1 / end for end in (high, low)]
         return _with_interval(1 / ratio, inverse[0], inverse[1], "x", digits=2) + " less"
     return _with_interval(ratio, low, high, "x", digits=2)
-
-
-def _percent_more(ratio: float) -> float:
-    """Above -100 % for every positive ratio, however small."""
-    return max((ratio - 1) * 100, math.nextafter(NOTHING_LEFT, 0)) if ratio > 0 else NOTHING_LEFT
 
 
 def _count(value: float) -> str:
@@ -212,8 +243,8 @@ def _with_interval(
     """Value and interval in one unit, with the decimal places that the interval justifies.
 
     Three significant digits, but fewer for a wide interval (the rounding rule of the Particle Data
-    Group), and more for one so narrow that three would hide it. An end that would be rounded to 0,
-    or to an effect's -100 %, keeps a digit of its own; so does a value that would become 0.
+    Group), and more for one so narrow that three would hide it. An end that would be rounded to 0
+    keeps a digit of its own; so does a value that would become 0.
     """
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         rounded = _rounded(value, digits)
@@ -232,19 +263,17 @@ def _with_interval(
 
 
 def _end(value: float, place: int, sign: bool) -> str:
-    """To this decimal place, unless that rounds it to 0, or an effect to -100 %.
+    """To this decimal place, unless that rounds it to 0.
 
-    Then to the first digit that differs from that limit, or `<0.0001` if it is too far right.
+    Then to its first digit, or `<0.0001` if that is too far right.
     """
-    for limit in (0.0, NOTHING_LEFT) if sign else (0.0,):
-        if value != limit and round(value, place) == limit:
-            own, last = _place(value - limit, 1), max(MOST_PLACES, place)
-            if own <= last:
-                return _fixed(value, own, sign)
-            least = 10.0**-last
-            nearest = limit + least if value > limit else limit - least
-            return f"{'<' if value > limit else '>'}{_fixed(nearest, last, sign)}"
-    return _fixed(value, place, sign)
+    if value == 0 or round(value, place) != 0:
+        return _fixed(value, place, sign)
+    own, last = _place(value, 1), max(MOST_PLACES, place)
+    if own <= last:
+        return _fixed(value, own, sign)
+    least = 10.0**-last if value > 0 else -(10.0**-last)
+    return f"{'<' if value > 0 else '>'}{_fixed(least, last, sign)}"
 
 
 def _rounded(value: float, digits: int) -> float:
@@ -308,7 +337,8 @@ def finding_sentence(f: Finding) -> str:
         case Fact.SINGLE_PROCESSES:
             return f"{value}, from cases with one process each"
         case Fact.NO_METRIC:
-            return f"{METRICS[f.metric].title} not available"
+            why = f": {f.detail}" if f.detail else ""
+            return f"{METRICS[f.metric].title} not available{why}"
         case Fact.AT_MOST:
             return f"timed out: at most {quantity(f.metric, f.bound or 0.0)}"
         case Fact.AT_LEAST:
@@ -320,6 +350,8 @@ def finding_sentence(f: Finding) -> str:
         case Fact.INTERVAL:
             return value
         case Fact.ACROSS:
+            if f.estimate and not informs(f.metric, f.estimate):
+                return f"{value}: too few processes to decide"
             return f"{value} crosses a threshold"
 
 

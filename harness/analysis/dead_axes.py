@@ -201,6 +201,8 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
 
 
 def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
+    if a.apart_s or b.apart_s:
+        return None
     first, second = processes[a.case.case_id], processes[b.case.case_id]
     counted, ran = _same_counters(first, second), _same_names(first, second)
     outputs = _same_outputs(first, second)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.scaling import groups_along
-from harness.analysis.statistics import t_factor
+from harness.analysis.statistics import confidence_of, factor_of, t_factor
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 NO_EFFECT = 0.02
@@ -53,7 +53,7 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
         names = dict.fromkeys(name for s in cases for name in s.case.swept)
         for axis in ["provider", *names]:
             base, *others = _values(cases, axis) or [""]
-            ok = [s for s in cases if s.outcome is Outcome.OK]
+            ok = [s for s in cases if _has_a_speed(s)]
             groups = [{s.case.get(axis): s for s in group} for group in groups_along(ok, axis)]
             for value in others:
                 both = [group for group in groups if {base, value} <= group.keys()]
@@ -66,10 +66,14 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
 def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
     """The values to compare, the base first; none for an axis with more than two values."""
     if axis == "provider":
-        return [*dict.fromkeys(s.case.provider for s in cases if s.outcome is Outcome.OK)]
+        return [*dict.fromkeys(s.case.provider for s in cases if _has_a_speed(s))]
     values = [*dict.fromkeys(s.case.get(axis) for s in cases)]
     known = [v for v in values if v is not None]
     return known if len(known) == len(values) == 2 else []
+
+
+def _has_a_speed(summary: CaseSummary) -> bool:
+    return summary.outcome is Outcome.OK and "step_s" in summary.metrics
 
 
 def _per_token(summary: CaseSummary) -> Estimate:
@@ -110,11 +114,12 @@ def _half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
     for e in estimates:
         if e.low is None or e.high is None:
             return None
-        freedoms.append(e.processes - 1)
-        error = math.log(e.high / e.low) / 2 / t_factor(freedoms[-1])
+        freedoms.append(e.freedom or e.processes - 1)
+        error = math.log(e.high / e.low) / 2 / factor_of(e)
         variances.append((error / pairs) ** 2)
     total = sum(variances)
     if total == 0:
         return 0.0
     freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-    return t_factor(freedom) * math.sqrt(total)
+    confidence = max(map(confidence_of, estimates))
+    return t_factor(freedom, 0.5 + confidence / 2) * math.sqrt(total)

@@ -21,6 +21,8 @@ MIN_POINTS = 3
 """Fewer uncensored, distinct points leave no residual."""
 FLAT = 0.1
 """Absolute exponent below which the axis may not have reached the workload."""
+UNKNOWN = 1.0
+"""Width of the interval above which an exponent is not known: 1 to 2 is linear to quadratic."""
 MIN_SCATTER = 1e-3
 """Smallest relative scatter that the censored fit assumes, less than processes of one case have.
 Without it, points that are exactly on a line would have an unbounded likelihood."""
@@ -136,6 +138,8 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         slope, low, high, intercept = _tobit(x, y, x_c, y_c)
     else:
         slope, low, high, intercept = _least_squares(x, y)
+    if high - low > UNKNOWN:
+        return replace(found, reason=f"not known from {len(timed) + len(bounds)} points")
     exponent = Estimate(
         value=slope,
         low=low,

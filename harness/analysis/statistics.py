@@ -4,23 +4,36 @@ The unit of replication is the fresh process. Samples inside one process share i
 clocks: they make its median precise, but say nothing about the next process. Each process counts
 once.
 
-Source: Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013, section 6:
-repetition at the highest level that varies, and a t-interval over its means.
+Few processes know little of their own scatter: two give a t-interval that may span decades. The
+other cases of a run scatter alike, so the variance of a case is shrunk to theirs (moderated t).
+
+Sources: Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013, section 6:
+repetition at the highest level that varies, and a t-interval over its means; Smyth, "Linear models
+and empirical Bayes methods", Stat. Appl. Genet. Mol. Biol. 3 (2004), section 6.2: the moderated t.
+reports/studies/README.md has the coverage.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import digamma, polygamma, stdtrit
 
 from harness.records import Estimate, Measurement, Telemetry
 
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
+CONFIDENCE_OF_TWO = 0.975
+"""Nominal confidence of a moderated interval of two processes: where the scatter differs from case
+to case, 95 % would cover 91 %."""
+MIN_CASES = 6
+"""Fewer cases do not tell how alike their variances are."""
+LEAST_VARIANCE = 1e-5
+"""Of the median variance: a smaller one, as of equal readings, would dominate the logarithms."""
 
 MIN_READINGS = 5
 """Fewer telemetry readings do not make a reliable mean utilisation."""
@@ -54,8 +67,70 @@ def t_factor(freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float
     return float(stdtrit(freedom, probability))
 
 
-def geometric(values: Sequence[float], *, samples: int) -> Estimate:
-    """Geometric mean over processes, with a 95 % t-interval on the logarithms.
+def factor_of(estimate: Estimate) -> float:
+    """Half the interval of an estimate in standard errors."""
+    freedom = estimate.freedom or estimate.processes - 1
+    return t_factor(freedom, 0.5 + confidence_of(estimate) / 2)
+
+
+def confidence_of(estimate: Estimate) -> float:
+    """The nominal confidence of an estimate's interval."""
+    moderated = estimate.freedom is not None
+    return CONFIDENCE_OF_TWO if moderated and estimate.processes == 2 else CONFIDENCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariancePrior:
+    """What the cases of a run say about the variance of any of them, before its own processes."""
+
+    variance: float
+    freedom: float
+    """How many degrees of freedom it is worth; infinite if the cases scatter alike."""
+    pooled: int
+    """Degrees of freedom of all cases: no interval has more."""
+
+
+def variance_prior(cases: Iterable[Sequence[float]]) -> VariancePrior | None:
+    """The prior of the variance of logarithms, from the values of each case's processes.
+
+    The method of moments on the logarithms of the variances, which scatter as log F does: their
+    mean gives the prior's variance, and what they scatter beyond chi-square gives its freedom.
+    None with fewer than MIN_CASES cases of two processes, or if most of them do not scatter.
+    """
+    several = [np.log(np.asarray(values, dtype=float)) for values in cases if len(values) > 1]
+    if len(several) < MIN_CASES:
+        return None
+    variances = np.array([logs.var(ddof=1) for logs in several])
+    if (usual := float(np.median(variances))) == 0:
+        return None
+    own = np.array([len(logs) - 1 for logs in several])
+    z = np.log(np.maximum(variances, LEAST_VARIANCE * usual)) - digamma(own / 2) + np.log(own / 2)
+    excess = float(z.var(ddof=1) - polygamma(1, own / 2).mean())
+    if excess <= 0:
+        return VariancePrior(variance=math.exp(z.mean()), freedom=math.inf, pooled=int(own.sum()))
+    freedom = 2 * _inverse_trigamma(excess)
+    shift = float(digamma(freedom / 2)) - math.log(freedom / 2)
+    return VariancePrior(
+        variance=math.exp(z.mean() + shift), freedom=freedom, pooled=int(own.sum())
+    )
+
+
+def _inverse_trigamma(y: float) -> float:
+    """x with trigamma(x) = y > 0, by Newton's method on 1 / trigamma (Smyth, appendix)."""
+    x = 0.5 + 1 / y
+    for _ in range(50):
+        value = float(polygamma(1, x))
+        step = value * (1 - value / y) / float(polygamma(2, x))
+        x += step
+        if abs(step) < 1e-8 * x:
+            break
+    return x
+
+
+def geometric(
+    values: Sequence[float], *, samples: int, prior: VariancePrior | None = None
+) -> Estimate:
+    """Geometric mean over processes, with a t-interval on the logarithms: moderated by a prior.
 
     On logarithms, because times are skewed, and because tokens/s, the inverse of a time, then has
     exactly the inverse interval.
@@ -67,27 +142,42 @@ def geometric(values: Sequence[float], *, samples: int) -> Estimate:
     """
     if not values or not all(math.isfinite(v) and v > 0 for v in values):
         raise ValueError(f"values must be positive and finite, one per process: {list(values)}")
-    logs = arithmetic([math.log(v) for v in values], samples=samples)
+    logs = _with_t([math.log(v) for v in values], samples, prior)
     low, high = (None if b is None else math.exp(b) for b in (logs.low, logs.high))
-    return Estimate(
-        value=math.exp(logs.value), low=low, high=high, processes=len(values), samples=samples
-    )
+    found = replace(logs, value=math.exp(logs.value), low=low, high=high)
+    return found if prior else _both(found, values)
 
 
 def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
-    """Mean over processes with a 95 % t-interval; one process has no interval.
+    """Mean over processes with a t-interval; one process has no interval.
 
     Raises:
         ValueError: Without values, or with one that is not finite.
     """
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"values must be finite, one per process: {list(values)}")
+    return _both(_with_t(values, samples), values)
+
+
+def _both(estimate: Estimate, values: Sequence[float]) -> Estimate:
+    """With the values of two processes that differ; equal ones have an interval without width."""
+    two = len(values) == 2 and values[0] != values[1]
+    return replace(estimate, both=tuple(sorted(values))) if two else estimate
+
+
+def _with_t(values: Sequence[float], samples: int, prior: VariancePrior | None = None) -> Estimate:
     x = np.asarray(values, dtype=float)
     mean, n = float(x.mean()), len(x)
+    found = Estimate(value=mean, low=None, high=None, processes=n, samples=samples)
     if n < 2:
-        return Estimate(value=mean, low=None, high=None, processes=n, samples=samples)
-    half = t_factor(n - 1) * float(x.std(ddof=1)) / math.sqrt(n)
-    return Estimate(value=mean, low=mean - half, high=mean + half, processes=n, samples=samples)
+        return found
+    variance, own = float(x.var(ddof=1)), n - 1
+    if prior is not None:
+        found = replace(found, freedom=min(own + prior.freedom, prior.pooled))
+        weight = own / (own + prior.freedom)
+        variance = weight * variance + (1 - weight) * prior.variance
+    half = factor_of(found) * math.sqrt(variance / n)
+    return replace(found, low=mean - half, high=mean + half)
 
 
 # --- rank tests of differences ----------------------------------------------------------

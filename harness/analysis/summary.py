@@ -1,10 +1,12 @@
 """What all processes of a case say together: estimates of its metrics, and what weakens them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness import units
 from harness.analysis import counters, statistics
 from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
@@ -33,6 +35,10 @@ LARGE_SPREAD = 0.10
 """Interquartile range over median within one process above which a summary notes it."""
 LARGE_DISAGREEMENT = 0.10
 """Slowest process over fastest, less one, above which a summary notes it."""
+APART = 2.0
+"""Slowest process over fastest above which a case has no speed."""
+
+SPEEDS = ("step_s", "step_cycles", "tokens_per_s", "mfu", "roofline_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +61,37 @@ class Spread:
     """Discarded samples of all processes that ended ok."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """One positive metric of a case."""
+
+    values: Sequence[float]
+    prior: statistics.VariancePrior | None
+    """Of the run's cases of the same clock."""
+
+    def estimate(self, samples: int, values: Sequence[float] = ()) -> Estimate:
+        """Of these values, or of others that scatter likewise."""
+        return statistics.geometric(values or self.values, samples=samples, prior=self.prior)
+
+
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
     """One summary per case, also without a measurement, in the order of the suite."""
+    evidence = [_evidence(case, run.of(case.case_id)) for case in run.suite.cases]
+    rates = [_rates(case, of) for case, of in zip(run.suite.cases, evidence, strict=True)]
+    alike = defaultdict(list)
+    for of, own in zip(evidence, rates, strict=True):
+        for name, values in own.items():
+            alike[of[0].clock, name].append(values)
+    priors = {key: statistics.variance_prior(cases) for key, cases in alike.items()}
     return tuple(
-        _summarise(case, run.of(case.case_id), run.environment, run.self_test)
-        for case in run.suite.cases
+        _summarise(
+            case,
+            run.of(case.case_id),
+            run.environment,
+            run.self_test,
+            {name: _Rate(values, priors[of[0].clock, name]) for name, values in own.items()},
+        )
+        for case, of, own in zip(run.suite.cases, evidence, rates, strict=True)
     )
 
 
@@ -95,6 +127,8 @@ def why_absent(
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     if not ok:
         return summary.outcome.value.replace("_", " ")
+    if summary.apart_s and metric in SPEEDS:
+        return "its processes differ by more than 2x"
     if metric in COUNTERS:
         return counters.exact_counters(ok).absent.get(metric, "")
     precision = precision_of(summary.case.axes, summary.effective, environment)
@@ -132,18 +166,20 @@ def _summarise(
     measurements: Sequence[Measurement],
     environment: Environment,
     proof: SelfTest | None,
+    rates: Mapping[str, _Rate],
 ) -> CaseSummary:
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
-    evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
+    evidence = _evidence(case, measurements)
     outcome, detail = _outcome(bad, ok, evidence, proof)
     limit = _roofline_bound(case, evidence, observed, environment, proof)
     gpu = environment.gpu is not None
     unattested = counters.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
-    metrics = _metrics(case, evidence, observed, environment, limit) if evidence else {}
+    metrics = _metrics(case, evidence, observed, environment, limit, rates) if evidence else {}
+    steps = sorted(map(_median_s, evidence))
     return CaseSummary(
         case=case,
         outcome=outcome,
@@ -164,7 +200,46 @@ def _summarise(
         unattested=unattested,
         differing=tuple(m.process for m in ok if m.output_digest != ok[0].output_digest),
         kernels_invisible=bool(ok and case.kernels and not gpu),
+        apart_s=tuple(steps) if _apart(steps) else (),
     )
+
+
+def not_repeatable(steps_s: Iterable[float]) -> str:
+    """`not repeatable: its processes take 16.0 ms to 1.60 s a step`."""
+    times = sorted(steps_s)
+    ends = (units.duration(float(s)) for s in (times[0], times[-1]))
+    return f"not repeatable: its processes take {' to '.join(ends)} a step"
+
+
+def _evidence(case: Case, measurements: Sequence[Measurement]) -> list[Measurement]:
+    return [
+        m
+        for m in measurements
+        if m.outcome is Outcome.OK and m.is_evidence(case.settings.min_samples)
+    ]
+
+
+def _median_s(measurement: Measurement) -> float:
+    return float(np.median(measurement.kept_s))
+
+
+def _apart(values: Sequence[float]) -> bool:
+    """Whether the processes disagree so much that none of them is typical."""
+    return bool(values) and max(values) > APART * min(values)
+
+
+def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
+    """The rates that have a scatter of their own, unless the processes are apart."""
+    if not evidence:
+        return {}
+    hertz = [median_clock_hz(m.telemetry, m.phases) for m in evidence]
+    steps = [_median_s(m) for m in evidence]
+    rates = {
+        "step_s": steps,
+        "step_cycles": [s * hz for s, hz in zip(steps, hertz, strict=True) if hz],
+        **{name: v for name, v, _ in _reported(case, evidence) if _is_rate(name, v)},
+    }
+    return {n: v for n, v in rates.items() if len(v) == len(evidence) and not _apart(v)}
 
 
 def _outcome(
@@ -220,22 +295,25 @@ def _metrics(
     observed: Mapping[str, Scalar],
     environment: Environment,
     limit: RooflineBound | None,
+    rates: Mapping[str, _Rate],
 ) -> Mapping[str, Estimate]:
-    steps = [float(np.median(m.kept_s)) for m in ok]
-    timed = list(zip(ok, steps, strict=True))
-    clocks = [median_clock_hz(m.telemetry, m.phases) for m in ok]
+    metrics = {}
+    samples = sum(len(m.kept_s) for m in ok)
+    if "step_cycles" in rates:
+        metrics["step_cycles"] = rates["step_cycles"].estimate(samples)
+    if "step_s" in rates:
+        metrics["step_s"] = rates["step_s"].estimate(samples)
+    steps = rates["step_s"].values if "step_s" in rates else ()
+    timed = list(zip(ok, steps, strict=bool(steps)))
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
-    by_process = {
-        "step_s": steps,
+    of_the_step = {
         "roofline_share": [limit.seconds / s for s in steps] if limit else [],
-        "step_cycles": [s * hertz for s, hertz in zip(steps, clocks, strict=True) if hertz],
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
         "mfu": [m.flops / s / card.flops_per_s for m, s in timed if card and m.flops],
     }
-    samples = sum(len(m.kept_s) for m in ok)
-    metrics = {
-        name: statistics.geometric(values, samples=samples)
-        for name, values in by_process.items()
+    metrics |= {
+        name: rates["step_s"].estimate(samples, values)
+        for name, values in of_the_step.items()
         if len(values) == len(ok)
     }
     memory = [m.peak_memory_bytes for m in ok if m.peak_memory_bytes is not None]
@@ -248,7 +326,14 @@ def _metrics(
             means = [float(np.mean(r)) for r in seen]
             estimate = statistics.arithmetic(means, samples=sum(map(len, seen)))
             metrics[channel] = _bounded(estimate, most)
-    return {**metrics, **counters.estimates(ok), **_reported(case, ok)}
+    for name, values, count in _reported(case, ok):
+        if not _is_rate(name, values):
+            metrics[name] = statistics.arithmetic(values, samples=count)
+        elif name in rates:
+            metrics[name] = rates[name].estimate(count)
+        else:
+            metrics.pop(name, None)
+    return {**counters.estimates(ok), **metrics}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:
@@ -259,23 +344,24 @@ def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:
     return replace(estimate, low=max(0.0, estimate.low), high=high)
 
 
-def _reported(case: Case, measurements: Sequence[Measurement]) -> Mapping[str, Estimate]:
-    """Estimates of the metrics that a program reports itself, if every process reported them.
-
-    Each process counts once, by its last value or by the median of all. The harness's own metrics
-    are rates and get a geometric mean; any other may be zero and gets an arithmetic mean.
-    """
-    found = {}
+def _reported(
+    case: Case, measurements: Sequence[Measurement]
+) -> Iterator[tuple[str, list[float], int]]:
+    """The metrics that a program reports itself, if every process reported them: name, value of
+    each process (its last, or the median of all), and the number of readings."""
     for reading in case.program.readings if case.program else ():
         name = reading.metric
         values = [m.readings.get(name, ()) for m in measurements]
         if name in MEASURED_HERE or not values or not all(values):
             continue
         each = [float(v[-1] if reading.last else np.median(v)) for v in values]
-        is_rate = name in METRICS and all(v > 0 for v in each)
-        mean = statistics.geometric if is_rate else statistics.arithmetic
-        found[name] = mean(each, samples=len(each) if reading.last else sum(map(len, values)))
-    return found
+        yield name, each, len(each) if reading.last else sum(map(len, values))
+
+
+def _is_rate(name: str, values: Sequence[float]) -> bool:
+    """The harness's own metrics are rates and get a geometric mean; any other may be zero and gets
+    an arithmetic mean."""
+    return name in METRICS and all(v > 0 for v in values)
 
 
 def _discards(m: Measurement) -> str:
@@ -321,7 +407,10 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
             f"samples spread widely: interquartile range {within[widest]:.0%} of the median "
             f"in process {evidence[widest].process}"
         )
-    if (gap := float(medians.max() / medians.min()) - 1) > LARGE_DISAGREEMENT:
+    if _apart([*medians]):
+        what = f"{not_repeatable(medians)}, so it has no speed"
+        yield f"{what}: look for other load, then run it again"
+    elif (gap := float(medians.max() / medians.min()) - 1) > LARGE_DISAGREEMENT:
         yield f"processes disagree: the slowest is {gap:.0%} slower than the fastest"
 
 

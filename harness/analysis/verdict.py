@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit
+from harness.analysis.summary import not_repeatable
 from harness.records import (
     FAILURES,
     Case,
@@ -78,7 +79,8 @@ def ran(case: Case, summary: CaseSummary | None) -> Finding:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
     outcome = summary.outcome
     if outcome is Outcome.OK:
-        count = summary.metrics["step_s"].processes if "step_s" in summary.metrics else 0
+        step = summary.metrics.get("step_s")
+        count = step.processes if step else len(summary.apart_s)
         if (asked := case.settings.processes) > count:
             fact = Fact.TOO_FEW_PROCESSES
             return _of(case, Decision.INCONCLUSIVE, fact, count=count, asked=asked)
@@ -215,7 +217,9 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     if outcome is not Outcome.OK:
         return _ended(summary, Decision.INCONCLUSIVE)
     estimate = summary.metrics.get(rule.metric)
-    found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=rule.metric, estimate=estimate)
+    why = not_repeatable(summary.apart_s) if summary.apart_s else ""
+    known = {"metric": rule.metric, "estimate": estimate, "detail": "" if estimate else why}
+    found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, **known)
     return found if estimate is None else _by_interval(rule, found, estimate)
 
 

@@ -10,7 +10,7 @@ from harness.records.outcome import Outcome, Scalar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A number with its 95 % interval over processes."""
+    """A number with its 95 % interval of the typical process."""
 
     value: float
     low: float | None
@@ -18,6 +18,11 @@ class Estimate:
     """None with one process."""
     processes: int
     samples: int
+    both: tuple[float, ...] = ()
+    """The values of two processes, ascending, if nothing else is known of their scatter. The
+    interval is then valid, so it may decide a rule, but too wide to inform a reader."""
+    freedom: float | None = None
+    """Degrees of freedom of the interval if they are not `processes` - 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,9 @@ class CaseSummary:
     """The term that sets it: compute, bandwidth or launches."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
+    apart_s: tuple[float, ...] = ()
+    """Step times of the processes, ascending, if they differ by more than 2x. The case then has no
+    speed: no number describes a typical process."""
     attested: bool | None = None
     """Whether the kernels and operators of every process are known to follow the suite's rules;
     None if no rule can be checked here. A violation is the outcome PATH_MISMATCH."""
@@ -83,7 +91,7 @@ class Fact(StrEnum):
     NO_GROUP = "no_group"  # with three values of the axis in `detail`
     NO_FIT = "no_fit"
     SINGLE_PROCESSES = "single_processes"  # of the points of a fit
-    NO_METRIC = "no_metric"
+    NO_METRIC = "no_metric"  # `detail` is why, if known
     AT_MOST = "at_most"  # a timeout bounds the metric by `bound`
     AT_LEAST = "at_least"
     NO_INTERVAL = "no_interval"

@@ -78,7 +78,8 @@ def throughput(
     )
     worst, best = ranked[0].metrics[metric], ranked[-1].metrics[metric]
     # An interval is drawn up to three times the largest value, to leave room for the others.
-    ends = [e for s in ranked if (e := s.metrics[metric].high) is not None]
+    shown = [s.metrics[metric] for s in ranked if units.informs(metric, s.metrics[metric])]
+    ends = [e.high for e in shown if e.high is not None]
     seen += [min(max(ends), 3 * max(seen))] if ends else []
     seen += [b for s in summaries if (b := timeout_bound(s, metric)) is not None]
     seen += [x for t in thresholds.values() for x in t.values()]
@@ -101,7 +102,7 @@ def throughput(
     axes.set_yticklabels(names)
     _title(figure, f"{workload}: {METRICS[metric].title} by case")
     _legend(figure, metric, colours, list(thresholds.values()))
-    key = "bar: 95 % interval over processes; hollow: one process, or a bound"
+    key = "bar: 95 % interval of the typical process; hollow: no interval, or a bound"
     figure.supxlabel(key, x=0.008, ha="left", fontsize=8, color=MUTED)
     alt = (
         f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
@@ -263,11 +264,12 @@ def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) 
     if estimate is not None:
         low, high = estimate.low, estimate.high
         right = estimate.value
-        if low is not None and high is not None:
+        informs = units.informs(metric, estimate)
+        if low is not None and high is not None and informs:
             left = max(low, axes.get_xlim()[0])
             right = min(high, axes.get_xlim()[1])
             axes.plot([left, right], [row, row], color=colour, lw=2.2, alpha=0.5, zorder=2)
-        face = "white" if low is None else colour  # hollow: one process, no interval
+        face = colour if informs else "white"
         axes.plot(estimate.value, row, "o", ms=5.5, mfc=face, mec=colour, zorder=3)
         _beside(axes, (right, row), units.value(metric, estimate), INK)
     elif bound is not None:
@@ -316,7 +318,7 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
     for p in timed:
         e = p.step_s
-        if e is not None and e.low is not None and e.high is not None:
+        if e and e.low is not None and e.high is not None and units.informs("step_s", e):
             axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
     xs, ys = [p.x for p in timed], [_time(p) for p in timed]
     axes.plot(xs, ys, marker, color=colour, ms=5, ls="" if fit.exponent else "-", lw=1)

@@ -280,13 +280,15 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     if bound is not None:
         return f"< {units.plain(metric, bound)} (timeout)"
     if metric == "step_s":
-        return outcome_name(s.outcome)
+        return "not repeatable" if s.apart_s else outcome_name(s.outcome)
     return NONE
 
 
 def _count(s: CaseSummary) -> str:
     step = s.metrics.get("step_s")
-    return "0" if step is None else f"{step.processes} × {step.samples // step.processes}"
+    if step is None:
+        return str(len(s.apart_s))
+    return f"{step.processes} × {step.samples // step.processes}"
 
 
 def _missing(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
@@ -340,7 +342,13 @@ def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> 
     if s.outcome is Outcome.OK and e is not None:
         if e.low is None or e.high is None:
             return f"{shown(e.value * steps)} (one process, no interval)"
+        if e.both:
+            return " and ".join(shown(value * steps) for value in e.both)
+        if not units.informs("step_s", e):
+            return f"{shown(e.value * steps)} (not bounded by {e.processes} processes)"
         return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"
+    if s.apart_s:
+        return _unknown("not repeatable")
     if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
         return f"more than {shown(s.lower_bound_s * steps)}"
     return _unknown(outcome_name(s.outcome))

@@ -166,7 +166,8 @@ def _expectations(assessments: Sequence[Assessment]) -> Iterable[str]:
 def _speeds(summaries: Sequence[CaseSummary], effects: Sequence[Effect]) -> Iterable[str]:
     """One sentence a workload: its slowest and fastest case, and the effect of each axis."""
     for workload in dict.fromkeys(s.case.workload for s in summaries):
-        ok = [s for s in summaries if s.case.workload == workload and s.outcome is Outcome.OK]
+        of = [s for s in summaries if s.case.workload == workload and s.outcome is Outcome.OK]
+        ok = [s for s in of if "step_s" in s.metrics]
         if not ok:
             continue
         metric = "tokens_per_s" if all("tokens_per_s" in s.metrics for s in ok) else "step_s"
@@ -217,6 +218,8 @@ def _exponent(exponent: Estimate, f: ScalingFit) -> str:
 
 
 def _weak_numbers(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
+    if apart := [f"`{s.case.case_id}`" for s in summaries if s.apart_s]:
+        yield f"Not repeatable here, so without a speed: {listed(apart, 1)}; see its notes."
     unsteady = [
         f"`{s.case.case_id}`"
         for s in summaries

@@ -16,7 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from harness.store import reader
 from harness.store.reader import RunHeader
 
 INDEX = "index.sqlite"
-VERSION = 5
+VERSION = 6
 """Of the tables and their contents: raise it when a summary changes."""
 MANY = 64
 """Number of runs to read from which a note explains the delay."""
@@ -178,8 +178,8 @@ class Index:
 
 def _metrics(text: str, only: str | None) -> dict[str, Estimate]:
     return {
-        name: Estimate(value=value, low=low, high=high, processes=processes, samples=samples)
-        for name, (value, low, high, processes, samples) in json.loads(text).items()
+        name: Estimate(**{**estimate, "both": tuple(estimate["both"])})
+        for name, estimate in json.loads(text).items()
         if only in (None, name)
     }
 
@@ -327,7 +327,7 @@ def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int])
 
 def _row(case: CaseSummary) -> tuple[str, str, str, str]:
     """Id, outcome, detail and metrics; ValueError if a metric is NaN or infinite."""
-    fields = {name: astuple(e) for name, e in case.metrics.items()}
+    fields = {name: asdict(e) for name, e in case.metrics.items()}
     detail = case.detail.partition("\n")[0]
     return case.case.case_id, _outcome(case), detail, json.dumps(fields, allow_nan=False)
 

@@ -59,14 +59,19 @@ def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> No
 
 def test_a_timeout_makes_the_fit_steeper() -> None:
     """Three points are linear; the fourth took at least eight times what they predict."""
-    linear = power(1.0, LENGTHS[:3])
-    late = {**linear, 1024: math.inf}
+    x, y = np.log([128.0, 256, 512]), np.log([0.0103, 0.0194, 0.041])
 
-    without = fitted(linear, cv=0.05)
-    with_it = fitted(late, cv=0.05, outcome=Outcome.TIMEOUT, lower_bound_s=0.64)
+    without, *_ = scaling._least_squares(x, y)
+    with_it, *_ = scaling._tobit(x, y, np.log([1024.0]), np.log([0.64]))
 
-    assert exponent_of(with_it).value > exponent_of(without).value + 0.3
-    assert with_it.censored == 1
+    assert with_it > without + 0.3
+
+
+@pytest.mark.parametrize(("third", "reason"), [(0.042, ""), (0.08, "not known from 3 points")])
+def test_an_exponent_between_linear_and_cubic_is_not_known(third: float, reason: str) -> None:
+    fit = fitted({128: 0.01, 256: 0.02, 512: third})
+
+    assert (fit.reason, fit.exponent is None) == (reason, bool(reason))
 
 
 def test_a_bound_far_below_the_line_changes_nothing() -> None:

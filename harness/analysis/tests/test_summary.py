@@ -8,9 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness import units
 from harness.analysis import statistics
 from harness.analysis.summary import summarise, why_absent
-from harness.records import CaseSummary, Measurement, Outcome, Phase, Telemetry
+from harness.analysis.verdict import judge
+from harness.records import (
+    Case,
+    CaseSummary,
+    Clock,
+    Decision,
+    Measurement,
+    Outcome,
+    Phase,
+    Rule,
+    Telemetry,
+)
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, ended, environment, run, sweep, timed
 
 CASE = case({"seq_len": 512})
@@ -87,6 +99,89 @@ def test_cases_keep_the_order_of_the_suite() -> None:
     found = summarise(replace(made, measurements=made.measurements[::-1]))
 
     assert [s.case for s in found] == cases
+
+
+# --- few processes -----------------------------------------------------------------------
+
+SIX = sweep(seq_len=[2**i for i in range(6, 12)])
+
+
+def drawn(cases: int, processes: int, freedom: float, seed: int = 1) -> list[Any]:
+    """Values of processes whose variances scatter around 1 % squared as inverse chi-square does."""
+    rng = np.random.default_rng(seed)
+    sd = 0.01 * np.sqrt(freedom / rng.chisquare(freedom, size=(cases, 1)))
+    return list(np.exp(sd * rng.normal(size=(cases, processes))))
+
+
+@pytest.mark.parametrize(("processes", "freedom"), [(2, 3), (5, 8)])
+def test_the_prior_finds_the_planted_scatter_of_variances(processes: int, freedom: float) -> None:
+    prior = statistics.variance_prior(drawn(5000, processes, freedom))
+
+    assert prior is not None
+    assert prior.variance == pytest.approx(0.01**2, rel=0.15)
+    assert prior.freedom == pytest.approx(freedom, rel=0.25)
+
+
+def test_cases_that_scatter_alike_are_worth_all_their_processes() -> None:
+    prior = statistics.variance_prior(drawn(12, 3, 1e9, seed=3))
+
+    assert prior is not None
+    assert prior.freedom > 12
+    assert statistics.geometric([1.0, 1.01], samples=2, prior=prior).freedom == pytest.approx(
+        min(1 + prior.freedom, 24)
+    )
+
+
+@pytest.mark.parametrize("values", [[[1.0, 1.1]] * 5 + [[1.0]], [[1.0, 1.0]] * 7])
+def test_few_cases_or_cases_that_do_not_scatter_say_nothing(values: list[list[float]]) -> None:
+    assert statistics.variance_prior(values) is None
+
+
+def test_a_case_that_does_not_scatter_hardly_weighs() -> None:
+    prior = statistics.variance_prior([*drawn(11, 3, 1e9), [1.0, 1.0, 1.0]])
+
+    assert prior is not None
+    assert prior.variance > 1e-6
+
+
+@pytest.mark.parametrize(("cases", "moderated"), [(SIX, True), (SIX[:5], False)])
+def test_two_processes_have_an_interval_that_informs_from_six_cases_on(
+    cases: list[Case], moderated: bool
+) -> None:
+    found = summarise(run(cases, lambda c: timed(c, 0.05, cv=0.005, processes=2)))
+
+    for s in found:
+        for name in ("step_s", "tokens_per_s", "mfu"):
+            assert units.informs(name, s.metrics[name]) == moderated
+            assert len(s.metrics[name].both) == (0 if moderated else 2)
+
+
+def test_cases_of_another_clock_say_nothing() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        made = timed(c, 0.05, cv=0.005, processes=2)
+        return [replace(m, clock=Clock.HOST) for m in made] if c is SIX[0] else made
+
+    assert all(s.metrics["step_s"].both for s in summarise(run(SIX, measure)))
+
+
+def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_speed() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        steps = (0.016, 1.6) if c is SIX[0] else (0.05, 0.0501)
+        pairs = [timed(c, s, cv=0.0, processes=2)[i] for i, s in enumerate(steps)]
+        return [replace(m, process=i) for i, m in enumerate(pairs)]
+
+    made = run(SIX, measure, rules=[Rule(name="floor", metric="tokens_per_s", go=1.0)])
+    first, *others = summarise(made)
+
+    assert (first.outcome, len(first.apart_s)) == (Outcome.OK, 2)
+    assert not {"step_s", "tokens_per_s", "mfu"} & first.metrics.keys()
+    assert "peak_memory_bytes" in first.metrics
+    assert "not repeatable" in first.notes[-1]
+    assert all(s.metrics["step_s"].both for s in others), "five cases are left"
+    verdict = judge(made.suite, made.environment, [first, *others], ())
+    (floor,) = (r for r in verdict.rules if r.stated)
+    assert floor.decision is Decision.INCONCLUSIVE
+    assert floor.evidence == (SIX[0].case_id,)
 
 
 # --- what weakens a number ---------------------------------------------------------------

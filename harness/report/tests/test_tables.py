@@ -1,10 +1,11 @@
 """The tables of a report, cell by cell where the page of a run does not show the case."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Measurement, Outcome
-from harness.report import tables
+from harness.report import context, tables
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
 
@@ -90,3 +91,18 @@ def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval(
     assert table
     assert table.rows[0][1].endswith(" s (one process, no interval)")
     assert table.rows[1][1:] == ("more than 1 h 00 min", "more than $3.00")
+
+
+def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
+    cases = sweep(seq_len=[512, 1024, 2048])
+
+    def measure(c: Case) -> list[Measurement]:
+        made = timed(c, 0.05)
+        wild = [replace(made[0], samples_s=(1.6,) * 20), *made[1:]]
+        return wild if c is cases[0] else made
+
+    told, pictures = context.build(run(cases, measure), Path("reports"))
+
+    assert str(told["sections"]).count("'not repeatable'") == 2
+    assert "Not repeatable here" in str(told["summary"])
+    assert pictures
