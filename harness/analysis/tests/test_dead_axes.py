@@ -233,3 +233,11 @@ def test_a_program_whose_metrics_follow_the_axis_uses_it(
         ]
 
     assert len(odd(LENGTHS[::2], measure).still) == odd_ones
+
+
+def test_a_case_without_a_speed_is_not_compared() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        first, *others = did(c)
+        return [replace(first, samples_s=tuple(9 * s for s in first.samples_s)), *others]
+
+    assert odd(FLAGS, measure).dead == ()
