@@ -301,9 +301,24 @@ def scalar(value: bool | int | float | str | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def times(estimate: Estimate) -> str:
+    """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`."""
+    return _with_interval(estimate.value, estimate.low, estimate.high, "x")
+
+
+def _better(metric: str) -> str:
+    if metric in ("step_s", "step_cycles", "tokens_per_s"):
+        return "as fast as"
+    return f"better in {METRICS[metric].title if metric in METRICS else metric} than"
+
+
 def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
     value = measured(f.metric, f.estimate) if f.estimate else ""
+    if f.estimate and f.partner:
+        value = f"{times(f.estimate)} {_better(f.metric)} {f.partner}"
+    elif f.estimate and f.fact is not Fact.EXPECTED and f.detail:
+        value = f"{value} {f.detail}"
     match f.fact:
         case Fact.STATED:
             return f.reason
@@ -353,6 +368,16 @@ def finding_sentence(f: Finding) -> str:
             if f.estimate and not informs(f.metric, f.estimate):
                 return f"{value}: too few processes to decide"
             return f"{value} crosses a threshold"
+        case Fact.FEW:
+            return f"{value}, with one process on {'each side' if f.count > 1 else 'one side'}"
+        case Fact.NO_PARTNER:
+            return f"nothing to compare with: {f.partner}: {f.detail}"
+        case Fact.LEFT_OUT:
+            return f"a filter left out its {f.asked} cases"
+        case Fact.EXPECTED:
+            ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
+            signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
+            return f"{value}; expected {' and '.join(signs)} ({f.detail})"
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:

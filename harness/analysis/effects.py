@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.scaling import groups_along
-from harness.analysis.statistics import confidence_of, factor_of, t_factor
+from harness.analysis.statistics import half_width
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 NO_EFFECT = 0.02
@@ -93,7 +93,7 @@ def _effect(
 ) -> Effect:
     logs = [math.log(b.value / a.value) for a, b in pairs]
     mean = sum(logs) / len(logs)
-    half = _half_width([estimate for pair in pairs for estimate in pair], len(pairs))
+    half = half_width([estimate for pair in pairs for estimate in pair], len(pairs))
     return Effect(
         workload=workload,
         axis=axis,
@@ -106,20 +106,3 @@ def _effect(
         largest=math.exp(max(logs)),
         pairs=len(pairs),
     )
-
-
-def _half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
-    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
-    variances, freedoms = [], []
-    for e in estimates:
-        if e.low is None or e.high is None:
-            return None
-        freedoms.append(e.freedom or e.processes - 1)
-        error = math.log(e.high / e.low) / 2 / factor_of(e)
-        variances.append((error / pairs) ** 2)
-    total = sum(variances)
-    if total == 0:
-        return 0.0
-    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-    confidence = max(map(confidence_of, estimates))
-    return t_factor(freedom, 0.5 + confidence / 2) * math.sqrt(total)

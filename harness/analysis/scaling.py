@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import log_ndtr
 
-from harness.analysis.statistics import Floats, t_factor
+from harness.analysis.statistics import Floats, t_factor, times_better
 from harness.records import Case, CaseSummary, Estimate, Outcome
 
 MIN_POINTS = 3
@@ -55,6 +55,15 @@ class ScalingFit:
     reason: str = ""
     note: str = ""
     """What is suspicious about the curve; may be empty."""
+    last: Estimate | None = None
+    """The exponent between the two longest cases; None if one of them has no time."""
+    steepens: bool = False
+    """Whether the last octave shows that no power law holds, so that only `last` is true."""
+
+    @property
+    def last_ends(self) -> tuple[float, float]:
+        """Where the last octave begins and ends."""
+        return self.points[-2].x, self.points[-1].x
 
     @property
     def censored(self) -> int:
@@ -124,6 +133,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
+    found = replace(found, last=_last(points))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
     bounds = [
         (p.x, p.lower_bound_s) for p in points if p.step_s is None and p.lower_bound_s is not None
@@ -139,7 +149,12 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     else:
         slope, low, high, intercept = _least_squares(x, y)
     if high - low > UNKNOWN:
-        return replace(found, reason=f"not known from {len(timed) + len(bounds)} points")
+        end = found.last.low if found.last else None
+        return replace(
+            found,
+            reason=f"not known from {len(timed) + len(bounds)} points",
+            steepens=end is not None and end > slope + FLAT,
+        )
     exponent = Estimate(
         value=slope,
         low=low,
@@ -147,28 +162,41 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         processes=min(p.step_s.processes for p in points if p.step_s is not None),
         samples=len(timed),
     )
-    note = _note(axis, members, exponent, timed)
-    return replace(found, exponent=exponent, coefficient=math.exp(intercept), note=note)
+    (x1, y1), (x2, y2) = timed[-2:]
+    last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
+    steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
+    note = (
+        f"not a power law: the curve steepens to an exponent of {last:.2f} from "
+        f"{axis} {x1:g} to {x2:g}"
+        if steepens
+        else _note(axis, members, exponent)
+    )
+    return replace(
+        found,
+        exponent=exponent,
+        coefficient=math.exp(intercept),
+        note=note,
+        steepens=steepens,
+    )
 
 
-def _note(
-    axis: str,
-    members: Sequence[CaseSummary],
-    exponent: Estimate,
-    timed: Sequence[tuple[float, float]],
-) -> str:
+def _last(points: Sequence[ScalingPoint]) -> Estimate | None:
+    """The slope of the last octave, with the interval of the ratio of its two ends."""
+    before, end = points[-2:]
+    if before.step_s is None or end.step_s is None or not end.x > before.x:
+        return None
+    ratio = times_better(end.step_s, before.step_s, higher_is_better=True)
+    octave = math.log(end.x / before.x)
+    low, high = (None if e is None else math.log(e) / octave for e in (ratio.low, ratio.high))
+    return replace(ratio, value=math.log(ratio.value) / octave, low=low, high=high)
+
+
+def _note(axis: str, members: Sequence[CaseSummary], exponent: Estimate) -> str:
     if abs(exponent.value) < FLAT:
         ok = [s for s in members if s.outcome is Outcome.OK]
         if all(s.effective.get(axis) == s.case.axes[axis] for s in ok):
             return f"the workload used {axis}, but the time hardly changes: a fixed cost dominates"
         return f"the time does not depend on {axis}: check that the workload uses it"
-    (x1, y1), (x2, y2) = timed[-2:]
-    last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else exponent.value
-    if exponent.high is not None and last > max(exponent.high, exponent.value + FLAT):
-        return (
-            f"not a power law: the curve steepens to an exponent of {last:.2f} from "
-            f"{axis} {x1:g} to {x2:g}"
-        )
     return ""
 
 

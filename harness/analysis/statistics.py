@@ -30,6 +30,8 @@ CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
 """Nominal confidence of a moderated interval of two processes: where the scatter differs from case
 to case, 95 % would cover 91 %."""
+GUARD = 0.05
+"""Least uncertainty of a ratio in which one side is a single process."""
 MIN_CASES = 6
 """Fewer cases do not tell how alike their variances are."""
 LEAST_VARIANCE = 1e-5
@@ -295,3 +297,40 @@ def _cold_s(measurement: Measurement) -> float:
     limit = COLD * float(np.median(measurement.samples_s))
     cold = [i for i, s in enumerate(measurement.warmup_s) if s > limit]
     return sum(measurement.warmup_s[: cold[-1] + 1]) if cold else 0.0
+
+
+def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) -> Estimate:
+    """How many times better the first is, with the interval of the ratio (Welch) if both have one.
+
+    One process has no scatter. Its interval is then a guard band: twice the disagreement between
+    the other's processes, and at least GUARD.
+    """
+    ratio = ours.value / theirs.value if higher_is_better else theirs.value / ours.value
+    half = half_width((ours, theirs), 1)
+    if half is None:
+        spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
+        half = math.log1p(max(GUARD, 2 * (spread - 1)))
+    return Estimate(
+        value=ratio,
+        low=ratio / math.exp(half),
+        high=ratio * math.exp(half),
+        processes=min(ours.processes, theirs.processes),
+        samples=min(ours.samples, theirs.samples),
+    )
+
+
+def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
+    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
+    variances, freedoms = [], []
+    for e in estimates:
+        if e.low is None or e.high is None:
+            return None
+        freedoms.append(e.freedom or e.processes - 1)
+        error = math.log(e.high / e.low) / 2 / factor_of(e)
+        variances.append((error / pairs) ** 2)
+    total = sum(variances)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
+    confidence = max(map(confidence_of, estimates))
+    return t_factor(freedom, 0.5 + confidence / 2) * math.sqrt(total)

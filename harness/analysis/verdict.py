@@ -3,15 +3,20 @@
 A case decides a rule only if its whole 95 % interval is on one side of a threshold. A case that did
 not run, has one process or lacks the metric leaves the rule INCONCLUSIVE. Two things are NO-GO
 without statistics: code that is wrong or out of memory, and a timeout whose bound is too slow.
+
+A ratio rule judges pairs in the same way. A pair with a single process on one side is at most
+CONDITIONAL, and a partner without a value is what the rule says of it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.expectation import timeout_bound
+from harness import units
+from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
 from harness.analysis.scaling import ScalingFit
+from harness.analysis.statistics import times_better
 from harness.analysis.summary import not_repeatable
 from harness.records import (
     FAILURES,
@@ -27,6 +32,7 @@ from harness.records import (
     RuleResult,
     Suite,
     Verdict,
+    Weight,
     gpu_matches,
 )
 
@@ -38,6 +44,9 @@ WHAT_RAN = "required kernels and operators ran"
 
 KERNELS_THAT_RAN = "required kernels ran"
 """The same for kernels without a GPU: listed, but not applied."""
+
+EXPECTED = "expectations are met"
+"""The rule that applies if an expectation counts in the verdict."""
 
 WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
@@ -51,30 +60,43 @@ def judge(
 ) -> Verdict:
     """Judge a run by its suite's rules and by the built-in rules.
 
-    The worst applicable rule decides, in the order NO-GO, INCONCLUSIVE, CONDITIONAL, GO. If all
-    stated rules are for other GPUs, the verdict is INCONCLUSIVE or NO-GO.
+    The worst rule that applies and counts decides, in the order NO-GO, INCONCLUSIVE, CONDITIONAL,
+    GO. If all stated rules are for other GPUs, or the question is about another GPU, the verdict is
+    INCONCLUSIVE or NO-GO.
     """
     stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
     by_id = {s.case.case_id: s for s in summaries}
-    about = [ran(case, by_id.get(case.case_id)) for case in suite.cases]
+    about = [ran(case, by_id.get(case.case_id), suite.peers) for case in suite.cases]
     every_case_ran = _built_in(EVERY_CASE_RAN, about, passed=Fact.RAN)
-    results = (every_case_ran, *_attested(summaries), *stated)
-    applied = [r for r in results if r.applies]
-    worst = min(applied, key=lambda r: WORST_FIRST.index(r.decision))
-    unknown = stated and not any(r.applies for r in stated) and worst.decision is not Decision.NO_GO
+    expected = _expected(assess(suite, environment, summaries), by_id, environment)
+    results = (every_case_ran, *_attested(summaries), *expected, *stated)
+    worst = min(
+        (r for r in results if r.applies and r.counts), key=lambda r: WORST_FIRST.index(r.decision)
+    )
+    elsewhere = suite.decides_for and not gpu_matches(suite.decides_for, environment.device_name)
+    unasked = stated and not any(r.applies for r in stated)
+    unknown = (elsewhere or unasked) and worst.decision is not Decision.NO_GO
+    whole = len(suite.cases) + suite.left_out
     return Verdict(
         decision=Decision.INCONCLUSIVE if unknown else worst.decision,
-        rule=None if unknown else worst,
+        rule=None if unasked and unknown else worst,
         rules=results,
         device=environment.device_name,
+        not_measured=suite.decides_for if elsewhere else "",
+        here=worst.decision if elsewhere else None,
+        partial=f"{len(suite.cases)} of {whole} cases" if suite.left_out else "",
     )
 
 
 # --- built-in rules ----------------------------------------------------------------------
 
 
-def ran(case: Case, summary: CaseSummary | None) -> Finding:
-    """Whether a case ended ok in all processes, or in a way that the suite allows."""
+def ran(case: Case, summary: CaseSummary | None, peers: Sequence[str] = ()) -> Finding:
+    """Whether a case ended ok in all processes, or in a way that the suite allows.
+
+    Args:
+        peers: Providers that may fail: that leaves a gap, and says nothing about the subject.
+    """
     if summary is None or summary.outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
     outcome = summary.outcome
@@ -91,6 +113,8 @@ def ran(case: Case, summary: CaseSummary | None) -> Finding:
     if outcome in summary.case.allow:
         why = summary.case.allow[outcome]
         return _of(case, Decision.GO, Fact.ALLOWED, outcome=outcome, detail=why)
+    if case.provider in peers:
+        return _ended(summary, Decision.GO)
     return _ended(summary, Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE)
 
 
@@ -121,6 +145,55 @@ def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
         yield _not_applied(KERNELS_THAT_RAN, Fact.KERNELS_INVISIBLE, cases=invisible)
 
 
+def _expected(
+    assessments: Sequence[Assessment],
+    summaries: Mapping[str, CaseSummary],
+    environment: Environment,
+) -> Iterator[RuleResult]:
+    """Whether the expectations that count are met. Those for other GPUs are not asked."""
+    counting = [a for a in assessments if a.expectation.counts is not Weight.NOTE]
+    asked = [a for a in counting if a.judgement is not Judgement.OTHER_GPU]
+    parts = {a.expectation.asks for a in asked or counting}
+    part = parts.pop() if len(parts) == 1 else ""
+    if counting and not asked:
+        device = environment.device_name
+        yield replace(_not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=device), asks=part)
+    elif asked:
+        about = [_as_expected(a, summaries[a.case_id].case) for a in asked]
+        decision, decisive = _settle(about, WORST_FIRST)
+        yield RuleResult(
+            rule=EXPECTED,
+            decision=decision,
+            findings=tuple(decisive),
+            judged=len(about),
+            asks=part,
+        )
+
+
+def _as_expected(assessment: Assessment, case: Case) -> Finding:
+    e = assessment.expectation
+    decision = {
+        Judgement.MET: Decision.GO,
+        Judgement.BELOW: Decision.NO_GO,
+        Judgement.ABOVE: Decision.NO_GO,
+    }.get(assessment.judgement, Decision.INCONCLUSIVE)
+    fact = Fact.NO_METRIC if assessment.actual is None else Fact.EXPECTED
+    known = {"metric": e.metric, "estimate": assessment.actual}
+    return _counted(
+        e.counts, [_of(case, decision, fact, **known, low=e.low, high=e.high, detail=e.source)]
+    )[0]
+
+
+def _counted(counts: Weight, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with the decisions that they may have at worst."""
+    if counts is not Weight.CONDITION:
+        return list(findings)
+    worse = (Decision.NO_GO, Decision.INCONCLUSIVE)
+    return [
+        replace(f, decision=Decision.CONDITIONAL) if f.decision in worse else f for f in findings
+    ]
+
+
 def _built_in(name: str, findings: Sequence[Finding], *, passed: Fact) -> RuleResult:
     decision, decisive = _settle(findings, WORST_FIRST)
     kept = tuple(f for f in decisive if f.fact is not passed)
@@ -136,6 +209,7 @@ def _not_applied(name: str, fact: Fact, *, stated: Rule | None = None, **known: 
         findings=(finding,),
         judged=1,
         applies=False,
+        asks=stated.asks if stated else "",
     )
 
 
@@ -152,11 +226,15 @@ def _judge_rule(
         device = environment.device_name
         return _not_applied(rule.name, Fact.OTHER_DEVICE, stated=rule, detail=device)
     matched = [s for s in summaries if rule.match.accepts(s.case)]
-    if rule.metric == "scaling_exponent":
+    if rule.against is not None:
+        findings = _pairs(rule, summaries)
+    elif rule.metric == "scaling_exponent":
         findings = _exponents(rule, matched, fits)
     else:
         findings = [judge_case(rule, s) for s in matched if s.outcome not in s.case.allow]
-    decision, decisive = _settle(findings, _ORDERS[rule.quantifier])
+    if rule.asked and not (rule.pairs(s.case for s in summaries) if rule.against else matched):
+        return _not_applied(rule.name, Fact.LEFT_OUT, stated=rule, asked=rule.asked)
+    decision, decisive = _settle(_counted(rule.counts, findings), _ORDERS[rule.quantifier])
     perhaps = [f for f in findings if f.decision is Decision.INCONCLUSIVE and f.may_be_go]
     fair = rule.quantifier == "any" and decision is Decision.CONDITIONAL
     return RuleResult(
@@ -167,7 +245,44 @@ def _judge_rule(
         perhaps=tuple(perhaps) if fair else (),
         judged=len(findings),
         matched=len(matched),
+        counts=rule.counts is not Weight.NOTE,
+        asks=rule.asks,
     )
+
+
+def _pairs(rule: Rule, summaries: Sequence[CaseSummary]) -> list[Finding]:
+    """One finding per pair, unless the suite allows our outcome or only notes that a partner has no
+    value."""
+    by_id = {s.case.case_id: s for s in summaries}
+    pairs = [(by_id[a.case_id], by_id[b.case_id]) for a, b in rule.pairs(s.case for s in summaries)]
+    found = [_pair(rule, a, b) for a, b in pairs if a.outcome not in a.case.allow]
+    silent = rule.missing is Weight.NOTE
+    return [f for f in found if not (silent and f.fact is Fact.NO_PARTNER)]
+
+
+def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
+    """Whether one case is as many times better than its partner as the rule asks."""
+    partner, name = theirs.case.case_id, rule.metric
+    if ours.outcome is not Outcome.OK:
+        ended = Decision.NO_GO if _is_no_go(ours.outcome) else Decision.INCONCLUSIVE
+        return replace(_ended(ours, ended), partner=partner)
+    a, b = (s.metrics.get(name) if s.outcome is Outcome.OK else None for s in (ours, theirs))
+    found = replace(_of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=name)
+    if a is None or a.value <= 0:
+        return found
+    if b is None or b.value <= 0:
+        why = units.ending_text(theirs.outcome, theirs.detail)
+        detail = f"no {rule.quantity.title}" if theirs.outcome is Outcome.OK else why
+        found = replace(found, fact=Fact.NO_PARTNER, partner=partner, detail=detail)
+        return _counted(rule.missing, [found])[0]
+    ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
+    found = _by_interval(rule, replace(found, partner=partner, estimate=ratio), ratio)
+    if ratio.processes > 1:
+        return found
+    single = sum(e.processes == 1 for e in (a, b))
+    weaker = {Decision.GO: Decision.CONDITIONAL, Decision.NO_GO: Decision.INCONCLUSIVE}
+    decision = weaker.get(found.decision, found.decision)
+    return replace(found, fact=Fact.FEW, count=single, decision=decision)
 
 
 def _exponents(
@@ -198,11 +313,20 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
         estimate=fit.exponent,
         detail=fit.reason,
     )
-    if fit.exponent is None:
+    if rule.over == "last_octave" or fit.steepens:
+        begin, end = fit.last_ends
+        octave = f"from {rule.axis} {begin:g} to {end:g}"
+        if fit.last is None:
+            return replace(found, estimate=None, detail=f"no time {octave}")
+        found = replace(found, estimate=fit.last, detail=octave)
+    elif fit.exponent is None:
         return found
-    if fit.exponent.processes < 2:
+    else:
+        found = replace(found, detail="")
+    assert found.estimate is not None
+    if found.estimate.processes < 2:
         return replace(found, fact=Fact.SINGLE_PROCESSES)
-    return _by_interval(rule, replace(found, detail=""), fit.exponent)
+    return _by_interval(rule, found, found.estimate)
 
 
 def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
@@ -210,7 +334,7 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     case, outcome = summary.case, summary.outcome
     if outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
-    if outcome in FAILURES or outcome is Outcome.OUT_OF_MEMORY:
+    if _is_no_go(outcome):
         return _ended(summary, Decision.NO_GO)
     if outcome is Outcome.TIMEOUT:
         return _by_bound(rule, summary)
@@ -221,6 +345,11 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     known = {"metric": rule.metric, "estimate": estimate, "detail": "" if estimate else why}
     found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, **known)
     return found if estimate is None else _by_interval(rule, found, estimate)
+
+
+def _is_no_go(outcome: Outcome | None) -> bool:
+    """Whether an outcome breaks a rule without statistics."""
+    return outcome in FAILURES or outcome is Outcome.OUT_OF_MEMORY
 
 
 def _by_bound(rule: Rule, summary: CaseSummary) -> Finding:
@@ -241,7 +370,7 @@ def _by_interval(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
     if not (math.isfinite(low) and math.isfinite(high) and low <= estimate.value <= high):
         return replace(found, fact=Fact.NOT_FINITE)
     go, abort = rule.go, rule.go if rule.abort is None else rule.abort
-    if not rule.quantity.higher_is_better:
+    if not rule.higher_is_better:
         low, high, go, abort = -high, -low, -go, -abort
     found = replace(found, fact=Fact.INTERVAL)
     if high < abort:

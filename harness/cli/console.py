@@ -102,7 +102,7 @@ def verdict(v: Verdict) -> RenderableType:
         )
     head = Text.assemble(
         "Verdict: ",
-        (str(v.decision), DECISION_STYLE[v.decision]),
+        (v.said, DECISION_STYLE[v.decision]),
         f"  (decided by: {v.decided_by})",
     )
     return Group(head, rules)

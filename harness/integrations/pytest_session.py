@@ -154,7 +154,8 @@ class Session:
 def judge(run: Run) -> CaseResult:
     """Judge a run of one case by its outcome and by the rules that apply to each case on this GPU.
 
-    Rules for the best case and for scaling over an axis need the other cases: see `conclude`.
+    Rules for the best case, for pairs and for scaling over an axis need the other cases: see
+    `conclude`.
     """
     (seen,) = summary.summarise(run)
     properties = (
@@ -171,10 +172,12 @@ def judge(run: Run) -> CaseResult:
         for rule in run.suite.rules
         if rule.quantifier == "all"
         and rule.metric != "scaling_exponent"
+        and rule.against is None
         and rule.match.accepts(seen.case)
         and gpu_matches(rule.gpu, device)
     )
-    verdict = rules.judge(replace(run.suite, rules=stated), run.environment, [seen], ())
+    alone = replace(run.suite, rules=stated, decides_for="")
+    verdict = rules.judge(alone, run.environment, [seen], ())
     if verdict.decision is Decision.GO:
         return CaseResult(properties=properties)
     return CaseResult(failure=failure_text(run, seen, verdict), properties=properties)
@@ -245,7 +248,7 @@ def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
         suite=suite.path,
         good=verdict.decision is Decision.GO,
         lines=(
-            f"verdict: {verdict.decision}: {plain(verdict_sentence(verdict))}",
+            f"verdict: {verdict.said}: {plain(verdict_sentence(verdict))}",
             f"run: {folder}",
         ),
     )

@@ -7,7 +7,16 @@ suites of any commit do too: `from harness.records import Scalar`.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 
-from harness.records.asked import Case, CostPlan, Expectation, Match, MeasureSettings, Rule, Suite
+from harness.records.asked import (
+    Case,
+    CostPlan,
+    Expectation,
+    Match,
+    MeasureSettings,
+    Rule,
+    Suite,
+    Weight,
+)
 from harness.records.comparison import (
     ByCase,
     Change,

@@ -1,7 +1,8 @@
 """What a suite asks: its cases, rules and expectations."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from harness.records.metrics import METRICS, Metric
 from harness.records.outcome import Outcome, Scalar
@@ -84,6 +85,14 @@ class Case:
         return self.axes.get(name)
 
 
+class Weight(StrEnum):
+    """What a rule, expectation or missing partner may do to the verdict."""
+
+    FAIL = "fail"
+    CONDITION = "condition"  # at worst CONDITIONAL
+    NOTE = "note"  # stated, but decides nothing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """Selects the cases that meet every criterion."""
@@ -106,6 +115,9 @@ class Expectation:
     low: float | None = None
     high: float | None = None
     source: str = ""
+    asks: str = ""
+    """The part of the suite's question that it answers."""
+    counts: Weight = Weight.NOTE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +139,60 @@ class Rule:
     axis: str | None = None
     """For `scaling_exponent`: the axis of the fit."""
     gpu: str = "*"
+    """Pattern of the GPU that the rule is for; `!A100` is any other."""
     free: Metric | None = None
     """The definition of `metric`, if only a program of the suite knows it."""
+    asks: str = ""
+    """The part of the suite's question that the rule answers."""
+    against: Match | None = None
+    """The other side of a ratio rule: `go` and `abort` are then how many times better the matched
+    case must be than its partner."""
+    missing: Weight = Weight.CONDITION
+    """What a pair means whose partner has no value."""
+    counts: Weight = Weight.FAIL
+    over: str = "all"
+    """For `scaling_exponent`: the whole curve, or its `last_octave`."""
+    asked: int = 0
+    """Cases, or pairs, of the whole suite, also of those that a filter left out; 0 in old runs."""
 
     @property
     def quantity(self) -> Metric:
         return self.free or METRICS[self.metric]
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.against is not None or self.quantity.higher_is_better
+
+    def pairs(self, cases: Iterable[Case]) -> list[tuple[Case, Case]]:
+        """The matched cases with their partners: equal in all axes that `against` does not name.
+
+        If `against` names a workload, they are equal in the axes that both have.
+        """
+        if self.against is None:
+            return []
+        known, named = list(cases), self.against.criteria
+        return [
+            (ours, theirs)
+            for ours in known
+            if self.match.accepts(ours)
+            for theirs in known
+            if theirs is not ours
+            and self.against.accepts(theirs)
+            and ("provider" in named or ours.provider == theirs.provider)
+            and _equal_beside(named, ours, theirs)
+        ]
+
+
+def _equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
+    """Whether two cases are equal in every axis that is not named."""
+    named = {*named}
+    if "workload" in named:
+        names = ours.axes.keys() & theirs.axes.keys()
+    elif ours.workload == theirs.workload:
+        names = ours.axes.keys() | theirs.axes.keys()
+    else:
+        return False
+    return all(ours.get(name) == theirs.get(name) for name in names - named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +215,14 @@ class Suite:
     """Goes into the report's file name."""
     question: str
     """What the suite answers."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """The parts of the question, by the name that rules ask; empty if it has none."""
+    decides_for: str = ""
+    """Pattern of the GPU that the question is about; a run on another one is never GO."""
+    peers: tuple[str, ...] = ()
+    """Providers that are not the subject: their failure leaves a gap in a comparison."""
+    left_out: int = 0
+    """Cases of the suite that a filter left out."""
     path: str
     text: str
     """The file as read, so that a stored run can be repeated exactly."""

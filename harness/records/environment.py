@@ -69,7 +69,10 @@ class Environment:
 
 
 def gpu_matches(pattern: str, gpu_name: str) -> bool:
-    """Whether a GPU name matches a pattern, ignoring case; `A100` means `*A100*`."""
+    """Whether a GPU name matches a pattern, ignoring case; `A100` means `*A100*`, `!A100` any other
+    GPU."""
+    if pattern.startswith("!"):
+        return not gpu_matches(pattern[1:], gpu_name)
     pattern, name = pattern.lower(), gpu_name.lower()
     return fnmatchcase(name, pattern) or (not any(c in pattern for c in "*?[") and pattern in name)
 

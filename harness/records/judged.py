@@ -98,6 +98,10 @@ class Fact(StrEnum):
     NOT_FINITE = "not_finite"
     INTERVAL = "interval"  # on one side of the thresholds, so it decides
     ACROSS = "across"  # the interval contains a threshold
+    FEW = "few"  # by one process of `count` cases of a pair: it indicates, but does not decide
+    NO_PARTNER = "no_partner"  # the case in `partner` has no value; `detail` is why
+    LEFT_OUT = "left_out"  # a filter left out all of its cases
+    EXPECTED = "expected"  # the estimate beside the range from `low` to `high`; `detail` states it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +121,12 @@ class Finding:
     counts: bool = True
     """False if the policy excuses it: it is reported but decides nothing."""
     metric: str = ""
+    partner: str = ""
+    """The case of the other side, if `estimate` is how many times better the subject is."""
     estimate: Estimate | None = None
+    low: float | None = None
+    high: float | None = None
+    """Of the expected range."""
     bound: float | None = None
     outcome: Outcome | None = None
     detail: str = ""
@@ -145,7 +154,12 @@ class RuleResult:
     matched: int = 0
     """Number of matched cases, including those with an allowed outcome."""
     applies: bool = True
-    """False if the rule is for another GPU, or for kernels without a GPU."""
+    """False if the rule is for another GPU, for cases that were left out, or for kernels without a
+    GPU."""
+    counts: bool = True
+    """False if the suite only notes the answer."""
+    asks: str = ""
+    """The part of the suite's question that it answers."""
 
     @property
     def evidence(self) -> tuple[str, ...]:
@@ -154,8 +168,11 @@ class RuleResult:
 
     @property
     def said(self) -> str:
-        """The decision, or that the rule does not apply."""
-        return str(self.decision) if self.applies else "not applicable"
+        """The decision, or that the rule was not asked."""
+        if self.applies:
+            return str(self.decision) if self.counts else f"{self.decision} (note)"
+        fact = self.findings[0].fact if self.findings else None
+        return "not asked on this GPU" if fact is Fact.OTHER_DEVICE else "not asked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +184,29 @@ class Verdict:
     """The worst rule, which decided; None if no stated rule applies."""
     rules: tuple[RuleResult, ...] = ()
     device: str = ""
+    not_measured: str = ""
+    """The GPU that the question is about, if the run used another one."""
+    here: Decision | None = None
+    """What the rules that were asked say about the GPU of the run."""
+    partial: str = ""
+    """`18 of 33 cases`, if a filter left out the others."""
 
     @property
     def decided_by(self) -> str:
-        applied = [r for r in self.rules if r.applies]
         if self.rule is None:
             return "no applicable rule"
-        if self.decision is Decision.GO and len(applied) > 1:
+        applied = [r for r in self.rules if r.applies and r.counts]
+        if self.rule.decision is Decision.GO and len(applied) > 1:
             return f"all {len(applied)} rules"
         return self.rule.rule
+
+    @property
+    def said(self) -> str:
+        """`CONDITIONAL`, `measured`, or `A100 not measured; NVIDIA H200: CONDITIONAL`."""
+        stated = any(r.stated for r in self.rules)
+        text = str(self.decision if self.here is None else self.here)
+        if not stated and self.decision is Decision.GO:
+            text = "measured"
+        if self.not_measured:
+            text = f"{self.not_measured} not measured; {self.device}: {text}"
+        return f"{text} (partial: {self.partial})" if self.partial else text

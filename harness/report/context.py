@@ -83,7 +83,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
             *text.executive_summary(run, summaries, axis_effects, assessments, fits, targets, odd),
             *longest_wait(run, summaries),
         ),
-        "rules": tables.rules(verdict),
+        "rules": tables.rules(verdict, suite.parts),
         "sections": [
             _section(run, workload, members, axis_effects, names)
             for workload, members in _by_workload(summaries).items()

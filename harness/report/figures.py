@@ -230,7 +230,7 @@ def _thresholds(
 ) -> dict[str, float]:
     """`go` and `abort` of the first rule on this metric that applies to this case."""
     for rule in suite.rules:
-        about = rule.metric == metric and rule.match.accepts(summary.case)
+        about = rule.metric == metric and not rule.against and rule.match.accepts(summary.case)
         if about and gpu_matches(rule.gpu, environment.device_name):
             return {"go": rule.go} | ({} if rule.abort is None else {"abort": rule.abort})
     return {}

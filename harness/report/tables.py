@@ -93,9 +93,16 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     return Table(columns=columns, rows=tuple(rows), remarks=remarks)
 
 
-def rules(verdict: Verdict) -> Table:
-    rows = [(r.rule, requirement_text(r), r.said, rule_sentence(r)) for r in verdict.rules]
-    return Table(columns=("rule", "requires", "decision", "because"), rows=tuple(rows))
+def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
+    """Every rule with its decision; those that answer the question first, in its order."""
+    order = [*parts, ""]
+    ranked = sorted(verdict.rules, key=lambda r: order.index(r.asks))
+    rows = ((r.rule, requirement_text(r), r.said, rule_sentence(r)) for r in ranked)
+    columns = ("rule", "requires", "decision", "because")
+    if not parts:
+        return Table(columns=columns, rows=tuple(rows))
+    asked = tuple((parts.get(r.asks, ""), *row) for r, row in zip(ranked, rows, strict=True))
+    return Table(columns=("question", *columns), rows=asked)
 
 
 def environment(run: Run) -> Table:

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from harness import units
-from harness.analysis.verdict import EVERY_CASE_RAN, KERNELS_THAT_RAN, WHAT_RAN
+from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.gate.counters import CHECK
 from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage
 from harness.records import Decision, Fact, Finding, Match, Rule, RuleResult, Verdict
@@ -18,6 +19,7 @@ MAX_CHECKS = 20
 REQUIREMENTS = {
     EVERY_CASE_RAN: "every case ends ok, or as the suite allows",
     WHAT_RAN: "all required operators ran and no forbidden one did; on a GPU also kernels",
+    EXPECTED: "every expectation that counts is met on this GPU",
     KERNELS_THAT_RAN: "all required kernels ran and no forbidden one did",
 }
 
@@ -25,21 +27,48 @@ REQUIREMENTS = {
 
 
 def verdict_bullets(v: Verdict) -> Iterable[str]:
-    """The answer of a run, then every other rule that is not GO."""
+    """The answer of a run, then every other rule that is not GO, and what would make it GO."""
     if v.rule is not None and v.decided_by == v.rule.rule:
-        yield f"**{v.decision}** by {decided_by(v)}: {rule_sentence(v.rule)}."
+        yield f"**{v.said}** by {decided_by(v)}: {rule_sentence(v.rule)}."
     else:
-        yield f"**{v.decision}**: {verdict_sentence(v)}."
+        yield f"**{v.said}**: {verdict_sentence(v)}."
     others = [r for r in v.rules if r.rule != v.decided_by]
     for decision in (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL):
-        if names := [f"“{r.rule}”" for r in others if r.applies and r.decision is decision]:
+        also = [r for r in others if r.applies and r.decision is decision]
+        if names := [f"“{r.rule}”{'' if r.counts else ' (a note)'}" for r in also]:
             yield f"Also {decision}: {listed(names)}."
+    if (v.here or v.decision) is Decision.CONDITIONAL:
+        yield f"For a GO: {'; '.join(conditions(v))}."
     left = [r for r in others if not r.applies]
-    if names := [f"“{r.rule}”" for r in left if r.stated]:
-        yield f"Not applied, because written for other GPUs: {listed(names)}."
+    for said in ("not asked on this GPU", "not asked"):
+        if names := [f"“{r.rule}”" for r in left if r.stated and r.said == said]:
+            why = "" if said.endswith("GPU") else ", because a filter left out its cases"
+            yield f"{said.capitalize()}{why}: {listed(names)}.".replace("gpu", "GPU")
     for r in left:
         if r.stated is None:
-            yield f"Not applied: “{r.rule}” ({rule_sentence(r)})."
+            yield f"Not asked: “{r.rule}” ({rule_sentence(r)})."
+
+
+def conditions(v: Verdict) -> list[str]:
+    """What a CONDITIONAL verdict waits for, a sentence for each rule."""
+    asked = [r for r in v.rules if r.applies and r.counts and r.decision is Decision.CONDITIONAL]
+    return [f"“{r.rule}”: {_condition(r)}" for r in asked]
+
+
+def _condition(result: RuleResult) -> str:
+    """What the findings of one conditional rule wait for."""
+    few = [f.partner for f in result.findings if f.fact is Fact.FEW]
+    missing = [f.partner for f in result.findings if f.fact is Fact.NO_PARTNER]
+    short = [f for f in result.findings if f.fact not in (Fact.FEW, Fact.NO_PARTNER)]
+    wanted = []
+    if few:
+        wanted.append(f"measure {listed([*dict.fromkeys(few)], MAX_SUBJECTS)} in three processes")
+    if missing:
+        wanted.append(f"a value of {listed([*dict.fromkeys(missing)], MAX_SUBJECTS)}")
+    if short:
+        aim = "the expected range" if result.stated is None else _limit(result.stated)
+        wanted.append(f"{aim} in {listed([f.subject for f in short], MAX_SUBJECTS)}")
+    return ", and ".join(wanted)
 
 
 def decided_by(v: Verdict) -> str:
@@ -50,7 +79,7 @@ def decided_by(v: Verdict) -> str:
 def verdict_sentence(v: Verdict) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:
-        return f"no rule of the suite applies to {v.device}"
+        return f"no rule of the suite is asked in this run on {v.device}"
     if v.decided_by != v.rule.rule:
         return f"{v.decided_by} are met"
     return f"{v.rule.rule}: {rule_sentence(v.rule)}"
@@ -65,10 +94,11 @@ def rule_sentence(result: RuleResult) -> str:
         matched = "no matched case has an outcome that decides"
         return matched if result.matched else "the rule matches no case of this run"
     if stated and not result.applies:
-        return f"for {stated.gpu} only; {finding_sentence(result.findings[0])}"
-    noun = "fits" if stated and stated.axis else "cases"
+        device = f"for {stated.gpu} only; " if result.findings[0].fact is Fact.OTHER_DEVICE else ""
+        return f"{device}{finding_sentence(result.findings[0])}"
+    noun = "fits" if stated and stated.axis else "pairs" if stated and stated.against else "cases"
     if stated and result.decision is Decision.GO and (worst := _worst(result.findings, stated)):
-        side = "lowest" if stated.quantity.higher_is_better else "highest"
+        side = "lowest" if stated.higher_is_better else "highest"
         return f"{side} of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
     text = f"{len(result.findings)} of {result.judged} {noun}: " if result.judged > 1 else ""
     text += _joined(result.findings)
@@ -82,7 +112,7 @@ def _worst(findings: Sequence[Finding], stated: Rule) -> Finding | None:
     measured = [(f.estimate.value, f) for f in findings if f.fact is Fact.INTERVAL and f.estimate]
     if stated.quantifier != "all" or not 1 < len(measured) == len(findings):
         return None
-    pick = min if stated.quantity.higher_is_better else max
+    pick = min if stated.higher_is_better else max
     return pick(measured, key=lambda pair: pair[0])[1]
 
 
@@ -90,6 +120,8 @@ def _built_in_met(result: RuleResult) -> str:
     """Why a rule that every suite has is met."""
     if result.rule == WHAT_RAN:
         return f"confirmed in {plural('case', result.judged)}"
+    if result.rule == EXPECTED:
+        return f"all {result.judged} are met"
     ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
     if not result.findings:
         return ran
@@ -102,15 +134,26 @@ def requirement_text(result: RuleResult) -> str:
     stated = result.stated
     if stated is None:
         return REQUIREMENTS[result.rule]
-    metric = stated.quantity
-    sign, worse = ("≥", "under") if metric.higher_is_better else ("≤", "over")
-    along = f" over {stated.axis}" if stated.axis else ""
-    cases = "every case" if stated.quantifier == "all" else "the best case"
-    text = f"{metric.title}{along} {sign} {units.plain(stated.metric, stated.go)} in {cases}"
-    text += _criteria(stated.match)
+    worse = "under" if stated.higher_is_better else "over"
+    noun = "pair" if stated.against else "case"
+    cases = f"every {noun}" if stated.quantifier == "all" else f"the best {noun}"
+    text = f"{_limit(stated)} in {cases}{_criteria(stated.match)}"
     if stated.abort is not None:
-        text += f"; NO-GO {worse} {units.plain(stated.metric, stated.abort)}"
+        limit = units.factor if stated.against else partial(units.plain, stated.metric)
+        text += f"; NO-GO {worse} {limit(stated.abort)}"
     return text
+
+
+def _limit(stated: Rule) -> str:
+    """`tokens/s ≥ 500`, or `step time ≥ 6x better than provider=dense`."""
+    metric = stated.quantity
+    if stated.against:
+        other = _criteria(stated.against).removeprefix(" with ")
+        return f"{metric.title} ≥ {units.factor(stated.go)} better than {other}"
+    last = "last octave of " if stated.over == "last_octave" else ""
+    along = f" over {last}{stated.axis}" if stated.axis else ""
+    sign = "≥" if metric.higher_is_better else "≤"
+    return f"{metric.title}{along} {sign} {units.plain(stated.metric, stated.go)}"
 
 
 def _criteria(match: Match) -> str:

@@ -6,11 +6,11 @@ applies overrides and filters of the command line. Errors have file, line and co
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.errors import SuiteError
 from harness.records import (
@@ -18,10 +18,12 @@ from harness.records import (
     Case,
     CostPlan,
     Expectation,
+    Metric,
     Outcome,
     Rule,
     Scalar,
     Suite,
+    Weight,
 )
 from harness.suite import program, sweep
 from harness.suite.fields import Matching, checked, current_key
@@ -34,8 +36,6 @@ from harness.suite.schema import (
     WorkloadModel,
     measure_setting,
 )
-
-Record = TypeVar("Record", Rule, CostPlan)
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
@@ -159,33 +159,60 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
     ]
     if contrary := _contrary(cases):
         raise _set_error(" ".join(overrides), contrary)
+    whole, parts = (
+        (model.question, {})
+        if isinstance(model.question, str)
+        else (" ".join(model.question.values()), model.question)
+    )
+    kept = _filtered(cases, filters, path)
     return Suite(
         name=Path(path).stem,
-        **model.model_dump(include={"title", "subject", "question", "device"}),
+        **model.model_dump(include={"title", "subject", "device"}),
+        question=whole,
+        parts=parts,
+        decides_for=model.decides_for or "",
+        peers=tuple(model.peers),
         requires=model.requires.model_dump(exclude_none=True),
         path=str(path),
         text=text,
         sha256=sha256(text.encode()).hexdigest(),
-        cases=_filtered(cases, filters, path),
+        cases=kept,
+        left_out=len(cases) - len(kept),
         expectations=tuple(
             Expectation(
                 metric=metric,
                 match=sweep.match(e.match),
                 gpu=e.gpu,
                 source=e.source,
+                asks=e.asks or "",
+                counts=Weight(e.counts),
                 **bounds.model_dump(),
             )
             for e in model.expectations
             for metric, bounds in (e.expected,)
         ),
-        rules=tuple(_matched(Rule, r, free=free.get(r.metric)) for r in model.verdict),
-        cost=_matched(CostPlan, model.cost) if model.cost else None,
+        rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
+        cost=_cost(model.cost) if model.cost else None,
     )
 
 
-def _matched(record: type[Record], form: RuleModel | CostModel, **more: Any) -> Record:
-    """A record with the fields of a form."""
-    return record(**form.model_dump(exclude={"match"}), match=sweep.match(form.match), **more)
+def _rule(form: RuleModel, free: Metric | None, cases: Sequence[Case]) -> Rule:
+    made = Rule(
+        **form.model_dump(include={"name", "metric", "abort", "quantifier", "axis", "over", "gpu"}),
+        go=form.limit,
+        match=sweep.match(form.match),
+        free=free,
+        asks=form.asks or "",
+        against=None if form.against is None else sweep.match(form.against),
+        missing=Weight(form.missing),
+        counts=Weight(form.counts),
+    )
+    matched = [case for case in cases if made.match.accepts(case)]
+    return replace(made, asked=len(made.pairs(cases) if made.against else matched))
+
+
+def _cost(form: CostModel) -> CostPlan:
+    return CostPlan(**form.model_dump(exclude={"match"}), match=sweep.match(form.match))
 
 
 # --- the file as written -----------------------------------------------------------------
@@ -239,11 +266,38 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
         elif contrary := rule.contrary(higher_is_better=known[rule.metric].higher_is_better):
             yield Problem(("verdict", r, "abort"), f"abort {contrary}")
         yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
+        if rule.against is not None:
+            yield from (found := sweep.check_match(rule.against, ("verdict", r, "against"), cases))
+            if not found and not problems and not _rule(rule, None, cases).asked:
+                text = "no matched case has a partner that is equal in all other axes"
+                yield Problem(("verdict", r, "against"), text, "Name every axis that differs.")
         if rule.axis is not None and not problems:
             matched = [case for case in cases if sweep.match(rule.match).accepts(case)]
             yield from sweep.check_fit(rule.axis, ("verdict", r, "axis"), matched)
     if model.cost:
         yield from sweep.check_match(model.cost.match, ("cost", "match"), cases)
+    providers = [*dict.fromkeys(case.provider for case in cases)]
+    for p, peer in enumerate(model.peers):
+        if peer not in providers:
+            yield Problem(("peers", p), f"no provider is {peer!r}", nearest(peer, providers))
+    yield from _unasked(model)
+
+
+def _unasked(model: SuiteModel) -> Iterator[Problem]:
+    """Parts of the question that no rule asks, and rules that ask for no part of it."""
+    parts = {} if isinstance(model.question, str) else model.question
+    asked = [
+        *(("expectations", i, e.asks) for i, e in enumerate(model.expectations) if e.asks),
+        *(("verdict", i, r.asks) for i, r in enumerate(model.verdict) if r.asks),
+    ]
+    for key, i, part in asked:
+        if part not in parts:
+            text = f"question has no part {part!r}"
+            yield Problem((key, i, "asks"), text, nearest(part, [*parts]))
+    for part in parts:
+        if part not in [name for _, _, name in asked]:
+            remedy = f"Add `asks: {part}` to the rule or expectation that answers it."
+            yield Problem(("question", part), "no rule asks this part", remedy, at_key=True)
 
 
 def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Matching]]:

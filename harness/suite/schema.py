@@ -306,10 +306,17 @@ else:
     )
 
 
+WeightOf = Literal["fail", "condition", "note"]
+
+
 class ExpectationModel(_Bounds):
     """An expected range of one metric for some cases on a GPU, with its source."""
 
     match: Matching = {}
+    counts: WeightOf = "condition"
+    """What a miss does to the verdict: `fail`, `condition` (at worst CONDITIONAL) or `note`."""
+    asks: Text | None = None
+    """The part of the question that it answers."""
     gpu: Text = "*"
     """Pattern of the GPU that the number is for: `A100` means `*A100*`; `cpu` for no GPU."""
     source: Text
@@ -339,13 +346,23 @@ class RuleModel(Form):
     """A rule of the verdict: GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
 
     name: Text
+    asks: Text | None = None
+    """The part of the question that the rule answers."""
     metric: Annotated[
         Text,
         AfterValidator(lambda name: OLD_METRICS.get(name, name)),
         Field(json_schema_extra={"examples": [*METRICS]}),
     ]
     """A metric of the harness, or one that a program of the suite reports."""
-    go: float
+    go: float | None = None
+    """In SI base units."""
+    against: Matching | None = None
+    """Makes a ratio rule: each matched case is compared with the case that these values select and
+    that is equal in all other axes: `{provider: dense}`."""
+    at_least: Positive | None = None
+    """For a ratio rule, in place of go: how many times better the matched case must be."""
+    missing: WeightOf = "condition"
+    """What a pair does to the verdict if the other case has no value."""
     abort: float | None = None
     """If absent, everything worse than `go` is NO-GO."""
     match: Matching = {}
@@ -354,23 +371,47 @@ class RuleModel(Form):
     """`all`: every case must pass. `any`: the best case decides."""
     axis: str | None = None
     """For scaling_exponent: the axis of the fit."""
+    over: Literal["all", "last_octave"] = "all"
+    """For scaling_exponent: the whole curve, or its last two lengths. A curve that steepens is
+    always judged by its last two."""
+    counts: WeightOf = "fail"
+    """What the rule does to the verdict: `condition` makes it CONDITIONAL at worst."""
     gpu: Text = "*"
-    """Pattern of the GPUs that the rule applies to."""
+    """Pattern of the GPUs that the rule applies to; `!A100` is any other GPU."""
 
     @model_validator(mode="after")
     def _sensible(self) -> "RuleModel":
         if self.metric == "scaling_exponent" and self.axis is None:
             raise wrong("needs an axis for the fit", key="metric", remedy="Add axis.")
-        if self.metric != "scaling_exponent" and self.axis is not None:
-            raise wrong("is only for scaling_exponent", key="axis")
+        for key in ("axis", "over"):
+            if self.metric != "scaling_exponent" and key in self.model_fields_set:
+                raise wrong("is only for scaling_exponent", key=key)
+        if self.metric == "scaling_exponent" and self.against is not None:
+            raise wrong("is not for scaling_exponent", key="against")
+        ratio = self.against is not None
+        needed, foreign = ("at_least", "go") if ratio else ("go", "at_least")
+        if getattr(self, needed) is None:
+            raise wrong(f"needs {needed}")
+        for key in (foreign, *(() if ratio else ("missing",))):
+            if key in self.model_fields_set:
+                raise wrong(f"is {'not ' if ratio else ''}for a rule with against", key=key)
         return self
+
+    @property
+    def limit(self) -> float:
+        """The value at or beyond which the rule is GO."""
+        stated = self.at_least if self.go is None else self.go
+        assert stated is not None
+        return stated
 
     def contrary(self, *, higher_is_better: bool) -> str:
         """What is wrong with `abort`; empty if nothing."""
-        if self.abort is None or self.abort == self.go:
+        if self.abort is None or self.abort == self.limit:
             return ""
+        if self.against is not None:
+            return "must be below at_least" if self.abort > self.limit else ""
         better = "higher" if higher_is_better else "lower"
-        if (self.abort > self.go) != higher_is_better:
+        if (self.abort > self.limit) != higher_is_better:
             return ""
         return f"must be worse than go; for {self.metric}, {better} is better"
 
@@ -401,8 +442,13 @@ class SuiteModel(Form):
     title: Text
     subject: Annotated[str, Field(pattern=SUBJECT)]
     """Part of the report's file name."""
-    question: Text
-    """The question that the suite answers."""
+    question: Text | Annotated[dict[Name, Text], Field(min_length=1)]
+    """The question that the suite answers, or its parts by name: some rule asks each of them."""
+    decides_for: Text | None = None
+    """Pattern of the GPU that the question is about. A run on another GPU is never GO."""
+    peers: list[Name] = []
+    """Providers that the subject is compared with: if one fails, the comparison has a gap, and the
+    verdict does not change."""
     device: Literal["any", "cuda", "cpu"] = "any"
     """`cuda` refuses to run without an NVIDIA GPU; `cpu` never uses a GPU."""
     requires: RequiresModel = RequiresModel()

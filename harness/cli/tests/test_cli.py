@@ -92,7 +92,7 @@ def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -
     (folder,) = (recorded / "reports/runs").glob("*-fakes-*")
     assert folder.name in narrow.stdout, "ids are never cut"
     assert [run["run_id"] for run in listed["runs"]] == [folder.name]
-    assert "Verdict: GO" in shown.stdout
+    assert "Verdict: measured" in shown.stdout
     assert "% work (accuracy, counting, warm-up, sampling)" in " ".join(shown.stdout.split())
     assert reported.returncode == 0
     assert len(list((recorded / "reports").glob("*Fakes v2.md"))) == 1

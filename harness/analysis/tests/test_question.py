@@ -1,0 +1,263 @@
+"""Rules that answer the suite's question: pairs, peers, expectations, GPUs and parts of a suite."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.analysis.scaling import fit
+from harness.analysis.summary import summarise
+from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, judge
+from harness.records import (
+    Case,
+    CaseSummary,
+    Decision,
+    Expectation,
+    Fact,
+    Match,
+    Measurement,
+    Outcome,
+    Rule,
+    RuleResult,
+    Verdict,
+    Weight,
+)
+from harness.report.verdict_text import conditions, rule_sentence
+from harness.tests.fake_runs import environment, run, sweep, timed
+
+GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
+    Decision.GO,
+    Decision.CONDITIONAL,
+    Decision.NO_GO,
+    Decision.INCONCLUSIVE,
+)
+LENGTHS = (512, 1024, 2048)
+CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=LENGTHS)]
+
+
+def to(**criteria: Any) -> Match:
+    return Match(criteria={name: (value,) for name, value in criteria.items()})
+
+
+RATIO = Rule(
+    name="faster than dense",
+    metric="step_s",
+    go=2.0,
+    abort=1.0,
+    match=to(provider="nsa"),
+    against=to(provider="dense"),
+)
+
+
+def judged(
+    times: dict[str, float],
+    *,
+    rules: tuple[Rule, ...] = (RATIO,),
+    processes: dict[str, int] | None = None,
+    failed: dict[str, Outcome] | None = None,
+    **suite: Any,
+) -> Verdict:
+    """A run in which each provider takes this long at every length."""
+
+    def measure(c: Case) -> list[Measurement]:
+        made = timed(c, times[c.provider], cv=0.002, processes=(processes or {}).get(c.provider, 3))
+        ended = (failed or {}).get(c.provider)
+        return [replace(m, outcome=ended, samples_s=()) for m in made] if ended else made
+
+    settings = {"nsa": 3, "dense": 3} | (processes or {})
+    cases = [
+        replace(c, settings=replace(c.settings, processes=settings[c.provider])) for c in CASES
+    ]
+    made = run(cases, measure, rules=rules)
+    made = replace(made, suite=replace(made.suite, **suite))
+    summaries = summarise(made)
+    return judge(made.suite, environment(), summaries, fit(summaries))
+
+
+def of(verdict: Verdict, name: str = RATIO.name) -> RuleResult:
+    (found,) = (r for r in verdict.rules if r.rule == name)
+    return found
+
+
+# --- ratios ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dense_s", "decision"), [(2.5, GO), (1.5, CONDITIONAL), (0.8, NO_GO), (2.0, INCONCLUSIVE)]
+)
+def test_a_ratio_is_judged_between_cases_that_are_equal_otherwise(
+    dense_s: float, decision: Decision
+) -> None:
+    found = of(judged({"nsa": 1.0, "dense": dense_s}))
+
+    assert (found.decision, found.judged) == (decision, len(LENGTHS))
+    for f in found.findings:
+        assert f.partner == f.subject.replace("/nsa/", "/dense/")
+        assert f.estimate is not None
+        assert f.estimate.value == pytest.approx(dense_s, rel=0.02)
+
+
+def test_a_rate_is_better_if_it_is_higher() -> None:
+    found = of(judged({"nsa": 1.0, "dense": 2.5}, rules=(replace(RATIO, metric="tokens_per_s"),)))
+
+    assert found.decision is GO
+
+
+@pytest.mark.parametrize(("dense_s", "decision"), [(2.5, CONDITIONAL), (0.5, INCONCLUSIVE)])
+def test_a_single_process_indicates_but_does_not_decide(dense_s: float, decision: Decision) -> None:
+    verdict = judged({"nsa": 1.0, "dense": dense_s}, processes={"dense": 1})
+
+    assert of(verdict).decision is decision
+    assert {f.fact for f in of(verdict).findings} == {Fact.FEW}
+    assert ("dense" in "".join(conditions(verdict))) == (decision is CONDITIONAL)
+
+
+def test_one_process_near_the_limit_is_inside_the_guard_band() -> None:
+    assert of(judged({"nsa": 1.0, "dense": 2.06}, processes={"dense": 1})).decision is INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("missing", "decision"),
+    [(Weight.CONDITION, CONDITIONAL), (Weight.FAIL, INCONCLUSIVE), (Weight.NOTE, INCONCLUSIVE)],
+)
+def test_a_peer_that_fails_leaves_a_gap_and_is_not_our_no_go(
+    missing: Weight, decision: Decision
+) -> None:
+    """With `note` no pair is left, and a rule without evidence is never GO."""
+    verdict = judged(
+        {"nsa": 1.0, "dense": 3.0},
+        rules=(replace(RATIO, missing=missing),),
+        failed={"dense": Outcome.HANG},
+        peers=("dense",),
+    )
+
+    assert of(verdict, EVERY_CASE_RAN).decision is GO
+    assert (of(verdict).decision, verdict.decision) == (decision, decision)
+    assert missing is Weight.NOTE or "hang" in rule_sentence(of(verdict))
+
+
+def test_our_own_failure_breaks_a_ratio() -> None:
+    broken = judged({"nsa": 1.0, "dense": 3.0}, failed={"nsa": Outcome.CRASH}, peers=("dense",))
+
+    assert (of(broken).decision, of(broken, EVERY_CASE_RAN).decision) == (NO_GO, NO_GO)
+
+
+def test_a_partner_of_another_workload_shares_the_axes_that_both_have() -> None:
+    ours, other = CASES[0], replace(CASES[1], workload="peers", provider="fla", case_id="p")
+    far = replace(other, axes={**other.axes, "seq_len": 4096}, case_id="far")
+    named = replace(RATIO, against=to(workload="peers", provider="fla"))
+
+    assert named.pairs([ours, other, far]) == [
+        (ours, c) for c in (other, far) if c.axes["seq_len"] == ours.axes["seq_len"]
+    ]
+    assert not replace(RATIO, against=to(provider="fla")).pairs([ours, other, far])
+
+
+# --- what a rule may do ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counts", "decision"),
+    [(Weight.FAIL, NO_GO), (Weight.CONDITION, CONDITIONAL), (Weight.NOTE, GO)],
+)
+def test_a_rule_counts_as_the_suite_says(counts: Weight, decision: Decision) -> None:
+    verdict = judged({"nsa": 1.0, "dense": 0.5}, rules=(replace(RATIO, counts=counts),))
+
+    assert verdict.decision is decision
+
+
+@pytest.mark.parametrize(
+    ("counts", "gpu", "decision", "said"),
+    [
+        (Weight.FAIL, "H200", NO_GO, "NO-GO"),
+        (Weight.CONDITION, "H200", CONDITIONAL, "CONDITIONAL"),
+        (Weight.FAIL, "A100", GO, "not asked on this GPU"),
+        (Weight.NOTE, "H200", GO, None),
+    ],
+)
+def test_expectations_count_in_the_verdict(
+    counts: Weight, gpu: str, decision: Decision, said: str | None
+) -> None:
+    missed = Expectation(metric="step_s", match=to(provider="nsa"), gpu=gpu, high=0.5)
+    met = replace(missed, high=5.0)
+    for one, wanted in ((missed, decision), (met, GO)):
+        verdict = judged(
+            {"nsa": 1.0, "dense": 3.0}, expectations=(replace(one, counts=counts, source="s"),)
+        )
+        assert verdict.decision is wanted
+        results = [r for r in verdict.rules if r.rule == EXPECTED]
+        assert bool(results) == (said is not None)
+        if one is missed and said:
+            assert results[0].said == said
+
+
+def test_an_expectation_of_an_old_run_does_not_count() -> None:
+    assert Expectation(metric="step_s").counts is Weight.NOTE
+
+
+# --- the machine and the part of a suite -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "asked"), [("A100", False), ("!A100", True), ("!H200", False), ("H200", True)]
+)
+def test_a_rule_is_asked_on_its_gpus(pattern: str, asked: bool) -> None:
+    verdict = judged({"nsa": 1.0, "dense": 2.5}, rules=(replace(RATIO, gpu=pattern),))
+
+    assert of(verdict).applies is asked
+    assert of(verdict).said == ("GO" if asked else "not asked on this GPU")
+    assert verdict.decision is (GO if asked else INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(("dense_s", "decision"), [(2.5, INCONCLUSIVE), (0.5, NO_GO)])
+def test_a_question_about_another_gpu_is_never_go(dense_s: float, decision: Decision) -> None:
+    verdict = judged({"nsa": 1.0, "dense": dense_s}, decides_for="A100")
+
+    assert verdict.decision is decision
+    assert verdict.said.startswith("A100 not measured; NVIDIA H200: ")
+    assert verdict.here is (GO if decision is INCONCLUSIVE else NO_GO)
+
+
+def test_rules_of_cases_that_were_left_out_are_not_asked() -> None:
+    elsewhere = replace(RATIO, name="decode", match=to(workload="decode"), asked=4)
+    verdict = judged({"nsa": 1.0, "dense": 2.5}, rules=(RATIO, elsewhere), left_out=4)
+
+    assert (verdict.decision, verdict.said) == (GO, "GO (partial: 6 of 10 cases)")
+    assert of(verdict, "decode").said == "not asked"
+
+
+def test_a_run_without_rules_is_measured() -> None:
+    verdict = judged({"nsa": 1.0, "dense": 2.5}, rules=())
+
+    assert (verdict.said, verdict.decision.exit_status) == ("measured", 0)
+    failed = judged({"nsa": 1.0, "dense": 2.5}, rules=(), failed={"nsa": Outcome.CRASH})
+    assert failed.said == "NO-GO"
+
+
+# --- the last octave ---------------------------------------------------------------------
+
+
+def growth(last: float, over: str) -> RuleResult:
+    """A curve that is flat, and then grows by this exponent."""
+    cases = sweep(seq_len=[512, 1024, 2048, 4096, 8192])
+    steps = dict(zip((c.axes["seq_len"] for c in cases), (1, 1.05, 1.1, 1.15), strict=False))
+    steps[8192] = steps[4096] * 2**last
+    rule = Rule(
+        name="growth", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.6, over=over
+    )
+    made = run(cases, lambda c: timed(c, steps[c.axes["seq_len"]], cv=0.001), rules=[rule])
+    summaries: tuple[CaseSummary, ...] = summarise(made)
+    return of(judge(made.suite, environment(), summaries, fit(summaries)), "growth")
+
+
+@pytest.mark.parametrize("over", ["all", "last_octave"])
+@pytest.mark.parametrize(("last", "decision"), [(2.0, NO_GO), (1.2, GO)])
+def test_a_curve_that_steepens_is_judged_by_its_last_octave(
+    over: str, last: float, decision: Decision
+) -> None:
+    (found,) = growth(last, over).findings
+
+    assert found.decision is decision
+    assert found.estimate is not None
+    assert found.estimate.value == pytest.approx(last, abs=0.02)
+    assert "4096 to 8192" in found.detail
