@@ -21,6 +21,10 @@ RENAMED = {"--proof": "--self-test", "--no-proof": "--no-self-test"}
 _SUITE = "Suite file, or the name of a shipped suite: smoke."
 SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help=_SUITE)]
 OptionalSuite = Annotated[str | None, typer.Argument(metavar="SUITE", help=_SUITE)]
+RulesOption = Annotated[
+    str | None,
+    typer.Option("--rules", metavar="SUITE", help="Judge by the rules of this suite file instead."),
+]
 RunArgument = Annotated[
     str,
     typer.Argument(metavar="RUN", help="Run id, the beginning of one, a run's folder, or latest."),

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -198,20 +198,22 @@ def overhead(
 
 def show_(
     run_id: options.RunArgument = "latest",
+    rules: options.RulesOption = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Show a recorded run: its cases, and its suite's verdict by today's rules.
+    """Show a recorded run: its cases, and the verdict by its suite's rules.
 
     \b
     harness show latest
-    harness show 20261121-0730 --json
+    harness show 20261121-0730 --rules a100-retest
     """
-    _conclude(reader.load(store_root, run_id), None, as_json)
+    _conclude(_judged_by(rules, reader.load(store_root, run_id)), None, as_json)
 
 
 def report_(
     run_id: options.RunArgument = "latest",
+    rules: options.RulesOption = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
@@ -221,7 +223,25 @@ def report_(
     \b
     harness report latest
     """
-    _conclude(reader.load(store_root, run_id), reports, as_json)
+    _conclude(_judged_by(rules, reader.load(store_root, run_id)), reports, as_json)
+
+
+def _judged_by(rules: str | None, recorded: Run) -> Run:
+    """The run with the question, rules and expectations of another suite file."""
+    if rules is None:
+        return recorded
+    suite = suites.load(rules)
+    there = {c.case_id for c in recorded.suite.cases}
+    missing = [c for c in suite.cases if c.case_id not in there]
+    if len(missing) == len(suite.cases):
+        raise HarnessError(
+            f"{suite.path} has no case of {recorded.run_id}, so its rules say nothing about it"
+        )
+    own = ("question", "parts", "decides_for", "peers", "expectations", "rules", "cost")
+    taken = {name: getattr(suite, name) for name in own}
+    judged = replace(recorded.suite, left_out=len(missing), **taken)
+    note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"
+    return replace(recorded, suite=judged, notes=(*recorded.notes, note))
 
 
 def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
