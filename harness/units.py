@@ -316,7 +316,9 @@ def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
     value = measured(f.metric, f.estimate) if f.estimate else ""
     if f.estimate and f.partner:
-        value = f"{times(f.estimate)} {_better(f.metric)} {f.partner}"
+        # One process has a guard band, which is no interval of anything measured.
+        ratio = number(f.estimate.value, 3) + "x" if f.fact is Fact.FEW else times(f.estimate)
+        value = f"{ratio} {_better(f.metric)} {f.partner}"
     elif f.estimate and f.fact is not Fact.EXPECTED and f.detail:
         value = f"{value} {f.detail}"
     match f.fact:

@@ -237,7 +237,10 @@ def _judged_by(rules: str | None, recorded: Run) -> Run:
         raise HarnessError(
             f"{suite.path} has no case of {recorded.run_id}, so its rules say nothing about it"
         )
-    own = ("question", "parts", "decides_for", "peers", "expectations", "rules", "cost")
+    own = (
+        *("question", "parts", "decides_for", "peers", "labels", "axis_names"),
+        *("expectations", "rules", "cost"),
+    )
     taken = {name: getattr(suite, name) for name in own}
     judged = replace(recorded.suite, left_out=len(missing), **taken)
     note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"

@@ -183,6 +183,10 @@ class Rule:
         ]
 
 
+def _text(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
     """Whether two cases are equal in every axis that is not named."""
     named = {*named}
@@ -223,6 +227,10 @@ class Suite:
     """Providers that are not the subject: their failure leaves a gap in a comparison."""
     left_out: int = 0
     """Cases of the suite that a filter left out."""
+    labels: tuple[tuple[str, Match], ...] = ()
+    """Short names for the cases that each selects."""
+    axis_names: Mapping[str, str] = field(default_factory=dict)
+    """Short names of axes, beside a label."""
     path: str
     text: str
     """The file as read, so that a stored run can be repeated exactly."""
@@ -240,3 +248,19 @@ class Suite:
     def __post_init__(self) -> None:
         if len({case.case_id for case in self.cases}) < len(self.cases):
             raise ValueError("two cases have the same id")
+
+    def label(self, case: Case) -> str:
+        """The labels that fit a case, and its other swept axes; empty without a label.
+
+        Of several labels for the same axes the first one counts.
+        """
+        said: list[str] = []
+        told: set[str] = set()
+        for name, match in self.labels:
+            if match.accepts(case) and not told & match.criteria.keys():
+                said.append(name)
+                told |= match.criteria.keys()
+        if not said:
+            return ""
+        named = {axis: self.axis_names.get(axis, axis) for axis in case.swept if axis not in told}
+        return ", ".join((*said, *(f"{n}={_text(case.axes[a])}" for a, n in named.items())))

@@ -3,6 +3,7 @@
 import datetime
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
@@ -18,12 +19,12 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import spreads, summarise
 from harness.records import CaseSummary, Measurement, Outcome, Run
-from harness.report import figures, render, steadiness, tables, text
+from harness.report import answer, figures, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.profile import longest_wait, profile_section
-from harness.report.verdict_text import decided_by, verdict_bullets
+from harness.report.verdict_text import decided_by
 
 
 def write(run: Run, directory: Path) -> Path:
@@ -38,16 +39,21 @@ def write(run: Run, directory: Path) -> Path:
     def files(name: str, version: int) -> dict[str, bytes]:
         start = f"figures/{day}-{figures.slug(run.suite.subject)}-v{version}"
         links = {p.name: f"{start}-{p.name}.png" for p in pictures}
-        page = render.rendered(
-            "report.md.j2",
-            {
-                **values,
-                "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
-                "date": day,
-                "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
-            },
-        )
-        return {**{links[p.name]: p.png for p in pictures}, name: page.encode()}
+        appendix = f"{start}-appendix.md"
+        printed = {
+            **values,
+            "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
+            "date": day,
+            "page": quote(name),
+            "appendix": appendix,
+            "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
+        }
+        pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
+        texts = {to: render.rendered(template, printed) for to, template in pages.items()}
+        return {
+            **{links[p.name]: p.png for p in pictures},
+            **{to: text.encode() for to, text in texts.items()},
+        }
 
     return render.write(directory, day, run.suite.subject, files)
 
@@ -70,6 +76,8 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     axis_effects = effects(summaries)
     odd = oddities(run, summaries)
     used = time_use(run)
+    failed = failures(summaries, run)
+    named_rules = tuple(answer.named(r, suite) for r in verdict.rules)
     values: dict[str, object] = {
         "run": run,
         "device": text.device(env),
@@ -78,12 +86,16 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "dirty": env.uncommitted,
         "verdict": verdict,
         "decided_by": decided_by(verdict),
-        "summary": (
-            *verdict_bullets(verdict),
-            *text.executive_summary(run, summaries, axis_effects, assessments, fits, targets, odd),
+        "answers": (
+            *answer.answers(verdict, suite),
+            *text.overhead_bullet(run),
+            *text.dead_axes_bullets(odd),
             *longest_wait(run, summaries),
         ),
-        "rules": tables.rules(verdict, suite.parts),
+        "next_steps": answer.next_steps(verdict, run, failed),
+        "trust": "; ".join(answer.trust(run, summaries)),
+        "rules": tables.rules(replace(verdict, rules=named_rules), suite.parts),
+        "correctness": answer.correctness(run, summaries),
         "sections": [
             _section(run, workload, members, axis_effects, names)
             for workload, members in _by_workload(summaries).items()
@@ -92,7 +104,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "oddities": text.oddity_sentences(odd),
         "compared": text.coverage_sentence(odd),
         "flags": tuple(text.flag_sentences(run)),
-        "failures": failures(summaries, run),
+        "failures": failed,
         "not_run": tables.not_run(summaries, run),
         "expectations": tables.expectations(assessments) if assessments else None,
         "low_targets": tuple(f"{text.target_text(t)}." for t in targets),

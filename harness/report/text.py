@@ -4,9 +4,7 @@ Beside it: verdict_text (rules, verdicts, gates), failures, profile and steadine
 bisection (its page).
 """
 
-import math
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -14,25 +12,19 @@ from harness import units
 from harness.analysis import overhead
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect
-from harness.analysis.expectation import SUSPICIOUS_MFU, Assessment, Judgement
+from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
 from harness.analysis.roofline import Target
-from harness.analysis.scaling import ScalingFit
 from harness.records import (
     INTERPRETER,
-    METRICS,
     Case,
-    CaseSummary,
     Environment,
-    Estimate,
     Measurement,
     Outcome,
     Run,
     Scalar,
 )
 
-MAX_FITS = 4
-"""Groups up to which each exponent is listed; above it, the smallest and the largest."""
 DIFFERENT, MIXED = 1.1, 2.0
 """Ratio between pairs from which their range is printed; and from which their mean describes none
 of them and has no interval."""
@@ -99,134 +91,7 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-# --- the summary of a run ----------------------------------------------------------------
-
-
-def executive_summary(
-    run: Run,
-    summaries: Sequence[CaseSummary],
-    effects: Sequence[Effect],
-    assessments: Sequence[Assessment],
-    fits: Sequence[ScalingFit],
-    targets: Sequence[Target],
-    oddities: Oddities,
-) -> Iterable[str]:
-    """What ran, how fast, and what limits the numbers: one sentence a workload and a matter."""
-    yield _cases_and_outcomes(run, summaries)
-    if found := overhead.overhead(run):
-        sentence = overhead_sentence(found, overhead.LIMIT)
-        yield f"{sentence[0].upper()}{sentence[1:]}."
-    yield from _expectations(assessments)
-    yield from _speeds(summaries, effects)
-    yield from _exponents(fits)
-    if targets:
-        highest = max(targets, key=lambda t: t.mfu)
-        yield (
-            f"Meeting a target below {units.percent(SUSPICIOUS_MFU)} of the GPU's peak proves "
-            f"little. Targets like this: {len(targets)}; the highest: {target_text(highest)}."
-        )
-    yield from _weak_numbers(run, summaries)
-    whole = [d for d in oddities.dead if d.all_values and not d.time_differs]
-    if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
-        yield f"{listed([*dead])} {'has' if len(dead) == 1 else 'have'} no effect; see Profile."
-    if still := dict.fromkeys(f"`{i.axis}`" for i in oddities.still):
-        yield f"A speed does not change with {listed([*still])}; see Profile."
-
-
-def _cases_and_outcomes(run: Run, summaries: Sequence[CaseSummary]) -> str:
-    cases = Counter(s.case.workload for s in summaries)
-    *_, last = cases
-    counted = [plural(f"{w} case", n) if w == last else f"{n} {w}" for w, n in cases.items()]
-    outcomes = Counter(outcome_name(s.outcome) for s in summaries)
-    ended = ", ".join(f"{n} {name}" for name, n in outcomes.most_common())
-    unfinished = "" if run.ended_at else " **The run is unfinished.**"
-    return (
-        f"{listed(counted)} on {device(run.environment)}: {ended}; "
-        f"{plural('process', len(run.measurements))}, "
-        f"{units.duration(sum(m.wall_s for m in run.measurements))} in total.{unfinished}"
-    )
-
-
-def _expectations(assessments: Sequence[Assessment]) -> Iterable[str]:
-    if not assessments:
-        return
-    counts = Counter(a.judgement for a in assessments)
-    counted = ", ".join(f"{counts[j]} {name}" for j, name in JUDGEMENTS.items() if counts[j])
-    missed = [
-        a for a in assessments if a.factors and a.judgement in (Judgement.BELOW, Judgement.ABOVE)
-    ]
-    worst = max(missed, key=lambda a: a.factors[0], default=None)
-    text = f"Expected against actual: {counted}"
-    if worst:
-        far = units.factor(worst.factors[0])
-        text += f"; farthest away: `{worst.case_id}`, {far} {worst.judgement.value}"
-    yield f"{text}."
-
-
-def _speeds(summaries: Sequence[CaseSummary], effects: Sequence[Effect]) -> Iterable[str]:
-    """One sentence a workload: its slowest and fastest case, and the effect of each axis."""
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        of = [s for s in summaries if s.case.workload == workload and s.outcome is Outcome.OK]
-        ok = [s for s in of if "step_s" in s.metrics]
-        if not ok:
-            continue
-        metric = "tokens_per_s" if all("tokens_per_s" in s.metrics for s in ok) else "step_s"
-        ranked = sorted(ok, key=lambda s: _goodness(s.metrics[metric], metric))
-        slowest, fastest = ranked[0], ranked[-1]
-        text = f"**{workload}**: {_speed(slowest, metric)}"
-        if slowest is not fastest:
-            high, low = (_goodness(s.metrics[metric], metric) for s in (fastest, slowest))
-            text += f" to {_speed(fastest, metric)}, {units.factor(high / low)} apart"
-        # Providers are the question, then the largest: a manager reads the first two.
-        own = sorted(
-            (e for e in effects if e.workload == workload),
-            key=lambda e: (e.axis != "provider", -abs(math.log(e.ratio))),
-        )
-        if own:
-            text += f". Step time per token: {'; '.join(map(_effect, own))}"
-        yield f"{text}."
-
-
-def _speed(summary: CaseSummary, metric: str) -> str:
-    return f"{units.measured(metric, summary.metrics[metric])} (`{summary.case.case_id}`)"
-
-
-def _goodness(estimate: Estimate, metric: str) -> float:
-    return estimate.value if METRICS[metric].higher_is_better else 1 / estimate.value
-
-
-def _exponents(fits: Sequence[ScalingFit]) -> Iterable[str]:
-    for axis in dict.fromkeys(f.axis for f in fits):
-        fitted = [(f.exponent, f) for f in fits if f.axis == axis and f.exponent is not None]
-        fitted.sort(key=lambda pair: pair[0].value)
-        if not fitted:
-            continue
-        few = len(fitted) <= MAX_FITS
-        head = "" if few else f"smallest and largest of {len(fitted)} fits: "
-        shown = [_exponent(e, f) for e, f in (fitted if few else (fitted[0], fitted[-1]))]
-        yield f"Exponent of the step time over {axis}: {head}{'; '.join(shown)}."
-    if noted := [f for f in fits if f.note]:
-        more = f" {plural('fit', len(noted))} in total have a note; see Scaling."
-        yield f"Scaling of `{noted[0].group}`: {noted[0].note}.{more if noted[1:] else ''}"
-
-
-def _exponent(exponent: Estimate, f: ScalingFit) -> str:
-    text = f"`{f.group}` {units.cell('scaling_exponent', exponent)}"
-    if f.censored:
-        text += f" ({f.censored} timed out and {'is a bound' if f.censored == 1 else 'are bounds'})"
-    return text
-
-
-def _weak_numbers(run: Run, summaries: Sequence[CaseSummary]) -> Iterable[str]:
-    if apart := [f"`{s.case.case_id}`" for s in summaries if s.apart_s]:
-        yield f"Not repeatable here, so without a speed: {listed(apart, 1)}; see its notes."
-    unsteady = [
-        f"`{s.case.case_id}`"
-        for s in summaries
-        if any(m.steady is False and m.outcome is Outcome.OK for m in run.of(s.case.case_id))
-    ]
-    if unsteady:
-        yield f"No steady state, so the numbers may still change: {listed(unsteady, 1)}."
+# --- targets, time and sampling ---------------------------------------------------------
 
 
 def target_text(t: Target) -> str:
@@ -261,6 +126,13 @@ def overhead_sentence(found: Overhead, limit: float) -> str:
     else:
         answer = f"{'within' if found.shown else 'above'} the limit of {units.percent(limit)}"
     return f"sampling changes the step time by {cost} ({found.pairs} pairs of processes): {answer}"
+
+
+def overhead_bullet(run: Run) -> Iterable[str]:
+    """What sampling costs, if the run was made to find out."""
+    if found := overhead.overhead(run):
+        sentence = overhead_sentence(found, overhead.LIMIT)
+        yield f"{sentence[0].upper()}{sentence[1:]}."
 
 
 # --- programs ----------------------------------------------------------------------------
@@ -354,6 +226,15 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
         workload = i.group.partition("/")[0]
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
     return (*map(_dead_axes, dead.values()), *map(_invariances, still.values()))
+
+
+def dead_axes_bullets(found: Oddities) -> Iterable[str]:
+    """The axes that change nothing, or no speed; the section Profile has the evidence."""
+    whole = [d for d in found.dead if d.all_values and not d.time_differs]
+    if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
+        yield f"{listed([*dead])} {'has' if len(dead) == 1 else 'have'} no effect; see Profile."
+    if still := dict.fromkeys(f"`{i.axis}`" for i in found.still):
+        yield f"A speed does not change with {listed([*still])}; see Profile."
 
 
 def coverage_sentence(found: Oddities) -> str:

@@ -172,6 +172,8 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         parts=parts,
         decides_for=model.decides_for or "",
         peers=tuple(model.peers),
+        labels=tuple((one.name, sweep.match(one.match)) for one in model.labels),
+        axis_names=model.axis_names,
         requires=model.requires.model_dump(exclude_none=True),
         path=str(path),
         text=text,
@@ -276,6 +278,13 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield from sweep.check_fit(rule.axis, ("verdict", r, "axis"), matched)
     if model.cost:
         yield from sweep.check_match(model.cost.match, ("cost", "match"), cases)
+    for i, label in enumerate(model.labels):
+        yield from sweep.check_match(label.match, ("labels", i, "match"), cases)
+    axes = [*dict.fromkeys(name for case in cases for name in case.axes)]
+    for name in model.axis_names:
+        if name not in axes:
+            text = f"no workload has the axis {name!r}"
+            yield Problem(("axis_names", name), text, nearest(name, axes), at_key=True)
     providers = [*dict.fromkeys(case.provider for case in cases)]
     for p, peer in enumerate(model.peers):
         if peer not in providers:

@@ -434,6 +434,13 @@ class CostModel(Form):
     usd_per_gpu_hour: Positive | None = None
 
 
+class LabelModel(Form):
+    """A short name for some cases."""
+
+    match: Annotated[Matching, Field(min_length=1)]
+    name: Text
+
+
 class SuiteModel(Form):
     """What to measure, what is expected, and which rules decide."""
 
@@ -446,6 +453,11 @@ class SuiteModel(Form):
     """The question that the suite answers, or its parts by name: some rule asks each of them."""
     decides_for: Text | None = None
     """Pattern of the GPU that the question is about. A run on another GPU is never GO."""
+    labels: list[LabelModel] = []
+    """Short names for cases in the answer of a report: all that fit a case are joined; of those
+    that name the same axis, the first."""
+    axis_names: dict[str, Text] = {}
+    """Short names of the axes that no label names: `{seq_len: T}`."""
     peers: list[Name] = []
     """Providers that the subject is compared with: if one fails, the comparison has a gap, and the
     verdict does not change."""

@@ -66,7 +66,7 @@ def test_every_picture_it_shows_exists_and_has_words(full: Path) -> None:
     text = full.read_text(encoding="utf-8")
     shown = re.findall(r"^!\[([^\]]+)\]\((\S+)\)$", text, re.MULTILINE)
 
-    assert {full.parent / link for _, link in shown} == {*full.parent.glob("figures/*")}
+    assert {full.parent / link for _, link in shown} == {*full.parent.glob("figures/*.png")}
     assert len(shown) == 4
     for _, link in shown:
         assert (full.parent / link).read_bytes().startswith(b"\x89PNG")
@@ -80,22 +80,13 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
     assert ": Resumed at noon after 1 measurements; a line was cut short.\n" in text
 
 
-def test_a_case_without_a_steady_state_is_named_in_the_summary() -> None:
-    cases = sweep(seq_len=[512, 1024])
-    unsteady = run(cases, lambda c: timed(c, 0.05, steady=c is cases[0]))
-
-    (sentence,) = [s for s in values(unsteady)["summary"] if "steady state" in s]
-
-    assert sentence.endswith(": `train/nsa/seq_len=1024`.")
-
-
 def test_a_run_that_asks_what_sampling_costs_is_answered() -> None:
     suite = overhead.arranged(small().suite, processes=6)
     measured = run(suite.cases, lambda c: timed(c, 0.05, processes=6), subject=suite.subject)
 
     built = values(measured)
 
-    assert any("(12 pairs of processes)" in sentence for sentence in built["summary"])
+    assert any("(12 pairs of processes)" in sentence for sentence in built["answers"])
     assert measured.suite.subject == "Small Sampling"
 
 
@@ -140,7 +131,7 @@ def test_a_run_without_any_number_still_has_a_report(tmp_path: Path) -> None:
     text = page(replace(broken, ended_at=""), tmp_path)
 
     assert "**Status**: NO-GO (run unfinished)" in text
-    assert not any(tmp_path.glob("figures/*"))
+    assert not any(tmp_path.glob("figures/*.png"))
 
 
 def test_one_process_has_no_interval_and_leaves_the_verdict_open() -> None:

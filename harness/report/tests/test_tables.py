@@ -104,5 +104,5 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
     told, pictures = context.build(run(cases, measure), Path("reports"))
 
     assert str(told["sections"]).count("'not repeatable'") == 2
-    assert "Not repeatable here" in str(told["summary"])
+    assert "not repeatable, so without a speed" in str(told["trust"])
     assert pictures

@@ -1,0 +1,166 @@
+"""The first screen: it answers each part of the question, says what to do, and what to doubt."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.records import (
+    Accuracy,
+    Case,
+    Match,
+    Measurement,
+    Outcome,
+    Rule,
+    Run,
+    TensorError,
+    Weight,
+)
+from harness.report import answer
+from harness.report.tests.test_report import values
+from harness.tests.fake_runs import run, sweep, timed
+
+CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
+
+
+def to(**criteria: Any) -> Match:
+    return Match(criteria={name: (value,) for name, value in criteria.items()})
+
+
+FLOOR = Rule(name="floor", metric="tokens_per_s", go=500, asks="fast", match=to(provider="nsa"))
+RATIO = Rule(
+    name="ratio",
+    metric="step_s",
+    go=2.0,
+    abort=1.0,
+    asks="faster",
+    match=to(provider="nsa"),
+    against=to(provider="dense"),
+)
+PARTS = {"fast": "Is it fast enough?", "faster": "Is it twice as fast as dense?"}
+
+
+def measured(
+    dense_s: float = 2.5,
+    processes: int = 3,
+    rules: tuple[Rule, ...] = (FLOOR, RATIO),
+    failed: Outcome | None = None,
+    **suite: Any,
+) -> Run:
+    def measure(c: Case) -> list[Measurement]:
+        dense = c.provider == "dense"
+        made = timed(c, dense_s if dense else 1.0, processes=processes if dense else 3)
+        broken = failed if dense else None
+        return [replace(m, outcome=broken, samples_s=()) for m in made] if broken else made
+
+    cases = [
+        replace(c, settings=replace(c.settings, processes=processes))
+        if c.provider == "dense"
+        else c
+        for c in CASES
+    ]
+    made = run(cases, measure, rules=rules)
+    return replace(made, suite=replace(made.suite, parts=PARTS, **suite))
+
+
+def word(recorded: Run, part: str) -> str:
+    """The answer to one part."""
+    (line,) = [a for a in values(recorded)["answers"] if a.startswith(f"**{PARTS[part]}")]
+    return str(line).removeprefix(f"**{PARTS[part]} ").partition("**")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "Yes"),
+        ({"dense_s": 1.5}, "Not quite"),
+        ({"dense_s": 0.5}, "No"),
+        ({"dense_s": 2.0}, "Not decided"),
+        ({"processes": 1}, "Yes, as far as one process shows"),
+        ({"processes": 1, "dense_s": 1.5}, "Not quite"),
+        ({"failed": Outcome.HANG, "peers": ("dense",)}, "In part"),
+        ({"rules": (FLOOR, replace(RATIO, gpu="A100"))}, "Not measured"),
+        ({"dense_s": 0.5, "rules": (FLOOR, replace(RATIO, counts=Weight.CONDITION))}, "No"),
+    ],
+)
+def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said: str) -> None:
+    recorded = measured(**changes)
+
+    assert (word(recorded, "fast"), word(recorded, "faster")) == ("Yes", said)
+
+
+def steps(recorded: Run) -> str:
+    return "\n".join(values(recorded)["next_steps"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "command"),
+    [
+        ({"processes": 1}, "-f 'train/dense/*' -s measure.processes=3`"),
+        ({"dense_s": 2.0}, "-s measure.processes=6`"),
+        ({"decides_for": "A100"}, "Run it on an A100"),
+        ({"left_out": 4}, "Run the cases that a filter left out"),
+        ({"failed": Outcome.CRASH}, "Reproduce the crash of `train/dense/seq_len=512`"),
+    ],
+)
+def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: str) -> None:
+    assert command in steps(measured(**changes))
+    assert len(values(measured(**changes))["next_steps"]) <= answer.MAX_STEPS
+
+
+def test_a_go_asks_for_nothing() -> None:
+    assert not steps(measured())
+
+
+def test_labels_name_cases_and_the_partner_is_what_differs() -> None:
+    labels = (("small model", to(workload="train", provider="nsa")),)
+    recorded = measured(labels=labels, axis_names={"seq_len": "T"})
+
+    page = "\n".join(values(recorded)["answers"])
+
+    assert "small model, T=" in page
+    assert "as fast as dense (" in page
+    assert "train/nsa" not in page
+
+
+def test_a_label_that_fits_two_cases_alike_is_not_used() -> None:
+    recorded = measured(labels=(("all", to(seq_len=512)), ("all", to(seq_len=2048))))
+
+    assert set(answer.names(recorded.suite).values()) == {c.case_id for c in CASES}
+
+
+def test_correctness_counts_processes_and_names_the_reason() -> None:
+    error = Accuracy(tensors=(TensorError(name="dq", error=0.2, bound=0.5),))
+
+    def measure(c: Case) -> list[Measurement]:
+        skipped = Accuracy(skipped="96 GiB") if c.provider == "dense" else error
+        return [replace(m, accuracy=skipped) for m in timed(c, 1.0)]
+
+    built = values(run(CASES, measure))
+
+    assert "6 of 12 processes were compared with a reference" in built["trust"]
+    assert [row[1:] for row in built["correctness"].rows] == [
+        ("6 of 6", "0.4 (dq)", "–"),
+        ("0 of 6", "–", "96 GiB: 6"),
+    ]
+
+
+def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
+    recorded = run(CASES, lambda c: timed(c, 0.05, steady=c is not CASES[1]))
+
+    trust = values(replace(recorded, ended_at=""))["trust"]
+
+    assert "may still change: `train/nsa/seq_len=2048`" in trust
+    assert "unfinished" in trust
+
+
+def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:
+    from harness.report import context
+
+    page = context.write(measured(), tmp_path)
+    (appendix,) = tmp_path.glob("figures/*-appendix.md")
+
+    assert f"]({appendix.relative_to(tmp_path)})" in page.read_text(encoding="utf-8")
+    assert page.name.replace(" ", "%20") in appendix.read_text(encoding="utf-8")
+    assert "Every metric" not in page.read_text(encoding="utf-8").partition("The [appendix]")[0]
