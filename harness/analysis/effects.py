@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.scaling import groups_along
-from harness.analysis.statistics import half_width
+from harness.analysis.scaling import groups_along, positive
+from harness.analysis.statistics import half_width, times_better
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 NO_EFFECT = 0.02
@@ -106,3 +106,66 @@ def _effect(
         largest=math.exp(max(logs)),
         pairs=len(pairs),
     )
+
+
+# --- the first provider against each other one -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versus:
+    """How many times as fast the first provider is as another, along a numeric axis."""
+
+    workload: str
+    ours: str
+    theirs: str
+    axis: str
+    """Empty if no numeric axis has two values; there is then one point."""
+    first: CaseSummary
+    """Ours at the first point: it names the group."""
+    points: tuple[tuple[float, Estimate], ...]
+    """Value of the axis, ascending, and the ratio."""
+
+    @property
+    def crossover(self) -> tuple[float, float] | None:
+        """The last value at which ours is slower and the first from which on it is faster."""
+        faster = [x for x, r in self.points if r.processes > 1 and r.low is not None and r.low > 1]
+        slower = [
+            x for x, r in self.points if r.processes > 1 and r.high is not None and r.high < 1
+        ]
+        since = [x for x in faster if x > max(slower, default=-math.inf)]
+        return (slower[-1], since[0]) if slower and since else None
+
+
+def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
+    """The first provider of each workload against its others, where cases are equal otherwise."""
+    found = []
+    for workload in dict.fromkeys(s.case.workload for s in summaries):
+        cases = [s for s in summaries if s.case.workload == workload]
+        ours, *others = dict.fromkeys(s.case.provider for s in cases)
+        axis = _longest(cases)
+        for theirs in others:
+            for group in groups_along(cases, "provider", axis):
+                sides = [
+                    {
+                        positive(s, axis): s
+                        for s in group
+                        if s.case.provider == p and _has_a_speed(s)
+                    }
+                    for p in (ours, theirs)
+                ]
+                both = sorted(sides[0].keys() & sides[1].keys())
+                if both:
+                    steps = [[of[x].metrics["step_s"] for of in sides] for x in both]
+                    ratios = [times_better(a, b, higher_is_better=False) for a, b in steps]
+                    points = tuple(zip(both, ratios, strict=True))
+                    known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
+                    found.append(Versus(first=sides[0][both[0]], points=points, **known))
+    return tuple(found)
+
+
+def _longest(cases: Sequence[CaseSummary]) -> str:
+    """The swept numeric axis with the most values; empty if none has two."""
+    names = dict.fromkeys(name for s in cases for name in s.case.swept)
+    count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}
+    best = max(count, key=lambda n: count[n], default="")
+    return best if count.get(best, 0) > 1 else ""

@@ -257,9 +257,10 @@ class Suite:
         said: list[str] = []
         told: set[str] = set()
         for name, match in self.labels:
-            if match.accepts(case) and not told & match.criteria.keys():
+            axes = match.criteria.keys() & case.axes.keys()
+            if match.accepts(case) and not told & axes:
                 said.append(name)
-                told |= match.criteria.keys()
+                told |= axes
         if not said:
             return ""
         named = {axis: self.axis_names.get(axis, axis) for axis in case.swept if axis not in told}

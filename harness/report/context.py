@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
+from typing import Any
 from urllib.parse import quote
 
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, effects
+from harness.analysis.effects import Effect, Versus, effects, versus
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import done, modest
@@ -77,6 +78,13 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     odd = oddities(run, summaries)
     used = time_use(run)
     failed = failures(summaries, run)
+    sections = {
+        workload: _section(run, workload, members, axis_effects, names)
+        for workload, members in _by_workload(summaries).items()
+    }
+    ratios = [r for r in suite.rules if r.against]
+    compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
+    judged = [s for workload, s in sections.items() if workload in compared]
     named_rules = tuple(answer.named(r, suite) for r in verdict.rules)
     values: dict[str, object] = {
         "run": run,
@@ -88,6 +96,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "decided_by": decided_by(verdict),
         "answers": (
             *answer.answers(verdict, suite),
+            *(sentence for s in judged for sentence in s["crossovers"]),
             *text.overhead_bullet(run),
             *text.dead_axes_bullets(odd),
             *longest_wait(run, summaries),
@@ -96,10 +105,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "trust": "; ".join(answer.trust(run, summaries)),
         "rules": tables.rules(replace(verdict, rules=named_rules), suite.parts),
         "correctness": answer.correctness(run, summaries),
-        "sections": [
-            _section(run, workload, members, axis_effects, names)
-            for workload, members in _by_workload(summaries).items()
-        ],
+        "sections": [*sections.values()],
         "profile": profile_section(run, summaries),
         "oddities": text.oddity_sentences(odd),
         "compared": text.coverage_sentence(odd),
@@ -138,7 +144,11 @@ def _pictures(
     drawn: list[Picture | None] = []
     for workload, members in _by_workload(summaries).items():
         names = tables.labels([s.case for s in members])
-        drawn.append(figures.throughput(workload, members, names, run.suite, run.environment))
+        against = versus(members)
+        drawn.append(
+            figures.versus(workload, against, _group_names(run, members, against))
+            or figures.throughput(workload, members, names, run.suite, run.environment)
+        )
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
@@ -146,6 +156,21 @@ def _pictures(
     if shown is not None:
         drawn.append(figures.telemetry(shown, f"{shown.case_id}, process {shown.process}"))
     return tuple(p for p in drawn if p is not None)
+
+
+def _group_names(
+    run: Run, members: Sequence[CaseSummary], found: Sequence[Versus]
+) -> dict[str, str]:
+    """Id of a group's first case -> `panel, curve`: its label, or its axes, without the axis."""
+    firsts = [v.first.case for v in found]
+    moving = [a for a in tables.varying([s.case for s in members]) if a != "provider"]
+    names = {}
+    for v, case in zip(found, firsts, strict=True):
+        own = f"{run.suite.axis_names.get(v.axis, v.axis)}={case.axes.get(v.axis)}"
+        label = [part for part in run.suite.label(case).split(", ") if part not in (own, "")]
+        others = [f"{a}={units.scalar(x)}" for a in moving if (x := case.get(a)) and a != v.axis]
+        names[case.case_id] = ", ".join(label or others or [case.workload])
+    return names
 
 
 def _group_labels(fits: Sequence[ScalingFit]) -> dict[str, str]:
@@ -178,7 +203,7 @@ def _section(
     members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
     pictures: Sequence[str],
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The results of one workload."""
     cases = [s.case for s in members]
     moving = tables.varying(cases)
@@ -190,13 +215,23 @@ def _section(
     picture = f"speed-{figures.slug(workload)}"
     common, effective = tables.effective(members)
     sure = any(e.low is not None for s in members for e in s.metrics.values())
+    several = len({c.provider for c in cases}) > 1
+    against = versus(members)
+    along = [v for v in against if len(v.points) > 1]
+    groups = [[v for v in along if v.theirs == other] for other in {v.theirs: 0 for v in along}]
+    names = _group_names(run, members, against)
     return {
         "title": workload,
         "fixed": fixed,
         "picture": picture if picture in pictures else "",
-        "table": tables.results(members, run),
-        "details": tables.results(members, run, intervals=True) if sure else None,
-        "effects": [text.effect_sentence(e) for e in axis_effects if e.workload == workload],
+        "table": tables.pivot(members, run) if several else tables.results(members, run),
+        "crossovers": [text.crossover_sentence(group, names) for group in groups],
+        "details": tables.results(members, run, intervals=sure) if sure or several else None,
+        "effects": [
+            text.effect_sentence(e)
+            for e in axis_effects
+            if e.workload == workload and not (several and e.axis == "provider")
+        ],
         "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
         "common": common,
         "effective": effective,

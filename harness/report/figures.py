@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
+from harness.analysis.effects import Versus
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.records import (
@@ -71,7 +72,7 @@ def throughput(
     metric = "tokens_per_s" if any("tokens_per_s" in s.metrics for s in speeds) else "step_s"
     thresholds = {s.case.case_id: _thresholds(s, metric, suite, environment) for s in summaries}
     seen = [s.metrics[metric].value for s in speeds if metric in s.metrics]
-    if not seen:
+    if len(seen) < 2:
         return None
     ranked = sorted(
         (s for s in speeds if metric in s.metrics), key=lambda s: s.metrics[metric].value
@@ -107,6 +108,72 @@ def throughput(
     alt = (
         f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
         f"{units.measured(metric, worst)} to {units.measured(metric, best)}"
+    )
+    return Picture(name=f"speed-{slug(workload)}", alt=alt, png=_png(figure))
+
+
+def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> Picture | None:
+    """Times as fast as another provider along an axis: one panel a configuration, 1 is dashed.
+
+    Args:
+        names: Id of a group's first case -> `panel, curve`.
+    """
+    drawn = [v for v in found if len(v.points) > 1]
+    if not drawn:
+        return None
+    split = [names[v.first.case.case_id].partition(", ")[::2] for v in drawn]
+    panels = list(dict.fromkeys(panel for panel, _ in split))[:MAX_PANELS]
+    theirs = list(dict.fromkeys(v.theirs for v in drawn))
+    curves = [(c, t) for c in dict.fromkeys(c for _, c in split) for t in theirs]
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(WIDTH_IN, 1.0 + 2.1 * down), layout="constrained")
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
+    xs = sorted({x for v in drawn for x, _ in v.points})
+    for axes, panel in zip(grid.flat, panels, strict=False):
+        _plain(axes)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.axhline(1.0, color=INK, lw=1, ls="--")
+        axes.set_title(panel, fontsize=9, color=INK, loc="left")
+        for v, (own, curve) in zip(drawn, split, strict=True):
+            if own != panel:
+                continue
+            i = curves.index((curve, v.theirs))
+            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+            axes.plot(*zip(*((x, r.value) for x, r in v.points), strict=True), color=colour, lw=1.2)
+            for x, r in v.points:
+                several = r.processes > 1 and r.low is not None and r.high is not None
+                if several:
+                    axes.plot([x, x], [r.low, r.high], color=colour, lw=2, alpha=0.4)
+                face = colour if several else "white"
+                axes.plot(x, r.value, marker, color=colour, ms=4.5, mfc=face)
+        axes.xaxis.set_major_locator(FixedLocator(xs))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+        axes.tick_params(axis="x", labelrotation=30)
+        axes.yaxis.set_minor_locator(NullLocator())
+    low, high = grid.flat[0].get_ylim()
+    steps = [b * 10**e for e in range(-3, 5) for b in (1, 2, 5)]
+    for axes in grid.flat:
+        axes.yaxis.set_major_locator(FixedLocator([y for y in steps if low <= y <= high]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.number(y) + "x"))
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel(drawn[0].axis, fontsize=9, color=MUTED)
+    handles = [
+        Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], ms=5)
+        for i in range(len(curves))
+    ]
+    if len(curves) > 1 or len(theirs) > 1:
+        several = len(theirs) > 1
+        texts = [", ".join(filter(None, (c, f"vs {t}" if several else ""))) for c, t in curves]
+        figure.legend(handles, texts, loc="outside upper right", ncols=3, frameon=False, fontsize=8)
+    _title(figure, f"{workload}: {drawn[0].ours}, times as fast as {' and '.join(theirs)}")
+    ends = [r.value for v in drawn for _, r in v.points]
+    alt = (
+        f"{workload}: {drawn[0].ours} is {units.factor(min(ends))} to {units.factor(max(ends))} as "
+        f"fast as {' and '.join(theirs)}, by {drawn[0].axis}"
     )
     return Picture(name=f"speed-{slug(workload)}", alt=alt, png=_png(figure))
 
@@ -192,6 +259,7 @@ _PANELS = (
     ("gpu_power_w", "GPU power (W)", 1.0, None),
 )
 """Channel, title, unit in SI, top of the axis."""
+MAX_PANELS = 12
 _THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
 
 

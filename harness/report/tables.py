@@ -7,13 +7,15 @@ from functools import partial
 from harness import units
 from harness.analysis.expectation import Assessment, timeout_bound
 from harness.analysis.overhead import by_phase
-from harness.analysis.scaling import ScalingFit
+from harness.analysis.scaling import ScalingFit, groups_along
+from harness.analysis.statistics import times_better
 from harness.analysis.summary import why_absent
 from harness.records import (
     METRICS,
     Case,
     CaseSummary,
     Environment,
+    Estimate,
     Outcome,
     Run,
     Scalar,
@@ -33,6 +35,11 @@ _TITLES = {m.name: m.title for m in METRICS.values()} | {
     "cpu_utilisation": "CPU cores",
     "gpu_utilisation": "GPU busy",
 }
+
+
+MAX_RATIOS = 3
+"""Providers that the first one is compared with in a table."""
+_SPEEDS = ("tokens_per_s", "step_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +98,56 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     columns = (*heads, *(f">{titles[m]}" for m in metrics), ">n")
     remarks = () if intervals else tuple(_missing(summaries, run))
     return Table(columns=columns, rows=tuple(rows), remarks=remarks)
+
+
+def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
+    """One row a configuration, one column a provider, and how the first compares with each other.
+
+    The metric is that of the first rule on these cases, or tokens/s.
+    """
+    ours, *others = providers = [*dict.fromkeys(s.case.provider for s in summaries)]
+    asked = (
+        r.metric
+        for r in run.suite.rules
+        if r.metric in _SPEEDS and any(r.match.accepts(s.case) for s in summaries)
+    )
+    metric = next(asked, _SPEEDS[0])
+    if not any(metric in s.metrics for s in summaries):
+        metric = "step_s"
+    axes = [a for a in varying([s.case for s in summaries]) if a != "provider"]
+    groups = [{s.case.provider: s for s in g} for g in groups_along(summaries, "provider")]
+    labels = [run.suite.label(g[ours].case) if ours in g else "" for g in groups]
+    rows = []
+    for side, label in zip(groups, labels, strict=True):
+        case = next(iter(side.values())).case
+        values = (units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes)
+        cells = (_metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
+        steps = {p: s.metrics.get("step_s") for p, s in side.items()}
+        ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
+        rows.append((*((label,) if all(labels) else values), *cells, *ratios))
+    columns = (
+        *(("case",) if all(labels) else axes),
+        *(f">{p}" for p in providers),
+        *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
+    )
+    remark = (
+        f"In {_TITLES[metric]}; ~: not decided. Memory, utilisation and the other metrics are in "
+        "the appendix."
+    )
+    return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
+
+
+def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
+    if ours is None or theirs is None:
+        return NONE
+    ratio = times_better(ours, theirs, higher_is_better=False)
+    faster = ratio.value >= 1
+    if not faster:
+        ratio = times_better(theirs, ours, higher_is_better=False)
+    open_ = "~ " if ratio.low is not None and ratio.low <= 1 else ""
+    single = ratio.processes < 2  # a guard band is no interval
+    text = units.number(ratio.value, 3) + "x" if single else units.times(ratio)
+    return f"{open_}{text} {'faster' if faster else 'slower'}"
 
 
 def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:

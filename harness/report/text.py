@@ -5,13 +5,13 @@ bisection (its page).
 """
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
 from harness.analysis import overhead
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
-from harness.analysis.effects import Effect
+from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
 from harness.analysis.roofline import Target
@@ -28,6 +28,8 @@ from harness.records import (
 DIFFERENT, MIXED = 1.1, 2.0
 """Ratio between pairs from which their range is printed; and from which their mean describes none
 of them and has no interval."""
+MAX_NAMES = 4
+"""Configurations that a sentence on the crossover names."""
 TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
 JUDGEMENTS = {
@@ -187,6 +189,32 @@ def _effect(e: Effect) -> str:
     differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
     spread = f", by pair {_span(e)}" if differ else ""
     return f"{value} against {base}: {amount}{spread}"
+
+
+def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str:
+    """Where the first provider gets ahead of another; both ends of each range are measured.
+
+    Args:
+        names: Id of a group's first case -> name of the group.
+    """
+    v = found[0]
+    where: dict[str, list[str]] = {}
+    for one in found:
+        (least, first), (most, last) = one.points[0], one.points[-1]
+        if one.crossover:
+            below, above = one.crossover
+            place = f"gets ahead between {below:g} and {above:g}"
+        elif first.low is not None and first.low > 1:
+            place = f"is ahead already at {least:g}"
+        elif last.high is not None and last.high < 1:
+            place = f"is behind up to {most:g}"
+        else:
+            place = "is neither ahead nor behind for certain"
+        where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
+    parts = [f"{place} ({listed(those, MAX_NAMES)})" for place, those in where.items()]
+    if len(parts) == 1 and len(found) > 1:
+        parts = [f"{next(iter(where))}, in all {len(found)} configurations"]
+    return f"Against {v.theirs}, along `{v.axis}`: {v.ours} {'; '.join(parts)}."
 
 
 def _span(e: Effect) -> str:

@@ -164,3 +164,55 @@ def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:
     assert f"]({appendix.relative_to(tmp_path)})" in page.read_text(encoding="utf-8")
     assert page.name.replace(" ", "%20") in appendix.read_text(encoding="utf-8")
     assert "Every metric" not in page.read_text(encoding="utf-8").partition("The [appendix]")[0]
+
+
+# --- the first provider against the others -----------------------------------------------
+
+AHEAD = {512: 0.5, 1024: 0.8, 2048: 1.6, 4096: 3.0}
+"""Length -> how many times as fast nsa is."""
+
+
+def crossing(ratios: dict[int, float], processes: int = 3) -> Run:
+    cases = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[*ratios])]
+
+    def measure(c: Case) -> list[Measurement]:
+        length = int(c.axes["seq_len"])
+        step = 0.001 * length / (ratios[length] if c.provider == "nsa" else 1)
+        return timed(c, step, cv=0.002, processes=processes)
+
+    return run(cases, measure)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "processes", "said"),
+    [
+        (AHEAD, 3, "gets ahead between 1024 and 2048"),
+        ({512: 2.0, 1024: 3.0}, 3, "is ahead already at 512"),
+        ({512: 0.2, 1024: 0.3}, 3, "is behind up to 1024"),
+        ({**AHEAD, 1024: 1.0}, 3, "gets ahead between 512 and 2048"),
+        ({512: 0.5, 1024: 2.0, 2048: 0.5, 4096: 3.0}, 3, "gets ahead between 2048 and 4096"),
+    ],
+)
+def test_a_crossover_lies_between_measured_lengths(
+    ratios: dict[int, float], processes: int, said: str
+) -> None:
+    (section,) = values(crossing(ratios, processes))["sections"]
+
+    assert section["crossovers"] == [f"Against dense, along `seq_len`: nsa {said} (train)."]
+
+
+def test_a_table_has_a_column_a_provider_and_how_they_compare() -> None:
+    (section,) = values(crossing({**AHEAD, 1024: 1.0}))["sections"]
+    table = section["table"]
+
+    assert table.columns == ("seq_len", ">nsa", ">dense", ">nsa against dense")
+    ends = [row[-1].rpartition("] ")[2] for row in table.rows]
+    assert ends == ["slower", ends[1], "faster", "faster"]
+    assert [row[-1].startswith("~") for row in table.rows] == [False, True, False, False]
+    assert table.rows[0][-1].startswith("2.0")
+
+
+def test_one_process_has_a_ratio_without_an_interval() -> None:
+    (section,) = values(crossing(AHEAD, processes=1))["sections"]
+
+    assert section["table"].rows[0][-1] == "2.00x slower"
