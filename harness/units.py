@@ -306,6 +306,13 @@ def times(estimate: Estimate) -> str:
     return _with_interval(estimate.value, estimate.low, estimate.high, "x")
 
 
+def slowdown(estimate: Estimate) -> str:
+    """A ratio of step times: `+1.7 % [+0.0 … +3.3]`, or from twofold on `109x [106 … 113]`."""
+    if estimate.value >= 2:
+        return times(estimate)
+    return change(estimate.value, estimate.low, estimate.high)
+
+
 def _better(metric: str) -> str:
     if metric in ("step_s", "step_cycles", "tokens_per_s"):
         return "as fast as"

@@ -239,7 +239,7 @@ def _judged_by(rules: str | None, recorded: Run) -> Run:
         )
     own = (
         *("question", "parts", "decides_for", "peers", "labels", "axis_names"),
-        *("expectations", "rules", "cost"),
+        *("expectations", "rules", "cost", "suspects"),
     )
     taken = {name: getattr(suite, name) for name in own}
     judged = replace(recorded.suite, left_out=len(missing), **taken)

@@ -11,10 +11,13 @@ from harness.records.asked import (
     Case,
     CostPlan,
     Expectation,
+    Gap,
     Match,
     MeasureSettings,
     Rule,
     Suite,
+    Suspect,
+    Suspects,
     Weight,
 )
 from harness.records.comparison import (

@@ -209,6 +209,50 @@ class CostPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """What somebody saw and what was expected of it: the difference that has to be explained."""
+
+    metric: str
+    expected: float
+    seen: float
+    where: Match = field(default_factory=Match)
+    """The configuration in which it was seen: effects are taken there."""
+    gpu: str = "*"
+    source: str = ""
+
+    @property
+    def factor(self) -> float:
+        """How many times worse than expected: above one."""
+        ratio = self.expected / self.seen
+        return ratio if METRICS[self.metric].higher_is_better else 1 / ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """Something that may explain a gap: its effect is between cases without and with it."""
+
+    name: str
+    without: Match = field(default_factory=Match)
+    with_: Match = field(default_factory=Match)
+    control: Match | None = None
+    """Cases without the whole subject, in place of pairs: if they do as well as was expected, what
+    they share with the subject is ruled out."""
+    remedy: str = ""
+    """What removes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspects:
+    """The diagnosis that a suite asks for."""
+
+    gap: Gap
+    tested: tuple[Suspect, ...]
+    not_tested: tuple[str, ...] = ()
+    asks: str = ""
+    """The part of the question that it answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """A suite file, validated and expanded."""
 
@@ -244,6 +288,7 @@ class Suite:
     expectations: tuple[Expectation, ...] = ()
     rules: tuple[Rule, ...] = ()
     cost: CostPlan | None = None
+    suspects: Suspects | None = None
 
     def __post_init__(self) -> None:
         if len({case.case_id for case in self.cases}) < len(self.cases):

@@ -3,14 +3,17 @@
 Every sentence comes from the rules, rows and records that the rest of the page shows.
 """
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
+from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import WORST_FIRST
 from harness.records import (
+    METRICS,
     Case,
     CaseSummary,
     Decision,
@@ -23,6 +26,7 @@ from harness.records import (
     Suite,
     Verdict,
     Weight,
+    gpu_matches,
 )
 from harness.report.failures import Failure
 from harness.report.tables import NONE, Table
@@ -74,7 +78,10 @@ def _group(f: Finding, suite: Suite, cases: Mapping[str, Case]) -> str:
 def answers(v: Verdict, suite: Suite) -> Iterator[str]:
     """A sentence for each part of the question, then each other rule that is not met."""
     rules = [named(r, suite) for r in v.rules]
+    diagnosed = suite.suspects.asks if suite.suspects else ""
     for part, question in suite.parts.items():
+        if part == diagnosed:
+            continue
         yield f"**{question} {_part([r for r in rules if r.asks == part], v, suite)}"
     if not suite.parts:
         yield f"**{v.said}**: {verdict_sentence(replace(v, rule=v.rule and named(v.rule, suite)))}."
@@ -128,10 +135,69 @@ def _needed(result: RuleResult) -> str:
     return f"; {needed_text(result.stated)}" if result.stated else ""
 
 
+def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator[str]:
+    """What explains the gap of the suite's suspects: one sentence, the table has the rest."""
+    if suite.suspects is None:
+        return
+    gap = suite.suspects.gap
+    head = f"**{suite.parts.get(suite.suspects.asks, 'What explains the gap?')}"
+    if not found:
+        yield f"{head}** The gap ({units.factor(gap.factor)}) is too small to explain by one run."
+        return
+    by = {c: [d for d in found if d.conclusion is c] for c in Conclusion}
+    parts = []
+    if enough := by[Conclusion.ENOUGH]:
+        nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
+        seen = units.quantity(gap.metric, nearest.reached or 0.0)
+        many = f"; nearest to what was seen: {nearest.name} ({seen})" if len(enough) > 1 else ""
+        parts.append(f"enough by itself: {listed([d.name for d in enough])}{many}")
+    for c in (Conclusion.CONTRIBUTES, Conclusion.UNDECIDED, Conclusion.RULED_OUT):
+        if those := by[c]:
+            parts.append(f"{c}: {listed([d.name for d in those])}")
+    if not gpu_matches(gap.gpu, device):
+        parts.append(f"the gap is from {gap.gpu}, the effects from {device}: no proof of a cause")
+    yield f"{head}** {'; '.join(parts)}."
+
+
+def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
+    """One row a suspect: its effect, and the conclusion against the gap."""
+    if suite.suspects is None or not found:
+        return None
+    gap = suite.suspects.gap
+    rows = []
+    for d in found:
+        if d.conclusion is Conclusion.NOT_TESTED and d.effect is None:
+            continue
+        e, text = d.effect, str(d.conclusion)
+        if d.share:
+            text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
+        effect = NONE
+        if e is not None:
+            effect = units.measured(gap.metric, e) if d.is_control else units.slowdown(e)
+            effect += "" if e.processes > 2 else f" ({plural('process', e.processes)})"
+        rows.append((d.name, effect, text))
+    if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:
+        rows.append((listed(untested), NONE, str(Conclusion.NOT_TESTED)))
+    seen, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
+    side = "below" if METRICS[gap.metric].higher_is_better else "above"
+    title = f"what could explain {seen} ({units.factor(gap.factor)} {side} {expected})"
+    where = ", ".join(f"{k}={v[0]}" for k, v in gap.where.criteria.items())
+    return Table(
+        columns=(title, f">effect on the step{f' at {where}' if where else ''}", "conclusion"),
+        rows=tuple(rows),
+        remarks=(
+            "Ruled out: four effects of this size together would not do. Enough: the whole "
+            f"interval lies beyond the gap. Source of the gap: {gap.source}.",
+        ),
+    )
+
+
 # --- what to do next ---------------------------------------------------------------------
 
 
-def next_steps(v: Verdict, run: Run, failed: Sequence[Failure]) -> tuple[str, ...]:
+def next_steps(
+    v: Verdict, run: Run, failed: Sequence[Failure], diagnoses: Sequence[Diagnosis] = ()
+) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
     cases = {c.case_id: c for c in run.suite.cases}
     commands = {f.case_id: f.command for f in failed if f.command}
@@ -144,6 +210,9 @@ def next_steps(v: Verdict, run: Run, failed: Sequence[Failure]) -> tuple[str, ..
     for r in sorted(left, key=lambda r: WORST_FIRST.index(r.decision)):
         for step in _steps(r, cases, commands, run):
             steps[step] = None
+    remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
+    if remedies:
+        steps[f"Require what rules the suspects out: `{' '.join(remedies)}`"] = None
     slow = (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases)
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))

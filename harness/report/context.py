@@ -19,6 +19,7 @@ from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import spreads, summarise
+from harness.analysis.suspects import diagnose
 from harness.records import CaseSummary, Measurement, Outcome, Run
 from harness.report import answer, figures, render, steadiness, tables, text
 from harness.report.failures import failures
@@ -78,6 +79,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     odd = oddities(run, summaries)
     used = time_use(run)
     failed = failures(summaries, run)
+    diagnoses = diagnose(suite, summaries)
     sections = {
         workload: _section(run, workload, members, axis_effects, names)
         for workload, members in _by_workload(summaries).items()
@@ -96,12 +98,14 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "decided_by": decided_by(verdict),
         "answers": (
             *answer.answers(verdict, suite),
+            *answer.explained(diagnoses, suite, env.device_name),
             *(sentence for s in judged for sentence in s["crossovers"]),
             *text.overhead_bullet(run),
             *text.dead_axes_bullets(odd),
             *longest_wait(run, summaries),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses),
+        "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries)),
         "rules": tables.rules(replace(verdict, rules=named_rules), suite.parts),
         "correctness": answer.correctness(run, summaries),

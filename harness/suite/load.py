@@ -18,11 +18,14 @@ from harness.records import (
     Case,
     CostPlan,
     Expectation,
+    Gap,
     Metric,
     Outcome,
     Rule,
     Scalar,
     Suite,
+    Suspect,
+    Suspects,
     Weight,
 )
 from harness.suite import program, sweep
@@ -33,6 +36,7 @@ from harness.suite.schema import (
     MeasureModel,
     RuleModel,
     SuiteModel,
+    SuspectsModel,
     WorkloadModel,
     measure_setting,
 )
@@ -195,6 +199,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         ),
         rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
         cost=_cost(model.cost) if model.cost else None,
+        suspects=_suspects(model.suspects) if model.suspects else None,
     )
 
 
@@ -211,6 +216,25 @@ def _rule(form: RuleModel, free: Metric | None, cases: Sequence[Case]) -> Rule:
     )
     matched = [case for case in cases if made.match.accepts(case)]
     return replace(made, asked=len(made.pairs(cases) if made.against else matched))
+
+
+def _suspects(form: SuspectsModel) -> Suspects:
+    gap = form.gap
+    return Suspects(
+        gap=Gap(**gap.model_dump(exclude={"where"}), where=sweep.match(gap.where)),
+        tested=tuple(
+            Suspect(
+                name=s.name,
+                without=sweep.match({**s.within, **s.without}),
+                with_=sweep.match({**s.within, **s.with_}),
+                control=None if s.control is None else sweep.match(s.control),
+                remedy=s.remedy or "",
+            )
+            for s in form.tested
+        ),
+        not_tested=tuple(form.not_tested),
+        asks=form.asks or "",
+    )
 
 
 def _cost(form: CostModel) -> CostPlan:
@@ -289,6 +313,14 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
     for p, peer in enumerate(model.peers):
         if peer not in providers:
             yield Problem(("peers", p), f"no provider is {peer!r}", nearest(peer, providers))
+    if model.suspects:
+        for i, suspect in enumerate(model.suspects.tested):
+            place: Loc = ("suspects", "tested", i)
+            sides = {"without": suspect.without, "with": suspect.with_, "control": suspect.control}
+            for name, side in sides.items():
+                if side:
+                    criteria = side if name == "control" else {**suspect.within, **side}
+                    yield from sweep.check_match(criteria, (*place, name), cases)
     yield from _unasked(model)
 
 
@@ -299,12 +331,16 @@ def _unasked(model: SuiteModel) -> Iterator[Problem]:
         *(("expectations", i, e.asks) for i, e in enumerate(model.expectations) if e.asks),
         *(("verdict", i, r.asks) for i, r in enumerate(model.verdict) if r.asks),
     ]
+    diagnosed = model.suspects.asks if model.suspects else None
+    if diagnosed and diagnosed not in parts:
+        text = f"question has no part {diagnosed!r}"
+        yield Problem(("suspects", "asks"), text, nearest(diagnosed, [*parts]))
     for key, i, part in asked:
         if part not in parts:
             text = f"question has no part {part!r}"
             yield Problem((key, i, "asks"), text, nearest(part, [*parts]))
     for part in parts:
-        if part not in [name for _, _, name in asked]:
+        if part not in (diagnosed, *(name for _, _, name in asked)):
             remedy = f"Add `asks: {part}` to the rule or expectation that answers it."
             yield Problem(("question", part), "no rule asks this part", remedy, at_key=True)
 

@@ -434,6 +434,58 @@ class CostModel(Form):
     usd_per_gpu_hour: Positive | None = None
 
 
+class GapModel(Form):
+    """A number that somebody saw, and what was expected of it."""
+
+    metric: Annotated[Text, AfterValidator(lambda name: metric_name(name))]
+    expected: Positive
+    seen: Positive
+    where: Matching = {}
+    """The configuration in which it was seen; effects are taken there."""
+    gpu: Text = "*"
+    """The GPU on which it was seen."""
+    source: Text
+
+    @model_validator(mode="after")
+    def _worse(self) -> "GapModel":
+        if (self.seen < self.expected) != METRICS[self.metric].higher_is_better:
+            raise wrong(f"must be worse than expected, {self.expected:g}", key="seen")
+        return self
+
+
+class SuspectModel(Form):
+    """Something that may explain the gap: pairs of cases without and with it, or a control."""
+
+    name: Text
+    within: Matching = {}
+    """Both sides of each pair."""
+    without: Matching = {}
+    with_: Matching = Field(default={}, alias="with")
+    """Pairs are equal in every axis that neither side names."""
+    control: Matching | None = None
+    """Cases without the subject: if they do as well as was expected, the rest is ruled out."""
+    remedy: Text | None = None
+    """What removes it, such as NSA_PREFILL_BATCHED=1."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> "SuspectModel":
+        pairs = bool(self.without and self.with_)
+        if pairs == (self.control is not None):
+            raise wrong("needs either `without` and `with`, or `control`")
+        return self
+
+
+class SuspectsModel(Form):
+    """The diagnosis of a gap."""
+
+    asks: Text | None = None
+    """The part of the question that it answers."""
+    gap: GapModel
+    tested: Annotated[list[SuspectModel], Field(min_length=1)]
+    not_tested: list[Text] = []
+    """What the suite does not vary, so that the report says so."""
+
+
 class LabelModel(Form):
     """A short name for some cases."""
 
@@ -470,6 +522,8 @@ class SuiteModel(Form):
     expectations: list[ExpectationModel] = []
     verdict: list[RuleModel] = []
     cost: CostModel | None = None
+    suspects: SuspectsModel | None = None
+    """What could explain a number that somebody saw."""
 
 
 def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:

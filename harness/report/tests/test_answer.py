@@ -209,10 +209,10 @@ def test_a_table_has_a_column_a_provider_and_how_they_compare() -> None:
     ends = [row[-1].rpartition("] ")[2] for row in table.rows]
     assert ends == ["slower", ends[1], "faster", "faster"]
     assert [row[-1].startswith("~") for row in table.rows] == [False, True, False, False]
-    assert table.rows[0][-1].startswith("2.0")
 
 
 def test_one_process_has_a_ratio_without_an_interval() -> None:
     (section,) = values(crossing(AHEAD, processes=1))["sections"]
 
-    assert section["table"].rows[0][-1] == "2.00x slower"
+    assert "[" not in section["table"].rows[0][-1]
+    assert section["table"].rows[0][-1].endswith("x slower")

@@ -1,0 +1,176 @@
+"""What explains a gap: the effect of each suspect against the difference between seen and expected.
+
+A suspect is ruled out if four effects of its size together would not do, and enough if its whole
+interval lies beyond the gap. "Enough" is no proof: that needs a run in which removing it closes the
+gap on the machine of the gap.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.analysis.statistics import half_width
+from harness.records import (
+    METRICS,
+    Case,
+    CaseSummary,
+    Estimate,
+    Gap,
+    Match,
+    Outcome,
+    Suite,
+    Suspect,
+)
+
+SMALL_GAP = 1.1
+"""A gap below this factor is too small for one run to explain."""
+SHOWN = 1.02
+"""Least effect that counts as a contribution."""
+RULING_OUT = 4
+"""How many effects of this size may not explain the gap together."""
+
+
+class Conclusion(StrEnum):
+    """What a run says of a suspect."""
+
+    RULED_OUT = "ruled out"
+    CONTRIBUTES = "contributes"
+    UNDECIDED = "undecided"
+    ENOUGH = "enough by itself"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One suspect with its effect and the conclusion."""
+
+    name: str
+    conclusion: Conclusion
+    effect: Estimate | None = None
+    """Step time per token with the suspect over that without: above one is slower. For a control,
+    the metric of the gap."""
+    is_control: bool = False
+    share: tuple[float, float] | None = None
+    """Least and greatest share of the gap, on logarithms, that it contributes."""
+    reached: float | None = None
+    """The metric of the gap in the slowest case with the suspect, to compare with what was seen."""
+    remedy: str = ""
+
+
+def diagnose(suite: Suite, summaries: Sequence[CaseSummary]) -> tuple[Diagnosis, ...]:
+    """A conclusion for each suspect of the suite, the ruled out ones first; none without suspects
+    or if the gap is too small to explain."""
+    if suite.suspects is None or suite.suspects.gap.factor < SMALL_GAP:
+        return ()
+    gap = suite.suspects.gap
+    found = [
+        _control(s, gap, summaries) if s.control else _effect(s, gap, summaries)
+        for s in suite.suspects.tested
+    ]
+    untested = (
+        Diagnosis(name=name, conclusion=Conclusion.NOT_TESTED) for name in suite.suspects.not_tested
+    )
+    order = [*Conclusion]
+    return tuple(sorted((*found, *untested), key=lambda d: order.index(d.conclusion)))
+
+
+def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:
+    """What the subject shares with a case that lacks it is ruled out if that case does as well as
+    was expected."""
+    assert suspect.control is not None
+    cases = [s for s in summaries if suspect.control.accepts(s.case) and _there(gap.where, s.case)]
+    values = [e for s in cases if s.outcome is Outcome.OK and (e := s.metrics.get(gap.metric))]
+    higher = METRICS[gap.metric].higher_is_better
+    worst = (min if higher else max)(values, key=lambda e: e.value, default=None)
+    if worst is None or worst.low is None or worst.high is None:
+        return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, is_control=True)
+    low, high, limit = worst.low, worst.high, gap.expected
+    if not higher:
+        low, high, limit = -high, -low, -limit
+    conclusion = Conclusion.UNDECIDED
+    if low >= limit:
+        conclusion = Conclusion.RULED_OUT
+    elif high < limit:
+        conclusion = Conclusion.CONTRIBUTES
+    return Diagnosis(name=suspect.name, conclusion=conclusion, effect=worst, is_control=True)
+
+
+def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:
+    pairs = list(_pairs(suspect, gap.where, summaries))
+    effect = _mean([(_per_token(a), _per_token(b)) for a, b in pairs]) if pairs else None
+    if effect is None or effect.low is None or effect.high is None:
+        return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, effect=effect)
+    low, high, factor = effect.low, effect.high, gap.factor
+    share = None
+    if low >= factor:
+        conclusion = Conclusion.ENOUGH
+    elif high**RULING_OUT < factor:
+        conclusion = Conclusion.RULED_OUT
+    elif low > SHOWN:
+        conclusion = Conclusion.CONTRIBUTES
+        share = math.log(low) / math.log(factor), min(1.0, math.log(high) / math.log(factor))
+    else:
+        conclusion = Conclusion.UNDECIDED
+    reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
+    worst = min if METRICS[gap.metric].higher_is_better else max
+    return Diagnosis(
+        name=suspect.name,
+        conclusion=conclusion,
+        effect=effect,
+        share=share,
+        reached=worst(reached, default=None),
+        remedy=suspect.remedy,
+    )
+
+
+def _pairs(
+    suspect: Suspect, where: Match, summaries: Sequence[CaseSummary]
+) -> Iterator[tuple[CaseSummary, CaseSummary]]:
+    """Cases without and with the suspect that are equal in every axis that neither side names."""
+    named = suspect.without.criteria.keys() | suspect.with_.criteria.keys()
+    timed = [s for s in summaries if s.outcome is Outcome.OK and "step_s" in s.metrics]
+    for a in timed:
+        if not suspect.without.accepts(a.case) or not _there(where, a.case):
+            continue
+        for b in timed:
+            if b is a or not suspect.with_.accepts(b.case) or not _there(where, b.case):
+                continue
+            both = (a.case.axes.keys() & b.case.axes.keys()) - named
+            same = "workload" in named or a.case.workload == b.case.workload
+            same &= "provider" in named or a.case.provider == b.case.provider
+            if same and all(a.case.get(name) == b.case.get(name) for name in both):
+                yield a, b
+
+
+def _there(where: Match, case: Case) -> bool:
+    """Whether a case lies in the configuration of the gap, as far as it has its axes."""
+    return all(case.get(name) in (*values, None) for name, values in where.criteria.items())
+
+
+def _per_token(summary: CaseSummary) -> tuple[Estimate, float]:
+    return summary.metrics["step_s"], float(summary.tokens or 1)
+
+
+def _mean(
+    pairs: Sequence[tuple[tuple[Estimate, float], tuple[Estimate, float]]],
+) -> Estimate:
+    """Geometric mean of the ratios. Where the pairs disagree, its interval spans all of them."""
+    logs = [
+        math.log(b.value / b_tokens) - math.log(a.value / a_tokens)
+        for (a, a_tokens), (b, b_tokens) in pairs
+    ]
+    every = [estimate for pair in pairs for estimate, _ in pair]
+    half = half_width(every, len(pairs))
+    mean = sum(logs) / len(logs)
+    low = high = None
+    if half is not None:
+        low = math.exp(min(mean - half, *logs)) if len(logs) > 1 else math.exp(mean - half)
+        high = math.exp(max(mean + half, *logs)) if len(logs) > 1 else math.exp(mean + half)
+    return Estimate(
+        value=math.exp(mean),
+        low=low,
+        high=high,
+        processes=min(e.processes for e in every),
+        samples=sum(e.samples for e in every),
+    )

@@ -1,0 +1,125 @@
+"""What explains a gap: a planted cause is found, and nothing innocent is accused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.analysis.summary import summarise
+from harness.analysis.suspects import Conclusion, Diagnosis, diagnose
+from harness.records import Case, Gap, Match, Measurement, Outcome, Suspect, Suspects
+from harness.tests.fake_runs import ended, run, sweep, timed
+
+RULED_OUT, CONTRIBUTES, ENOUGH, UNDECIDED, NOT_TESTED = (
+    Conclusion.RULED_OUT,
+    Conclusion.CONTRIBUTES,
+    Conclusion.ENOUGH,
+    Conclusion.UNDECIDED,
+    Conclusion.NOT_TESTED,
+)
+
+
+def to(**criteria: Any) -> Match:
+    return Match(criteria={name: (value,) for name, value in criteria.items()})
+
+
+GAP = Gap(metric="tokens_per_s", expected=500, seen=50)
+FLAGS = {"gc": ("off", "on"), "loop": (0, 1)}
+TESTED = (
+    Suspect(name="gc", without=to(gc="off"), with_=to(gc="on")),
+    Suspect(name="loop", without=to(loop=0), with_=to(loop=1), remedy="LOOP=0"),
+    Suspect(name="base", control=Match(criteria={"provider": ("dense",), "loop": (0,)})),
+)
+CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048], **FLAGS)]
+
+
+def diagnosed(
+    slower: dict[str, float],
+    *,
+    gap: Gap = GAP,
+    processes: int = 3,
+    cv: float = 0.005,
+    dense_s: float = 0.1,
+    failed: dict[str, Any] | None = None,
+) -> dict[str, Diagnosis]:
+    """Each flag that is on slows a step by its factor; a step of 512 tokens takes 1 s else."""
+
+    def measure(c: Case) -> list[Measurement]:
+        if failed and to(**failed).accepts(c):
+            return ended(c, Outcome.CRASH, detail="boom")
+        step = dense_s if c.provider == "dense" else float(c.axes["seq_len"]) / 512
+        for flag, by in slower.items():
+            on = c.axes[flag] in ("on", 1)
+            # What slows short rows ten times as much, says nothing of long ones.
+            step *= by if on and c.axes["seq_len"] == 512 else 1.0
+        return timed(c, step, processes=processes, cv=cv, tokens=int(c.axes["seq_len"]))
+
+    made = run(CASES, measure)
+    asked = Suspects(gap=gap, tested=TESTED, not_tested=("the A100",))
+    suite = replace(made.suite, suspects=asked)
+    return {d.name: d for d in diagnose(suite, summarise(made))}
+
+
+HERE = Gap(metric="tokens_per_s", expected=500, seen=50, where=to(seq_len=512))
+
+
+@pytest.mark.parametrize(
+    ("by", "conclusion"),
+    [(1.0, RULED_OUT), (1.3, RULED_OUT), (3.0, CONTRIBUTES), (20.0, ENOUGH), (10.0, CONTRIBUTES)],
+)
+def test_the_planted_cause_is_found_and_the_other_flag_is_not_accused(
+    by: float, conclusion: Conclusion
+) -> None:
+    found = diagnosed({"loop": by}, gap=HERE)
+
+    assert (found["loop"].conclusion, found["gc"].conclusion) == (conclusion, RULED_OUT)
+    assert (found["loop"].share is not None) == (conclusion is CONTRIBUTES)
+    if conclusion is ENOUGH:
+        assert found["loop"].remedy == "LOOP=0"
+        assert found["loop"].reached == pytest.approx(512 / by, rel=0.05)
+
+
+def test_a_share_is_of_the_logarithm_of_the_gap() -> None:
+    share = diagnosed({"gc": 10**0.5}, gap=HERE)["gc"].share
+
+    assert share is not None
+    assert share[0] < 0.5 < share[1]
+    assert share == pytest.approx((0.5, 0.5), abs=0.05)
+
+
+def test_an_effect_is_taken_where_the_gap_was_seen() -> None:
+    """Over all lengths the pairs disagree, and the interval spans them."""
+    there, everywhere = diagnosed({"loop": 20.0}, gap=HERE), diagnosed({"loop": 20.0})
+
+    assert there["loop"].conclusion is ENOUGH
+    assert everywhere["loop"].conclusion is UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("dense_s", "conclusion"), [(0.1, RULED_OUT), (3.0, CONTRIBUTES), (512 / 500, UNDECIDED)]
+)
+def test_a_control_that_does_as_expected_rules_out_what_it_shares(
+    dense_s: float, conclusion: Conclusion
+) -> None:
+    assert diagnosed({}, gap=HERE, dense_s=dense_s)["base"].conclusion is conclusion
+
+
+@pytest.mark.parametrize("options", [{"processes": 1}, {"failed": {"loop": 1}}])
+def test_without_intervals_or_pairs_nothing_is_concluded(options: dict[str, Any]) -> None:
+    found = diagnosed({"loop": 20.0}, gap=HERE, **options)
+
+    assert found["loop"].conclusion is NOT_TESTED
+    assert found["the A100"].conclusion is NOT_TESTED
+
+
+def test_a_small_gap_is_not_explained() -> None:
+    assert not diagnosed({}, gap=Gap(metric="tokens_per_s", expected=500, seen=480))
+
+
+def test_a_gap_in_time_is_above_what_was_expected() -> None:
+    late = Gap(metric="step_s", expected=1.0, seen=10.0, where=to(seq_len=512))
+
+    found = diagnosed({"loop": 20.0}, gap=late)
+
+    assert late.factor == pytest.approx(10)
+    assert [found[n].conclusion for n in ("loop", "gc", "base")] == [ENOUGH, RULED_OUT, RULED_OUT]
