@@ -24,7 +24,7 @@ def to(**criteria: Any) -> Match:
 
 
 GAP = Gap(metric="tokens_per_s", expected=500, seen=50)
-FLAGS = {"gc": ("off", "on"), "loop": (0, 1)}
+FLAGS: dict[str, Any] = {"gc": ("off", "on"), "loop": (0, 1)}
 TESTED = (
     Suspect(name="gc", without=to(gc="off"), with_=to(gc="on")),
     Suspect(name="loop", without=to(loop=0), with_=to(loop=1), remedy="LOOP=0"),
