@@ -10,11 +10,31 @@ is not a bound. Peaks of data sheets are used for MFU only, and for the targets 
 Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches added.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from harness.analysis.expectation import SUSPICIOUS_MFU, Peak, peak, precision_of, stated_peak
-from harness.records import Case, CaseSummary, Environment, Peaks, Scalar, Suite, Work, gpu_matches
+from harness.records import (
+    Case,
+    CaseSummary,
+    Environment,
+    Measurement,
+    Outcome,
+    Peaks,
+    Scalar,
+    Suite,
+    Work,
+    gpu_matches,
+)
+
+HOST_BELOW, BUSY_FROM = 0.8, 0.9
+"""Shares of a step that the GPU works: below the first it waits for the host, from the second on it
+is the limit itself."""
+NEAR = 0.6
+"""Share of the roofline from which its term is the limit."""
+COLD = 1.5
+"""First sample over last, without a steady state, from which a case is still starting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +91,82 @@ def bound(
 
 def _over(amount: int | None, rate: float | None) -> float | None:
     return amount / rate if amount and rate else None
+
+
+# --- what limits a step ------------------------------------------------------------------
+
+
+class Limit(StrEnum):
+    """What a step waits for most, in one word."""
+
+    NOT_MEASURED = "not measured"
+    COLD = "cold start"
+    LAUNCHES = "launches"
+    HOST = "host"
+    BOTH = "host and GPU"
+    COMPUTE = "compute"
+    BANDWIDTH = "memory bandwidth"
+    BELOW = "GPU kernels, below the roofline"
+    GPU = "GPU, roofline unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """What limits a step, with the numbers behind it."""
+
+    limit: Limit
+    busy: float | None = None
+    """Share of the step in which the GPU works; by NVML if there is no profile."""
+    profiled: bool = False
+    launches: float | None = None
+    """Share of the wait that launching its kernels one by one explains."""
+    share: float | None = None
+    """Of the roofline."""
+
+
+def bottleneck(
+    summary: CaseSummary, measured: Sequence[Measurement], peaks: Peaks
+) -> Bottleneck | None:
+    """What limits a case on a GPU; None for one without a time.
+
+    A GPU that works for less than HOST_BELOW of the step waits for the host: for launches, if these
+    explain half of the wait. One that works for BUSY_FROM or more is limited by the term of its
+    roofline bound, if it reaches NEAR of that.
+    """
+    ok = [m for m in measured if m.outcome is Outcome.OK and m.kept_s]
+    if not ok:
+        return None
+    if all(m.steady is False and m.kept_s[0] > COLD * m.kept_s[-1] for m in ok):
+        return Bottleneck(limit=Limit.COLD)
+    timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)
+    nvml = summary.metrics.get("gpu_utilisation")
+    launches = None
+    if timed is not None and timed.breakdown is not None:
+        gap = timed.breakdown.launch_gap or 0.0
+        busy = 1 - gap
+        count = timed.counters.kernel_launches if timed.counters else None
+        if count and peaks.launch_s and gap > 0:
+            launches = min(1.0, count * peaks.launch_s / (gap * timed.breakdown.step_s))
+    elif nvml is not None:
+        busy = nvml.value
+    else:
+        return Bottleneck(limit=Limit.NOT_MEASURED)
+    roofline = summary.metrics.get("roofline_share")
+    share = roofline.value if roofline else None
+    if busy < HOST_BELOW:
+        limit = Limit.LAUNCHES if launches is not None and launches >= 0.5 else Limit.HOST
+    elif busy < BUSY_FROM:
+        limit = Limit.BOTH
+    elif share is None:
+        limit = Limit.GPU
+    elif share < NEAR:
+        limit = Limit.BELOW
+    else:
+        by = {"compute": Limit.COMPUTE, "bandwidth": Limit.BANDWIDTH}
+        limit = by.get(summary.roofline_by, Limit.LAUNCHES)
+    return Bottleneck(
+        limit=limit, busy=busy, profiled=timed is not None, launches=launches, share=share
+    )
 
 
 # --- targets of little ambition ----------------------------------------------------------

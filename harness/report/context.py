@@ -25,7 +25,7 @@ from harness.report import answer, figures, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code
-from harness.report.profile import longest_wait, profile_section
+from harness.report.profile import profile_section
 from harness.report.verdict_text import decided_by
 
 
@@ -102,7 +102,6 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
             *(sentence for s in judged for sentence in s["crossovers"]),
             *text.overhead_bullet(run),
             *text.dead_axes_bullets(odd),
-            *longest_wait(run, summaries),
         ),
         "next_steps": answer.next_steps(verdict, run, failed, diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),

@@ -25,7 +25,7 @@ from harness.records import (
     Use,
     Verdict,
 )
-from harness.report.profile import longest_wait, profile_section
+from harness.report.profile import profile_section
 from harness.tests import fake_runs
 
 GPU = Profile(
@@ -77,17 +77,14 @@ def section(run: Run) -> dict[str, Any]:
 def test_the_wait_for_the_host_is_shown_with_its_range_and_function() -> None:
     run, _ = recorded()
 
-    (summary,) = longest_wait(run, summarise(run))
     (row,) = section(run)["parts"].rows
+    (limit,) = section(run)["bottlenecks"].rows
 
-    assert summary == (
-        "In 2 cases the GPU waits for the host most of the time. The worst is "
-        "`train/nsa/seq_len=512`: 83.1 % of the step (busy 12.0 ms of 71.0 ms), of that 64 % "
-        "before kernels of nsa.select; the host is meanwhile most often in "
-        "`nsa/selected.py:120 loop` (41 %)."
-    )
     assert row[1:4] == ("83.1 %", "nsa.select 64 %", "`nsa/selected.py:120 loop` (41 %)")
     assert row[4].startswith("`gemm` in nsa.select ×24 75 %, `_forward_kernel`")
+    assert limit[:2] == ("host", "2 of 2")
+    for fact in ("16.9 % of the step", "34 host syncs", "`nsa/selected.py:120 loop` (41 %)"):
+        assert fact in limit[2]
 
 
 def test_the_wait_is_a_share_of_the_sampled_step() -> None:
@@ -98,7 +95,7 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     run, _ = recorded(profile=replace(GPU, breakdown=waited))
 
     assert section(run)["parts"].rows[0][1] == "15.5 %"
-    assert not [*longest_wait(run, summarise(run))]
+    assert section(run)["bottlenecks"].rows[0][0] == "host and GPU"
 
 
 def test_without_a_gpu_the_time_of_the_host_is_shown() -> None:
@@ -109,7 +106,8 @@ def test_without_a_gpu_the_time_of_the_host_is_shown() -> None:
     assert parts.columns[-1] == "operators"
     assert parts.rows[0][1] == "nsa.select 50 %"
     assert "`aten::mm` ×24" in parts.rows[0][-1]
-    assert not [*longest_wait(run, summarise(run))]
+    on_a_cpu = replace(run, environment=fake_runs.environment(gpu=None))
+    assert section(on_a_cpu)["bottlenecks"] is None
 
 
 def test_cases_with_equal_counts_share_a_row() -> None:

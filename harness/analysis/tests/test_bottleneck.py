@@ -1,0 +1,89 @@
+"""What limits a step: a planted cause gives its word."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.analysis.roofline import Limit, bottleneck
+from harness.records import (
+    Breakdown,
+    CaseSummary,
+    Counters,
+    Estimate,
+    Measurement,
+    Outcome,
+    Peaks,
+    Profile,
+)
+from harness.tests.fake_runs import case, timed
+
+STEP_S = 0.010
+PEAKS = Peaks(launch_s=4e-6)
+
+
+def estimate(value: float) -> Estimate:
+    return Estimate(value=value, low=value, high=value, processes=3, samples=30)
+
+
+def limit(
+    busy: float | None = None,
+    *,
+    launches: int = 10,
+    share: float | None = None,
+    by: str = "compute",
+    nvml: float | None = None,
+    **changes: Any,
+) -> Limit | None:
+    """The word for a step in which the GPU works for this share, by its profile."""
+    one = case({"name": "a"})
+    work = Breakdown(
+        step_s=STEP_S, profiled_step_s=STEP_S, device_busy_s=None if busy is None else busy * STEP_S
+    )
+    measured: list[Measurement] = [
+        replace(
+            m,
+            profile=None if busy is None else Profile(breakdown=work, steps=2),
+            counters=Counters(kernel_launches=launches, steps=2),
+            samples_s=(STEP_S,) * 20,
+            **changes,
+        )
+        for m in timed(one, STEP_S)
+    ]
+    metrics = {"step_s": estimate(STEP_S)}
+    metrics |= {} if share is None else {"roofline_share": estimate(share)}
+    metrics |= {} if nvml is None else {"gpu_utilisation": estimate(nvml)}
+    seen = CaseSummary(case=one, outcome=Outcome.OK, metrics=metrics, roofline_by=by)
+    found = bottleneck(seen, measured, PEAKS)
+    return found.limit if found else None
+
+
+@pytest.mark.parametrize(
+    ("known", "word"),
+    [
+        ({}, Limit.NOT_MEASURED),
+        ({"busy": 0.3}, Limit.HOST),
+        ({"busy": 0.3, "launches": 1000}, Limit.LAUNCHES),
+        ({"busy": 0.85}, Limit.BOTH),
+        ({"busy": 0.97}, Limit.GPU),
+        ({"busy": 0.97, "share": 0.3}, Limit.BELOW),
+        ({"busy": 0.97, "share": 0.7}, Limit.COMPUTE),
+        ({"busy": 0.97, "share": 0.7, "by": "bandwidth"}, Limit.BANDWIDTH),
+        ({"nvml": 0.3}, Limit.HOST),
+        ({"nvml": 0.95, "share": 0.3}, Limit.BELOW),
+        ({"busy": 0.3, "nvml": 0.99}, Limit.HOST),
+    ],
+)
+def test_a_step_is_limited_by_what_was_planted(known: dict[str, Any], word: Limit) -> None:
+    assert limit(**known) is word
+
+
+def test_a_step_that_still_gets_faster_is_a_cold_start() -> None:
+    one = case({"name": "a"})
+    falling = tuple(STEP_S * (2 - i / 20) for i in range(20))
+    measured = [replace(m, steady=False, samples_s=falling) for m in timed(one, STEP_S)]
+    seen = CaseSummary(case=one, outcome=Outcome.OK, metrics={"step_s": estimate(STEP_S)})
+    found = bottleneck(seen, measured, PEAKS)
+
+    assert found is not None
+    assert found.limit is Limit.COLD
