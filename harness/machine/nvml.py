@@ -203,6 +203,8 @@ class NvmlProbe:
         """Open the GPU with this UUID; with None, every channel is unavailable for `why`."""
         self._unavailable: dict[str, str] = {}
         self._readers: dict[str, Callable[[], float | None]] = {}
+        self._device: object = None
+        self._limit_w: float | None = None
         self._worker: psutil.Process | None = None
         self._foreign: float | None = None
         self._foreign_due_s = 0.0
@@ -217,6 +219,8 @@ class NvmlProbe:
         except (pynvml.NVMLError, ProbeError) as error:
             self._give_up(str(error) if isinstance(error, ProbeError) else f"NVML: {error}")
             return
+        self._device = device
+        self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():
             try:
                 read()
@@ -238,6 +242,23 @@ class NvmlProbe:
 
     def read(self) -> Mapping[str, float | None]:
         return {channel: optional(read) for channel, read in self._readers.items()}
+
+    def use_by_worker(self) -> tuple[float | None, float | None]:
+        """GPU utilisation by the worker, and power as a share of its limit; None if unknown."""
+        found = self.read()
+        used, power_w = found.get("gpu_utilisation"), found.get("gpu_power_w")
+        if found.get("gpu_foreign_processes"):
+            used = optional(self._own_utilisation)
+        return used, power_w / self._limit_w if power_w and self._limit_w else None
+
+    def _own_utilisation(self) -> float:
+        since_us = int((time.time() - FOREIGN_EVERY_S) * 1e6)
+        try:
+            of_each = pynvml.nvmlDeviceGetProcessUtilization(self._device, since_us)
+        except pynvml.NVMLError_NotFound:  # no process ran a kernel
+            return 0.0
+        own = self._own_ids()
+        return sum(float(u.smUtil) for u in of_each if u.pid in own) / 100
 
     def close(self) -> None:
         self._readers = {}  # NVML would fail from now on

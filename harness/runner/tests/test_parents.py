@@ -242,5 +242,6 @@ def test_no_module_measures_by_the_wall_clock() -> None:
 
     assert readers == {
         "harness/measure/host_stacks.py",  # finds its looks among a profile's events
+        "harness/machine/nvml.py",  # NVML dates what it has seen of a process
         "harness/git/worktrees.py",  # compares with the date of a folder
     }
