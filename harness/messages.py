@@ -119,6 +119,8 @@ class StepsDone:
     """Total time of the finished steps."""
     shortest_s: float
     """Shortest finished step; 0 before the first."""
+    last_step: int | None = None
+    """A program's own number of its last step, if it prints one."""
 
     def __post_init__(self) -> None:
         require_times(self, "spent_s", least=0.0)
@@ -249,6 +251,8 @@ class WorkerReporter:
         self._spent_s = 0.0
         self._shortest_s = math.inf
         self._sent_at = -PROGRESS_INTERVAL_S
+        self.last_step: int | None = None
+        """A program's own number of its last step."""
 
     def phase(self, name: str, at: float | None = None) -> None:
         self._sent_at = -PROGRESS_INTERVAL_S  # report the first step of a phase
@@ -268,6 +272,7 @@ class WorkerReporter:
                 steps=self._steps,
                 spent_s=self._spent_s,
                 shortest_s=self._shortest_s if self._steps else 0.0,
+                last_step=self.last_step,
             )
         )
 

@@ -43,6 +43,7 @@ from harness.records.measured import (
     MIN_STEP_S,
     SCHEMA_VERSION,
     Accuracy,
+    ActivitySample,
     Evidence,
     EvidenceFile,
     Measurement,

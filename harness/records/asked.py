@@ -26,9 +26,9 @@ class MeasureSettings:
     """Longest search for the steady state; after it, `steady` is False."""
     timeout_s: float = 300.0
     """Longest lifetime of a process. After it: TIMEOUT, a lower bound on the step time."""
-    stall_s: float = 120.0
-    """Longest time without progress. After it: HANG. Once step times are known, the limit is a
-    number of steps: see harness.runner.pace."""
+    stall_s: float = 30.0
+    """Least time without progress after which an idle process is a HANG. It grows with the steps of
+    the process: see harness.runner.pace."""
     flush_l2: bool = False
     """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
     accuracy: bool = True

@@ -161,6 +161,32 @@ class NonFiniteOrigin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActivitySample:
+    """What a silent process and its descendants have used so far, and what they do."""
+
+    at_s: float
+    """Since the launch."""
+    cpu_s: float
+    io_bytes: int
+    """Read and written by system calls; not all of those on sockets count."""
+    rss_bytes: int
+    states: tuple[str, ...] = ()
+    """Of the main threads, as psutil names them."""
+    gpu_utilisation: float | None = None
+    """By these processes; None without a GPU or if unknown, as the next one."""
+    gpu_power: float | None = None
+    """As a share of the limit."""
+    stack: tuple[str, ...] = ()
+    """Frames of the process with the most CPU time, innermost first: `function (file:line)`; of the
+    thread that holds the GIL, or of the main thread. Empty if unknown."""
+    frame: str = ""
+    """The innermost of them outside of libraries."""
+    waits_in: str = ""
+    """The function of the kernel in which its main thread waits; empty if it runs or is unknown."""
+    holds_gil: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """Facts about a process that did not end OK; None if unknown."""
 
@@ -168,6 +194,8 @@ class Evidence:
     """Phase of its last message."""
     steps: int | None = None
     """Steps finished by then, at least: not all quick steps are reported."""
+    last_step: int | None = None
+    """A program's own number of its last step, if it prints one."""
     pace_s: float | None = None
     """Mean time of a finished step."""
     needed_s: float | None = None
@@ -182,8 +210,10 @@ class Evidence:
     """The end of a program's stderr."""
     frame: str = ""
     """The innermost Python frame: `function (file:line)`."""
+    activity: tuple[ActivitySample, ...] = ()
+    """The samples by which a silence was judged, oldest first."""
     last_kernel: str = ""
-    """On a GPU: whether a kernel is still running. Some stored runs also name the last launch."""
+    """Of some stored runs: whether a kernel was still running, or the last one launched."""
     peak_host_bytes: int | None = None
     """Largest resident memory of the process."""
     peak_device_bytes: int | None = None

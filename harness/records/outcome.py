@@ -12,8 +12,8 @@ class Outcome(StrEnum):
     INCORRECT = "incorrect"  # output differs from the reference by more than its bound
     NON_FINITE = "non_finite"  # NaN or Inf in an output
     OUT_OF_MEMORY = "out_of_memory"
-    HANG = "hang"  # no progress for many expected steps
-    TIMEOUT = "timeout"  # slow: progress, but not finished in timeout_s; a lower bound
+    HANG = "hang"  # no progress for many expected steps, and it stands still
+    TIMEOUT = "timeout"  # slow or busy: not finished in timeout_s; a lower bound
     CRASH = "crash"  # exception, signal, or exit without a result
     UNSUPPORTED = "unsupported"  # the provider declined these axes
     PATH_MISMATCH = "path_mismatch"  # other code, kernels or operators ran than the suite requires

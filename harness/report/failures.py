@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from harness import units
 from harness.records import CaseSummary, Evidence, Measurement, NonFiniteOrigin, Outcome, Run
 from harness.report.text import outcome_name
 
@@ -41,38 +40,19 @@ def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
 
 def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     evidence = m.evidence or Evidence()
-    hung = m.outcome is Outcome.HANG and evidence.silent_s is not None
     script = next((f.path for f in evidence.files if f.name == "reproduce" and f.path), "")
     return Failure(
         case_id=s.case.case_id,
         outcome=outcome_name(m.outcome),
-        detail=_hang(evidence) if hung else m.detail.partition("\n")[0],
+        detail=m.detail.partition("\n")[0],
         allowed=s.case.allow.get(m.outcome, ""),
-        facts=tuple(_facts(evidence, hung=hung)),
+        facts=tuple(_facts(evidence)),
         command=f"python {shlex.quote(str(Path(run.folder, script)))}" if script else "",
         files=_files(evidence, m.log, beside=str(PurePath(script).parent) if script else ""),
     )
 
 
-def _hang(evidence: Evidence) -> str:
-    """What a hanging process last did: `no progress for 31.0 s (limit 30.0 s); in sampling; …`."""
-    parts = [f"in {evidence.phase}"] if evidence.phase else []
-    if evidence.steps is not None:
-        pace = f", {units.duration(evidence.pace_s)} each" if evidence.pace_s else ""
-        parts.append(f"after at least {evidence.steps} steps{pace}")
-    parts.append(f"stuck in {evidence.frame}" if evidence.frame else "its stacks are unknown")
-    return "; ".join([_silence(evidence), *parts])
-
-
-def _silence(evidence: Evidence) -> str:
-    silent, limit = (units.duration(s or 0.0) for s in (evidence.silent_s, evidence.stall_limit_s))
-    return f"no progress for {silent} (limit {limit})"
-
-
-def _facts(evidence: Evidence, *, hung: bool) -> Iterator[str]:
-    if evidence.silent_s is not None and not hung:
-        steps = f"; at least {evidence.steps} steps finished" if evidence.steps is not None else ""
-        yield f"{_silence(evidence)}{steps}"
+def _facts(evidence: Evidence) -> Iterator[str]:
     if evidence.last_kernel:
         yield f"last kernel: {evidence.last_kernel}"
     if evidence.frame and not evidence.silent_s:

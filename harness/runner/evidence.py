@@ -78,28 +78,6 @@ def complete(measurement: Measurement, case: Case, folder: Folder) -> Measuremen
     return replace(measurement, evidence=replace(found, files=tuple(files)))
 
 
-def last_kernel(telemetry: Telemetry, *, seconds: float = 5.0) -> str:
-    """Whether a kernel still runs, by the last seconds of a silent process's telemetry.
-
-    CUDA names the kernel only inside the process, which does not answer.
-    """
-    utilisation = telemetry.channels.get("gpu_utilisation", ())
-    since = telemetry.t_s[-1] - seconds if telemetry.t_s else 0.0
-    seen = [
-        u for t, u in zip(telemetry.t_s, utilisation, strict=False) if t >= since and u is not None
-    ]
-    if not seen:
-        return ""
-    mean = sum(seen) / len(seen)
-    if mean > 0.5:
-        what = "a kernel does not end"
-    elif mean < 0.05:
-        what = "nothing runs there, the host waits for something else"
-    else:
-        what = "kernels come and go"
-    return f"unknown; the GPU was busy for {mean:.0%} of the last {seconds:g} s: {what}"
-
-
 def _traceback(folder: Folder) -> tuple[str, EvidenceFile | None]:
     """The innermost frame of the traceback in the log, and where it is kept."""
     if not folder.log.exists():  # somebody removed the run
@@ -108,7 +86,7 @@ def _traceback(folder: Folder) -> tuple[str, EvidenceFile | None]:
         file.seek(max(0, folder.log.stat().st_size - _LOG_TAIL_BYTES))
         text = file.read().decode(errors="replace")
     if (start := text.find("Fatal Python error: ")) >= 0:
-        note, frame = "faulthandler's", stacks.innermost_frame(text[start:])
+        note, frame = "faulthandler's", stacks.written_stack(text[start:]).frame
     elif (start := text.rfind("Traceback (most recent call last):")) >= 0:
         note, frame = "Python's", ""
         for path, line, function in _TRACEBACK.findall(text, start)[-1:]:

@@ -1,23 +1,19 @@
-"""The pace of a worker's steps, and how long a silence must be to count as a hang.
+"""The pace of a worker's steps, and how long a silence must be before it is judged.
 
-The limit follows the finished steps: a step of 10 ms that has not ended after half a minute will
-not end, but one of 10 s may be slow. Before the first steps (imports, compilation, the reference),
-the limit is the suite's `stall_s`.
+The limit is the process's own: six times its slowest recent step, but at least the suite's
+`stall_s`; three times that if it is busy. The first step may compile and does not count.
 """
 
-import statistics
 from collections import deque
 
 from harness.records import MeasureSettings
 
-STALL_STEPS = 50
-"""A silence of this many median steps is a hang."""
-STALL_FLOOR_S = 30.0
-"""Shortest silence that is a hang: a step may compile, or wait for data."""
-STALL_STEPS_KNOWN = 3
-"""Finished steps before the median is used; the first is often a cold one."""
-
-_KEPT = 1001
+TIMES_SLOWEST = 6.0
+"""A silence of this many times the slowest recent step is judged."""
+BUSY_TIMES = 3.0
+"""How many times `stall_s` a busy process may be silent, at least."""
+RECENT = 20
+"""Reports of finished steps that are recent."""
 
 
 class Pace:
@@ -25,15 +21,15 @@ class Pace:
 
     def __init__(self, settings: MeasureSettings) -> None:
         self._settings = settings
-        self._steps_s: deque[float] = deque(maxlen=_KEPT)
+        self._recent_s: deque[float] = deque(maxlen=RECENT)
         self.steps = 0
         self.spent_s = 0.0
         self.shortest_s = 0.0
 
     def ran(self, steps: int, spent_s: float, shortest_s: float) -> None:
         """Take in a report: steps finished, their total time, and the shortest of them."""
-        if steps > self.steps:
-            self._steps_s.append((spent_s - self.spent_s) / (steps - self.steps))
+        if steps > self.steps > 0:
+            self._recent_s.append((spent_s - self.spent_s) / (steps - self.steps))
         self.steps, self.spent_s, self.shortest_s = steps, spent_s, shortest_s
 
     @property
@@ -41,16 +37,17 @@ class Pace:
         """Mean time of a finished step."""
         return self.spent_s / self.steps if self.steps else None
 
-    def stall_limit_s(self, *, timed: bool) -> float:
-        """The longest silence allowed now.
+    @property
+    def slowest_s(self) -> float:
+        """The slowest recent step; 0 as long as only the first is known."""
+        return max(self._recent_s, default=0.0)
 
-        Args:
-            timed: The worker only steps the computation now.
-        """
-        if not timed or self.steps < STALL_STEPS_KNOWN:
-            return self._settings.stall_s
-        expected_s = STALL_STEPS * statistics.median(self._steps_s)
-        return min(self._settings.stall_s, max(STALL_FLOOR_S, expected_s))
+    @property
+    def limits_s(self) -> tuple[float, float]:
+        """The silence allowed now to an idle process, and to a busy one."""
+        least_s = self._settings.stall_s
+        own_s = TIMES_SLOWEST * self.slowest_s
+        return max(least_s, own_s), max(BUSY_TIMES * least_s, own_s)
 
     @property
     def needed_s(self) -> float | None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.records import INTERPRETER, VARIABLE_PREFIXES, Case, Evidence, Measurement
+from harness.records import INTERPRETER, VARIABLE_PREFIXES, Case, Evidence, Measurement, Outcome
 
 NAME = "reproduce.py"
 MORE_RUNS = 50
@@ -121,6 +121,7 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
             argv=pprint.pformat(list(case.program.argv)),
             python=INTERPRETER,
         )
+    hung = measurement.outcome is Outcome.HANG
     return _SCRIPT.format(
         **head,
         places=pprint.pformat([_relative(p, here, within=here) for p in _places(here, roots)]),
@@ -129,7 +130,7 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
         axes=pprint.pformat(dict(case.axes)),
         check=case.settings.accuracy,
         fresh=case.settings.rotate_inputs == 1,
-        stall_s=evidence.stall_limit_s or case.settings.stall_s,
+        stall_s=evidence.stall_limit_s if hung else case.settings.timeout_s,
         runs=(evidence.steps or 0) + MORE_RUNS,
     )
 

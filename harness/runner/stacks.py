@@ -1,16 +1,19 @@
-"""The Python and native stacks of a process that hangs.
+"""The Python and native stacks of a process that finishes no step.
 
-The process writes its Python stacks itself (faulthandler, on a signal), even if another thread has
-the GIL. The native stacks come from py-spy if it is installed and may attach; else from /proc: the
-state of each thread, and where in the kernel it waits.
+While it may go on, py-spy reads the frames of one thread without stopping it, if it is installed
+and may read the process; /proc names the function of the kernel in which it waits. Before the
+process is killed, it writes all its Python stacks (faulthandler, on a signal), even if another
+thread has the GIL, and py-spy shows the native ones.
 """
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -20,16 +23,62 @@ from harness.runner.launcher import Worker
 
 PYTHON_S = 2.0
 """Longest time to wait for the Python stacks."""
-NATIVE_S = 2.0
-"""Longest time for py-spy."""
+FRAMES_S, NATIVE_S = 2.0, 10.0
+"""Longest times for py-spy, without native stacks and with them."""
 POLL_S = 0.05
 MAX_FAMILY = 8
 """Processes of a program whose stacks are taken."""
+MAX_FRAMES = 40
+"""Frames of a thread that are kept."""
 
-_CURRENT_THREAD = re.compile(r'Current thread.*\n  File "(.*)", line (\d+) in (.*)\n')
-_PER_THREAD = ("comm", "wchan", "syscall", "stack", "status")
-_STATUS = ("State", "Vm", "Sig", "voluntary", "nonvoluntary")
-"""Lines of `status` to keep."""
+_CURRENT_THREAD = re.compile(r'Current thread.*\n((?:  File ".*", line \d+ in .*\n)+)')
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\n')
+_LIBRARY = re.compile(r"^<frozen |/lib/python\d|/site-packages/|/dist-packages/")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """Frames of one thread, innermost first: `function (file:line)`."""
+
+    frames: tuple[str, ...] = ()
+    frame: str = ""
+    """The innermost one outside of the standard library and of installed packages, if any is."""
+    holds_gil: bool = False
+
+
+def thread_stack(pid: int) -> ThreadStack:
+    """The thread of a Python process that holds the GIL, else the main thread; empty if py-spy
+    cannot read it."""
+    threads = json.loads(_py_spy(pid, FRAMES_S, "--json", "--nonblocking")[0] or "[]")
+    threads.sort(key=lambda t: (not t["owns_gil"], t["os_thread_id"] != pid))
+    for thread in threads[:1]:
+        frames = [(f["name"], f["filename"], f["line"]) for f in thread["frames"]]
+        return _stack(frames, holds_gil=thread["owns_gil"])
+    return ThreadStack()
+
+
+def written_stack(text: str) -> ThreadStack:
+    """The current thread of stacks that a process wrote; empty without one."""
+    found = _CURRENT_THREAD.search(text)
+    if not found:
+        return ThreadStack()
+    lines = _FRAME.findall(found.group(1))
+    return _stack([(function, path, int(line)) for path, line, function in lines])
+
+
+def _stack(frames: Sequence[tuple[str, str, int]], *, holds_gil: bool = False) -> ThreadStack:
+    named = [f"{f.rpartition('.')[2]} ({Path(path).name}:{line})" for f, path, line in frames]
+    own = [n for n, (_, path, _) in zip(named, frames, strict=True) if not _LIBRARY.search(path)]
+    return ThreadStack(tuple(named[:MAX_FRAMES]), (*own, *named, "")[0], holds_gil)
+
+
+def waits_in(pid: int) -> str:
+    """The function of the kernel in which a process's main thread waits; empty if it runs or that
+    is unknown."""
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0")
+    except OSError:
+        return ""
 
 
 def python_stacks(worker: Worker, log: Path) -> str:
@@ -41,32 +90,17 @@ def python_stacks(worker: Worker, log: Path) -> str:
     deadline = time.monotonic() + PYTHON_S
     while time.monotonic() < deadline:
         time.sleep(POLL_S)
-        if innermost_frame(_since(log, before)):
+        if written_stack(_since(log, before)).frames:
             time.sleep(POLL_S)  # for the frames below it
             break
     return _since(log, before)
 
 
-def innermost_frame(stacks: str) -> str:
-    """Where the main thread is: `function (file:line)`; empty if unknown."""
-    found = _CURRENT_THREAD.search(stacks)
-    if not found:
-        return ""
-    path, line, function = found.groups()
-    return f"{function} ({Path(path).name}:{line})"
-
-
 def native_stacks(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
     """The native stacks of processes, and the source of the first one's."""
-    texts, notes = [], []
-    for pid in pids:
-        text, note = _py_spy(pid)
-        if not text:
-            text, note = _proc(pid, why=note)
-        texts.append(f"process {pid}\n{text}" if len(pids) > 1 and text else text)
-        notes.append(note)
-    note = notes[0] if notes else "not available: no process is left"
-    return "\n".join(filter(None, texts)), EvidenceFile(name="native stacks", note=note)
+    found = [_py_spy(pid, NATIVE_S, "--native") for pid in pids] or [("", "no process is left")]
+    text = "\n".join(text for text, _ in found if text)
+    return text, EvidenceFile(name="native stacks", note=found[0][1])
 
 
 def family(pid: int) -> list[int]:
@@ -78,7 +112,7 @@ def family(pid: int) -> list[int]:
     return [child.pid for child in children[:MAX_FAMILY]]
 
 
-def _py_spy(pid: int) -> tuple[str, str]:
+def _py_spy(pid: int, within_s: float, *how: str) -> tuple[str, str]:
     """What py-spy shows, and its command, or why it shows nothing."""
     beside = Path(sys.executable).parent  # of a virtual environment that is not active
     tool = shutil.which("py-spy") or shutil.which("py-spy", path=str(beside))
@@ -86,43 +120,22 @@ def _py_spy(pid: int) -> tuple[str, str]:
         return "", "py-spy is not installed"
     try:
         answer = subprocess.run(
-            [tool, "dump", "--native", "--pid", str(pid)],
+            [tool, "dump", *how, "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=NATIVE_S,
+            timeout=within_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "", f"py-spy took more than {NATIVE_S:g} s"
+        return "", f"py-spy took more than {within_s:g} s"
     except OSError as error:
         return "", f"py-spy cannot be started: {error.strerror}"
     if answer.returncode:
         errors = answer.stderr.strip().splitlines() or ["no message"]
         return "", f"py-spy failed: {errors[0]}"
-    return answer.stdout, "py-spy dump --native"
-
-
-def _proc(pid: int, why: str) -> tuple[str, str]:
-    """What /proc shows about every thread, and which of its files are readable."""
-    parts: list[str] = []
-    read: dict[str, None] = {}
-    for thread in sorted(Path(f"/proc/{pid}/task").glob("[0-9]*"), key=lambda p: int(p.name)):
-        parts.append(f"thread {thread.name}")
-        for name in _PER_THREAD:
-            try:
-                text = (thread / name).read_text(errors="replace").strip()
-            except OSError as error:
-                text = f"not readable: {error.strerror}"
-            else:
-                read.setdefault(name)
-            if name == "status":
-                text = "; ".join(line for line in text.splitlines() if line.startswith(_STATUS))
-            parts.append(f"  {name}: " + text.replace("\n", "\n    "))
-    if not read:
-        return "", f"not available: {why}, and /proc is not readable"
-    return "\n".join(parts) + "\n", f"/proc ({', '.join(read)}); {why}"
+    return answer.stdout, " ".join(("py-spy dump", *how))
 
 
 def _since(log: Path, offset: int) -> str:

@@ -1,10 +1,11 @@
 """Parent side: watches one worker from launch to exit, and decides how it ended.
 
-A worker that reports finished steps may be slow, and has its full `timeout_s`. One that is silent
-for many of its own steps (see harness.runner.pace), or for `stall_s`, hangs: its stacks are taken,
-then it is killed. If a single step outlasts `timeout_s`, the outcome is a timeout.
+A worker that is slow or busy has its full `timeout_s`. One that is silent for longer than its own
+budget (see harness.runner.pace) is sampled, and hangs if it stands still (see
+harness.runner.silence): its stacks are taken, then it is killed.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from harness.messages import (
     signal_name,
 )
 from harness.records import (
+    ActivitySample,
     Case,
     Evidence,
     EvidenceFile,
@@ -35,6 +37,8 @@ from harness.records import (
 from harness.runner import evidence, stacks
 from harness.runner.launcher import Worker
 from harness.runner.pace import Pace
+from harness.runner.sampler import Sampler
+from harness.runner.silence import Activity, Silence, reason
 from harness.runner.telemetry import Recorder
 
 EXIT_S = 20.0
@@ -60,6 +64,8 @@ class Ending:
     outcome: Outcome | None = None
     """None: the worker's answer has it."""
     detail: str = ""
+    advice: str = ""
+    """Which setting of the suite to raise, and to what."""
     lower_bound_s: float | None = None
     evidence: Evidence
 
@@ -74,6 +80,7 @@ def watch(
     probes: Sequence[Probe],
     phase: Callable[[str], None] = lambda _: None,
     progressed: Callable[[int], None] = lambda _: None,
+    busy: Callable[[str], None] = lambda _: None,
 ) -> Measurement:
     """Watch a worker to its end. On return, it and its descendants are gone.
 
@@ -84,16 +91,18 @@ def watch(
         probes: Read at a fixed interval, unless the case switches telemetry off.
         phase: Called with the name of each phase that begins.
         progressed: Called with the number of finished steps.
+        busy: Called with what a silent process does, once in each silence, if it does not hang.
 
     Returns:
         The worker's answer, or a measurement of its failure, with telemetry, phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    story = Story(worker.launched_at, case, process, phase, progressed)
+    sampler = Sampler(worker, case, probes)
+    story = Story(worker.launched_at, case, process, sampler.take, phase, progressed, busy)
     folder = evidence.Folder(run_folder, log, worker.roots)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
-        ending = _see_through(worker, case, story, recorder, folder)
+        ending = _see_through(worker, case, story, recorder, folder, sampler)
     finally:
         unkillable = worker.end()
         if case.program is None:
@@ -128,7 +137,12 @@ def watch(
 
 
 def _see_through(
-    worker: Worker, case: Case, story: "Story", recorder: Recorder, folder: evidence.Folder
+    worker: Worker,
+    case: Case,
+    story: "Story",
+    recorder: Recorder,
+    folder: evidence.Folder,
+    sampler: Sampler,
 ) -> Ending:
     reader = MessageReader(worker.answers)
     while True:
@@ -150,21 +164,28 @@ def _see_through(
         ending = story.ending(time.monotonic(), exit_code)
         if ending is None:
             continue
-        if ending.outcome is Outcome.HANG:
+        if exit_code is not None:
+            return ending
+        samples = story.silence.samples or (sampler.take(),)
+        frame, said = samples[-1].frame, [ending.detail]
+        files: tuple[EvidenceFile, ...] = ()
+        if ending.outcome is not None:
             pids = stacks.family(worker.pid) if case.program else [worker.pid]
-            frame, files = _stacks(worker, pids, folder)
-            stuck = f"stuck in {frame}" if frame else "its stacks could not be taken"
-            kernel = evidence.last_kernel(recorder.telemetry())
-            seen = replace(ending.evidence, frame=frame, last_kernel=kernel, files=files)
-            return replace(ending, detail=f"{ending.detail}; {stuck}", evidence=seen)
-        return ending
+            thread, files = _stacks(worker, pids, folder)
+            frame = frame or thread.frame
+        if ending.outcome is Outcome.HANG and story.silence.seen:
+            said.append(reason(story.silence.seen, samples, thread.frames))
+        said.append(f"last in {frame}" if frame else "its stacks could not be taken")
+        found = replace(ending.evidence, frame=frame, activity=samples, files=files)
+        words = filter(None, (*said, ending.advice))
+        return replace(ending, detail="; ".join(words), evidence=found)
 
 
 def _stacks(
     worker: Worker, pids: Sequence[int], folder: evidence.Folder
-) -> tuple[str, tuple[EvidenceFile, ...]]:
-    """The innermost Python frame of a hanging worker, and the files with its Python stacks and the
-    native stacks of `pids`."""
+) -> tuple[stacks.ThreadStack, tuple[EvidenceFile, ...]]:
+    """The main thread of a hanging worker, and the files with its Python stacks and the native
+    stacks of `pids`."""
     native, native_file = stacks.native_stacks(pids)
     python = stacks.python_stacks(worker, folder.log)
     python_file = EvidenceFile(name="python stacks", note="not written by the process")
@@ -173,7 +194,7 @@ def _stacks(
         python_file = folder.write("python-stacks.txt", python, kept)
     if native:
         native_file = folder.write("native-stacks.txt", native, native_file)
-    return stacks.innermost_frame(python), (python_file, native_file)
+    return stacks.written_stack(python), (python_file, native_file)
 
 
 def clock_problem(found: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:
@@ -203,8 +224,10 @@ class Story:
         launched_at: float,
         case: Case,
         process: int,
+        take: Callable[[], ActivitySample],
         phase: Callable[[str], None] = lambda _: None,
         progressed: Callable[[int], None] = lambda _: None,
+        busy: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.heard_at = launched_at
         """time.monotonic of the last message."""
@@ -218,9 +241,14 @@ class Story:
         self._settings = case.settings
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
+        self._stepped_at = launched_at
+        self._last_step: int | None = None
         self._pace = Pace(case.settings)
         self._on_phase = phase
         self._on_progress = progressed
+        self._on_busy = busy
+        self._told_at = 0.0
+        self.silence = Silence(take)
 
     def hear(self, message: Message, heard_at: float) -> None:
         """Process one message; raise Garbled if it is not expected now."""
@@ -239,6 +267,9 @@ class Story:
             case Built():
                 self.built = message
             case StepsDone():
+                if message.steps > self._pace.steps or message.last_step != self._last_step:
+                    self._stepped_at = heard_at
+                self._last_step = message.last_step
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._on_progress(message.steps)
             case Preliminary(measurement=measurement):
@@ -262,7 +293,6 @@ class Story:
             now: On the clock of time.monotonic.
             exit_code: None while the process lives.
         """
-        limit_s, timeout_s = self.stall_limit_s, self._settings.timeout_s
         if exit_code is not None:
             if self.answer:
                 return Ending(evidence=self.evidence())
@@ -280,22 +310,51 @@ class Story:
                 return None
             note = f"killed: it did not exit within {EXIT_S:g} s of its answer"
             return Ending(detail=note, evidence=self.evidence())
-        if now - self._launched_at > timeout_s:
+        silent_s, silence = now - self.heard_at, self.silence
+        ends_at = self._launched_at + self._settings.timeout_s
+        silence.look(now, self.heard_at, ends_at, self._pace.limits_s)
+        over, busy = silent_s > silence.limit_s, silence.seen is Activity.BUSY
+        advice = ""
+        if now > ends_at:
             outcome = Outcome.TIMEOUT
-            detail = f"not done in {timeout_s:g} s, {self.where()}"
-            if self._timed and (needed_s := self._pace.needed_s) is not None:
-                detail += f"; slow, not hung: the fewest samples would take {needed_s:.3g} s"
-        elif now - self.heard_at > limit_s:
-            outcome = Outcome.HANG
-            detail = f"no message for {limit_s:.3g} s, {self.where()}"
+            detail, advice = self._timed_out(now)
+        elif over and silence.seen and not busy:
+            outcome, limit_s = Outcome.HANG, silence.limit_s
+            detail = f"no progress for {silent_s:.3g} s (limit {limit_s:.3g} s), {self.where()}"
+            if silence.seen is Activity.IDLE:
+                advice = f"if it may be idle for so long, set stall_s to {_rounded(2 * silent_s)}"
         else:
+            if over and busy and self._told_at != self.heard_at:
+                self._told_at = self.heard_at
+                where = silence.samples[-1].frame or "unknown code"
+                self._on_busy(f"{self._unfinished(now)}; last in {where}")
             return None
         return Ending(
             outcome=outcome,
             detail=detail,
+            advice=advice,
             lower_bound_s=self.lower_bound_s(now),
             evidence=self.evidence(now),
         )
+
+    def _timed_out(self, now: float) -> tuple[str, str]:
+        """Why the time did not suffice, and what to set."""
+        timeout_s, unfinished_s = self._settings.timeout_s, now - self._stepped_at
+        timed_at = next((at for name, at in self._phases if name in TIMED_PHASES), now)
+        step_s = max(self._pace.mean_s or 0.0, now - max(timed_at, self._stepped_at))
+        fewest_s = (1 + self._settings.min_samples) * step_s
+        needed_s = 1.25 * (timed_at - self._launched_at + fewest_s)
+        advice = f"set timeout_s to {_rounded(max(needed_s, 1.5 * timeout_s))} or more"
+        soon_s = max(5 * UNREPORTED_S, 2 * self._pace.slowest_s, self._pace.mean_s or 0.0)
+        if self._pace.steps and (not self._timed or unfinished_s < soon_s):
+            return f"slow: not done in {timeout_s:g} s, {advice}; {self.where()}", ""
+        return self._unfinished(now), f"if it is not stuck, {advice}"
+
+    def _unfinished(self, now: float) -> str:
+        """For how long no step has finished, and what the process does, in words."""
+        seen = self.silence.seen
+        said = f"no step finished in {now - self._stepped_at:.3g} s, {self.where()}"
+        return f"{seen}: {said}; {reason(seen, self.silence.samples)}" if seen else said
 
     def measurement(self, ending: Ending) -> Measurement:
         """The worker's answer, with its evidence; without one, the record of its failure."""
@@ -334,29 +393,25 @@ class Story:
         return Evidence(
             phase=self._phases[-1][0],
             steps=self._pace.steps if known else None,
+            last_step=self._last_step,
             pace_s=self._pace.mean_s,
             needed_s=self._pace.needed_s,
             silent_s=None if now is None else now - self.heard_at,
-            stall_limit_s=None if now is None else self.stall_limit_s,
+            stall_limit_s=None if now is None else self.silence.limit_s,
         )
 
     @property
     def _timed(self) -> bool:
         return self._phases[-1][0] in TIMED_PHASES
 
-    @property
-    def stall_limit_s(self) -> float:
-        """The longest silence allowed now."""
-        return self._pace.stall_limit_s(timed=self._timed)
-
     def where(self) -> str:
         """Its progress, in words."""
-        name = self._phases[-1][0]
-        if not self._timed:
-            return f"in {name}"
-        each_s = self._pace.mean_s
+        name, each_s = self._phases[-1][0], self._pace.mean_s
+        if self._last_step is not None:
+            each = f", {each_s:.3g} s each" if each_s else ""
+            return f"in {name}, after its step {self._last_step}{each}"
         if each_s is None:
-            return f"in {name}, before the end of the first step"
+            return f"in {name}; no step is known yet"
         return f"in {name}, at least {self._pace.steps} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
@@ -380,3 +435,9 @@ class Story:
             Phase(name=name, start_s=begin, end_s=end)
             for (name, _), begin, end in zip(self._phases, begins, ends, strict=True)
         )
+
+
+def _rounded(seconds: float) -> str:
+    """Two digits, rounded up: `420`."""
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
+    return f"{math.ceil(seconds / unit - 1e-9) * unit:g}"

@@ -58,7 +58,7 @@ class MeasureModel(Form):
     timeout_s: Positive | None = None
     """Longest duration of one process in seconds; then the outcome is timeout. Default 300."""
     stall_s: Positive | None = None
-    """Longest time without progress in seconds; then the outcome is hang. Default 120."""
+    """Least time without progress in seconds, after which an idle process is a hang. Default 30."""
     flush_l2: bool | None = None
     """Empty the GPU's L2 cache before every sample. Default false."""
     accuracy: bool | None = None

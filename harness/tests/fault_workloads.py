@@ -1,6 +1,8 @@
 """Workloads with one fault each, planted where the harness must find it."""
 
+import ctypes
 import os
+import queue
 import resource
 import signal
 import time
@@ -8,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from harness.tests.fake_workloads import *  # noqa: F403  a case may name any of both modules
 from harness.tests.fake_workloads import Axes, _good_but, good, never_exits
@@ -199,3 +201,50 @@ def slows_the_clock(provider: str, axes: Axes) -> Workload:
 
 def kills_itself(provider: str, axes: Axes) -> Workload:
     return _counted(lambda i: os.kill(os.getpid(), signal.SIGKILL) if i == 3 else None)
+
+
+def _waits_for_a_queue(axes: Axes) -> None:
+    queue.Queue[None]().get()
+
+
+def _spins(axes: Axes) -> None:
+    while True:
+        pass
+
+
+def _holds_the_gil(axes: Axes) -> None:
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def _waits_for_a_peer(axes: Axes) -> None:
+    """In a collective: the peer joins the group and calls none."""
+    rank = 0 if os.fork() else 1
+    place = f"file://{axes['path']}"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    if rank == 1:
+        time.sleep(3600)
+    distributed.barrier()
+
+
+def stands_still(provider: str, axes: Axes) -> Workload:
+    """As the axis `how` says; `when`: as it is built, in a step, or after its answer."""
+    fault: Callable[[Axes], None] = globals()[f"_{axes['how']}"]
+    if axes["when"] == "start-up":
+        fault(axes)
+    if axes["when"] == "teardown":
+        os._exit = lambda _: fault(axes)  # type: ignore[assignment,return-value]
+        return good(provider, axes)
+    return _counted(lambda i: fault(axes) if i == 3 else None)
+
+
+def computes_on_the_gpu(provider: str, axes: Axes) -> Workload:
+    """Two steps queue `products` of 20 ms and a kernel that idles for `wait_s`; then they wait."""
+    x = torch.randn(8192, 8192, device="cuda")
+
+    def step(i: int) -> None:
+        for _ in range(int(axes["products"]) if i < 2 else 1):
+            y = x @ x
+        torch.cuda._sleep(int(float(axes["wait_s"]) * 1.8e9) if i < 2 else 1)
+        y[0, 0].item()
+
+    return _counted(step)

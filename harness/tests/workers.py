@@ -18,7 +18,6 @@ QUICK = MeasureSettings(
     sample_s=0.01,
     warmup_s=0.2,
     timeout_s=60.0,
-    stall_s=60.0,
     profile=False,
 )
 
@@ -71,6 +70,7 @@ class Quiet(RunObserver):
     def __init__(self) -> None:
         self.totals: list[int] = []
         self.phases: list[str] = []
+        self.told: list[str] = []
         self.steps = 0
 
     def planned(self, total: int) -> None:
@@ -78,6 +78,9 @@ class Quiet(RunObserver):
 
     def phase(self, case: Case, process: int, name: str) -> None:
         self.phases.append(name)
+
+    def busy(self, case: Case, process: int, what: str) -> None:
+        self.told.append(what)
 
     def progressed(self, case: Case, process: int, steps: int) -> None:
         self.steps = steps

@@ -1,0 +1,136 @@
+"""What a process does that finishes no step, by samples of its activity: whether it hangs.
+
+Three samples are two windows. A process *hangs* if over both its CPU time, I/O, memory and stack
+stood still and the GPU was idle; or if they stood still but for a host that polls, while a kernel
+that computes nothing kept the GPU busy. Otherwise it is *busy*, and only its time limit ends it: an
+endless loop cannot be told from a long step.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from itertools import pairwise
+
+from harness.records import ActivitySample
+
+WINDOW_S = 3.0
+"""Time between two samples, at most."""
+WINDOWS = 2
+"""Windows in a row that a judgement needs."""
+IDLE_CORES, IDLE_IO_BYTES_S, IDLE_RSS_BYTES = 0.05, 4096.0, 2**20
+"""CPU cores, bytes read and written each second, and change of memory below which a process stands
+still: it may poll, and print "still waiting"."""
+IDLE_GPU, FULL_GPU = 0.05, 0.99
+"""GPU utilisation below which the GPU is idle, and from which no kernel is seen to end."""
+SPINNING_POWER, POWER_VARIES = 0.35, 0.05
+"""A GPU that is always busy computes nothing if it draws less than this share of its power limit
+(at rest a sixth, in a computation or copy over a half), and the power varies by less than this."""
+
+_INNERMOST = 6
+"""Frames that may show what a thread waits for."""
+_AWAITED = (
+    (r"^(\w+) \(distributed_c10d.py:", r"the collective \1"),
+    (r"\((queue|queues|dataloader).py:", "a queue"),
+    (r"^(join|_shutdown|_wait_for_tstate_lock) \(threading.py:", "the end of a thread"),
+    (r"\(threading.py:", "a lock or an event"),
+    (r"\((subprocess|popen_\w+).py:|^do_wait", "the end of a child process"),
+    (r"\((socket|ssl|selectors|connection|client).py:", "a socket or pipe"),
+    (r"^futex", "a lock"),
+    (r"nanosleep$", "the end of a sleep"),
+    (r"^(flock|locks)_", "a lock of a file"),
+    (r"^(\w*poll|\w*select|pipe|unix|tcp|sk)_", "a socket, a pipe or a timer"),
+    (r"signal_stop", "SIGCONT, for a signal stopped it"),
+)
+"""Frames and functions of the kernel, and what a thread waits for there."""
+
+
+class Activity(StrEnum):
+    """What a silent process does."""
+
+    IDLE = "idle"
+    SPINNING_KERNEL = "spinning kernel"
+    BUSY = "busy"
+
+
+class Silence:
+    """Samples a process that is silent for longer than an idle one may be."""
+
+    def __init__(self, take: Callable[[], ActivitySample]) -> None:
+        self._take = take
+        self._since = self._next_at = 0.0
+        self.limit_s = 0.0
+        """The silence that is allowed."""
+        self.samples: tuple[ActivitySample, ...] = ()
+        self.seen: Activity | None = None
+        """What it does; None as long as that is not known."""
+
+    def look(self, now: float, since: float, ends_at: float, limits_s: tuple[float, float]) -> None:
+        """Take a sample if one is due.
+
+        Args:
+            now: On the clock of time.monotonic.
+            since: The last sign of life, on that clock; another one begins a new silence.
+            ends_at: When the time of the process is over; shortly before, a look is due too.
+            limits_s: The silence allowed to an idle process, and to a busy one.
+        """
+        if since != self._since:
+            late_s = ends_at - (WINDOWS + 1) * WINDOW_S
+            self._next_at = min(since + limits_s[0], max(since + WINDOW_S, late_s))
+            self._since, self.samples, self.seen = since, (), None
+        if now > self._next_at:
+            self._next_at = now + min(WINDOW_S, limits_s[0] / (2 * WINDOWS))
+            self.samples = (*self.samples[-WINDOWS:], self._take())
+            self.seen = judge(self.samples)
+        self.limit_s = limits_s[self.seen in (Activity.SPINNING_KERNEL, Activity.BUSY)]
+
+
+def judge(samples: Sequence[ActivitySample]) -> Activity | None:
+    """What a process does, by the last samples of one silence; None if they are too few."""
+    last = samples[-1 - WINDOWS :]
+    if len(last) <= WINDOWS:
+        return None
+    windows = list(pairwise(last))
+    if not all(_is_still(*w) for w in windows) or len({_place(s) for s in last}) > 1:
+        return Activity.BUSY
+    powers, gpu = [s.gpu_power or 1.0 for s in last], [s.gpu_utilisation or 0.0 for s in last]
+    varies = max(powers) - min(powers) > POWER_VARIES * max(powers)
+    if min(gpu) >= FULL_GPU and max(powers) < SPINNING_POWER and not varies:
+        return Activity.SPINNING_KERNEL
+    runs = any("running" in s.states for s in last) or max(gpu) >= IDLE_GPU
+    works = runs or any(_cores(*w) >= IDLE_CORES for w in windows)
+    return Activity.BUSY if works else Activity.IDLE
+
+
+def reason(seen: Activity, samples: Sequence[ActivitySample], written: Sequence[str] = ()) -> str:
+    """By what a judgement is seen: `it waits for a queue`. `written` is the stack that the process
+    wrote itself, for samples without one."""
+    last = samples[-1]
+    if seen is Activity.BUSY:
+        gpu = f" and the GPU to {last.gpu_utilisation:.0%}" if last.gpu_utilisation else ""
+        return f"it uses {_cores(samples[0], last):.1f} CPU cores{gpu}"
+    inner = (last.stack or tuple(written))[:_INNERMOST]
+    spins = seen is Activity.SPINNING_KERNEL
+    places = inner if spins else (*inner, last.waits_in)
+    hits = ((re.search(p, place), words) for p, words in _AWAITED for place in places)
+    awaited = (hit.expand(words) for hit, words in hits if hit)
+    what = next(awaited, "the GPU" if spins else "an unknown event")
+    what += ", and one kernel keeps the GPU busy at low power" if spins else ""
+    return f"it waits for {what}{', and holds the GIL' if last.holds_gil else ''}"
+
+
+def _is_still(before: ActivitySample, after: ActivitySample) -> bool:
+    """Whether neither I/O nor memory moved between two samples."""
+    return (
+        abs(after.io_bytes - before.io_bytes) < IDLE_IO_BYTES_S * (after.at_s - before.at_s)
+        and abs(after.rss_bytes - before.rss_bytes) < IDLE_RSS_BYTES
+        and "disk-sleep" not in after.states
+    )
+
+
+def _place(sample: ActivitySample) -> tuple[str, ...]:
+    """Where a thread is, without the line: a loop that polls stays in its function."""
+    return tuple(frame.rpartition(":")[0] for frame in sample.stack) or (sample.waits_in,)
+
+
+def _cores(before: ActivitySample, after: ActivitySample) -> float:
+    return abs(after.cpu_s - before.cpu_s) / max(after.at_s - before.at_s, 1e-6)
