@@ -66,6 +66,9 @@ class ProgressBar(_Bar, RunObserver):
     def progressed(self, case: Case, process: int, steps: int) -> None:
         self.phase(case, process, f"{steps} steps")
 
+    def busy(self, case: Case, process: int, what: str) -> None:
+        self._to.print(_process_of(case, process), escape(what), soft_wrap=True)
+
     def finished(self, measurement: Measurement) -> None:
         self._bar.advance(self._task)
         self._to.print(

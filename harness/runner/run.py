@@ -48,6 +48,9 @@ class RunObserver:
     def progressed(self, case: Case, process: int, steps: int) -> None:
         """The number of finished steps, including warm-up."""
 
+    def busy(self, case: Case, process: int, what: str) -> None:
+        """A process has finished no step for long; what it does."""
+
     def finished(self, measurement: Measurement) -> None:
         """One process has ended, and its measurement is stored."""
 
@@ -142,6 +145,7 @@ def run_one(
         probes=probes,
         phase=partial(observer.phase, case, process),
         progressed=partial(observer.progressed, case, process),
+        busy=partial(observer.busy, case, process),
     )
 
 
