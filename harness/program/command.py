@@ -129,7 +129,9 @@ class _Session:
                 steps.append(step)
             elif finder and not alive:
                 alive = finder.is_alive(line)
-        for took_s in self.series.add(steps, read.at):
+        took = self.series.add(steps, read.at)
+        self.reporter.last_step = self.series.last_step
+        for took_s in took:
             self.reporter.ran(took_s)
         if read.lines and (alive or steps):
             self.alive()
@@ -192,8 +194,10 @@ class _Session:
         return self.metrics.values.get("step_s", ())
 
     def after_step(self) -> str:
-        """The last finished step, for a detail."""
-        done = self.series.finished
+        """The last finished step, by the program's own number if it prints one, for a detail."""
+        done, own = self.series.finished, self.series.last_step
+        if own is not None:
+            return f", after its step {own}"
         return f", after step {done}" if done else ""
 
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
@@ -209,6 +213,7 @@ class _Session:
             effective=self._effective(),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
+                last_step=self.series.last_step,
                 signal=signal_name(code or 0),
                 stderr_tail=self.stderr.text.decode(errors="replace"),
                 peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

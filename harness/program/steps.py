@@ -17,7 +17,8 @@ class ProgramSteps(StepSeries):
         super().__init__(settings, first=0)
         self._setup_steps = setup_steps
         self._last_line_at: float | None = None
-        self._last_count: int | None = None
+        self.last_step: int | None = None
+        """The program's own number of its last step, if it prints one."""
         self.finished = 0
         """Steps, including setup."""
         self.together = 0
@@ -59,7 +60,7 @@ class ProgramSteps(StepSeries):
         """How many steps a line finishes; 0 if the program's count restarts."""
         if step.count is None:
             return 1
-        before, self._last_count = self._last_count, step.count
+        before, self.last_step = self.last_step, step.count
         advance = 1 if before is None else max(0, step.count - before)
         self.one_by_one &= advance <= 1
         return advance

@@ -24,7 +24,7 @@ from harness.tests.workers import Quiet
 def test_a_program_without_new_steps_hangs_and_its_stacks_are_kept(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It still writes lines, but none reports a step."""
+    """It still writes lines, but none reports a step. Its steps have numbers of their own."""
     clock = LeapingClock(tmp_path / "mark")
     monkeypatch.setattr(watchdog, "time", clock)
     program = f"""
@@ -32,13 +32,15 @@ def wait_for_a_peer():
     os.close(os.open({str(clock.mark)!r}, os.O_CREAT))
     while True:
         print("still waiting"); time.sleep(0.05)
-for i in range(1, 6):
+for i in range(1001, 1006):
     print("step", i); time.sleep(0.005)
 wait_for_a_peer()
 """
     m = measured(warm, tmp_path, program, STEPS, "measure: {timeout_s: 1000000}")
 
     assert m.outcome is Outcome.HANG
+    assert "after its step 1005" in m.detail
+    assert evidence_of(m).last_step == 1005
     assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
     stacks = tmp_path / file_of(m, "python stacks").path
     assert "in wait_for_a_peer" in stacks.read_text()
@@ -101,14 +103,16 @@ def test_the_evidence_of_a_crash_is_kept(warm: Launcher, tmp_path: Path) -> None
     program = """
 def broken():
     raise ValueError("no data")
-print("step 1"); print("step 2"); broken()
+for i in (1001, 1002): print("step", i)
+broken()
 """
     m = measured(warm, tmp_path, program, STEPS)
 
     seen = evidence_of(m)
     assert seen.stderr_tail.endswith("ValueError: no data\n")
     assert seen.frame.startswith("broken (program.py:")
-    assert seen.steps == 2
+    assert (seen.steps, seen.last_step) == (2, 1002)
+    assert "exited with 1, after its step 1002:" in m.detail
     command = [sys.executable, str(tmp_path / file_of(m, "reproduce").path)]
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.stderr.endswith("ValueError: no data\n")
