@@ -77,6 +77,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "run": run.run,
         "show": run.show_,
         "report": run.report_,
+        "verify": run.verify,
         "doctor": doctor.doctor_,
         "overhead": run.overhead,
     },

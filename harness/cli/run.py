@@ -4,6 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from difflib import unified_diff
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,8 @@ from harness.store import writer as store_writer
 from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
+SHOWN_LINES = 20
+"""Of the differences between a report and its record."""
 
 
 def run(
@@ -244,7 +247,42 @@ def _judged_by(rules: str | None, recorded: Run) -> Run:
     taken = {name: getattr(suite, name) for name in own}
     judged = replace(recorded.suite, left_out=len(missing), **taken)
     note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"
-    return replace(recorded, suite=judged, notes=(*recorded.notes, note))
+    return replace(recorded, suite=judged, notes=(*recorded.notes, note), judged_by=suite.path)
+
+
+def verify(
+    pages: Annotated[
+        list[Path], typer.Argument(metavar="REPORT...", help="Reports of runs, as Markdown files.")
+    ],
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """Render reports again from their records, and show where they differ; figures aside.
+
+    \b
+    harness verify reports/*Report*.md --store reports/runs
+    """
+    from harness.report import context  # imports matplotlib, which is slow
+
+    differ = False
+    for page in pages:
+        try:
+            made = context.written(page.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise HarnessError(f"cannot read {page}: {error}") from error
+        if made is None:
+            raise HarnessError(
+                f"{page} does not say from which run it was made",
+                "Name a report that `harness run` or `harness report` has written.",
+            )
+        run = _judged_by(made.rules or None, reader.load(store_root, made.run_id))
+        for path, now in context.pages(run, page, made.version).items():
+            there = path.read_text(encoding="utf-8") if path.is_file() else ""
+            lines = list(unified_diff(there.splitlines(), now.splitlines(), str(path), "now", n=0))
+            differ = differ or bool(lines)
+            show(f"{path}: {'differs' if lines else 'as its record says'}")
+            for line in lines[2 : 2 + SHOWN_LINES]:
+                show(f"  {line}")
+    raise typer.Exit(int(differ))
 
 
 def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:

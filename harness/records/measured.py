@@ -343,6 +343,8 @@ class Run:
     """The self-test, and one more for each time the run was resumed."""
     wall_s: float | None = None
     """From the start of the command to its last measurement; None if unfinished or resumed."""
+    judged_by: str = ""
+    """The suite file whose rules judge it here; empty for its own. It is not stored."""
 
     @property
     def self_test(self) -> SelfTest | None:

@@ -1,9 +1,10 @@
 """From a run to the values that the template of its report prints, and to its files."""
 
 import datetime
+import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -35,29 +36,72 @@ def write(run: Run, directory: Path) -> Path:
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    day = datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
     values, pictures = build(run, directory)
+    return render.write(
+        directory,
+        _day(run),
+        run.suite.subject,
+        lambda name, version: _files(run, values, pictures, name, version),
+    )
 
-    def files(name: str, version: int) -> dict[str, bytes]:
-        start = f"figures/{day}-{figures.slug(run.suite.subject)}-v{version}"
-        links = {p.name: f"{start}-{p.name}.png" for p in pictures}
-        appendix = f"{start}-appendix.md"
-        printed = {
-            **values,
-            "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
-            "date": day,
-            "page": quote(name),
-            "appendix": appendix,
-            "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
-        }
-        pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
-        texts = {to: render.rendered(template, printed) for to, template in pages.items()}
-        return {
-            **{links[p.name]: p.png for p in pictures},
-            **{to: text.encode() for to, text in texts.items()},
-        }
 
-    return render.write(directory, day, run.suite.subject, files)
+def _day(run: Run) -> datetime.date:
+    return datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
+
+
+def _files(
+    run: Run,
+    values: Mapping[str, object],
+    pictures: Sequence[Picture],
+    name: str,
+    version: int,
+) -> dict[str, bytes]:
+    """Path below the directory -> content, the page last."""
+    day = _day(run)
+    start = f"figures/{day}-{figures.slug(run.suite.subject)}-v{version}"
+    links = {p.name: f"{start}-{p.name}.png" for p in pictures}
+    appendix = f"{start}-appendix.md"
+    printed = {
+        **values,
+        "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
+        "date": day,
+        "page": quote(name),
+        "appendix": appendix,
+        "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
+    }
+    pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
+    texts = {to: render.rendered(template, printed) for to, template in pages.items()}
+    return {
+        **{links[p.name]: p.png for p in pictures},
+        **{to: text.encode() for to, text in texts.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a page says of how it was made."""
+
+    run_id: str
+    rules: str
+    """The suite file that judged it; empty for the run's own."""
+    version: int
+
+
+def written(page: str) -> Written | None:
+    """How a report was made, by its own words; None if this is not a report of a run."""
+    title = re.search(r"^# .* v(\d+)$", page, re.MULTILINE)
+    command = re.search(r"^harness report (.+?)  #", page, re.MULTILINE)
+    if title is None or command is None:
+        return None
+    run_id, *options = shlex.split(command[1])
+    return Written(run_id=run_id, rules=options[-1] if options else "", version=int(title[1]))
+
+
+def pages(run: Run, page: Path, version: int) -> dict[Path, str]:
+    """The texts of a report and its appendix, as they would be written now."""
+    values, pictures = build(run, page.parent)
+    files = _files(run, values, pictures, page.name, version)
+    return {page.parent / n: data.decode() for n, data in files.items() if n.endswith(".md")}
 
 
 def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, ...]]:
@@ -248,7 +292,8 @@ def _commands(run: Run) -> tuple[str, ...]:
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
-    lines.append(f"harness report {run.run_id}  # this report again, from the stored run")
+    rules = f" --rules {shlex.quote(run.judged_by)}" if run.judged_by else ""
+    lines.append(f"harness report {run.run_id}{rules}  # this report again, from the stored run")
     return tuple(lines)
 
 

@@ -216,3 +216,21 @@ def test_one_process_has_a_ratio_without_an_interval() -> None:
 
     assert "[" not in section["table"].rows[0][-1]
     assert section["table"].rows[0][-1].endswith("x slower")
+
+
+def test_a_report_says_how_it_was_made(tmp_path: Path) -> None:
+    """`harness verify` reads it, and compares with what it would say now."""
+    from harness.report import context
+
+    recorded = replace(measured(), judged_by="suites/x y.yaml", run_id="r1")
+    page = context.write(recorded, tmp_path)
+    text = page.read_text(encoding="utf-8")
+
+    made = context.written(text)
+    assert made is not None
+    assert (made.run_id, made.version) == ("r1", 1)
+    again = context.pages(recorded, page, made.version)
+    assert again[page] == text
+    assert len(again) == 2
+    assert all(path.read_text(encoding="utf-8") == now for path, now in again.items())
+    assert context.written("# A page\n") is None
