@@ -41,7 +41,7 @@ class Baseline:
 
 def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
     """The steady processes of a case."""
-    return tuple(_process(m) for m in measured if m.outcome is Outcome.OK and usable(m, case))
+    return tuple(_process(m) for m in measured if usable(m, case))
 
 
 def changed(baseline: Baseline, case: Case) -> str:
@@ -68,7 +68,7 @@ def of_run(run: Run) -> Baseline:
     left_out = {
         c.case_id: str(bad[0])
         for c in run.suite.cases
-        if (bad := _bad(run.of(c.case_id))) and bad[0] in c.allow
+        if (bad := _bad(run.of(c.case_id))) and all(outcome in c.allow for outcome in bad)
     }
     problem = next(_problems(run, left_out), "")
     if problem or git is None:
@@ -109,7 +109,7 @@ def _problems(run: Run, left_out: Container[str]) -> Iterator[str]:
         measured = run.of(case.case_id)
         if case.case_id in left_out:
             continue
-        if bad := _bad(measured):
+        if bad := [outcome for outcome in _bad(measured) if outcome not in case.allow]:
             yield f"{case.case_id} ended {bad[0]}"
         if len(measured) < FEWEST:
             yield f"{case.case_id} has {len(measured)} processes; {FEWEST} are needed"

@@ -150,6 +150,18 @@ def test_a_run_is_compared_with_its_baseline_case_by_case() -> None:
     assert (new.case_id, new.baseline_s) == (CASE.case_id, None)
 
 
+def test_a_case_is_left_out_only_if_the_suite_allows_all_its_outcomes() -> None:
+    allowed = replace(CASE, allow={Outcome.UNSUPPORTED: "the package is not installed here"})
+    declined = fake_runs.ended(allowed, Outcome.UNSUPPORTED, processes=2)
+    crashed = [declined[0], *fake_runs.ended(allowed, Outcome.CRASH)]
+
+    made = baselines.of_run(fake_runs.run([allowed], lambda _: declined))
+
+    assert (made.left_out, made.cases) == ({CASE.case_id: "unsupported"}, {})
+    with pytest.raises(StoreError, match="ended crash"):
+        baselines.of_run(fake_runs.run([allowed], lambda _: crashed))
+
+
 DIRTY = Git(commit="c" * 40, branch="main", dirty_sha256="d" * 64)
 
 
@@ -242,7 +254,7 @@ def test_a_changed_case_has_no_baseline() -> None:
     captured = replace(CASE, settings=replace(CASE.settings, graph=True))
     more = replace(CASE, settings=replace(CASE.settings, processes=9, timeout_s=1.0))
 
-    assert "axis seq_len" in baselines.changed(made, longer)
+    assert "axis seq_len is 512 in the baseline, 1024" in baselines.changed(made, longer)
     assert "measure.graph" in baselines.changed(made, captured)
     assert baselines.changed(replace(made, asked={}), CASE)
     assert baselines.changed(made, more) == baselines.changed(made, CASE) == ""
