@@ -158,8 +158,11 @@ def test_a_gap_that_vanishes_in_cycles_is_undecided(
     clocks = {"baseline_hz": 1.98e9, "candidate_hz": candidate_hz}
 
     answer = judge(pairs(1.05, 6), [replace(p, **clocks) for p in pairs(1.05, 20)])
+    unread = judge(pairs(1.05, 6), pairs(1.05, 20))
 
     assert (answer.change, answer.clock_explained) == (change, explained)
+    assert unread.change is Change.SLOWER
+    assert unread.reason != answer.reason, "it says that the clock is not known"
     assert answer.pairs_needed is None
 
 

@@ -177,6 +177,11 @@ def unused(c: Case, **changes: Any) -> list[Measurement]:
     return timed(c, 0.05, tokens=512, effective={}, **changes)
 
 
+def one_without_tokens(c: Case) -> list[Measurement]:
+    tokens = None if c.axes["seq_len"] == 1024 else 512
+    return [replace(m, tokens=tokens) for m in unused(c)]
+
+
 def growing(c: Case, exponent: float, flops: int) -> list[Measurement]:
     t = int(c.axes["seq_len"])
     return timed(c, 1e-4 * t**exponent, flops=t**flops)
@@ -195,12 +200,13 @@ def growing(c: Case, exponent: float, flops: int) -> list[Measurement]:
         (LENGTHS, lambda c: growing(c, 0.9, 2), []),
         (LENGTHS, lambda c: growing(c, 2, 2), []),
         (sweep(NSA_FWE_Q=[1, 4, 16]), unused, []),
+        (LENGTHS, one_without_tokens, []),
         # A dead axis is not listed again.
         (LENGTHS, lambda c: did(c, effective={}, tokens=512, flops=10), []),
     ],
     ids=[
         *("a token costs more", "a step costs more", "not used", "equal metrics"),
-        *("a token costs the same", "0.06", "0.1", "0.9", "2", "a variable", "dead"),
+        *("a token costs the same", "0.06", "0.1", "0.9", "2", "a variable", "unknown", "dead"),
     ],
 )
 def test_a_constant_speed_is_odd_if_the_work_grows_or_the_axis_is_not_used(

@@ -231,10 +231,8 @@ LAGGING = probed(lambda t: 0.9 if t > 1.39 else 0.01, "gpu_utilisation", until_s
         ({"phases": (SAMPLING,), "telemetry": LAGGING}, 0.9),
         ({"phases": (replace(SAMPLING, end_s=1.2),), "telemetry": LAGGING}, None),
         # Too few readings may all come from one window, as one of 6 % did on a busy H200.
-        (
-            {"telemetry": Telemetry(t_s=(16.5, 16.6), channels={"gpu_utilisation": (0.06,) * 2})},
-            None,
-        ),
+        ({"telemetry": probed(0.06, "gpu_utilisation", every_s=2.1)}, None),
+        ({"telemetry": probed(0.06, "gpu_utilisation", every_s=1.9)}, 0.06),
         # Warm-up steps that compile are left out.
         (
             {
@@ -253,7 +251,7 @@ LAGGING = probed(lambda t: 0.9 if t > 1.39 else 0.01, "gpu_utilisation", until_s
             0.8,
         ),
     ],
-    ids=["lags", "too short", "too few", "compiles", "failed"],
+    ids=["lags", "too short", "four", "five", "compiles", "failed"],
 )
 def test_only_readings_of_the_timed_steps_count(
     changes: Mapping[str, Any], found: float | None

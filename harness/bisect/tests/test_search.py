@@ -176,6 +176,22 @@ def test_equal_anchors_find_no_commit(search: Search) -> None:
     assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
+def test_a_step_that_new_pairs_do_not_show_is_likely_but_not_found() -> None:
+    search, rng = NoisySearch(16, 0.03), np.random.default_rng(1)
+    while isinstance(asked := search.next(), NextBlock):
+        step = 1.05 if asked.stage is not BisectStage.CONFIRM else 1.0
+        block = [
+            ProcessReading(
+                position=p, value=(step if p >= 5 else 1) * math.exp(rng.normal(0, 2e-3))
+            )
+            for p in asked.positions
+        ]
+        search.add(asked.stage, block)
+
+    assert (asked.culprits, asked.found) == ((5,), False)
+    assert "likely but not confirmed" in asked.reason
+
+
 @pytest.mark.parametrize(("search", "most"), [(noisy, 50), (exact, 10)])
 def test_commits_that_cannot_be_measured_are_named_together(search: Search, most: int) -> None:
     cannot = (30, 31, 32)

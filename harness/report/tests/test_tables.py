@@ -74,6 +74,22 @@ def test_what_did_not_run_has_its_reason() -> None:
     assert table.rows[1][2] == "the run ended before this case started"
 
 
+def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsewhere() -> None:
+    spoilt, failed = sweep(gc=["off", "on"])
+
+    def measure(c: Case) -> list[Measurement]:
+        measured = timed(c, 0.05)
+        if c is spoilt:
+            return [replace(m, discarded={"shared": tuple(range(20))}) for m in measured]
+        return [*measured[:2], *ended(c, Outcome.INVALID_ENVIRONMENT)]
+
+    recorded = run([spoilt, failed], measure)
+    table = tables.not_run(summarise(recorded), recorded)
+
+    assert table
+    assert [row[0] for row in table.rows] == [f"`{spoilt.case_id}`"]
+
+
 def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval() -> None:
     once, late = sweep(gc=["off", "on"])
 
