@@ -136,7 +136,11 @@ def test_held_out_text_is_not_in_the_training_text() -> None:
 def test_every_20th_source_is_held_out_of_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the order of their names, counted from 1: the split decides which losses compare."""
+    """In the order of their names, counted from 1: the split decides which losses compare. What
+    differs between installations is not among them."""
+    (tmp_path / "email/tests").mkdir(parents=True)
+    for other in ("email/tests/m00.py", "_sysconfigdata__linux.py", "m00.txt"):
+        (tmp_path / other).write_bytes(b"\xff")
     for number in range(1, 42):
         (tmp_path / f"m{number:02}.py").write_bytes(bytes([number]))
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
