@@ -60,9 +60,9 @@ def bisect(
         ),
     ] = None,
     enter_merges: Annotated[
-        bool,
-        typer.Option("--enter-merges", help="If a merge is the first bad commit, search inside."),
-    ] = False,
+        bool | None,
+        typer.Option(help="If a merge is the first bad commit, search inside (default), or stop."),
+    ] = None,
     budget: Annotated[
         float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
     ] = None,
@@ -101,7 +101,7 @@ def bisect(
         "--build": build,
         "--build-key": build_key,
         "--root": root,
-        "--enter-merges": enter_merges,
+        f"--{'no-' * (enter_merges is False)}enter-merges": enter_merges is not None,
     }
     common: dict[str, Any] = {
         "effect": effect,
@@ -138,7 +138,7 @@ def bisect(
             suite=replace(loaded, cases=(one,)),
             case=criteria.prepared(one, chosen),
             criterion=chosen,
-            enter_merges=enter_merges,
+            enter_merges=enter_merges is not False,
             **common,
         )
     else:

@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             killed(running, state, 1 + kill_at)
             running = bisecting(repository, "--resume", "latest", *places)
         answer, said = running.communicate()
-        right = running.returncode == 0 and answer.startswith(sha)
+        right = running.returncode == 0 and sha in answer.partition(":")[0]  # a merge is entered
         sys.stdout.write(
             f"{what}: {'right' if right else 'WRONG'}, planted {sha}, exit {running.returncode}, "
             f"{time.monotonic() - began:.0f} s: {answer}"
