@@ -42,6 +42,10 @@ class Criterion:
         return self.name if self.kind is CriterionKind.METRIC else f"{self.kind} {self.name}"
 
 
+PROFILED = Criterion(kind=CriterionKind.KERNEL, name="*")
+"""For a process that only tells what ran."""
+
+
 class Unreadable(Exception):
     """A process has no value for the criterion."""
 

@@ -41,6 +41,8 @@ class BisectStage(StrEnum):
     ANCHORS = "anchors"
     SEARCH = "search"
     CONFIRM = "confirm"
+    PROFILE = "profile"
+    """Of the culprit and the commit before it, once found; not part of the search."""
 
 
 Block = tuple[BisectStage, tuple[ProcessReading, ...]]

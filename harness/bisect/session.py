@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.bisect import differences, history
+from harness.bisect import criteria, differences, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import Unreadable
+from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change
 from harness.bisect.ddmin import DifferencesConclusion, members
 from harness.bisect.differences import CaseDifference, FixedDifference
 from harness.bisect.history import Commit
@@ -30,12 +31,12 @@ from harness.bisect.journal import (
 )
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
-from harness.bisect.search import CommitsConclusion, NextBlock, NoisySearch
+from harness.bisect.search import BisectStage, CommitsConclusion, NextBlock, NoisySearch
 from harness.bisect.subjects import Commits, Differences, End, Subject
 from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
-from harness.records import Outcome
+from harness.records import Measurement, Outcome
 from harness.suite.load import shipped_roots
 
 
@@ -67,6 +68,9 @@ class SearchedHistory:
     """Of one process, as a fraction."""
     summary: str = ""
     """Which files the culprit changed; empty without a culprit."""
+    explained: Explained | None = None
+    profile: ProfileChange | None = None
+    """Of the culprit against the commit before it; None without a culprit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +149,7 @@ def _commits(
     while commits:
         subject = Commits(request, processes, trees, len(levels), commits)
         conclusion, resumable = _conclude(processes, subject)
-        levels.append(_searched(subject, conclusion, repository))
+        levels.append(_searched(processes, subject, conclusion, repository))
         commits = ()
         if conclusion.found and request.enter_merges:
             culprit = subject.history[conclusion.culprits[0]]
@@ -170,21 +174,60 @@ def _merged_side(
 
 
 def _searched(
-    subject: Commits, conclusion: CommitsConclusion, repository: Repository
+    processes: Processes, subject: Commits, conclusion: CommitsConclusion, repository: Repository
 ) -> SearchedHistory:
     search, values = subject.search, subject.values
     learnt = search.posterior() if isinstance(search, NoisySearch) else None
     culprits = [subject.history[c] for c in conclusion.culprits]
+    read = tuple(tuple(values.get(p, ())) for p in range(len(subject.history)))
     return SearchedHistory(
         history=subject.history,
         conclusion=conclusion,
         probabilities=tuple(map(float, search.probabilities())),
         skipped=subject.skipped,
-        values=tuple(tuple(values.get(p, ())) for p in range(len(subject.history))),
+        values=read,
         step=math.exp(learnt.step) if learnt else None,
         noise=learnt.scale if learnt else None,
         summary=history.summary(repository, culprits[-1]) if culprits else "",
+        explained=explained(search, conclusion, read),
+        profile=_profile_change(processes, subject, conclusion) if conclusion.found else None,
     )
+
+
+def _profile_change(
+    processes: Processes, subject: Commits, conclusion: CommitsConclusion
+) -> ProfileChange:
+    """The profiles of the culprit and of the commit before it, from the journal or one new process
+    of each."""
+    assert conclusion.good is not None
+    ends = (conclusion.good, conclusion.culprits[-1])
+    try:
+        return profile_change(*(_profiled(processes, subject, place, ends) for place in ends))
+    except (BuildFailed, Unreadable, Stopped) as error:
+        return ProfileChange(unknown=str(error))
+
+
+def _profiled(
+    processes: Processes, subject: Commits, place: int, ends: tuple[int, int]
+) -> Measurement:
+    for line in processes.measured:
+        profile = line.measurement.profile
+        known = line.stage is BisectStage.PROFILE or (profile and not profile.skipped)
+        if known and (line.level, line.position) == (subject.level, place):
+            return line.measurement
+    case, roots = subject.prepare(place, ends)
+    measured = processes.measure(criteria.prepared(case, criteria.PROFILED), roots, first=True)
+    line = Measured(
+        level=subject.level,
+        block=max(m.block for m in processes.measured) + 1,
+        stage=BisectStage.PROFILE,
+        position=place,
+        commit=subject.commit(place),
+        measurement=measured,
+    )
+    processes.journal.write(line)
+    processes.log(f"{line.stage}: {subject.name(place)} {measured.outcome}")
+    return measured
 
 
 def _differences(

@@ -1,6 +1,7 @@
 """The result of a bisection: one sentence, a document for programs, a dated page."""
 
 import datetime
+import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -104,6 +105,9 @@ def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> 
         "date": date.isoformat(),
         "command": shlex.join(result.request.command),
         "because": lambda level: _because(level, criterion),
+        "share": lambda level: _share(level, criterion),
+        "look_on": lambda level: _look_on(level, result.request.command),
+        "calls": lambda number: f"{number:.4g}",
         "reading": lambda values: _median(criterion, values),
         "change": units.change,
         "zip": zip,
@@ -128,7 +132,9 @@ def _commits_sentence(result: CommitsResult) -> str:
         merge = first.history[first.conclusion.culprits[-1]].short
         side = "" if level is first else f" on the side that {merge} merged"
         name = f"{commits[0].short} is the first bad commit{side}"
-        return f"{name} ({plain(commits[0].subject)}): {because}"
+        share = _share(level, criterion) if level.explained and level.explained.rest else ""
+        share = f"; this is {share}: there may be another step" if share else ""
+        return f"{name} ({plain(commits[0].subject)}): {because}{share}"
     if len(commits) > 1:
         names = ", ".join(c.short for c in commits)
         return f"the first bad commit is one of {names}; only the last is measurable: {because}"
@@ -166,12 +172,35 @@ def _because(level: SearchedHistory, criterion: Criterion) -> str:
     return f"{criterion.name} does not run, but it does at {at}"
 
 
+def _share(level: SearchedHistory, criterion: Criterion) -> str:
+    """The culprit's part of the difference between good and bad; empty without a size."""
+    if (found := level.explained) is None:
+        return ""
+    match criterion.kind:
+        case CriterionKind.METRIC:
+            return f"{units.change(found.part)} of {units.change(found.whole)}"
+        case CriterionKind.COUNTER:
+            return f"{found.part:+g} of {found.whole:+g}"
+    return ""
+
+
+def _look_on(level: SearchedHistory, command: Sequence[str]) -> str:
+    """The command that searches for another step; empty if the culprit explains the difference."""
+    if level.explained is None or level.explained.rest is None:
+        return ""
+    good, bad = (level.history[place].short for place in level.explained.rest)
+    words = re.split(r"\0--(?:good|bad)[=\0][^\0]*", "\0".join(command))
+    return shlex.join([*"".join(words).split("\0"), "--good", good, "--bad", bad])
+
+
 def _level_document(level: SearchedHistory) -> dict[str, Any]:
     commits = zip(level.history, level.probabilities, level.values, strict=True)
     return {
         "conclusion": asdict(level.conclusion),
         "step": level.step,
         "noise": level.noise,
+        "explained": asdict(level.explained) if level.explained else None,
+        "profile": asdict(level.profile) if level.profile else None,
         "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
         "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.skipped],
     }

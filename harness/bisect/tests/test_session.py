@@ -9,6 +9,7 @@ import pytest
 
 from harness.bisect import criteria, history, processes, session
 from harness.bisect.criteria import Criterion, CriterionKind
+from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
 from harness.bisect.journal import STATE, Build, CommitsRequest, Journal, Measured, MergeEntered
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
@@ -16,7 +17,7 @@ from harness.bisect.subjects import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.errors import HarnessError
 from harness.git.repository import Repository
-from harness.records import Accuracy, Case, Counters, Outcome, Phase, TensorError
+from harness.records import Accuracy, Case, Counters, Outcome, Phase, Profile, TensorError, Use
 from harness.report import bisection
 from harness.suite import load as suites
 from harness.tests import fake_runs
@@ -176,7 +177,7 @@ def test_commits_that_cannot_be_measured_are_named_with_the_culprit(
     assert "it does not have the case" in reasons[line[33]]
 
 
-@pytest.mark.parametrize("interrupt_at", [None, 9], ids=["at once", "resumed on the side"])
+@pytest.mark.parametrize("interrupt_at", [None, 11], ids=["at once", "resumed on the side"])
 def test_the_merged_side_of_a_culprit_is_searched_on_request(
     past: Past, machine: Machine, tmp_path: Path, interrupt_at: int | None
 ) -> None:
@@ -192,6 +193,39 @@ def test_the_merged_side_of_a_culprit_is_searched_on_request(
     assert culprit(result).subject == f"side 1 of {PLANTED.sync_at}"
     assert "on the side that" in bisection.sentence(result)
     assert [bool(level.summary) for level in result.levels] == [True, True]
+
+
+@pytest.mark.parametrize("interrupt_at", [None, 9], ids=["at once", "resumed between the profiles"])
+def test_what_the_culprit_changed_is_read_from_a_process_before_it_and_one_of_it(
+    past: Past, machine: Machine, tmp_path: Path, interrupt_at: int | None
+) -> None:
+    def profiled(tree: Tree, case: Case) -> tuple[float, dict[str, Any]]:
+        step_s, known = as_written(tree, case)
+        syncs = known["counters"].host_syncs
+        item = Use(name="aten::item", calls=syncs, time_s=1e-6 * syncs)
+        profile = Profile(operators=(item,)) if case.settings.profile else Profile(skipped="off")
+        return step_s, known | {"profile": profile}
+
+    machine.answer, machine.interrupt_at = profiled, interrupt_at
+    try:
+        result = searched(past, tmp_path, HOST_SYNCS)
+    except KeyboardInterrupt:
+        result = run(Journal.resume(tmp_path, "latest"), tmp_path)
+
+    (level,) = result.levels
+    assert level.profile == ProfileChange(
+        calls=(
+            CallsChange(kind="counter", name="host_syncs", before=1, after=2),
+            CallsChange(kind="operator", name="aten::item", before=1, after=2),
+        )
+    )
+    assert level.explained == Explained(part=1, whole=1)
+    taken = journalled(tmp_path)
+    place = level.conclusion.culprits[0]
+    profiles = [x.position for x in taken if x.stage is BisectStage.PROFILE]
+    assert profiles == [place - 1, place]
+    assert {len(values) for values in level.values} == {0, 1}, "a profile is not a reading"
+    assert machine.processes == result.processes == len(taken)
 
 
 def test_an_outcome_is_a_criterion(past: Past, machine: Machine, tmp_path: Path) -> None:

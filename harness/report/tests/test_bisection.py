@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.bisect.criteria import Criterion, CriterionKind
+from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.ddmin import DifferencesConclusion, MovingSet
 from harness.bisect.differences import CaseDifference, DifferenceKind, FixedDifference
 from harness.bisect.history import Commit
@@ -122,6 +123,32 @@ def test_the_sentence_says_how_the_culprit_differs(result: CommitsResult, expect
     assert expected in text
 
 
+@pytest.mark.parametrize(
+    ("result", "share"),
+    [
+        (of_commits(CONFIRMED, explained=Explained(part=1.048, whole=1.063, rest=(3, 4))), True),
+        (of_commits(CONFIRMED, explained=Explained(part=1.06, whole=1.063)), False),
+        (of_commits(FOUND, SYNCS, **exact(1, 3), explained=Explained(part=2, whole=3)), False),
+        (of_commits(FOUND, CRASH, **exact(0, 1), explained=Explained(part=1, whole=1)), False),
+    ],
+)
+def test_the_sentence_names_the_share_if_another_step_may_follow(
+    result: CommitsResult, share: bool
+) -> None:
+    assert ("this is +4.8 % of +6.3 %" in bisection.sentence(result)) is share
+
+
+def test_the_command_to_look_on_is_that_of_the_search_with_other_ends() -> None:
+    result = of_commits(CONFIRMED, explained=Explained(part=1.1, whole=1.2, rest=(0, 2)))
+    command = ("harness", "bisect", "my suite.yaml", "--good", "v1", "--case", "a", "--bad=main")
+    request = replace(result.request, command=command)
+
+    page = bisection.markdown(replace(result, request=request), DATE)
+
+    ends = "--good 0000000000 --bad 2222222222"
+    assert f"`harness bisect 'my suite.yaml' --case a {ends}`" in page
+
+
 def test_the_sentence_without_a_confirmed_commit() -> None:
     several = replace(FOUND, culprits=(1, 2), confirmed=True, reason="the commit before it is good")
     likely = replace(CONFIRMED, confirmed=False, reason="98.7% likely")
@@ -180,8 +207,18 @@ def test_the_sentence_without_a_cause() -> None:
     assert bisection.document(result)["not_varied"][0]["name"] == "torch"
 
 
+CHANGED = ProfileChange(
+    calls=(
+        CallsChange(kind="counter", name="host_syncs", before=0, after=2),
+        CallsChange(kind="kernel", name="copy|<16>", before=0, after=1.5),
+    )
+)
 PAGES: dict[str, CommitsResult | DifferencesResult] = {
-    "bisection_of_commits.md": of_commits(CONFIRMED),
+    "bisection_of_commits.md": of_commits(
+        CONFIRMED,
+        explained=Explained(part=1.1, whole=1.13, rest=(3, 4)),
+        profile=CHANGED,
+    ),
     "bisection_of_runs.md": of_runs(resumable=True),
 }
 HERE = Path(__file__).parent

@@ -1,0 +1,118 @@
+"""What a culprit changed: names that came and went, and its share of the whole difference."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.bisect.culprit import SHOWN, CallsChange, ProfileChange, explained, profile_change
+from harness.bisect.posterior import ProcessReading
+from harness.bisect.search import UP, BisectStage, CommitsConclusion, ExactSearch, NoisySearch
+from harness.records import MAX_USES, Counters, Measurement, Profile, Use
+from harness.tests.fake_runs import case, comparison, timed
+
+FOUND = CommitsConclusion(reason="", culprits=(2,), good=1, confirmed=True)
+
+
+def ran(*kernels: tuple[str, float, float], **counts: Any) -> Measurement:
+    """A process with these kernels (name, calls, time) and counts."""
+    uses = tuple(Use(name=name, calls=calls, time_s=time_s) for name, calls, time_s in kernels)
+    measured = timed(case({}), 0.01, processes=1)[0]
+    return replace(measured, profile=Profile(kernels=uses), counters=Counters(**counts))
+
+
+def test_names_that_came_went_or_ran_more_often_are_listed_by_their_time() -> None:
+    before = ran(("same", 2, 9.0), ("gone", 1, 2.0), ("more", 1, 1.0), host_syncs=1, allocations=4)
+    after = ran(("same", 2, 8.0), ("new", 3, 5.0), ("more", 2, 2.0), host_syncs=3, allocations=4)
+
+    found = profile_change(before, after)
+
+    assert [(c.kind, c.name, c.before, c.after) for c in found.calls] == [
+        ("counter", "host_syncs", 1, 3),
+        ("kernel", "new", 0, 3),
+        ("kernel", "gone", 1, 0),
+        ("kernel", "more", 1, 2),
+    ]
+
+
+def test_only_the_names_with_the_most_time_are_listed_and_a_name_counts_in_all_ranges() -> None:
+    many = [(f"k{n}", 1, float(n)) for n in range(1, 9)]
+
+    found = profile_change(ran(("twice", 1, 1.0), ("twice", 1, 1.0)), ran(("twice", 2, 2.0), *many))
+
+    assert [c.name for c in found.calls] == [f"k{n}" for n in range(8, 8 - SHOWN, -1)]
+
+
+def test_a_name_may_be_among_those_that_a_full_record_left_out() -> None:
+    full = [(f"k{n}", 1, 1.0) for n in range(MAX_USES)]
+
+    found = profile_change(
+        ran(
+            *full,
+        ),
+        ran(*full[1:], ("long", 1, 2.0)),
+    )
+    unsure = profile_change(ran(*full), ran(*full[1:], ("short", 1, 0.5)))
+
+    assert [(c.name, c.after) for c in found.calls] == [("long", 1)]
+    assert unsure.calls == (CallsChange(kind="kernel", name="k0", before=1, after=0),)
+
+
+@pytest.mark.parametrize("profile", [None, Profile(skipped="no GPU")])
+def test_without_a_profile_the_counters_are_left(profile: Profile | None) -> None:
+    before = ran(host_syncs=0)
+
+    found = profile_change(before, replace(ran(("k", 1, 1.0), host_syncs=2), profile=profile))
+
+    assert [c.after for c in found.calls] == [2]
+    assert found.unknown
+    differing = replace(before, counters=Counters(host_syncs=5, differing=("host_syncs",)))
+    assert profile_change(before, differing) == ProfileChange()
+
+
+def noisy(levels: Sequence[float]) -> NoisySearch:
+    """A search whose anchors were measured; the time of each commit."""
+    search = NoisySearch(len(levels) - 1, 0.03)
+    for i in range(6):
+        noise = 1 + 0.001 * (-1) ** i
+        ends = ((0, levels[0]), (search.last, levels[-1] * noise))
+        block = [ProcessReading(position=p, value=value) for p, value in ends]
+        search.add(BisectStage.ANCHORS, block)
+    return search
+
+
+@pytest.mark.parametrize(
+    ("levels", "part", "rest"),
+    [
+        ((1.0, 1.0, 1.05, 1.05, 1.05), 1.05, None),
+        ((1.0, 1.0, 1.048, 1.048, 1.063), 1.048, (2, 4)),
+        ((1.0, 1.015, 1.063, 1.063, 1.063), 1.048, (0, 1)),
+        ((1.0, 1.0, 0.9, 0.9, 0.8), 0.9, (2, 4)),
+    ],
+    ids=["the whole", "more follows", "more before", "faster"],
+)
+def test_the_rest_of_a_time_is_another_step_if_it_is_outside_the_interval(
+    levels: tuple[float, ...], part: float, rest: tuple[int, int] | None
+) -> None:
+    about = comparison(case_id=UP, ratio=part, low=part - 0.006, high=part + 0.006)
+
+    share = explained(noisy(levels), replace(FOUND, comparison=about), [[x] for x in levels])
+
+    assert share is not None
+    assert share.whole == pytest.approx(levels[-1], abs=0.002)
+    assert (share.part, share.rest) == (part, rest)
+
+
+def test_the_rest_of_a_count_is_any_difference() -> None:
+    search = ExactSearch(4)
+    values = (1.0, 1.0, 4.0, 4.0, 6.0)
+    search.add(
+        BisectStage.SEARCH, [ProcessReading(position=p, value=v) for p, v in enumerate(values)]
+    )
+
+    share = explained(search, FOUND, [[v] for v in values])
+
+    assert share is not None
+    assert (share.part, share.whole, share.rest) == (3, 5, (2, 4))
+    assert explained(search, replace(FOUND, confirmed=False), []) is None
