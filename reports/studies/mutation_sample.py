@@ -2,7 +2,7 @@
 
     python -m reports.studies.mutation_sample --seed 2 --mutants 80 --minutes 20
 
-copies the tracked files into a temporary folder for each of two jobs. One mutant at a time is
+copies the working tree into a temporary folder for each of two jobs. One mutant at a time is
 written into a copy, and the test modules that concern its module run there, without those for a
 GPU. A mutant is noticed if they fail or take more than three times as long as without it. Survivors
 are printed with their places. Those judged equivalent, with a reason, are listed in
@@ -41,7 +41,10 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "harness/analysis/statistics.py": ("harness/analysis/tests",),
     "harness/analysis/verdict.py": ("harness/analysis/tests", "harness/report/tests"),
     "harness/bisect/posterior.py": ("harness/bisect/tests/test_search.py",),
-    "harness/bisect/search.py": ("harness/bisect/tests/test_search.py",),
+    "harness/bisect/search.py": (
+        "harness/bisect/tests/test_search.py",
+        "harness/report/tests/test_bisection.py",
+    ),
     "harness/bisect/session.py": (
         "harness/bisect/tests/test_session.py",
         "harness/bisect/tests/test_differences.py",
@@ -319,10 +322,9 @@ def drawn(found: Sequence[Mutant], count: int, seed: str) -> list[Mutant]:
 
 
 def copied(root: Path, folder: Path) -> Path:
-    """The tracked files as they are now, without the stored runs of reports."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True
-    )
+    """The files as they are now, without ignored ones and the stored runs of reports."""
+    words = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    listed = subprocess.run(words, cwd=root, check=True, capture_output=True, text=True)
     for name in filter(None, listed.stdout.split("\0")):
         if not name.startswith("reports/runs/") and (root / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
