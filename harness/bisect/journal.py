@@ -108,6 +108,7 @@ class Measured:
     level: int
     """0 is the requested history, 1 the merged side of its culprit, and so on."""
     block: int
+    """Number of the block; -1 of a profile, which is in none."""
     stage: BisectStage
     position: int
     commit: str

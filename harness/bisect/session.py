@@ -212,14 +212,17 @@ def _profiled(
 ) -> Measurement:
     for line in processes.measured:
         profile = line.measurement.profile
-        known = line.stage is BisectStage.PROFILE or (profile and not profile.skipped)
-        if known and (line.level, line.position) == (subject.level, place):
+        if (
+            (line.level, line.position) == (subject.level, place)
+            and profile
+            and not profile.skipped
+        ):
             return line.measurement
     case, roots = subject.prepare(place, ends)
     measured = processes.measure(criteria.prepared(case, criteria.PROFILED), roots, first=True)
     line = Measured(
         level=subject.level,
-        block=max(m.block for m in processes.measured) + 1,
+        block=-1,
         stage=BisectStage.PROFILE,
         position=place,
         commit=subject.commit(place),

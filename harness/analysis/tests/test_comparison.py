@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import PermutationMethod, wilcoxon
 
-from harness.analysis.comparison import confirm, holm, screen
+from harness.analysis.comparison import confirm, holm, pairs_needed, screen
 from harness.analysis.statistics import exact_bounds, hodges_lehmann, signed_rank_p
 from harness.records import Change, Comparison, Pair, Thresholds, least_pairs
 
@@ -176,6 +176,12 @@ def test_the_pairs_that_an_undecided_case_needs_do_decide_it() -> None:
     assert 0.02 < answer.smallest_effect < 0.05
     more = (pairs(answer.ratio, answer.pairs_needed, spread=0.025, seed=n) for n in range(10))
     assert sum(judge(p[:5], p).change is not Change.UNDECIDED for p in more) >= 7
+
+
+def test_a_gap_beyond_the_tolerance_needs_the_pairs_that_show_it_slower() -> None:
+    """Nine times in ten: (2.58 + 1.28) standard errors above 0, or 1.28 above practical."""
+    assert pairs_needed(math.log(1.10), 0.10, 1, DEFAULT) == pytest.approx(16, abs=2)
+    assert pairs_needed(math.log(1.10), 0.10, 60, DEFAULT) > 20
 
 
 NO_BOUNDS = {"low": None, "high": None, "smallest_effect": None}

@@ -336,6 +336,7 @@ def curve(low: float | None, high: float | None, **changes: Any) -> ScalingFit:
     ("fit", "decision", "fact"),
     [
         (curve(1.0, 1.1), GO, Fact.INTERVAL),
+        (curve(0, 0, exponent=replace(estimate(1.0, 1.1), processes=2)), GO, Fact.INTERVAL),
         (curve(1.2, 1.4), INCONCLUSIVE, Fact.ACROSS),
         (curve(1.4, 1.5), CONDITIONAL, Fact.INTERVAL),
         (curve(1.9, 2.1), NO_GO, Fact.INTERVAL),

@@ -39,7 +39,9 @@ def test_names_that_came_went_or_ran_more_often_are_listed_by_their_time() -> No
 def test_only_the_names_with_the_most_time_are_listed_and_a_name_counts_in_all_ranges() -> None:
     many = [(f"k{n}", 1, float(n)) for n in range(1, 9)]
 
-    found = profile_change(ran(("twice", 1, 1.0), ("twice", 1, 1.0)), ran(("twice", 2, 2.0), *many))
+    found = profile_change(
+        ran(("twice", 1, 1.0), ("twice", 1, 1.0)), ran(("twice", 2, 99.0), *many)
+    )
 
     assert [c.name for c in found.calls] == [f"k{n}" for n in range(8, 8 - SHOWN, -1)]
 
@@ -83,19 +85,21 @@ def noisy(levels: Sequence[float]) -> NoisySearch:
 
 
 @pytest.mark.parametrize(
-    ("levels", "part", "rest"),
+    ("levels", "half", "rest"),
     [
-        ((1.0, 1.0, 1.05, 1.05, 1.05), 1.05, None),
-        ((1.0, 1.0, 1.048, 1.048, 1.063), 1.048, (2, 4)),
-        ((1.0, 1.015, 1.063, 1.063, 1.063), 1.048, (0, 1)),
-        ((1.0, 1.0, 0.9, 0.9, 0.8), 0.9, (2, 4)),
+        ((1.0, 1.0, 1.05, 1.05, 1.05), 0.006, None),
+        ((1.0, 1.0, 1.048, 1.048, 1.063), 0.006, (2, 4)),
+        ((1.0, 1.0, 1.048, 1.048, 1.063), 0.020, None),
+        ((1.0, 1.014, 1.063, 1.063, 1.063), 0.006, (0, 1)),
+        ((1.0, 1.0, 0.9, 0.9, 0.8), 0.006, (2, 4)),
     ],
-    ids=["the whole", "more follows", "more before", "faster"],
+    ids=["the whole", "more follows", "within the interval", "more before", "faster"],
 )
 def test_the_rest_of_a_time_is_another_step_if_it_is_outside_the_interval(
-    levels: tuple[float, ...], part: float, rest: tuple[int, int] | None
+    levels: tuple[float, ...], half: float, rest: tuple[int, int] | None
 ) -> None:
-    about = comparison(case_id=UP, ratio=part, low=part - 0.006, high=part + 0.006)
+    part = levels[2] / levels[1]
+    about = comparison(case_id=UP, ratio=part, low=part - half, high=part + half)
 
     share = explained(noisy(levels), replace(FOUND, comparison=about), [[x] for x in levels])
 

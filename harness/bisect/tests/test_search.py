@@ -106,6 +106,19 @@ def test_a_probability_is_that_of_a_plain_sum_over_the_level() -> None:
     assert found == pytest.approx(likelihood[0] / sum(likelihood), abs=0.001)
 
 
+def test_noise_and_step_are_found_from_the_blocks() -> None:
+    rng = np.random.default_rng(2)
+    blocks = [
+        {p: x + rng.normal(0, 0.003) for p, x in ((0, 0.0), (4, STEP), (8, STEP))}
+        for _ in range(40)
+    ]
+
+    posterior = after(8, *blocks)
+
+    assert posterior.scale == pytest.approx(0.003, rel=0.25)
+    assert posterior.step == pytest.approx(STEP, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("pairs", "scale"),
     [([0.02, 0.08] * 3, 1.4826 * 0.03 / math.sqrt(2)), ([0.05] * 6, LEAST_SCALE)],
@@ -217,6 +230,10 @@ def test_the_same_blocks_give_the_same_probabilities() -> None:
         again.add(question.stage, block)
         if i + 1 >= ANCHOR_PAIRS:
             assert first.probabilities() == pytest.approx(again.probabilities())
+
+
+def test_an_effect_may_be_larger_than_the_tolerance_of_a_stored_baseline() -> None:
+    assert isinstance(NoisySearch(8, 0.5).next(), NextBlock)
 
 
 # --- without noise -----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Searches of a planted history on a modelled machine, their journal, and the history itself."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,12 @@ def searched(
 
 
 def run(
-    start: CommitsRequest | Journal, folder: Path, budget_s: float | None = None
+    start: CommitsRequest | Journal,
+    folder: Path,
+    budget_s: float | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> session.CommitsResult:
-    resources = processes.Resources(state=folder, budget_s=budget_s, say=lambda text: None)
+    resources = processes.Resources(state=folder, budget_s=budget_s, say=say)
     result = session.run(start, resources)
     assert isinstance(result, session.CommitsResult)
     return result
@@ -141,8 +145,10 @@ def test_an_interrupted_search_resumes_from_its_journal(
     with pytest.raises(KeyboardInterrupt):
         searched(past, tmp_path, STEP_TIME)
 
-    result = run(Journal.resume(tmp_path, "latest"), tmp_path)
+    said: list[str] = []
+    result = run(Journal.resume(tmp_path, "latest"), tmp_path, say=said.append)
 
+    assert said[0].startswith(f"{result.folder.name}: "), "the name to resume it by"
     assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert machine.processes == result.processes
     taken = journalled(tmp_path)
@@ -186,8 +192,8 @@ def test_the_merged_side_of_a_culprit_is_searched_on_request(
         result = searched(past, tmp_path, HOST_SYNCS, enter_merges=True)
     except KeyboardInterrupt:
         journal = Journal.resume(tmp_path, "latest")
-        assert any(isinstance(line, MergeEntered) for line in journal.lines)
         result = run(journal, tmp_path)
+        assert sum(isinstance(line, MergeEntered) for line in journal.lines) == 1
 
     assert machine.interrupt_at is None
     assert culprit(result).subject == f"side 1 of {PLANTED.sync_at}"

@@ -120,8 +120,8 @@ def test_a_baseline_round_trips(tmp_path: Path) -> None:
 
     assert found == made
     assert (made.run_id, made.device) == (run.run_id, fake_runs.H200.uuid)
-    assert [p.samples_s for p in made.cases[CASE.case_id]] == [
-        m.kept_s for m in run.of(CASE.case_id)
+    assert [(p.samples_s, p.wall_s) for p in made.cases[CASE.case_id]] == [
+        (m.kept_s, m.wall_s) for m in run.of(CASE.case_id)
     ]
     assert baselines.unfit(found, SUITE, HERE, 30) == ""
     utc = replace(made, measured_at=days_ago(2)[:19])
@@ -152,7 +152,7 @@ def test_a_run_is_compared_with_its_baseline_case_by_case() -> None:
 
 def test_a_case_is_left_out_only_if_the_suite_allows_all_its_outcomes() -> None:
     allowed = replace(CASE, allow={Outcome.UNSUPPORTED: "the package is not installed here"})
-    declined = fake_runs.ended(allowed, Outcome.UNSUPPORTED, processes=2)
+    declined = fake_runs.ended(allowed, Outcome.UNSUPPORTED)
     crashed = [declined[0], *fake_runs.ended(allowed, Outcome.CRASH)]
 
     made = baselines.of_run(fake_runs.run([allowed], lambda _: declined))

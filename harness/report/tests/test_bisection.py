@@ -135,7 +135,8 @@ def test_the_sentence_says_how_the_culprit_differs(result: CommitsResult, expect
 def test_the_sentence_names_the_share_if_another_step_may_follow(
     result: CommitsResult, share: bool
 ) -> None:
-    assert ("this is +4.8 % of +6.3 %" in bisection.sentence(result)) is share
+    assert ("; this is +4.8 % of +6.3 %: " in bisection.sentence(result)) is share
+    assert ("another step" in bisection.sentence(result)) is share
 
 
 def test_the_command_to_look_on_is_that_of_the_search_with_other_ends() -> None:

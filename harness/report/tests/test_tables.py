@@ -55,6 +55,7 @@ def test_the_timeline_adds_up_to_the_wall_time() -> None:
     whole = tables.timeline(replace(recorded, wall_s=2 * live)).rows
 
     assert [row[0] for row in whole[:-1]] == [row[0] for row in of_processes]
+    assert of_processes[-1][:2] == ("launch and exit", "400 ms")
     assert whole[-1][2] == "50 %"
 
 

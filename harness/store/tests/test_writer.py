@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,18 @@ def test_a_run_comes_back_exactly(tmp_path: Path, writer: store_writer.RunWriter
     assert run.ended_at
     assert run.notes == ()
     assert (writer.folder / reader.SUITE_FILE).read_text() == SUITE.text
+
+
+@pytest.mark.parametrize("measured_at", [None, datetime(2026, 11, 1, 12, tzinfo=UTC)])
+def test_the_wall_time_of_a_run_is_not_that_of_its_import(
+    tmp_path: Path, measured_at: datetime | None
+) -> None:
+    with store_writer.create(tmp_path, SUITE, ENVIRONMENT, started_at=measured_at) as writer:
+        writer.finish()
+
+    run = reader.load(tmp_path, writer.run_id)
+    assert (run.elapsed_s is None) is (measured_at is not None)
+    assert measured_at is None or run.started_at == measured_at.isoformat()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

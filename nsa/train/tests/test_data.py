@@ -62,6 +62,7 @@ def test_a_batch_is_int64_bytes_one_longer_than_the_sequence(dataset: str) -> No
 
     assert batch.shape == (3, 17)
     assert batch.dtype == torch.int64
+    assert stream.description.startswith(dataset)
     assert 0 <= batch.min() <= batch.max() <= 255
 
 
