@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 from harness.analysis.comparison import time_logs
 from harness.analysis.statistics import hodges_lehmann
-from harness.bisect.search import (
-    BisectStage,
-    CommitsConclusion,
-    ExactSearch,
-    NoisySearch,
-    change,
-)
-from harness.records import COUNTERS, MAX_USES, Counters, Measurement, Profile, Use
+from harness.bisect.search import BisectStage, CommitsConclusion, ExactSearch, NoisySearch, change
+from harness.records import COUNTERS, MAX_USES, Counters, Measurement, Use
 
 SHOWN = 5
 """Kernels and operators that are named."""
@@ -53,14 +47,17 @@ class Explained:
 
 def profile_change(before: Measurement, after: Measurement) -> ProfileChange:
     """What came and went from one measurement to another."""
-    counters, profiles = tuple(_counters(before, after)), []
-    for measured in (before, after):
-        if measured.profile is None or measured.profile.skipped:
-            why = measured.profile.skipped if measured.profile else measured.detail
-            return ProfileChange(calls=counters, unknown=why or "a commit was not profiled")
-        profiles.append(measured.profile)
-    changed = sorted(_uses(*profiles), key=lambda found: -found[0])
-    return ProfileChange(calls=(*counters, *(found for _, found in changed[:SHOWN])))
+    counters, one, other = tuple(_counters(before, after)), before.profile, after.profile
+    if one is None or other is None or one.skipped or other.skipped:
+        known = [m.profile.skipped if m.profile else m.detail for m in (before, after)]
+        why = next(filter(None, known), "a process was not profiled")
+        return ProfileChange(calls=counters, unknown=why)
+    uses = [
+        *_uses("kernel", one.kernels, other.kernels),
+        *_uses("operator", one.operators, other.operators),
+    ]
+    uses.sort(key=lambda found: -found[0])
+    return ProfileChange(calls=(*counters, *(found for _, found in uses[:SHOWN])))
 
 
 def explained(
@@ -68,35 +65,27 @@ def explained(
     conclusion: CommitsConclusion,
     values: Sequence[Sequence[float]],
 ) -> Explained | None:
-    """The culprit's share; None without a culprit.
+    """The share of a culprit, from the values of each commit; None without a culprit.
 
-    The rest is another step if the difference between good and bad is outside the culprit's
-    interval, by a quarter of the effect or more.
-
-    Args:
-        values: Of each commit, in the order measured.
+    The rest is another step if the whole is outside the culprit's interval, by a quarter of the
+    effect or more.
     """
     if not conclusion.found or conclusion.good is None:
         return None
-    good, culprit = conclusion.good, conclusion.culprits[-1]
-    if isinstance(search, ExactSearch):
-        at = search.values
-        part, whole = at[culprit] - at[good], at[search.last] - at[0]
-        before, after = abs(at[good] - at[0]), abs(at[search.last] - at[culprit])
+    good, culprit, last = conclusion.good, conclusion.culprits[-1], search.last
+    a, b, c, d = (statistics.median(values[place]) for place in (0, good, culprit, last))
+    if conclusion.comparison is None or isinstance(search, ExactSearch):
+        part, whole, follows = c - b, d - a, abs(d - c) >= abs(b - a)
         another = part != whole
     else:
-        assert conclusion.comparison is not None
         part, low, high = change(conclusion.comparison)
-        logs = time_logs(search.pairs(BisectStage.ANCHORS, 0, search.last))
-        whole = math.exp(float(hodges_lehmann(logs)))
+        logs = time_logs(search.pairs(BisectStage.ANCHORS, 0, last))
+        whole = math.exp(hodges_lehmann(logs))
+        follows = abs(math.log(d / c)) >= abs(math.log(b / a))
         beyond = (low is not None and whole < low) or (high is not None and whole > high)
         least = math.log1p(search.thresholds.tolerance) / 4
         another = beyond and abs(math.log(whole / part)) > least
-        before, after = (
-            abs(math.log(statistics.median(values[b]) / statistics.median(values[a])))
-            for a, b in ((0, good), (culprit, search.last))
-        )
-    rest = (culprit, search.last) if after >= before else (0, good)
+    rest = (culprit, last) if follows else (0, good)
     return Explained(part=part, whole=whole, rest=rest if another else None)
 
 
@@ -108,27 +97,21 @@ def _counters(before: Measurement, after: Measurement) -> Iterator[CallsChange]:
             yield CallsChange(kind="counter", name=name, before=one, after=other)
 
 
-def _uses(before: Profile, after: Profile) -> Iterator[tuple[float, CallsChange]]:
-    """Each kernel and operator with another number of calls, and its change in time."""
-    for kind, one, other in (
-        ("kernel", before.kernels, after.kernels),
-        ("operator", before.operators, after.operators),
-    ):
-        a, b = _by_name(one), _by_name(other)
-        for name in {**a, **b}:
-            (calls, time_s), (calls_b, time_b_s) = a.get(name, (0.0, 0.0)), b.get(name, (0.0, 0.0))
-            lacking = one if name not in a else other if name not in b else ()
-            cut = len(lacking) >= MAX_USES  # then a name with less time may still have run
-            if calls != calls_b and not (
-                cut and max(time_s, time_b_s) <= min(use.time_s for use in lacking)
-            ):
-                found = CallsChange(kind=kind, name=name, before=calls, after=calls_b)
-                yield abs(time_b_s - time_s), found
-
-
-def _by_name(uses: Sequence[Use]) -> dict[str, tuple[float, float]]:
-    found: dict[str, tuple[float, float]] = {}
-    for use in uses:
-        calls, time_s = found.get(use.name, (0.0, 0.0))
-        found[use.name] = (calls + use.calls, time_s + use.time_s)
-    return found
+def _uses(
+    kind: str, before: Sequence[Use], after: Sequence[Use]
+) -> Iterator[tuple[float, CallsChange]]:
+    """Each name with another number of calls, and its change in time."""
+    sides: list[dict[str, tuple[float, float]]] = [{}, {}]
+    floors = [-1.0, -1.0]
+    for i, uses in enumerate((before, after)):
+        for use in uses:
+            calls, time_s = sides[i].get(use.name, (0.0, 0.0))
+            sides[i][use.name] = (calls + use.calls, time_s + use.time_s)
+        if len(uses) >= MAX_USES:  # then it left out names that take less time than all of these
+            floors[i] = min(use.time_s for use in uses)
+    for name in {**sides[0], **sides[1]}:
+        (calls, time_s), (calls_b, time_b_s) = (side.get(name, (0.0, 0.0)) for side in sides)
+        floor = max(-1.0 if name in sides[i] else floors[i] for i in (0, 1))
+        if calls != calls_b and max(time_s, time_b_s) > floor:
+            found = CallsChange(kind=kind, name=name, before=calls, after=calls_b)
+            yield abs(time_b_s - time_s), found

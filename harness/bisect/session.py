@@ -7,7 +7,7 @@ suite's factory names, and all that it imports.
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from harness.bisect.subjects import Commits, Differences, End, Subject
 from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
-from harness.records import Measurement, Outcome
+from harness.records import Case, Outcome
 from harness.suite.load import shipped_roots
 
 
@@ -197,40 +197,21 @@ def _searched(
 def _profile_change(
     processes: Processes, subject: Commits, conclusion: CommitsConclusion
 ) -> ProfileChange:
-    """The profiles of the culprit and of the commit before it, from the journal or one new process
+    """The profiles of the culprit and of the commit before it, from the journal or a new process
     of each."""
     assert conclusion.good is not None
-    ends = (conclusion.good, conclusion.culprits[-1])
+    ends, stage = (conclusion.good, conclusion.culprits[-1]), BisectStage.PROFILE
+    ours = [m for m in processes.measured if m.level == subject.level]
+    known = {m.position: m for m in ours if (p := m.measurement.profile) and not p.skipped}
     try:
-        return profile_change(*(_profiled(processes, subject, place, ends) for place in ends))
+        for place in (place for place in ends if place not in known):
+            case, roots = subject.prepare(place, ends)
+            case = criteria.prepared(case, criteria.PROFILED)
+            known[place] = _measured(processes, subject, place, -1, stage, case, roots)
+            processes.log(f"{stage}: {subject.name(place)} {known[place].measurement.outcome}")
     except (BuildFailed, Unreadable, Stopped) as error:
         return ProfileChange(unknown=str(error))
-
-
-def _profiled(
-    processes: Processes, subject: Commits, place: int, ends: tuple[int, int]
-) -> Measurement:
-    for line in processes.measured:
-        profile = line.measurement.profile
-        if (
-            (line.level, line.position) == (subject.level, place)
-            and profile
-            and not profile.skipped
-        ):
-            return line.measurement
-    case, roots = subject.prepare(place, ends)
-    measured = processes.measure(criteria.prepared(case, criteria.PROFILED), roots, first=True)
-    line = Measured(
-        level=subject.level,
-        block=-1,
-        stage=BisectStage.PROFILE,
-        position=place,
-        commit=subject.commit(place),
-        measurement=measured,
-    )
-    processes.journal.write(line)
-    processes.log(f"{line.stage}: {subject.name(place)} {measured.outcome}")
-    return measured
+    return profile_change(*(known[place].measurement for place in ends))
 
 
 def _differences(
@@ -299,15 +280,7 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
     number, readings = max((m.block for m in processes.measured), default=-1) + 1, []
     for place in block.positions:
         case, roots = prepared[place]
-        measured = Measured(
-            level=subject.level,
-            block=number,
-            stage=block.stage,
-            position=place,
-            commit=subject.commit(place),
-            measurement=processes.measure(case, roots, first=subject.first(place)),
-        )
-        processes.journal.write(measured)
+        measured = _measured(processes, subject, place, number, block.stage, case, roots)
         reading, outcome = subject.read(measured), measured.measurement.outcome
         value = str(outcome)
         if isinstance(reading, ProcessReading):
@@ -320,6 +293,28 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
             _skip(processes, subject, place, str(reading))
             return
     subject.search.add(block.stage, readings)
+
+
+def _measured(
+    processes: Processes,
+    subject: Subject[End],
+    place: int,
+    block: int,
+    stage: BisectStage,
+    case: Case,
+    roots: Sequence[Path],
+) -> Measured:
+    """One process, in the journal."""
+    measured = Measured(
+        level=subject.level,
+        block=block,
+        stage=stage,
+        position=place,
+        commit=subject.commit(place),
+        measurement=processes.measure(case, roots, first=subject.first(place)),
+    )
+    processes.journal.write(measured)
+    return measured
 
 
 def _skip(processes: Processes, subject: Subject[End], place: int, reason: str) -> None:

@@ -14,13 +14,7 @@ from harness.bisect.history import Commit
 from harness.bisect.journal import CommitsRequest, DifferencesRequest, Measured, Skipped
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, now
-from harness.bisect.search import (
-    BisectStage,
-    CommitsConclusion,
-    ExactSearch,
-    NoisySearch,
-    Search,
-)
+from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
 from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import Repository, read_git
 from harness.machine import drift
@@ -61,9 +55,7 @@ class Subject(ABC, Generic[End]):
         search.skipped |= {x.position for x in self.skipped}
         blocks: dict[int, list[Measured]] = {}
         for line in self._journal.lines:
-            if not isinstance(line, Measured) or line.stage is BisectStage.PROFILE:
-                continue
-            if line.level == level:
+            if isinstance(line, Measured) and line.level == level and line.block >= 0:
                 blocks.setdefault(line.block, []).append(line)
         for block in blocks.values():
             found = [self.read(line) for line in block]

@@ -174,14 +174,13 @@ def _because(level: SearchedHistory, criterion: Criterion) -> str:
 
 def _share(level: SearchedHistory, criterion: Criterion) -> str:
     """The culprit's part of the difference between good and bad; empty without a size."""
-    if (found := level.explained) is None:
+    if (found := level.explained) is None or criterion.kind not in (
+        CriterionKind.METRIC,
+        CriterionKind.COUNTER,
+    ):
         return ""
-    match criterion.kind:
-        case CriterionKind.METRIC:
-            return f"{units.change(found.part)} of {units.change(found.whole)}"
-        case CriterionKind.COUNTER:
-            return f"{found.part:+g} of {found.whole:+g}"
-    return ""
+    say = "{:+g}".format if criterion.exact else units.change
+    return f"{say(found.part)} of {say(found.whole)}"
 
 
 def _look_on(level: SearchedHistory, command: Sequence[str]) -> str:
