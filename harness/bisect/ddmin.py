@@ -22,6 +22,7 @@ from harness.bisect.search import (
     NextBlock,
     NoisyBlocks,
     differ,
+    hopeless,
     in_turns,
     judged,
 )
@@ -165,6 +166,9 @@ class NoisyDdmin(NoisyBlocks):
     def next(self) -> NextBlock | DifferencesConclusion:
         base, parts = 0, list[MovingSet]()
         while base != self.last:
+            ends = self.pairs(BisectStage.ANCHORS, base, self.last)
+            if not base and (hidden := hopeless(ends, self.thresholds)):
+                return DifferencesConclusion(reason=hidden)
             if isinstance(asked := self._ends(base), NextBlock):
                 return asked
             if asked is not None:

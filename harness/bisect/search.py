@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
 from harness.analysis import comparison as compare
-from harness.analysis.statistics import Floats, hodges_lehmann
+from harness.analysis.statistics import Floats, hodges_lehmann, t_factor
 from harness.bisect.posterior import (
     CommitGroup,
     Grid,
@@ -31,6 +32,8 @@ ANCHOR_PAIRS = 6
 """Pairs of the anchors (the good and the bad commit) measured first: three A B B A blocks."""
 MORE_PAIRS = 20
 """New pairs if the first ones do not show a difference; also the most that confirm a culprit."""
+EARLY_PAIRS, MOST_PAIRS = 5, 200
+"""Pairs after which noise is judged, and those that a search is not started for."""
 MAX_BLOCKS = 400
 """Of the search stage. Readings that still disagree by then do not fit a single step."""
 UP, DOWN = "bad over good", "good over bad"
@@ -208,6 +211,8 @@ class NoisySearch(NoisyBlocks):
     def _anchors(self) -> NextBlock | CommitsConclusion | None:
         """The next block of the anchors, or that they do not differ; None once they differ."""
         pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)
+        if why := hopeless(pairs, self.thresholds):
+            return CommitsConclusion(reason=why)
         found = differ(pairs, self.thresholds)
         if found is True:
             return None
@@ -246,6 +251,27 @@ def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, why: st
     """The next block of some positions, forwards and backwards in turns."""
     order = positions if taken % 2 == 0 else positions[::-1]
     return NextBlock(stage=stage, positions=order, why=why)
+
+
+def hopeless(pairs: Sequence[Pair], thresholds: Thresholds) -> str:
+    """After EARLY_PAIRS of the anchors that do not differ clearly: why noise hides the effect."""
+    if len(pairs) != EARLY_PAIRS:
+        return ""
+    logs, effect = compare.time_logs(pairs), math.log1p(thresholds.tolerance)
+    centre = float(np.median(logs))
+    # The largest deviation but one, which one disturbed pair does not change: of five normal ones
+    # its median is 0.9 standard deviations.
+    spread = float(np.sort(np.abs(logs - centre))[-2]) / 0.9
+    # Shown nine times in ten, with the error that the confirmation allows.
+    shown = spread * (NormalDist().inv_cdf(1 - thresholds.alpha) + NormalDist().inv_cdf(0.9))
+    apart = abs(centre) > 1.25 * t_factor(EARLY_PAIRS - 1) * spread / EARLY_PAIRS**0.5
+    if apart or (needed := math.ceil((shown / effect) ** 2)) <= MOST_PAIRS:
+        return ""
+    least = min(1.0, math.expm1(shown / MORE_PAIRS**0.5))
+    return (
+        f"processes scatter by {spread / 2**0.5:.0%}; {2 * needed:,} of them would show a change "
+        f"of {thresholds.tolerance:.1%}. Use a quieter machine, or --effect {least:.2g}"
+    )
 
 
 def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Comparison | None:

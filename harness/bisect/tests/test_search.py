@@ -1,11 +1,13 @@
 """A planted step is found in a history of readings; without a step no commit is found."""
 
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from harness.bisect.ddmin import NoisyDdmin
 from harness.bisect.posterior import (
     LEAST_SCALE,
     SCALES,
@@ -230,6 +232,35 @@ def test_the_same_blocks_give_the_same_probabilities() -> None:
         again.add(question.stage, block)
         if i + 1 >= ANCHOR_PAIRS:
             assert first.probabilities() == pytest.approx(again.probabilities())
+
+
+@pytest.mark.parametrize(
+    ("pairs", "asked_for"),
+    [
+        ([0.3, -0.2, 0.1, -0.3, 0.2], 5000),
+        ([0.03, -0.02, 0.01, -0.03, 0.02], None),
+        ([0.001, -0.002, 0.5, 0.0, 0.001], None),
+        ([1.2, 0.9, 1.0, 0.8, 1.1], None),
+    ],
+    ids=["noise", "less noise", "one disturbed process", "a large step"],
+)
+@pytest.mark.parametrize("search", [NoisySearch(8, 0.03), NoisyDdmin(3, 0.03)])
+def test_noise_that_hides_the_effect_is_told_after_ten_processes_with_their_number(
+    search: NoisySearch | NoisyDdmin, pairs: list[float], asked_for: int | None
+) -> None:
+    search.blocks = []
+    for log in pairs:
+        assert isinstance(search.next(), NextBlock)
+        ends = ((0, 1.0), (search.last, math.exp(log)))
+        block = [ProcessReading(position=p, value=value) for p, value in ends]
+        search.add(BisectStage.ANCHORS, block)
+
+    told = search.next()
+
+    assert isinstance(told, NextBlock) is (asked_for is None)
+    if not isinstance(told, NextBlock) and asked_for is not None:
+        (number,) = re.findall(r"([\d,]+) of them would show", told.reason)
+        assert int(number.replace(",", "")) == pytest.approx(asked_for, rel=0.5)
 
 
 def test_an_effect_may_be_larger_than_the_tolerance_of_a_stored_baseline() -> None:
