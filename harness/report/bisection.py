@@ -1,6 +1,7 @@
 """The result of a bisection: one sentence, a document for programs, a dated page."""
 
 import datetime
+import math
 import re
 import shlex
 import statistics
@@ -117,6 +118,7 @@ def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> 
     }
     if isinstance(result, DifferencesResult):
         values |= {"moves": partial(_moves, result), "names": partial(_names, result)}
+        values["alone"] = partial(_alone, result)
     return render.rendered("bisection.md.j2", values)
 
 
@@ -214,9 +216,34 @@ def _part(result: DifferencesResult, part: MovingSet) -> str:
     )
     if (found := part.comparison) is not None:
         sure = "confirmed by" if part.confirmed else "not confirmed by"
-        return f"{names}: {units.change(*change(found))}, {sure} {found.pairs} new pairs"
+        share = _share_of(result, part.base, part.mask)
+        return f"{names}: {units.change(*change(found))}{share}, {sure} {found.pairs} new pairs"
     before, after = result.values.get(part.base), result.values.get(part.base | part.mask)
-    return f"{names}: {before[0]:g} becomes {after[0]:g}" if before and after else names
+    share = _share_of(result, part.base, part.mask)
+    return f"{names}: {before[0]:g} becomes {after[0]:g}{share}" if before and after else names
+
+
+def _share_of(result: DifferencesResult, base: int, mask: int) -> str:
+    """The share of a set in the whole difference: `, 81 % of the difference`; empty if unknown."""
+    whole = (1 << len(result.request.causes)) - 1
+    read = [result.values.get(m, ()) for m in (base, base | mask, 0, whole)]
+    if not all(read):
+        return ""
+    exact = result.request.criterion.exact
+    at = [x if exact else math.log(x) for x in map(statistics.median, read)]
+    share = (at[1] - at[0]) / (at[3] - at[2]) if at[2] != at[3] else math.nan
+    return f", {100 * share:.0f} % of the difference" if math.isfinite(share) else ""
+
+
+def _alone(result: DifferencesResult, difference: int) -> str:
+    """What one difference does without the others: direction and share."""
+    before, after = (result.values.get(mask) for mask in (0, 1 << difference))
+    if not (before and after):
+        return "not measured"
+    one, other = statistics.median(before), statistics.median(after)
+    exact = result.request.criterion.exact
+    moved = f"{other - one:+g}" if exact else units.change(other / one)
+    return moved + _share_of(result, 0, 1 << difference)
 
 
 def _moves(result: DifferencesResult, difference: int) -> str:

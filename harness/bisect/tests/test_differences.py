@@ -97,7 +97,7 @@ def test_the_variable_that_adds_synchronisations_is_found_among_others(
     assert result.processes <= 2 + 3
     assert "host" in {f.name for f in result.fixed}
     assert "NSA_SYNCS" not in machine.environ
-    assert bisection.sentence(result).endswith("1 becomes 3")
+    assert bisection.sentence(result).endswith("1 becomes 3, 100 % of the difference")
 
 
 def test_a_slow_variable_is_found_although_some_configurations_crash(

@@ -214,6 +214,25 @@ CHANGED = ProfileChange(
         CallsChange(kind="kernel", name="copy|<16>", before=0, after=1.5),
     )
 )
+
+
+def test_each_cause_has_its_share_and_its_direction() -> None:
+    values = {0: (0.1,), 1: (0.108,), 2: (0.099,), 3: (0.11,)}
+    parts = (
+        MovingSet(base=0, mask=1, confirmed=True, comparison=SLOWER),
+        MovingSet(base=1, mask=2, confirmed=True, comparison=SLOWER),
+    )
+    conclusion = DifferencesConclusion(reason="all", parts=parts, whole=True)
+
+    page = bisection.markdown(of_runs(values=values, conclusion=conclusion), DATE)
+
+    assert "| **yes** | +8.0 %, 81 % of the difference |" in page
+    assert "| **yes** | -1.0 %, -11 % of the difference |" in page
+    assert "19 % of the difference, confirmed" in page.split("##")[0], "after the first one"
+    unmoved = dict.fromkeys(range(4), (2.0,))
+    assert "of the difference" not in bisection.sentence(of_runs(values=unmoved))
+
+
 PAGES: dict[str, CommitsResult | DifferencesResult] = {
     "bisection_of_commits.md": of_commits(
         CONFIRMED,
