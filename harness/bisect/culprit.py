@@ -45,6 +45,11 @@ class Explained:
     """The good and the bad end of a history in which another step may be."""
 
 
+def profiled(measurement: Measurement) -> bool:
+    """Whether a process has a profile."""
+    return measurement.profile is not None and not measurement.profile.skipped
+
+
 def profile_change(before: Measurement, after: Measurement) -> ProfileChange:
     """What came and went from one measurement to another."""
     counters, one, other = tuple(_counters(before, after)), before.profile, after.profile

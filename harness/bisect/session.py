@@ -7,7 +7,7 @@ suite's factory names, and all that it imports.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,13 @@ from typing import Any
 from harness.bisect import criteria, differences, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import Unreadable
-from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change
+from harness.bisect.culprit import (
+    Explained,
+    ProfileChange,
+    explained,
+    profile_change,
+    profiled,
+)
 from harness.bisect.ddmin import DifferencesConclusion, members
 from harness.bisect.differences import CaseDifference, FixedDifference
 from harness.bisect.history import Commit
@@ -36,7 +42,7 @@ from harness.bisect.subjects import Commits, Differences, End, Subject
 from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
-from harness.records import Case, Outcome
+from harness.records import Measurement, Outcome
 from harness.suite.load import shipped_roots
 
 
@@ -197,21 +203,22 @@ def _searched(
 def _profile_change(
     processes: Processes, subject: Commits, conclusion: CommitsConclusion
 ) -> ProfileChange:
-    """The profiles of the culprit and of the commit before it, from the journal or a new process
-    of each."""
+    """Of the culprit and the commit before it, from the journal or a new process of each."""
     assert conclusion.good is not None
-    ends, stage = (conclusion.good, conclusion.culprits[-1]), BisectStage.PROFILE
-    ours = [m for m in processes.measured if m.level == subject.level]
-    known = {m.position: m for m in ours if (p := m.measurement.profile) and not p.skipped}
+    ends = (conclusion.good, conclusion.culprits[-1])
+
+    def known() -> dict[int, Measurement]:
+        ours = [m for m in processes.measured if m.level == subject.level]
+        ours.sort(key=lambda m: profiled(m.measurement))
+        return {m.position: m.measurement for m in ours}
+
+    missing = tuple(place for place in ends if not profiled(known()[place]))
+    block = NextBlock(stage=BisectStage.PROFILE, positions=missing, why="what changed")
     try:
-        for place in (place for place in ends if place not in known):
-            case, roots = subject.prepare(place, ends)
-            case = criteria.prepared(case, criteria.PROFILED)
-            known[place] = _measured(processes, subject, place, -1, stage, case, roots)
-            processes.log(f"{stage}: {subject.name(place)} {known[place].measurement.outcome}")
-    except (BuildFailed, Unreadable, Stopped) as error:
-        return ProfileChange(unknown=str(error))
-    return profile_change(*(known[place].measurement for place in ends))
+        _measure(processes, subject, block)
+    except Stopped as stop:
+        return ProfileChange(unknown=str(stop))
+    return profile_change(*(known()[place] for place in ends))
 
 
 def _differences(
@@ -270,17 +277,32 @@ def _conclude(processes: Processes, subject: Subject[End]) -> tuple[End, bool]:
 
 
 def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> None:
-    prepared = {}
+    prepared, apart = {}, block.stage is BisectStage.PROFILE
     for place in block.positions:
         try:
             prepared[place] = subject.prepare(place, block.positions)
         except (BuildFailed, Unreadable) as error:
-            _skip(processes, subject, place, str(error))
+            if not apart:
+                _skip(processes, subject, place, str(error))
             return
     number, readings = max((m.block for m in processes.measured), default=-1) + 1, []
     for place in block.positions:
         case, roots = prepared[place]
-        measured = _measured(processes, subject, place, number, block.stage, case, roots)
+        measured = Measured(
+            level=subject.level,
+            block=-1 if apart else number,
+            stage=block.stage,
+            position=place,
+            commit=subject.commit(place),
+            measurement=processes.measure(
+                criteria.prepared(case, criteria.PROFILED) if apart else case,
+                roots,
+                first=subject.first(place),
+            ),
+        )
+        processes.journal.write(measured)
+        if apart:
+            continue
         reading, outcome = subject.read(measured), measured.measurement.outcome
         value = str(outcome)
         if isinstance(reading, ProcessReading):
@@ -293,28 +315,6 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
             _skip(processes, subject, place, str(reading))
             return
     subject.search.add(block.stage, readings)
-
-
-def _measured(
-    processes: Processes,
-    subject: Subject[End],
-    place: int,
-    block: int,
-    stage: BisectStage,
-    case: Case,
-    roots: Sequence[Path],
-) -> Measured:
-    """One process, in the journal."""
-    measured = Measured(
-        level=subject.level,
-        block=block,
-        stage=stage,
-        position=place,
-        commit=subject.commit(place),
-        measurement=processes.measure(case, roots, first=subject.first(place)),
-    )
-    processes.journal.write(measured)
-    return measured
 
 
 def _skip(processes: Processes, subject: Subject[End], place: int, reason: str) -> None:
