@@ -52,7 +52,10 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "harness/gate/baselines.py": ("harness/gate/tests/test_stored.py",),
     "harness/gate/decide.py": ("harness/gate/tests/test_decide.py",),
-    "harness/machine/nvml.py": ("harness/machine/tests/test_nvml.py",),
+    "harness/machine/nvml.py": (
+        "harness/machine/tests/test_nvml.py",
+        "harness/machine/tests/test_environment.py",
+    ),
     "harness/report/tables.py": ("harness/report/tests",),
     "harness/runner/launcher.py": (
         "harness/worker/tests/test_forkserver.py",

@@ -94,6 +94,7 @@ def test_the_variable_that_adds_synchronisations_is_found_among_others(
     assert (cause.then, cause.now) == ("1", "3")
     assert {c.name for c in result.request.causes} == {"NSA_SYNCS", "NSA_KEEP", "NSA_OTHER"}
     assert result.values[0] == (1.0,)
+    assert (result.decided[0], result.decided[part.mask]) == (False, True)
     assert result.processes <= 2 + 3
     assert "host" in {f.name for f in result.fixed}
     assert "NSA_SYNCS" not in machine.environ

@@ -164,6 +164,8 @@ def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
     assert found.culprits == (41,)
     assert found.comparison is not None
     assert found.comparison.ratio == pytest.approx(1.05, abs=0.01)
+    confirming = sum(a.stage is BisectStage.CONFIRM for a in asked)
+    assert found.comparison.pairs == confirming >= 13, "the first ones suffice"
     assert {a.stage for a in asked} == {*BisectStage} - {BisectStage.PROFILE}
     assert sum(len(a.positions) for a in asked) < 80
 
