@@ -17,7 +17,9 @@ from harness.git import repository
 OURS = "harness"
 """The package that measures: the same for baseline and candidate, so from neither tree."""
 REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
-SHADOW_REMEDY = "uninstall that package, or rename one of the two"
+SHADOW_REMEDY = "uninstall that package, rename one of the two, or name its folder with --root"
+LAYOUTS = ("src", "python", "lib")
+"""Folders of a tree in which projects keep their packages."""
 
 # Python's messages about a module that it cannot find.
 _NOT_FOUND = re.compile(
@@ -110,12 +112,15 @@ def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
 def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
     """One sentence per loaded module that a folder contains too, but in another file."""
     found = []
-    for folder in folders:
+    places = (Path(folder, name) for folder in folders for name in LAYOUTS)
+    nested = [str(place) for place in places if place.is_dir()]
+    for folder in (*folders, *nested):
         own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
         for name, module in sorted(sys.modules.items()):
             file = _file(module)
             wanted = _module_file(folder, name) if _top(name) in own else None
-            if wanted and file and Path(file).resolve() != wanted.resolve():
+            other = wanted and file and Path(file).resolve() != wanted.resolve()
+            if other and (folder not in nested or outside([(name, str(file))], folders)):
                 found.append(f"{name} is {file}, not {wanted}")
     return tuple(found)
 

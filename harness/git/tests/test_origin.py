@@ -168,14 +168,19 @@ def test_a_worker_that_does_not_report_its_code_is_a_path_mismatch(tmp_path: Pat
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package; the current folder has a namespace package of the same name."""
-    write(tmp_path / "site", {"kern/__init__.py": "", "kern/ops.py": MAKE})
+    site = {"kern/__init__.py": "", "kern/ops.py": MAKE, "deep/__init__.py": ""}
+    write(tmp_path / "site", site)
     own = {
         "kern/model.py": MAKE,
         "kern/ops.py": MAKE + "mine = make\n",
         "kern/sub/model.py": "",
         "bench.py": f"from kern import model\n{MAKE}",
         "late.py": LATE,
-        "plain.py": MAKE,
+        "src/deep/__init__.py": "",
+        "nested.py": f"import deep\n{MAKE}",
+        "lib/flat.py": "",
+        "flat.py": "",
+        "plain.py": f"import flat\n{MAKE}",
     }
     write(tmp_path / "own", own)
     monkeypatch.chdir(tmp_path / "own")
@@ -187,19 +192,19 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_shadowed_package_is_a_path_mismatch_with_both_files(
     installed: Path, tmp_path: Path
 ) -> None:
-    factories = ("kern.model:make", "bench:make", "late:make", "kern.ops:make", "kern.ops:mine")
-    cases = [case(name) for name in (*factories, "plain:make")]
+    kern = ("kern.model:make", "bench:make", "late:make", "kern.ops:make", "kern.ops:mine")
+    cases = [case(name) for name in (*kern, "nested:make", "plain:make")]
     with Launcher() as launcher:
         launcher.check(make_suite(*cases))
         *shadowed, plain = run(launcher, tmp_path, *cases)
 
     assert plain.outcome is Outcome.OK, plain.detail
-    assert [m.outcome for m in shadowed] == [Outcome.PATH_MISMATCH] * 5
+    assert [m.outcome for m in shadowed] == [Outcome.PATH_MISMATCH] * 6
     own = Path.cwd() / "kern"
     wanted = [own / "model.py", own / "model.py", own / "sub", own / "ops.py", own / "ops.py"]
-    for measurement, file in zip(shadowed, wanted, strict=True):
+    for measurement, file in zip(shadowed, [*wanted, Path.cwd() / "src/deep"], strict=True):
         assert str(file) in measurement.detail
-        assert str(installed) in measurement.detail
+        assert str(installed.parent) in measurement.detail
 
 
 def test_a_program_that_imports_a_shadowed_package_is_a_path_mismatch(
