@@ -259,8 +259,7 @@ def hopeless(pairs: Sequence[Pair], thresholds: Thresholds) -> str:
         return ""
     logs, effect = compare.time_logs(pairs), math.log1p(thresholds.tolerance)
     centre = float(np.median(logs))
-    # The largest deviation but one, which one disturbed pair does not change: of five normal ones
-    # its median is 0.9 standard deviations.
+    # The largest deviation but one: a disturbed pair is none, and of five normal ones it is 0.9 sd.
     spread = float(np.sort(np.abs(logs - centre))[-2]) / 0.9
     # Shown nine times in ten, with the error that the confirmation allows.
     shown = spread * (NormalDist().inv_cdf(1 - thresholds.alpha) + NormalDist().inv_cdf(0.9))

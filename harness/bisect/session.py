@@ -288,17 +288,14 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
     number, readings = max((m.block for m in processes.measured), default=-1) + 1, []
     for place in block.positions:
         case, roots = prepared[place]
+        case = criteria.prepared(case, criteria.PROFILED) if apart else case
         measured = Measured(
             level=subject.level,
             block=-1 if apart else number,
             stage=block.stage,
             position=place,
             commit=subject.commit(place),
-            measurement=processes.measure(
-                criteria.prepared(case, criteria.PROFILED) if apart else case,
-                roots,
-                first=subject.first(place),
-            ),
+            measurement=processes.measure(case, roots, first=subject.first(place)),
         )
         processes.journal.write(measured)
         if apart:

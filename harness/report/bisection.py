@@ -118,7 +118,7 @@ def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> 
     }
     if isinstance(result, DifferencesResult):
         values |= {"moves": partial(_moves, result), "names": partial(_names, result)}
-        values["alone"] = partial(_alone, result)
+        values["alone"] = lambda i: _share_of(result, 0, 1 << i, moved=True) or "not measured"
     return render.rendered("bisection.md.j2", values)
 
 
@@ -176,10 +176,8 @@ def _because(level: SearchedHistory, criterion: Criterion) -> str:
 
 def _share(level: SearchedHistory, criterion: Criterion) -> str:
     """The culprit's part of the difference between good and bad; empty without a size."""
-    if (found := level.explained) is None or criterion.kind not in (
-        CriterionKind.METRIC,
-        CriterionKind.COUNTER,
-    ):
+    found, sized = level.explained, (CriterionKind.METRIC, CriterionKind.COUNTER)
+    if found is None or criterion.kind not in sized:
         return ""
     say = "{:+g}".format if criterion.exact else units.change
     return f"{say(found.part)} of {say(found.whole)}"
@@ -223,27 +221,18 @@ def _part(result: DifferencesResult, part: MovingSet) -> str:
     return f"{names}: {before[0]:g} becomes {after[0]:g}{share}" if before and after else names
 
 
-def _share_of(result: DifferencesResult, base: int, mask: int) -> str:
-    """The share of a set in the whole difference: `, 81 % of the difference`; empty if unknown."""
-    whole = (1 << len(result.request.causes)) - 1
+def _share_of(result: DifferencesResult, base: int, mask: int, *, moved: bool = False) -> str:
+    """The share of a set in the whole difference: `, 81 % of the difference`; if `moved`, after
+    what it does: `+8.0 %, 81 % of the difference`. Empty if unknown."""
+    whole, exact = (1 << len(result.request.causes)) - 1, result.request.criterion.exact
     read = [result.values.get(m, ()) for m in (base, base | mask, 0, whole)]
     if not all(read):
         return ""
-    exact = result.request.criterion.exact
     at = [x if exact else math.log(x) for x in map(statistics.median, read)]
-    share = (at[1] - at[0]) / (at[3] - at[2]) if at[2] != at[3] else math.nan
-    return f", {100 * share:.0f} % of the difference" if math.isfinite(share) else ""
-
-
-def _alone(result: DifferencesResult, difference: int) -> str:
-    """What one difference does without the others: direction and share."""
-    before, after = (result.values.get(mask) for mask in (0, 1 << difference))
-    if not (before and after):
-        return "not measured"
-    one, other = statistics.median(before), statistics.median(after)
-    exact = result.request.criterion.exact
-    moved = f"{other - one:+g}" if exact else units.change(other / one)
-    return moved + _share_of(result, 0, 1 << difference)
+    part, total = at[1] - at[0], at[3] - at[2]
+    share = f", {100 * part / total:.0f} % of the difference" if total else ""
+    does = f"{part:+g}" if exact else units.change(math.exp(part))
+    return does + share if moved else share
 
 
 def _moves(result: DifferencesResult, difference: int) -> str:
