@@ -103,7 +103,7 @@ def test_the_rest_of_a_time_is_another_step_if_it_is_outside_the_interval(
 
     share = explained(noisy(levels), replace(FOUND, comparison=about), [[x] for x in levels])
 
-    assert share is not None
+    assert share
     assert share.whole == pytest.approx(levels[-1], abs=0.002)
     assert (share.part, share.rest) == (part, rest)
 
