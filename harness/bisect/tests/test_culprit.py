@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from harness.bisect.culprit import SHOWN, CallsChange, ProfileChange, explained, profile_change
+from harness.bisect.culprit import (
+    SHOWN,
+    CallsChange,
+    Explained,
+    ProfileChange,
+    explained,
+    profile_change,
+)
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import UP, BisectStage, CommitsConclusion, ExactSearch, NoisySearch
 from harness.records import MAX_USES, Counters, Measurement, Profile, Use
@@ -108,15 +115,20 @@ def test_the_rest_of_a_time_is_another_step_if_it_is_outside_the_interval(
     assert (share.part, share.rest) == (part, rest)
 
 
-def test_the_rest_of_a_count_is_any_difference() -> None:
-    search = ExactSearch(4)
-    values = (1.0, 1.0, 4.0, 4.0, 6.0)
-    search.add(
-        BisectStage.SEARCH, [ProcessReading(position=p, value=v) for p, v in enumerate(values)]
-    )
+@pytest.mark.parametrize(
+    ("values", "part", "whole", "rest"),
+    [
+        ((1.0, 2.0, 5.0, 5.0, 7.0), 3, 6, (2, 4)),
+        ((2.0, 5.0, 7.0, 7.0, 7.0), 2, 5, (0, 1)),
+        ((1.0, 1.0, 4.0, 4.0, 4.0), 3, 3, None),
+    ],
+)
+def test_the_rest_of_a_count_is_any_difference(
+    values: tuple[float, ...], part: float, whole: float, rest: tuple[int, int] | None
+) -> None:
+    read = [[v] for v in values]
 
-    share = explained(search, FOUND, [[v] for v in values])
+    share = explained(ExactSearch(4), FOUND, read)
 
-    assert share is not None
-    assert (share.part, share.whole, share.rest) == (3, 5, (2, 4))
-    assert explained(search, replace(FOUND, confirmed=False), []) is None
+    assert share == Explained(part=part, whole=whole, rest=rest)
+    assert explained(ExactSearch(4), replace(FOUND, confirmed=False), read) is None

@@ -139,6 +139,17 @@ def test_the_sentence_names_the_share_if_another_step_may_follow(
     assert ("another step" in bisection.sentence(result)) is share
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        of_commits(CommitsConclusion(reason="no difference")),
+        of_commits(FOUND, CRASH, **exact(0, 1), explained=Explained(part=1, whole=1)),
+    ],
+)
+def test_a_page_without_a_culprit_or_a_size_has_no_share(result: CommitsResult) -> None:
+    assert "Explained" not in bisection.markdown(result, DATE)
+
+
 def test_the_command_to_look_on_is_that_of_the_search_with_other_ends() -> None:
     result = of_commits(CONFIRMED, explained=Explained(part=1.1, whole=1.2, rest=(0, 2)))
     command = ("harness", "bisect", "my suite.yaml", "--good", "v1", "--case", "a", "--bad=main")
