@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import polygamma
 
 from harness import units
 from harness.analysis import statistics
@@ -73,6 +74,11 @@ def test_an_interval_needs_two_processes() -> None:
 
     assert (one.value, one.low, one.high, one.processes) == (3.0, None, None, 1)
     assert (two.low, two.high) == pytest.approx((4 - 12.706, 4 + 12.706), abs=1e-3)
+
+
+@pytest.mark.parametrize("y", [1e-3, 0.5, 40.0])
+def test_the_inverse_of_trigamma(y: float) -> None:
+    assert float(polygamma(1, statistics._inverse_trigamma(y))) == pytest.approx(y, rel=1e-6)
 
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [1.0, 0.0], [1.0, math.inf]])

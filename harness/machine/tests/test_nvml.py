@@ -171,6 +171,8 @@ def test_the_use_of_a_gpu_by_the_worker_leaves_out_others(
         fake.fails["nvmlDeviceGetProcessUtilization"] = nvml_error(error)
         assert probe.use_by_worker() == (used, power)
     assert NvmlProbe(None).use_by_worker() == (None, None)
+    fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")
+    assert NvmlProbe(UUID).use_by_worker() == (None, None), "no share of an unknown limit"
 
 
 def test_a_channel_that_the_gpu_lacks_is_unavailable_with_the_reason(fake: FakeNvml) -> None:

@@ -16,6 +16,7 @@ def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
     narrow = tables.results(summaries, recorded)
     wide = tables.results(summaries, recorded, intervals=True)
 
+    assert wide.columns[0] == narrow.columns[0] == "provider"
     assert wide.remarks == ()
     assert all(any(name in r for r in narrow.remarks) for name in ("GPU busy", "MFU"))
 
