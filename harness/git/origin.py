@@ -42,12 +42,16 @@ def loaded(
         elsewhere: Working trees of the repository that it must not come from.
 
     Returns:
-        Package -> file; and one sentence per module from a wrong place.
+        Package -> file, of those under test and all others that are not installed; and one
+        sentence per module from a wrong place.
     """
+    code = own_packages()
+    tested = {_top(factory_module)} - {"", OURS, *sys.stdlib_module_names}
+    code |= {n: place for n in tested & {*sys.modules} for place in _places(sys.modules[n])}
     if not roots:
-        return {}, ()
-    tested = ({_top(factory_module)} | packages_in(roots)) - {OURS, *sys.stdlib_module_names}
-    code, found, others = {}, [], []
+        return code, ()
+    tested |= packages_in(roots) - {OURS, *sys.stdlib_module_names}
+    found, others = [], []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
             file = _file(module)
@@ -107,17 +111,31 @@ def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
     return {*(listed or "").split("\0")}
 
 
+def own_packages() -> dict[str, str]:
+    """The loaded top-level packages and modules that are not installed: name -> file."""
+    left_out = {OURS, "__main__", "sitecustomize", *sys.stdlib_module_names}
+    names = {name for name in sys.modules if "." not in name} - left_out
+    places = {name: _places(sys.modules[name]) for name in sorted(names)}
+    return {name: p[0] for name, p in places.items() if p and not _is_installed(p[0])}
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to this Python, or was installed there."""
+    places = {os.path.realpath(sysconfig.get_path(kind)) for kind in _INSTALLED}
+    return os.path.realpath(file).startswith(tuple(os.path.join(p, "") for p in places))  # noqa: PTH118
+
+
 def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per loaded module that a folder contains too, but in another file."""
+    """One sentence per loaded module that a folder contains too, but that is from none of them."""
     found = []
     for folder in folders:
         own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
         for name, module in sorted(sys.modules.items()):
             file = _file(module)
             wanted = _module_file(folder, name) if _top(name) in own else None
-            if wanted and file and Path(file).resolve() != wanted.resolve():
+            if wanted and file and (_is_installed(file) or outside([(name, file)], folders)):
                 found.append(f"{name} is {file}, not {wanted}")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def why_shadowed(message: str, folders: Sequence[str]) -> str:

@@ -62,7 +62,20 @@ _PREFIXES = {
     "PYTORCH_": "the allocator or the dispatcher behaves differently",
     "NCCL_": "communication takes another path",
     "OMP_": "work on the CPU is spread over more or fewer threads",
+    "LD_": "other libraries are loaded",
+    "PYTHONPATH": "modules are imported from elsewhere",
 }
+INTERPRETER = "interpreter"
+SEARCH_PATH = "search path of modules"
+OTHER_VARIABLES = "other variables, by digest"
+SEARCH = (INTERPRETER, SEARCH_PATH, OTHER_VARIABLES)
+"""Differences between two installations or two shells; a package that moved is named itself."""
+SESSION = (
+    *("_", "COLUMNS", "DBUS_", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL", "SSH_"),
+    *("STY", "TERM", "TMUX", "WINDOWID", "XDG_SESSION", "PYTEST_"),
+    *("BUILD_", "CI_", "GITHUB_", "HOSTNAME", "KUBERNETES_", "LSB_", "PBS_", "RUNNER_", "SLURM_"),
+)
+"""Variables of a terminal or a job: they differ between any two, and are not compared."""
 _SUITE = "the suite changed"
 _KIND = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""
@@ -125,9 +138,14 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
             yield from _one(name, how, *(g[field] for g in gpus))
     yield from _mapped(_VERSIONS, "other code runs below the model", *(e.versions for e in sides))
     yield from _mapped(_SETTINGS, "torch behaves differently", *(e.torch_settings for e in sides))
-    for name in sorted({*baseline.variables, *candidate.variables}):
+    known = [
+        {n for n in {**baseline.variables, **candidate.variables} if n.startswith(e.prefixes)}
+        for e in sides
+    ]
+    for name in sorted(known[0] & known[1]):
         how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
         yield from _one(name, how, *(e.variables.get(name) for e in sides))
+    yield from _search(baseline, candidate)
     gits = [asdict(e.git) if e.git else {} for e in sides]
     if not any(gits):
         how = "the code may differ: it is not in a git repository"
@@ -148,6 +166,26 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
         ("host", "hostname", "other cooling, other neighbours, another PCIe slot"),
     ):
         yield from _one(name, how, *(getattr(e, field) for e in sides))
+
+
+def _search(*sides: Environment) -> Iterator[Difference]:
+    """What decides which code is imported. Unknown where a run did not record it."""
+    if all(e.path for e in sides):
+        for name in sorted(sides[0].packages.keys() & sides[1].packages.keys()):
+            places = [e.packages[name] for e in sides]
+            if not all(place.startswith("{repository}") for place in places):
+                yield from _one(f"package {name}", "other code is imported", *places)
+        how = "a package may be imported from elsewhere"
+        yield from _one(INTERPRETER, how, *(e.interpreter for e in sides))
+        yield from _one(SEARCH_PATH, how, *(", ".join(e.path) for e in sides))
+        others = [e.other_variables for e in sides]
+        names = {n for side in others for n in side if not n.startswith(SESSION)}
+        unlike = sorted(n for n in names if others[0].get(n) != others[1].get(n))
+        words = [
+            ", ".join(f"{n} {side[n]}" if n in side else f"{n} not set" for n in unlike)
+            for side in others
+        ]
+        yield from _one(OTHER_VARIABLES, "the code under test may read them", *words)
 
 
 def _mapped(

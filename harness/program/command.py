@@ -97,7 +97,7 @@ class _Session:
             MissingMetric: It did not report a metric or a step.
             NotFinite: It reported NaN or infinity.
         """
-        env = process.environment(self.order.case, self.order.roots)
+        env = process.environment(self.order.case, self.order.first)
         self.process = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.process)
@@ -234,7 +234,7 @@ class _Session:
         if 128 < code < 128 + signal.NSIG:
             how += f" (a shell's code for {signal_name(128 - code)})"
         detail = f"{how}{self.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
-        places = [str(self.folder.resolve()), *self.order.roots]
+        places = [str(self.folder.resolve()), *self.order.first]
         if instead := origin.why_shadowed(errors, places):
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
         if _OUT_OF_MEMORY.search(errors):

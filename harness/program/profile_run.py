@@ -101,11 +101,14 @@ def attested(
         counters=ran.counters,
         profile=ran.profile,
         effective={**measured.effective, **found},
+        code={**measured.code, **answer["code"]},
     )
     wrong = [attestation.mismatch(case, ran)]
     if outside := _outside(answer["places"], order):
         listed = "; ".join(outside)
         wrong.append(f"not from the tree under test: {listed}; {origin.REMEDY}")
+    if answer["shadowed"]:
+        wrong.append("; ".join((*answer["shadowed"], origin.SHADOW_REMEDY)))
     if problem := "; ".join(filter(None, wrong)):
         return _mismatch(measured, problem)
     return measured
@@ -182,6 +185,7 @@ class _HookedRun:
                 ends_at=self.ends_at,
                 packages=tuple(sorted(_tested(self.order.roots))),
                 folders=self.order.elsewhere,
+                home=self.order.home,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
@@ -194,7 +198,7 @@ class _HookedRun:
 
     def _run(self, folder: Path, alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
-        env = process.environment(self.order.case, self.order.roots)
+        env = process.environment(self.order.case, self.order.first)
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from harness.git import origin
 from harness.measure import profile
 from harness.measure.profile import StepProfile
 from harness.records import LINES, OPTIMIZER
@@ -58,6 +59,8 @@ class HookOrder:
     """Packages whose modules' files the answer lists."""
     folders: tuple[str, ...] = ()
     """Folders from which the answer lists every module."""
+    home: tuple[str, ...] = ()
+    """Folders that contain the code under test, for modules that shadow it."""
 
 
 def watch(order: Path, note: Note) -> None:
@@ -179,6 +182,8 @@ class StepHook:
             "torch": torch.__version__,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
             "places": _places(self._asked.packages, self._asked.folders),
+            "code": origin.own_packages(),
+            "shadowed": origin.shadowed(self._asked.home),
         }
         draft = self._folder / f"{ANSWER}.{os.getpid()}"
         draft.write_text(json.dumps(answer), encoding="utf-8")

@@ -220,7 +220,15 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "kernels": ["flash_fwd_kernel"],
         "operators": ["aten::mm"],
     }
-    answer = {"ran": ran, "by": OPTIMIZER, "torch": "2.11", "device": "cuda", "places": {}}
+    answer = {
+        "ran": ran,
+        "by": OPTIMIZER,
+        "torch": "2.11",
+        "device": "cuda",
+        "places": {},
+        "code": {},
+        "shadowed": [],
+    }
     monkeypatch.setattr(profile_run._HookedRun, "answer", lambda *_: answer)
     return answer
 
@@ -256,6 +264,18 @@ def test_a_module_from_outside_the_tree_is_a_path_mismatch(
     assert of_other_tree.outcome is of_package.outcome is Outcome.PATH_MISMATCH
     assert f"kern is {other}" in of_other_tree.detail
     assert "model.layers is /home/me/model/layers.py" in of_package.detail
+
+
+def test_a_module_that_shadows_the_code_under_test_is_a_path_mismatch(
+    answering: dict[str, Any], tmp_path: Path
+) -> None:
+    answering |= {"code": {"nsa": "/site/nsa.py"}, "shadowed": ["nsa is /site/nsa.py, not /me/nsa"]}
+
+    measured = attested(case_of(tmp_path))
+
+    assert measured.code["nsa"] == "/site/nsa.py"
+    assert measured.outcome is Outcome.PATH_MISMATCH
+    assert "nsa is /site/nsa.py" in measured.detail
 
 
 def test_modules_are_found_by_their_package_or_their_folder() -> None:
