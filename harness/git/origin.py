@@ -17,7 +17,7 @@ from harness.git import repository
 OURS = "harness"
 """The package that measures: the same for baseline and candidate, so from neither tree."""
 REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
-SHADOW_REMEDY = "uninstall that package, or rename one of the two"
+SHADOW_REMEDY = "uninstall that package, take it off PYTHONPATH, or rename one of the two"
 
 # Python's messages about a module that it cannot find.
 _NOT_FOUND = re.compile(
@@ -126,16 +126,17 @@ def _is_installed(file: str) -> bool:
 
 
 def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per loaded module that a folder contains too, but that is from none of them."""
-    found = []
+    """One sentence per loaded package with a module that a folder contains too, but that is from
+    none of them."""
+    found: dict[str, str] = {}
     for folder in folders:
         own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
         for name, module in sorted(sys.modules.items()):
             file = _file(module)
             wanted = _module_file(folder, name) if _top(name) in own else None
             if wanted and file and (_is_installed(file) or outside([(name, file)], folders)):
-                found.append(f"{name} is {file}, not {wanted}")
-    return tuple(dict.fromkeys(found))
+                found.setdefault(_top(name), f"{name} is {file}, not {wanted}")
+    return tuple(found.values())
 
 
 def why_shadowed(message: str, folders: Sequence[str]) -> str:
