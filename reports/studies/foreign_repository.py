@@ -68,7 +68,8 @@ from nsa import attention
 
 
 def attend(provider, axes):
-    x = torch.randn(axes["seq_len"], 16, generator=torch.Generator().manual_seed(0))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(axes["seq_len"], 16, generator=torch.Generator().manual_seed(0)).to(device)
     return Workload(run=lambda: attention.attend(x), tokens=axes["seq_len"])
 """
 TRAIN = """\

@@ -130,9 +130,9 @@ def test_the_record_names_what_decides_which_code_runs(
     for name, value in (("PYTHONPATH", "/a:/b"), ("HF_TOKEN", "secret"), ("MY_FLAG", "1")):
         monkeypatch.setenv(name, value)
     site = tmp_path_factory.mktemp("site")
-    for name in (repository / "mine/model.py", repository / "theirs/a.py", site / "theirs.py"):
-        name.parent.mkdir(parents=True, exist_ok=True)
-        name.touch()
+    for file in (repository / "mine/model.py", repository / "theirs/a.py", site / "theirs.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     path = [str(site), str(repository), str(Path(sys.prefix, "lib")), "__editable__.hook"]
 
     captured = capture(CPU_FACTS | {"interpreter": "/p", "path": path}, repository / "package")
