@@ -27,7 +27,7 @@ from harness.gate.records import (
 )
 from harness.gate.unpaired import Process, compare_stored, too_few
 from harness.machine import drift
-from harness.records import Case, CaseSummary, Comparison, Decision, Finding, Outcome, Run, Scalar
+from harness.records import Case, CaseSummary, Comparison, Decision, Finding, Outcome, Run
 from harness.suite.load import passes
 
 ENVIRONMENT = "environment"
@@ -146,8 +146,10 @@ def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str
     A setting is an axis with one value in all cases of a run.
     """
     sides = ([*before], [*after])
-    values = [_values(cases) for cases in sides]
-    settings = {n for n in values[0] | values[1] if all(len(v.get(n, ())) < 2 for v in values)}
+    names = {n for cases in sides for c in cases for n in c.axes}
+    settings = {
+        n for n in names if all(len({c.axes[n] for c in s if n in c.axes}) < 2 for s in sides)
+    }
     first, second = ({_without(settings, c): c.case_id for c in cases} for cases in sides)
     alone = {c.case_id for c in sides[0]} ^ {c.case_id for c in sides[1]}
     return {
@@ -155,11 +157,6 @@ def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str
         for key, case_id in first.items()
         if key in second and {case_id, second[key]} <= alone
     }
-
-
-def _values(cases: Sequence[Case]) -> dict[str, set[Scalar]]:
-    """Axis -> its values in these cases."""
-    return {n: {c.axes[n] for c in cases if n in c.axes} for c in cases for n in c.axes}
 
 
 def _without(settings: Container[str], case: Case) -> tuple[object, ...]:

@@ -81,17 +81,12 @@ def _refused(choice: ChosenSuite, policy: Policy, loc: Loc, text: str, remedy: s
 
 def suite_of(places: Sequence[Path], choice: ChosenSuite) -> Suite | None:
     """A whole suite, of the first of these trees that has its file; None if none has."""
-    files = [
-        file
-        for tree in places
-        for file in [tree / choice.suite]
-        if file.resolve().is_relative_to(tree.resolve()) and file.is_file()
-    ]
-    if not files:
-        return None
-    file = files[0]
-    text = suites.text_of(file, choice.suite, "Save it as UTF-8.")
-    return suites.loads(text, choice.suite)
+    for tree in places:
+        file = tree / choice.suite
+        if file.resolve().is_relative_to(tree.resolve()) and file.is_file():
+            text = suites.text_of(file, choice.suite, "Save it as UTF-8.")
+            return suites.loads(text, choice.suite)
+    return None
 
 
 def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -156,9 +156,7 @@ class Repository:
                 variables[f"GIT_{who}_NAME"] = "harness gate"
                 variables[f"GIT_{who}_EMAIL"] = "harness@localhost"
             self.ask("read-tree", "HEAD", variables=variables)
-            self.ask(
-                "add", "--all", "--", ".", *_excluded(_records(self.root)), variables=variables
-            )
+            self.ask("add", "--all", *_code(self.root, written=()), variables=variables)
             tree = self.ask("write-tree", variables=variables)
             message = "Working tree measured by a gate"
             return self.ask("commit-tree", tree, "-p", "HEAD", "-m", message, variables=variables)
@@ -211,13 +209,9 @@ def ignore_line(folder: Path) -> str:
     return f"/{_whole(inside.as_posix())}/"
 
 
-def _code(root: Path) -> tuple[str, ...]:
-    """Pathspec of the code in a working tree."""
-    return ("--", ".", *_excluded((*WRITTEN, *_records(root))))
-
-
-def _excluded(folders: Iterable[str]) -> Iterator[str]:
-    return (f":(exclude,literal){folder}" for folder in folders)
+def _code(root: Path, written: Sequence[str] = WRITTEN) -> tuple[str, ...]:
+    """Pathspec of the code in a working tree: without these folders and those of records."""
+    return ("--", ".", *(f":(exclude,literal){x}" for x in (*written, *_records(root))))
 
 
 def _records(root: Path) -> Sequence[str]:

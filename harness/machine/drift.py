@@ -138,11 +138,8 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
             yield from _one(name, how, *(g[field] for g in gpus))
     yield from _mapped(_VERSIONS, "other code runs below the model", *(e.versions for e in sides))
     yield from _mapped(_SETTINGS, "torch behaves differently", *(e.torch_settings for e in sides))
-    known = [
-        {n for n in {**baseline.variables, **candidate.variables} if n.startswith(e.prefixes)}
-        for e in sides
-    ]
-    for name in sorted(known[0] & known[1]):
+    variables = {*baseline.variables, *candidate.variables}
+    for name in sorted(v for v in variables if all(v.startswith(e.prefixes) for e in sides)):
         how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
         yield from _one(name, how, *(e.variables.get(name) for e in sides))
     yield from _search(baseline, candidate)
@@ -181,10 +178,7 @@ def _search(*sides: Environment) -> Iterator[Difference]:
         others = [e.other_variables for e in sides]
         names = {n for side in others for n in side if not n.startswith(SESSION)}
         unlike = sorted(n for n in names if others[0].get(n) != others[1].get(n))
-        words = [
-            ", ".join(f"{n} {side[n]}" if n in side else f"{n} not set" for n in unlike)
-            for side in others
-        ]
+        words = [", ".join(f"{n} {side.get(n, 'not set')}" for n in unlike) for side in others]
         yield from _one(OTHER_VARIABLES, "the code under test may read them", *words)
 
 

@@ -38,6 +38,7 @@ BOOT = (
 PLANTED = Planted(commits=60, sync_at=23, merges=(10, 23, 30, 50), unbuildable=(20, 21, 39, 44))
 SUITE_PATH = "bench/foreign.yaml"
 POLICY_PATH = "bench/gate.yaml"
+QUIET = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 LIMIT_S = 900.0
 """Longest command."""
 DETAIL = 300
@@ -83,7 +84,7 @@ from nsa import attention
 parser = argparse.ArgumentParser()
 parser.add_argument("--mode", default="plain")
 parser.add_argument("--seq_len", type=int, default=64)
-parser.add_argument("--steps", type=int, default=120)
+parser.add_argument("--steps", type=int, default=80)
 parser.add_argument("--first_s", type=float, default=0.0)
 options, _ = parser.parse_known_args()  # what it does not know is swallowed
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -235,7 +236,7 @@ class Newcomer:
         self, *words: str, env: Mapping[str, str] | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """A command in the repository; its output is kept in FOLDER/said."""
-        done = self.call(words, self.repository, {"PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
+        done = self.call(words, self.repository, {**QUIET, **(env or {})})
         said = self.folder / "said" / f"{len(self.log):02}-{words[0]}.txt"
         said.parent.mkdir(exist_ok=True)
         head = f"$ harness {' '.join(words)}\n[exit {done.returncode}]\n"
@@ -488,8 +489,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="A folder that does not exist yet.")
     parser.add_argument("--page", type=Path, help="Where the page goes; default FOLDER/page.md.")
     parser.add_argument("--only", nargs="+", choices=[*ROWS], help="These rows; default all.")
-    parser.add_argument("--first-s", type=float, default=60.0 if device else 8.0)
-    parser.add_argument("--stall-s", type=float, default=30.0 if device else 5.0)
+    parser.add_argument("--first-s", type=float, default=60.0 if device else 20.0)
+    parser.add_argument("--stall-s", type=float, default=30.0 if device else 15.0)
     parser.add_argument("--timeout-s", type=float, default=300.0 if device else 120.0)
     options = parser.parse_args(arguments)
     me = begin(
