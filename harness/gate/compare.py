@@ -62,18 +62,20 @@ def runs(
     after = {c.case_id: c for c in candidate.suite.cases if passes(c.case_id, filters)}
     if not (before.keys() | after.keys()):
         raise HarnessError(f"no case of the two runs matches {list(filters)}")
-    names = _partners(before.values(), after.values())
+    one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
+    names = _partners(before.values(), after.values()) if one_suite else {}
     baseline = _renamed(baseline, names)
     before = {names.get(i, i): replace(c, case_id=names.get(i, i)) for i, c in before.items()}
     both = [case_id for case_id in after if case_id in before]
     around = drift.differences(baseline.environment, candidate.environment)
-    unlike = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
+    differs = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
+    unlike, why = (differs, {}) if one_suite else ({}, differs)
     compared: Mapping[str, Comparison] = {}
-    why: Mapping[str, str] = {}
     findings: tuple[Finding, ...] = ()
     if not counters:
-        paired = {i: (before[i], after[i]) for i in both}
-        compared, why, findings = _times(baseline, candidate, paired, calibrations)
+        paired = {i: (before[i], after[i]) for i in both if i not in why}
+        compared, few, findings = _times(baseline, candidate, paired, calibrations)
+        why |= few
     summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
     cases = [
         _judged(

@@ -166,6 +166,8 @@ def test_cases_that_differ_in_a_setting_are_paired_and_the_difference_is_named(
     assert "axis batch" in answer.differences[-1].name
     assert any("--across" in remedy for remedy in answer.remedies)
     assert compare(a, b, across=True).decision is NO_GO
+    edited = replace(b, suite=replace(b.suite, sha256="another"))
+    assert {c.comparison for c in compare(a, edited).cases} == {None}
 
 
 # --- counters ----------------------------------------------------------------------------
