@@ -106,8 +106,8 @@ def _packages(
     """Top-level packages of the factories and of the repository -> where they are imported from."""
     names = {factory.partition(":")[0].partition(".")[0] for factory in factories}
     names |= packages_in([str(root)]) if root else set()
-    names -= {"", OURS, *sys.stdlib_module_names}
-    found = {name: _found(name, path) for name in sorted(names)}
+    names -= {"__main__", OURS, *sys.stdlib_module_names}
+    found = {name: _found(name, path) for name in sorted(filter(str.isidentifier, names))}
     return {name: _placed(str(place), root) for name, place in found.items() if place}
 
 
@@ -115,7 +115,7 @@ def _found(name: str, *paths: Sequence[str]) -> Path | None:
     """The file of a module, or the folder of a package, on the first of these paths that has it,
     or as this process finds it; without importing it."""
     specs = (PathFinder.find_spec(name, [*path]) for path in paths)
-    spec = next(filter(None, specs), None) or (find_spec(name) if name.isidentifier() else None)
+    spec = next(filter(None, specs), None) or find_spec(name)
     if spec is None:
         return None
     places = list(spec.submodule_search_locations or ())
