@@ -121,8 +121,10 @@ def own_packages() -> dict[str, str]:
 
 def _is_installed(file: str) -> bool:
     """Whether a file belongs to this Python, or was installed there."""
-    places = {os.path.realpath(sysconfig.get_path(kind)) for kind in _INSTALLED}
-    return os.path.realpath(file).startswith(tuple(os.path.join(p, "") for p in places))  # noqa: PTH118
+    place, library = Path(file).resolve(), Path(sysconfig.get_path("stdlib")).resolve()
+    return bool({"site-packages", "dist-packages"} & {*place.parts}) or place.is_relative_to(
+        library
+    )
 
 
 def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
@@ -134,7 +136,9 @@ def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
         for name, module in sorted(sys.modules.items()):
             file = _file(module)
             wanted = _module_file(folder, name) if _top(name) in own else None
-            if wanted and file and (_is_installed(file) or outside([(name, file)], folders)):
+            if not wanted or not file or Path(file).resolve() == wanted.resolve():
+                continue
+            if _is_installed(file) or outside([(name, file)], folders):
                 found.setdefault(_top(name), f"{name} is {file}, not {wanted}")
     return tuple(found.values())
 
