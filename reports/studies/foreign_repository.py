@@ -12,6 +12,7 @@ and one kernel never ends. The exit status is 1 if an answer is wrong.
 
 import argparse
 import datetime
+import json
 import os
 import re
 import shutil
@@ -227,6 +228,8 @@ class Newcomer:
     """The commits on the line of first parents."""
     call: "Call"
     log: list[str] = field(default_factory=list)
+    swallowed: str = ""
+    """The folder of the run whose option is swallowed."""
 
     @property
     def repository(self) -> Path:
@@ -318,13 +321,26 @@ def records(me: Newcomer) -> Answer:
 
 
 def swallowed(me: Newcomer) -> Answer:
-    _, said = me.run("plain/*")
+    run, said = me.run("plain/*")
+    me.swallowed = run.folder
     about = [x for x in said.splitlines() if "micro_batch" in x and "effect" in x]
     claim = " / ".join(about) or "nothing"
     return Answer(
         planted="`--micro_batch`, swallowed by parse_known_args",
         said=claim,
         right="micro_batch has no effect" in claim and "changed something" not in claim,
+    )
+
+
+def throughput(me: Newcomer) -> Answer:
+    folder = me.swallowed or me.run("plain/*")[0].folder
+    shown = json.loads(me.harness("show", folder, "--json").stdout)["cases"]
+    found = {c["case"]: c["metrics"].get("tokens_per_s") for c in shown}
+    numbers = [f"{i}: {x['value']:,.0f} tokens/s" for i, x in found.items() if x]
+    return Answer(
+        planted="tokens of a step, computed from the swallowed option",
+        said="; ".join(numbers) or "no tokens/s",
+        right=bool(found) and not numbers,
     )
 
 
@@ -366,8 +382,11 @@ def _ended(me: Newcomer, mode: str, planted: str, wanted: Sequence[Outcome], wor
 def data_dependent(me: Newcomer) -> Answer:
     run, said = me.run("select/*")
     m = run.measurements[0]
-    claim = _counts(m)
-    right = "not available" not in claim and "differ" in claim and "no effect" not in said
+    me.harness("report", run.folder)
+    pages = sorted((me.repository / "reports").glob("*.md"), key=lambda p: p.stat().st_mtime)
+    lost = _line(r"Not available: .*operators per step", pages[-1].read_text()) if pages else ""
+    claim = lost or _counts(m)
+    right = not lost and "differ" in claim and "no effect" not in said
     return Answer(planted="operator counts that depend on the data", said=claim, right=right)
 
 
@@ -419,8 +438,8 @@ def working_tree(me: Newcomer, before: str) -> Answer:
 ROWS: Mapping[str, Callable[[Newcomer], Answer]] = {
     row.__name__: row
     for row in (
-        *(doctor, own_package, shadowed, records, swallowed, setting, first_step),
-        *(deadlock, endless, data_dependent, gate, bisect),
+        *(doctor, own_package, shadowed, records, swallowed, throughput, setting),
+        *(first_step, deadlock, endless, data_dependent, gate, bisect),
     )
 }
 
