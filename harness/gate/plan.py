@@ -150,10 +150,9 @@ def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:
     """A note for each suite that the candidate does not have like this."""
     for path, suite in suites.items():
         file = trees.tree / path
-        if not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != suite.text:
-            reason = f"{path} is read from the working tree; the candidate "
-            reason += "has another version" if file.is_file() else "does not have it"
-            yield _noted("suite", reason)
+        if not file.is_file() or file.read_bytes() != suite.text.encode():
+            there = "has another version" if file.is_file() else "does not have it"
+            yield _noted("suite", f"{path} is read from the working tree; the candidate {there}")
 
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:

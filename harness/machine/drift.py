@@ -65,10 +65,7 @@ _PREFIXES = {
     "LD_": "other libraries are loaded",
     "PYTHONPATH": "modules are imported from elsewhere",
 }
-INTERPRETER = "interpreter"
-SEARCH_PATH = "search path of modules"
-OTHER_VARIABLES = "other variables, by digest"
-SEARCH = (INTERPRETER, SEARCH_PATH, OTHER_VARIABLES)
+SEARCH = ("interpreter", "search path of modules", "other variables, by digest")
 """Differences between two installations or two shells; a package that moved is named itself."""
 SESSION = (
     *("_", "COLUMNS", "DBUS_", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL", "SSH_"),
@@ -173,13 +170,13 @@ def _search(*sides: Environment) -> Iterator[Difference]:
             if not all(place.startswith("{repository}") for place in places):
                 yield from _one(f"package {name}", "other code is imported", *places)
         how = "a package may be imported from elsewhere"
-        yield from _one(INTERPRETER, how, *(e.interpreter for e in sides))
-        yield from _one(SEARCH_PATH, how, *(", ".join(e.path) for e in sides))
+        yield from _one(SEARCH[0], how, *(e.interpreter for e in sides))
+        yield from _one(SEARCH[1], how, *(", ".join(e.path) for e in sides))
         others = [e.other_variables for e in sides]
         names = {n for side in others for n in side if not n.startswith(SESSION)}
         unlike = sorted(n for n in names if others[0].get(n) != others[1].get(n))
         words = [", ".join(f"{n} {side.get(n, 'not set')}" for n in unlike) for side in others]
-        yield from _one(OTHER_VARIABLES, "the code under test may read them", *words)
+        yield from _one(SEARCH[2], "the code under test may read them", *words)
 
 
 def _mapped(
