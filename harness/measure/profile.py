@@ -260,10 +260,12 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         names = [] if on_gpu else ["allocations"]
         names += [] if why else ["kernel_launches", "device_waits", "host_device_copies"]
         series |= {name: [getattr(step, name) for step in profiled] for name in names}
+    differing = {name: tuple(values) for name, values in series.items() if len(set(values)) > 1}
     return Counters(
         **{name: values[0] for name, values in series.items()},
         steps=min(map(len, series.values())),
-        differing=tuple(name for name, values in series.items() if len(set(values)) > 1),
+        differing=tuple(differing),
+        series=differing,
         unknown={name: why for name in COUNTERS if name not in series},
         hidden=() if seen is None else seen.hidden(),
     )

@@ -259,7 +259,9 @@ def test_steps_that_differ_are_not_exact() -> None:
     counters = take(varying).counters
 
     assert not counters.exact
-    assert set(counters.differing) == {"dispatched_ops", "allocations"}
+    assert set(counters.differing) == {"dispatched_ops", "allocations"} == counters.series.keys()
+    first, second = counters.series["dispatched_ops"]
+    assert (first, second - first) == (counters.dispatched_ops, 1)
 
 
 @pytest.mark.parametrize(
