@@ -34,7 +34,7 @@ from harness.program.output import BoundedLog
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
-from harness.records import OPTIMIZER, Measurement, Outcome, Program, Scalar
+from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program, Scalar
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
@@ -43,6 +43,11 @@ GRACE_S = 30.0
 """Time for torch and the program to start, beyond SLOWER times the setup of the timed process."""
 HEADER = "\n[the harness runs the program once more and counts what a step does]\n"
 LAST_BYTES = 200
+NATIVE = re.compile(
+    r"(CU(BLAS|DA|DNN)|G?OMP_|HOME|KMP_|LANG|LC_|LD_|MALLOC_|MKL_|N(CCL|VIDIA|VTE)_|OPENBLAS_|PATH"
+    r"|PY(THON|TORCH)|RAYON_|TMP|TOKENIZERS_|TORCH|TRITON_|TZ|UCX_)"
+)
+"""Beginnings of variables that compiled code reads too, unseen."""
 
 _answered: TypeAdapter[StepProfile] = TypeAdapter(StepProfile)
 
@@ -101,6 +106,7 @@ def attested(
         counters=ran.counters,
         profile=ran.profile,
         effective={**measured.effective, **found},
+        flags_read=answer["flags_read"],
     )
     wrong = [attestation.mismatch(case, ran)]
     if outside := _outside(answer["places"], order):
@@ -173,6 +179,8 @@ class _HookedRun:
         """The hook's answer; _Unknown if there is none."""
         with tempfile.TemporaryDirectory(prefix="harness-counts-") as name:
             folder = Path(name)
+            env = process.environment(self.order.case, self.order.roots)
+            named = {*self.order.case.env, *(n for n in env if n.startswith(VARIABLE_PREFIXES))}
             asked = HookOrder(
                 step=self.program.steps.step if self.program.steps else "",
                 by_lines=bool(self.timed.by_lines),
@@ -182,19 +190,22 @@ class _HookedRun:
                 ends_at=self.ends_at,
                 packages=tuple(sorted(_tested(self.order.roots))),
                 folders=self.order.elsewhere,
+                variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
+                options=tuple(self.program.carried.values()),
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
-            how = self._run(folder, alive)
+            how = self._run(folder, env, alive)
+            notes = _notes(folder)
             try:
                 answer: Mapping[str, Any] = json.loads((folder / ANSWER).read_text("utf-8"))
             except FileNotFoundError:
-                raise _Unknown(self._why(_notes(folder), how)) from None
-            return answer
+                raise _Unknown(self._why(notes, how)) from None
+            words = self.program.argv[1:]
+            return {**answer, "flags_read": _reads(notes, answer["pid"], asked, words)}
 
-    def _run(self, folder: Path, alive: Callable[[], None]) -> str:
+    def _run(self, folder: Path, env: dict[str, str], alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
-        env = process.environment(self.order.case, self.order.roots)
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -248,6 +259,25 @@ class _HookedRun:
         if self.timed.by_lines:
             return "the hook saw no line of progress and no step of an optimizer"
         return f"lines of progress report several steps, and the hook saw no {OPTIMIZER}"
+
+
+def _reads(
+    notes: Sequence[Mapping[str, Any]], pid: int, asked: HookOrder, words: Sequence[str]
+) -> dict[str, bool]:
+    """Variables and options -> whether they were read, if that is known.
+
+    It is not known of what the process that counts copied as a whole; nor of variables, if the
+    suite starts a shell and not Python with these words.
+    """
+    own = [n for n in notes if n["pid"] == pid]
+    copied, parsed, dropped = ({n.get(k) for n in own} for k in ("copied", "parsed", "dropped"))
+    direct = any(note["argv"][-len(words) :] == [*words] for note in notes if "argv" in note)
+    known: set[Any] = {*asked.variables} if direct and "variables" not in copied else set()
+    known |= parsed if "options" not in copied else set()
+    known |= dropped - parsed if "rest" not in copied else set()
+    read = {note.get("read") for note in notes}
+    names = (*asked.variables, *asked.options)
+    return {name: name in read for name in names if name in read | known}
 
 
 def _notes(folder: Path) -> list[Mapping[str, Any]]:

@@ -58,6 +58,9 @@ class HookOrder:
     """Packages whose modules' files the answer lists."""
     folders: tuple[str, ...] = ()
     """Folders from which the answer lists every module."""
+    variables: tuple[str, ...] = ()
+    """Variables whose reads are noted, as for `options`: see harness.program.startup.reads."""
+    options: tuple[str, ...] = ()
 
 
 def watch(order: Path, note: Note) -> None:
@@ -176,6 +179,7 @@ class StepHook:
         answer = {
             "ran": asdict(ran),
             "by": self._by,
+            "pid": os.getpid(),
             "torch": torch.__version__,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
             "places": _places(self._asked.packages, self._asked.folders),

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 from harness.records import (
@@ -105,7 +106,18 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         readings=tuple(_source(name, reading, case) for name, reading in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
+        carried=_carried(["", workload.cwd, *words]),
     )
+
+
+def _carried(words: Sequence[str]) -> Mapping[str, str]:
+    """Axis -> its option, of `--n={axis}`, `--n {axis}` and `{axis:--n}`, if it is nowhere else."""
+    ways: dict[str, set[str]] = {}
+    for before, word in pairwise(words):
+        for field in _FIELD.finditer(word):
+            option = (field[2] or (word if word.startswith("-") else before)).partition("=")[0]
+            ways.setdefault(field[1] or "", set()).add(option)
+    return {axis: o for axis, (o, *more) in ways.items() if o.startswith("-") and not more}
 
 
 def _words(workload: WorkloadModel) -> list[str]:

@@ -115,6 +115,8 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
         ("program.py", "--n=6", "--fast"),
         ("program.py", "--n=6"),
     ]
+    assert asked.cases[0].program is not None
+    assert asked.cases[0].program.carried == {"n": "--n", "fast": "--fast"}
 
     m = run(warm, tmp_path, replace(asked, cases=(replace(asked.cases[0], case_id="one"),)))
 

@@ -145,11 +145,14 @@ def with_flags(
 
 def test_variables_are_grouped_by_whether_they_were_read() -> None:
     sentences = with_flags(
-        {"NSA_USE_FA2": "1", "OMP_NUM_THREADS": "4"}, {"NSA_USE_FA2": True, "NSA_TB_DISABLE": False}
+        {"NSA_USE_FA2": "1", "NSA_X": "1", "OMP_NUM_THREADS": "4"},
+        {"NSA_USE_FA2": True, "NSA_X": False, "NSA_TB_DISABLE": False, "--n": False, "--m": True},
     )
 
     assert [s.partition(": ")[2] for s in sentences] == [
         "`NSA_USE_FA2`.",
+        "`NSA_X`.",
+        "`--n`.",
         "`OMP_NUM_THREADS`.",
         "`NSA_TB_DISABLE`.",
     ]
