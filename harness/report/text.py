@@ -272,7 +272,7 @@ def coverage_sentence(found: Oddities) -> str:
     return (
         f"Axes without effect were looked for in {found.compared} of "
         f"{plural('pair', found.pairs)} of cases that differ in one axis: those with counters and "
-        "outputs."
+        "outputs or reported metrics."
     )
 
 
@@ -294,9 +294,9 @@ def _dead_axes(alike: Sequence[DeadAxis]) -> str:
         head = f"{_names(d.axes)} {'has' if len(d.axes) == 1 else 'have'} no effect ({values})"
     else:
         head = f"{_names(d.axes)}: {values} do the same"
-    same = "operators, kernels, counters and outputs"
+    same = "operators, kernels, counters and results"
     if d.without_kernels:
-        same = "operators, counters and outputs (kernels not seen)"
+        same = "operators, counters and results (kernels not seen)"
     low, high = units.change(d.fastest), units.change(d.slowest)
     times = low if low == high else f"{low} to {high}"
     time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"

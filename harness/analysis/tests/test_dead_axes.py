@@ -8,7 +8,16 @@ import pytest
 
 from harness.analysis.dead_axes import Oddities, oddities
 from harness.analysis.summary import summarise
-from harness.records import Case, Counters, Measurement, Outcome, Profile, TensorDigest
+from harness.records import (
+    Case,
+    Counters,
+    Measurement,
+    MetricSource,
+    Outcome,
+    Profile,
+    Program,
+    TensorDigest,
+)
 from harness.tests.fake_runs import case, ended, run, sweep, timed
 
 
@@ -151,6 +160,54 @@ def test_counters_that_differ_between_processes_are_not_compared(
         ]
 
     assert len(odd(FLAGS, measure).dead) == dead
+
+
+def test_a_profile_of_more_steps_does_not_show_an_effect() -> None:
+    """What runs now and then may be in one of the profiles only."""
+
+    def measure(c: Case) -> list[Measurement]:
+        more = Profile(fingerprint="abcd", steps=9)
+        return [replace(m, profile=more) if c.axes["flag"] else m for m in did(c)]
+
+    (found,) = odd(FLAGS, measure).dead
+
+    assert found.without_kernels
+
+
+LOSSES = tuple(1 / n for n in range(3, 20))
+RATE = MetricSource(metric="rate", unit="tokens/s")
+
+
+def reporting(c: Case, *curves: Sequence[float], **changes: Any) -> list[Measurement]:
+    """A program whose processes report these losses, and a rate that is noise."""
+    found = did(c, output=None, processes=len(curves), **changes)
+    return [
+        replace(m, readings={"loss": tuple(curves[m.process]), "rate": (m.samples_s[0],)})
+        for m in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dead", "compared"),
+    [
+        pytest.param([LOSSES, LOSSES], [LOSSES, LOSSES], 1, 1, id="equal"),
+        pytest.param([LOSSES], [LOSSES], 1, 1, id="one process"),
+        pytest.param([LOSSES[2:], LOSSES], [LOSSES[1:], LOSSES[:-3]], 1, 1, id="later start"),
+        pytest.param([LOSSES] * 2, [(*LOSSES[:-1], 0.1)] * 2, 0, 1, id="the last digit"),
+        pytest.param([LOSSES], [LOSSES[::-1]], 0, 0, id="may be noise"),
+        pytest.param([LOSSES, LOSSES[::-1]], [LOSSES, LOSSES], 0, 0, id="noise"),
+        pytest.param([()], [()], 0, 0, id="nothing"),
+    ],
+)
+def test_equal_reported_metrics_stand_for_outputs(
+    first: Sequence[Any], second: Sequence[Any], dead: int, compared: int
+) -> None:
+    program = Program(argv=("x",), readings=(MetricSource(metric="loss", unit="nats"), RATE))
+    cases = [replace(c, program=program) for c in FLAGS]
+
+    found = odd(cases, lambda c: reporting(c, *(second if c.axes["flag"] else first)))
+
+    assert (len(found.dead), found.compared) == (dead, compared)
 
 
 def test_axes_that_only_change_together_are_compared_together() -> None:

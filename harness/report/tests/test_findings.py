@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
-from harness.records import Case, Counters, Measurement, Outcome, Profile, Run, Scalar, TensorDigest
+from harness.records import (
+    Case,
+    Counters,
+    Measurement,
+    Outcome,
+    Profile,
+    Run,
+    Scalar,
+    TensorDigest,
+)
 from harness.report.tests.test_report import values
 from harness.report.text import coverage_sentence, flag_sentences, oddity_sentences
 from harness.tests.fake_runs import case, run, sweep, timed
@@ -43,7 +52,7 @@ STILL = Invariance(
         (
             {},
             "`train/nsa`: `NSA_FWE_Q` has no effect (1, 4 and 8): the same operators, kernels, "
-            "counters and outputs in 6 pairs of cases; step time -0.40 % to +0.60 %.",
+            "counters and results in 6 pairs of cases; step time -0.40 % to +0.60 %.",
         ),
         ({"all_values": False}, "`NSA_FWE_Q`: 1, 4 and 8 do the same:"),
         ({"without_kernels": True}, "(kernels not seen) in 6"),
@@ -51,7 +60,7 @@ STILL = Invariance(
         (
             {"axes": ("V2", "PACK"), "values": ((1, 0), (1, 1)), "pairs": 1},
             "`V2`, `PACK` have no effect (1, 0 and 1, 1): the same operators, kernels, counters "
-            "and outputs in 1 pair of cases;",
+            "and results in 1 pair of cases;",
         ),
         (
             {"provider": "", "axes": ("provider",), "values": (("a",), ("b",))},
