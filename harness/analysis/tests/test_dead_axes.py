@@ -210,6 +210,36 @@ def test_equal_reported_metrics_stand_for_outputs(
     assert (len(found.dead), found.compared) == (dead, compared)
 
 
+def varying(c: Case, *steps: int, **changes: Any) -> list[Measurement]:
+    counters = Counters(
+        dispatched_ops=steps[0],
+        host_syncs=3,
+        steps=len(steps),
+        differing=("dispatched_ops",),
+        series={"dispatched_ops": steps},
+    )
+    return [replace(m, counters=counters) for m in did(c, **changes)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends", "dead"),
+    [
+        pytest.param((90, 110, 95), None, 1, id="the same step by step"),
+        pytest.param((90, 110), None, 1, id="fewer steps"),
+        pytest.param((95, 120, 100), (95, 120), 0, id="overlap"),
+        pytest.param((200, 220, 205), (200, 220), 0, id="apart"),
+    ],
+)
+def test_counts_that_vary_from_step_to_step_show_their_ranges(
+    steps: Sequence[int], ends: tuple[int, int] | None, dead: int
+) -> None:
+    found = odd(FLAGS, lambda c: varying(c, *(steps if c.axes["flag"] else (90, 110, 95))))
+
+    shown = [[(e.low, e.high) for _, e in v.ranges] for v in found.varying]
+    assert shown == ([[(90, 110), ends]] if ends else [])
+    assert len(found.dead) == dead
+
+
 def test_axes_that_only_change_together_are_compared_together() -> None:
     rows = [case({"v2": a, "pack": b}) for a, b in ((1, 0), (0, 0), (1, 1), (0, 1))]
 
