@@ -147,6 +147,25 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     )
 
 
+def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
+    """Case id -> an axis without effect from which the suite computes the work of a program."""
+    cases = {s.case.case_id: (s, s.case.program) for s in summaries if s.case.program}
+    dead = oddities(run, [s for s, _ in cases.values()]).dead
+
+    def is_inert(s: CaseSummary, axis: str, name: str) -> bool:
+        here = [d for d in dead if (d.workload, d.provider) == (s.case.workload, s.case.provider)]
+        return any(axis in d.axes and _at(s, d.axes) in d.values for d in here) or all(
+            m.flags_read.get(name) is False for m in run.of(s.case.case_id)
+        )
+
+    return {
+        case_id: axis
+        for case_id, (s, program) in cases.items()
+        for axis in (program.work_axes if program and s.outcome is Outcome.OK else ())
+        if is_inert(s, axis, program.carried.get(axis, axis) if program else axis)
+    }
+
+
 # --- dead axes ---------------------------------------------------------------------------
 
 

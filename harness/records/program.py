@@ -65,3 +65,5 @@ class Program:
     """Floating-point operations of one step."""
     carried: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Axis -> the option of the command that alone carries it; older records do not say."""
+    work_axes: tuple[str, ...] = field(default=(), compare=False)
+    """Axes from which tokens and FLOPs are computed."""

@@ -92,6 +92,8 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     if workload.command is None:
         return None
     words = _words(workload)
+    work = (workload.tokens, workload.flops)
+    factors = [f for product in work if isinstance(product, list) for f in product]
     argv = [_filled(str(word), case) for word in words[:1]]
     for word in words[1:]:
         optional = _optional(word)
@@ -107,6 +109,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
         carried=_carried(["", workload.cwd, *words]),
+        work_axes=tuple(n for n in case.axes if n in factors),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.dead_axes import Oddities, oddities
-from harness.analysis.summary import summarise
+from harness.analysis.summary import summarise, why_absent
 from harness.records import (
     Case,
     Counters,
@@ -238,6 +238,36 @@ def test_counts_that_vary_from_step_to_step_show_their_ranges(
     shown = [[(e.low, e.high) for _, e in v.ranges] for v in found.varying]
     assert shown == ([[(90, 110), ends]] if ends else [])
     assert len(found.dead) == dead
+
+
+TRAIN = Program(
+    argv=("x",), readings=(RATE,), carried={"seq_len": "--seq-len"}, work_axes=("seq_len",)
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "curve", "withdrawn"),
+    [
+        pytest.param(TRAIN, {"--seq-len": False}, (), True, id="never read"),
+        pytest.param(TRAIN, {}, LOSSES, True, id="the same losses"),
+        pytest.param(TRAIN, {"--seq-len": True}, (), False, id="read"),
+        pytest.param(TRAIN, {}, (), False, id="unknown"),
+        pytest.param(replace(TRAIN, work_axes=()), {}, LOSSES, False, id="other work"),
+    ],
+)
+def test_tokens_computed_from_an_axis_without_effect_are_withdrawn(
+    program: Program, flags: dict[str, bool], curve: Sequence[float], withdrawn: bool
+) -> None:
+    cases = [replace(c, program=program) for c in LENGTHS]
+    recorded = run(cases, lambda c: reporting(c, curve, flags_read=flags))
+
+    for s in summarise(recorded):
+        assert ("tokens_per_s" not in s.metrics) == withdrawn == (s.tokens is None)
+        assert any("seq_len" in note for note in s.notes) == withdrawn
+        assert "step_s" in s.metrics
+        if withdrawn:
+            why = why_absent(s, recorded.measurements[:1], recorded.environment, "tokens_per_s")
+            assert "without effect" in why
 
 
 def test_axes_that_only_change_together_are_compared_together() -> None:

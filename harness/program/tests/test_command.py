@@ -107,6 +107,7 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
     command: "{{python}} program.py --n={{n}} {{fast:--fast}}"
     cwd: {tmp_path}
     axes: {{n: 6, SIZE: 7, fast: [true, false]}}
+    tokens: [n, 2]
     metrics: {{n: {{json: n, unit: x, better: higher}}}}
 """,
         "suite.yaml",
@@ -117,6 +118,7 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
     ]
     assert asked.cases[0].program is not None
     assert asked.cases[0].program.carried == {"n": "--n", "fast": "--fast"}
+    assert asked.cases[0].program.work_axes == ("n",)
 
     m = run(warm, tmp_path, replace(asked, cases=(replace(asked.cases[0], case_id="one"),)))
 
