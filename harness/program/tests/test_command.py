@@ -89,11 +89,14 @@ open("out.jsonl", "w").write('{"x": 5}\\n{"x": 6}\\n')
         "  speed: {json: speed.1, prefix: 'RESULT', unit: x, better: higher}",
         "  column: {file: out.csv, csv: b, unit: x, better: higher}",
         "  x: {file: out.jsonl, json: x, unit: x, better: higher}",
+        "  tokens: {file: out.jsonl, json: x, unit: tokens, better: higher, scale: 2}",
     )
     m = measured(warm, tmp_path, program, *metrics)
 
     assert (*m.warmup_s, *m.samples_s) == tuple(pytest.approx(0.01 + i / 1e3) for i in range(4))
-    assert m.readings == {"speed": (8.0,), "column": (2.0, 4.0), "x": (5.0, 6.0)}
+    reported = {"speed": (8.0,), "column": (2.0, 4.0), "x": (5.0, 6.0), "tokens": (10.0, 12.0)}
+    assert m.readings == reported
+    assert m.tokens == 11, "of a step, for the suite does not state them"
 
 
 def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> None:
