@@ -22,6 +22,7 @@ from harness.git import origin
 from harness.measure import attestation
 from harness.measure.profile import (
     MAX_STEP_S,
+    MORE_STEPS,
     PROFILE_S,
     SLOWER,
     SWITCHED_OFF,
@@ -172,8 +173,10 @@ class _HookedRun:
             )
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
         self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
-        spare_s = (timed.steps - self.skip - COUNTED_STEPS) * timed.step_s
-        self.profile_s = max(0.0, min(PROFILE_S, order.case.settings.sample_s, spare_s))
+        spare = max(0, timed.steps - self.skip - COUNTED_STEPS)
+        self.more_steps = min(MORE_STEPS, spare)
+        spare_s = (spare - self.more_steps) * timed.step_s
+        self.profile_s = min(PROFILE_S, order.case.settings.sample_s, spare_s)
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
@@ -187,6 +190,7 @@ class _HookedRun:
                 skip=self.skip,
                 step_s=self.timed.step_s,
                 profile_s=self.profile_s,
+                more_steps=self.more_steps,
                 ends_at=self.ends_at,
                 packages=tuple(sorted(_tested(self.order.roots))),
                 folders=self.order.elsewhere,

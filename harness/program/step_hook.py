@@ -52,6 +52,8 @@ class HookOrder:
     """Typical time of a step."""
     profile_s: float
     """Time to fill with profiled steps."""
+    more_steps: int = 0
+    """Steps that may be counted beyond two."""
     ends_at: float
     """time.monotonic after which the answer is not used."""
     packages: tuple[str, ...] = ()
@@ -147,7 +149,10 @@ class StepHook:
         if self._profiling is None:
             left_s = self._asked.ends_at - time.monotonic()
             self._profiling = profile.requests(
-                step_s=self._asked.step_s, time_left_s=left_s, profile_s=self._asked.profile_s
+                step_s=self._asked.step_s,
+                time_left_s=left_s,
+                profile_s=self._asked.profile_s,
+                more_steps=self._asked.more_steps,
             )
         try:
             next(self._profiling)

@@ -387,6 +387,20 @@ def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
     assert answers[0]["dispatched_ops"] > 3
 
 
+@pytest.mark.parametrize("more", [0, 3])
+def test_steps_that_differ_are_counted_as_far_as_the_program_goes(
+    more: int, tmp_path: Path
+) -> None:
+    hooked = HookedSteps(tmp_path)
+    hooked.hook._asked = replace(hooked.hook._asked, more_steps=more)
+    for number in range(1, 7 + more):
+        for _ in range(number):
+            torch.zeros(1)
+        hooked.step(number)
+
+    assert len(counted(hooked)["series"]["dispatched_ops"]) == 2 + more
+
+
 def test_without_lines_from_python_the_optimizer_counts(tmp_path: Path) -> None:
     hooked = HookedSteps(tmp_path)
     hooked.steps(range(1, 9), line=False)
