@@ -304,7 +304,8 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         out.print(console.summaries(cases))
         for program in text.program_lines(recorded.suite.cases, recorded.measurements):
             show(program)
-        for note in (*recorded.notes, *text.oddity_sentences(oddities(recorded, cases))):
+        odd = text.oddity_sentences(oddities(recorded, cases))
+        for note in (*recorded.notes, *odd, *text.flag_sentences(recorded)):
             show(f"note: {note.replace('`', '')}")
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):

@@ -277,6 +277,9 @@ class _Session:
             self.reporter.phase("sampling", series.began_at[start])
         readings = self._readings(series.began_at[start])
         memory = readings.pop("peak_memory_bytes", ())
+        tokens = self.program.tokens  # or the metric of this name, if the suite does not state them
+        if tokens is None and "tokens" in readings:
+            tokens = max(0, round(statistics.median(readings["tokens"])))
         return Measurement(
             case_id=case.case_id,
             process=self.order.process,
@@ -287,7 +290,7 @@ class _Session:
             host_samples_s=samples,
             samples_at_s=tuple(t - self.order.launched_at for t in series.began_at[start:]),
             steady=division.steady if steps or reported else None,
-            tokens=self.program.tokens,
+            tokens=tokens,
             flops=self.program.flops,
             peak_memory_bytes=int(max(memory)) if memory else None,
             accuracy=Accuracy(skipped="a program is not compared with a reference"),
