@@ -51,7 +51,22 @@ class Garbled(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOrder:
+class WorkerOrder:
+    """Where a worker imports from."""
+
+    roots: tuple[str, ...] = ()
+    """Folders from which the code under test must be loaded; empty allows any."""
+    home: tuple[str, ...] = ()
+    """Without roots: folders to import from first; other code may come from elsewhere."""
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The folders that are first on the path."""
+        return self.roots or self.home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOrder(WorkerOrder):
     """Parent to worker: measure this case."""
 
     kind: Literal["measure"] = "measure"
@@ -60,35 +75,30 @@ class MeasureOrder:
     launched_at: float
     device: str = ""
     """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
-    roots: tuple[str, ...] = ()
-    """Folders from which the code under test must be loaded; empty allows any."""
     elsewhere: tuple[str, ...] = ()
     """Working trees of the repository from which no code may be loaded, except for the roots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckOrder:
+class CheckOrder(WorkerOrder):
     """Ask the workloads of these cases whether they can run."""
 
     kind: Literal["check"] = "check"
     cases: tuple[Case, ...]
-    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelfTestOrder:
+class SelfTestOrder(WorkerOrder):
     """Test the clocks and counters that measure."""
 
     kind: Literal["self_test"] = "self_test"
-    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeOrder:
+class DescribeOrder(WorkerOrder):
     """Describe the environment, as far as torch knows it."""
 
     kind: Literal["describe"] = "describe"
-    roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

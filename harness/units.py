@@ -155,8 +155,8 @@ def quantity(metric: str, value: float) -> str:
 def cell(metric: str, estimate: Estimate) -> str:
     """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
 
-    A count has all its digits, and no interval if all processes agree. Two processes without an
-    interval that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
+    A count has all its digits, and its range if steps differ. Two processes without an interval
+    that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
     """
     return _cell(metric, estimate, "")
 
@@ -172,8 +172,11 @@ def informs(metric: str, estimate: Estimate) -> bool:
 
 
 def _cell(metric: str, estimate: Estimate, suffix: str) -> str:
-    if _is_count(metric) and estimate.low == estimate.value == estimate.high:
-        return _count(estimate.value) + suffix
+    if _is_count(metric) and estimate.low is not None and estimate.high is not None:
+        if estimate.low == estimate.high:
+            return _count(estimate.value) + suffix
+        ends = " to ".join(map(_count, (estimate.low, estimate.high)))
+        return f"{_count(estimate.value)} ({ends} in {estimate.samples} steps){suffix}"
     one, unit = _scaled(metric, estimate.value)
     if estimate.both:
         for digits in range(3, MOST_DIGITS + 1):

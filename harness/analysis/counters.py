@@ -1,12 +1,16 @@
-"""Exact counts over the processes of a case: a number without an interval, or no number."""
+"""Counts over the processes of a case: a number, the range over its steps, or no number."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from statistics import median
 
 from harness.records import COUNTERS, METRICS, Case, Counters, Estimate, Measurement, Outcome
 
 EXACT_STEPS = 2
 """Steps that each process must count; all must agree."""
+MAX_LISTED = 8
+"""Values of a counter that varies, and names of what varies, in a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,15 @@ def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
     )
 
 
+def by_step(measurements: Sequence[Measurement], name: str) -> Sequence[tuple[int, ...]]:
+    """A counter of every step of each process that has it; empty if one did not record them."""
+    ok = [m.counters for m in measurements if m.outcome is Outcome.OK and m.counters]
+    counted = [c for c in ok if getattr(c, name) is not None]
+    if any(name in c.differing and name not in c.series for c in counted):
+        return ()
+    return [c.series.get(name) or (getattr(c, name),) * c.steps for c in counted]
+
+
 def _why_absent(counted: Sequence[Counters], name: str) -> str:
     for c in counted:
         if name in c.unknown:
@@ -67,17 +80,21 @@ def _values(counted: Sequence[Counters], name: str) -> list[int]:
 
 
 def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
-    """The exact counters as metrics. A count has no noise, so its interval has no width."""
+    """The counters as metrics. A count has no noise, so its interval has no width; that of one that
+    varies from step to step is its range."""
     exact = exact_counters(ok)
+    varying = {name for m in ok if m.counters for name in m.counters.series}
+    steps = {n: [*chain(*by_step(ok, n))] for n in COUNTERS if n in exact.counts or n in varying}
     return {
         name: Estimate(
-            value=float(value),
-            low=float(value),
-            high=float(value),
+            value=float(median(values)),
+            low=float(min(values)),
+            high=float(max(values)),
             processes=exact.processes,
-            samples=exact.steps,
+            samples=len(values),
         )
-        for name, value in exact.counts.items()
+        for name, values in steps.items()
+        if values
     }
 
 
@@ -86,7 +103,16 @@ def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
     notes = []
     for name in exact_counters(ok).disagreeing:
         title = METRICS[name].title
-        if within := [m.process for m in ok if m.counters and name in m.counters.differing]:
+        steps = by_step(ok, name)
+        if any(len({*own}) > 1 for own in steps):
+            every = [*chain(*steps)]
+            shown = ", ".join(map(str, every[:MAX_LISTED]))
+            uses = [u for m in ok if m.profile for u in (*m.profile.kernels, *m.profile.operators)]
+            names = [*dict.fromkeys(u.name for u in uses if u.calls % 1)][:MAX_LISTED]
+            what = f"; not in every step alike: {', '.join(names)}" if names else ""
+            ends = f"{min(every):,} to {max(every):,} in {len(every)} steps"
+            notes.append(f"{title}: {ends} ({shown}){what}")
+        elif within := [m.process for m in ok if m.counters and name in m.counters.differing]:
             notes.append(f"{title} differ from step to step in process {within[0]}")
         else:
             values = _values([m.counters for m in ok if m.counters], name)

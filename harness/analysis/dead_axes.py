@@ -1,19 +1,20 @@
 """Axes that have no effect, and speeds that do not follow the work.
 
 Two cases do the same if their counters, the names of their kernels and operators, and their outputs
-agree. A pair without counters or without outputs is not compared. Outputs agree if their digests
-differ by no more than twice as much as those of one case's processes, which on a GPU may add in
-another order; if the processes agree exactly, the outputs must agree exactly.
+agree. Outputs agree if their digests differ by no more than twice as much as those of one case's
+processes, which on a GPU may add in another order; if the processes agree exactly, the outputs must
+agree exactly. The metrics that a program reports stand for outputs, and agree in all digits. A pair
+is not compared without counters, without such results, or if its counts vary from step to step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from harness.analysis.counters import exact_counters
+from harness.analysis.counters import by_step, exact_counters
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.scaling import MIN_POINTS, group_of, groups_along, positive
-from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
+from harness.records import COUNTERS, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 
 TIMES = 2.0
 """Two cases agree if they differ by at most this many times what one case's processes do."""
@@ -53,6 +54,17 @@ class DeadAxis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VaryingCounts:
+    """A counter that varies from step to step, along an axis that may have an effect."""
+
+    group: str
+    axes: tuple[str, ...]
+    counter: str
+    ranges: tuple[tuple[Values, Estimate], ...]
+    """Fewest and most in a step, by value of the axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Invariance:
     """A speed that is constant within noise along an axis, though it should not be."""
 
@@ -80,6 +92,7 @@ class Oddities:
 
     dead: tuple[DeadAxis, ...] = ()
     still: tuple[Invariance, ...] = ()
+    varying: tuple[VaryingCounts, ...] = ()
     pairs: int = 0
     """Pairs of cases that differ in one axis, or in axes that only change together."""
     compared: int = 0
@@ -104,6 +117,7 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     processes = {s.case.case_id: run.of(s.case.case_id) for s in ok}
     dead: list[DeadAxis] = []
     pairs: list[_ComparedPair | None] = []
+    varying: list[VaryingCounts] = []
     for workload in dict.fromkeys(s.case.workload for s in ok):
         ours = [s for s in ok if s.case.workload == workload]
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
@@ -114,6 +128,8 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             found, more = _compared(processes, workload, provider, axes, members)
             dead += found
             pairs += more
+            if not any(d.all_values for d in found):
+                varying += [v for g in _groups(members, axes) for v in _varying(axes, g)][:1]
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
     still = [
         found
@@ -125,12 +141,40 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     return Oddities(
         dead=tuple(dead),
         still=tuple(still),
+        varying=tuple(varying),
         pairs=len(pairs),
         compared=sum(pair is not None for pair in pairs),
     )
 
 
+def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
+    """Case id -> an axis without effect from which the suite computes the work of a program."""
+    cases = {s.case.case_id: (s, s.case.program) for s in summaries if s.case.program}
+    dead = oddities(run, [s for s, _ in cases.values()]).dead
+
+    def is_inert(s: CaseSummary, axis: str, name: str) -> bool:
+        here = [d for d in dead if (d.workload, d.provider) == (s.case.workload, s.case.provider)]
+        return any(axis in d.axes and _at(s, d.axes) in d.values for d in here) or all(
+            m.flags_read.get(name) is False for m in run.of(s.case.case_id)
+        )
+
+    return {
+        case_id: axis
+        for case_id, (s, program) in cases.items()
+        for axis in (program.work_axes if program and s.outcome is Outcome.OK else ())
+        if is_inert(s, axis, program.carried.get(axis, axis) if program else axis)
+    }
+
+
 # --- dead axes ---------------------------------------------------------------------------
+
+
+def _varying(axes: tuple[str, ...], group: Sequence[CaseSummary]) -> Iterator[VaryingCounts]:
+    for name in COUNTERS:
+        ranges = [(_at(s, axes), s.metrics[name]) for s in group if name in s.metrics]
+        if len(ranges) == len(group) and any(e.low != e.high for _, e in ranges):
+            group_id = group_of(group[0].case, axes[0])
+            yield VaryingCounts(group=group_id, axes=axes, counter=name, ranges=tuple(ranges))
 
 
 def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
@@ -205,9 +249,9 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
         return None
     first, second = processes[a.case.case_id], processes[b.case.case_id]
     counted, ran = _same_counters(first, second), _same_names(first, second)
-    outputs = _same_outputs(first, second)
-    differs = False in (counted, ran, outputs)
-    if not differs and not (counted and outputs):
+    outputs, reported = _same_outputs(first, second), _same_readings(a, first, second)
+    differs = False in (counted, ran, outputs, reported)
+    if not differs and not (counted and (outputs or reported)):
         return None
     profiles = [m.profile for m in (*first, *second)]
     times = [a.metrics["step_s"], b.metrics["step_s"]]
@@ -220,14 +264,25 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
 
 
 def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
-    """Whether all counters that both have are equal; None if there are none."""
+    """Whether all counters that both have are equal; None if there are none, or if one varies from
+    step to step in another way."""
     a, b = exact_counters(first).counts, exact_counters(second).counts
     common = a.keys() & b.keys()
-    return all(a[name] == b[name] for name in common) if common else None
+    if any(a[name] != b[name] for name in common):
+        return False
+    varying = {name for m in (*first, *second) if m.counters for name in m.counters.series}
+    for name in varying:
+        one, other = by_step(first, name), by_step(second, name)
+        if not (one and other and all(len({*at}) == 1 for at in zip(*one, *other, strict=False))):
+            return None
+    return True if common or varying else None
 
 
 def _same_names(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
-    """Whether the same kernels and operators ran; None if a case's own processes disagree."""
+    """Whether the same kernels and operators ran; None if a case's own processes disagree, or if
+    other numbers of steps were profiled: what runs now and then may be in one profile only."""
+    if len({m.profile.steps for m in (*first, *second) if m.profile}) > 1:
+        return None
     cases = [{m.profile.fingerprint if m.profile else "" for m in case} for case in (first, second)]
     if any(len(names) != 1 or "" in names for names in cases):
         return None
@@ -258,6 +313,35 @@ def _digests(m: Measurement) -> Mapping[tuple[object, ...], float]:
     }
 
 
+def _same_readings(
+    of: CaseSummary, first: Sequence[Measurement], second: Sequence[Measurement]
+) -> bool | None:
+    """Whether a program reports the same numbers in all digits; None if it is unknown, because they
+    are times or rates, or vary between processes, or may do so in a single one."""
+    program = of.case.program.readings if of.case.program else ()
+    timed = {r.metric for r in program if r.unit in ("", "s", "ms") or r.unit.endswith("/s")}
+    found: bool | None = None
+    for name in set.intersection(*(set(m.readings) for m in (*first, *second))) - timed:
+        a, b = ([m.readings[name] for m in own] for own in (first, second))
+        if not all(_aligned(c[0], curve) for c in (a, b) for curve in c):
+            continue
+        if not _aligned(a[0], b[0]):
+            return False if min(len(a), len(b)) > 1 else None
+        found = True
+    return found
+
+
+def _aligned(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether two curves agree where they overlap, in over half of one; their starts differ."""
+    most = min(len(a), len(b)) // 2
+    return any(
+        all(x == y for x, y in zip(one[start:], other, strict=False))
+        for one, other in ((a, b), (b, a))
+        for start in range(len(one) - most)
+        if one and other and one[start] == other[0]
+    )
+
+
 # --- speeds ------------------------------------------------------------------------------
 
 
@@ -275,7 +359,7 @@ def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Ite
     # By its effective configuration, or by the metrics that a program reports.
     measured = [processes[s.case.case_id] for s in ranked]
     reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked) or all(
-        _report_differently(a, b) for a, b in pairwise(measured)
+        _same_readings(first, a, b) is False for a, b in pairwise(measured)
     )
     for metric in ("tokens_per_s", "step_s"):
         if not all(metric in s.metrics for s in ranked):
@@ -302,19 +386,6 @@ def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Ite
                 reached=reached,
             )
             return
-
-
-def _report_differently(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool:
-    """Whether a program reports other numbers in one case than in the other, and the same in every
-    process of a case. Times and rates vary between processes, so noise is not taken for an effect.
-    """
-    every = [*first, *second]
-    for name in set.intersection(*(set(m.readings) for m in every)):
-        count = min(len(m.readings[name]) for m in every)
-        curves = [{m.readings[name][:count] for m in case} for case in (first, second)]
-        if count and all(len(c) == 1 for c in curves) and curves[0] != curves[1]:
-            return min(len(first), len(second)) > 1
-    return False
 
 
 def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) -> bool:

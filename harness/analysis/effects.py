@@ -57,6 +57,7 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
             groups = [{s.case.get(axis): s for s in group} for group in groups_along(ok, axis)]
             for value in others:
                 both = [group for group in groups if {base, value} <= group.keys()]
+                both = [g for g in both if bool(g[base].tokens) == bool(g[value].tokens)]
                 pairs = [(_per_token(group[base]), _per_token(group[value])) for group in both]
                 if pairs:
                     found.append(_effect(workload, axis, base, value, pairs))

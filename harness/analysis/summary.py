@@ -8,6 +8,7 @@ import numpy as np
 
 from harness import units
 from harness.analysis import counters, statistics
+from harness.analysis.dead_axes import inert_work
 from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.roofline import RooflineBound, bound
@@ -38,6 +39,8 @@ LARGE_DISAGREEMENT = 0.10
 APART = 2.0
 """Slowest process over fastest above which a case has no speed."""
 
+OF_WORK = ("tokens_per_s", "mfu", "roofline_share")
+"""Metrics that need the tokens or FLOPs of a step."""
 SPEEDS = ("step_s", "step_cycles", "tokens_per_s", "mfu", "roofline_share")
 
 
@@ -83,7 +86,7 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
         for name, values in own.items():
             alike[of[0].clock, name].append(values)
     priors = {key: statistics.variance_prior(cases) for key, cases in alike.items()}
-    return tuple(
+    found = [
         _summarise(
             case,
             run.of(case.case_id),
@@ -92,7 +95,19 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
             {name: _Rate(values, priors[of[0].clock, name]) for name, values in own.items()},
         )
         for case, of, own in zip(run.suite.cases, evidence, rates, strict=True)
-    )
+    ]
+    inert = inert_work(run, found)
+    return tuple(_without_work(s, inert.get(s.case.case_id)) for s in found)
+
+
+def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
+    """The case without the work that follows an axis without effect, and without its metrics."""
+    if axis is None:
+        return s
+    reported = {r.metric for r in s.case.program.readings} if s.case.program else set()
+    kept = {n: e for n, e in s.metrics.items() if n not in OF_WORK or n in reported}
+    note = f"tokens/s and MFU are withdrawn: they follow {axis}, which has no effect"
+    return replace(s, tokens=None, flops=None, metrics=kept, notes=(*s.notes, note))
 
 
 def spreads(run: Run) -> tuple[Spread, ...]:
@@ -132,6 +147,8 @@ def why_absent(
     if metric in COUNTERS:
         return counters.exact_counters(ok).absent.get(metric, "")
     precision = precision_of(summary.case.axes, summary.effective, environment)
+    if metric in OF_WORK and summary.case.program and summary.case.program.work_axes:
+        return "the work of a step follows an axis without effect"
     if metric == "tokens_per_s":
         return "the workload does not count tokens"
     if metric == "roofline_share":

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from harness.machine import drift
-from harness.records import VARIABLE_PREFIXES, Case, Environment
+from harness.records import Case, Environment
 
 KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Variables that select the device; those of this process are kept."""
@@ -69,11 +69,12 @@ def inherited(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, 
 
 
 @contextmanager
-def only(inherited: Mapping[str, str]) -> Iterator[None]:
-    """Of the variables that a run records, let only these reach a worker."""
+def only(inherited: Mapping[str, str], first: Environment, second: Environment) -> Iterator[None]:
+    """Of the variables that both runs recorded, let only these reach a worker."""
     before = dict(os.environ)
     for name in before:
-        if name.startswith(VARIABLE_PREFIXES) and name not in KEPT:
+        recorded = name.startswith(first.prefixes) and name.startswith(second.prefixes)
+        if recorded and name not in KEPT:
             del os.environ[name]
     os.environ.update(inherited)
     try:

@@ -130,7 +130,7 @@ def run(
     repository = Repository.around(Path(request.repository)) if request.repository else None
     with ExitStack() as stack:
         if isinstance(request, DifferencesRequest):
-            stack.enter_context(differences.only(request.inherited))
+            stack.enter_context(differences.only(request.inherited, *request.environments))
         worktrees = repository.worktrees() if repository else ()
         processes = opened(stack, start, resources, worktrees)
         request = processes.journal.request

@@ -10,6 +10,7 @@ import typer
 from harness.cli import console, options
 from harness.cli.options import command, document, out
 from harness.errors import SuiteError
+from harness.git import repository
 from harness.machine import doctor, drift, environment
 from harness.records import Decision, Environment, Run
 from harness.runner.launcher import Launcher
@@ -38,12 +39,14 @@ def doctor_(
     Exit status: 0 fit; 3 not fit. With --against: 0 no difference; 3 a difference.
     """
     recorded = reader.load(store_root, against) if against is not None else None
-    shipped = suites.available()
-    measured = recorded.suite if recorded else suites.load(shipped[0]) if shipped else None
-    cases = measured.cases if measured else ()
-    roots = suites.shipped_roots(measured) if measured else ()
-    home = environment.home_of(cases[0].factory, roots) if cases else Path.cwd()
-    with Launcher() as launcher:
+    home, cases = Path.cwd(), recorded.suite.cases if recorded else ()
+    if recorded is not None:
+        home = environment.home_of(cases[0].factory, suites.shipped_roots(recorded.suite))
+    with (
+        Launcher.of(recorded.suite)
+        if recorded
+        else Launcher(home=repository.home(home)) as launcher
+    ):
         here = environment.capture(
             launcher.describe(), command=command(), repository=home, cases=cases
         )

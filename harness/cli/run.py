@@ -18,6 +18,7 @@ from harness.cli import console, options
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError
+from harness.git.repository import ignore_line
 from harness.machine import drift
 from harness.machine.gpu_idle import mismatch
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
@@ -114,6 +115,8 @@ def run(
         with writer:
             if _carry_out(chosen, rig, launcher, here, writer, done, self_test=self_test):
                 writer.finish(wall_s=time.monotonic() - began if before is None else None)
+    if line := ignore_line(store_root):
+        say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     _conclude(reader.load(store_root, writer.run_id), reports if report else None, as_json)
 
 
@@ -301,7 +304,8 @@ def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
         out.print(console.summaries(cases))
         for program in text.program_lines(recorded.suite.cases, recorded.measurements):
             show(program)
-        for note in (*recorded.notes, *text.oddity_sentences(oddities(recorded, cases))):
+        odd = text.oddity_sentences(oddities(recorded, cases))
+        for note in (*recorded.notes, *odd, *text.flag_sentences(recorded)):
             show(f"note: {note.replace('`', '')}")
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):

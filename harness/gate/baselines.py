@@ -13,9 +13,9 @@ from harness.machine import drift
 from harness.records import Case, Environment, Measurement, Outcome, Run
 from harness.runner.interleave import clock, usable
 
-EXPECTED = ("commit", "uncommitted changes", "host")
-"""Differences that are allowed: the code under test, and the name of a container. A CPU is
-identified by its host name in any case."""
+EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
+"""Differences that are allowed: the code under test, where this Python and the checkout are, and
+the name of a container. A CPU is identified by its host name in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

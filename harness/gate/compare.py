@@ -7,7 +7,7 @@ undecided.
 """
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,14 +62,19 @@ def runs(
     after = {c.case_id: c for c in candidate.suite.cases if passes(c.case_id, filters)}
     if not (before.keys() | after.keys()):
         raise HarnessError(f"no case of the two runs matches {list(filters)}")
+    one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
+    names = _partners(before.values(), after.values()) if one_suite else {}
+    baseline = _renamed(baseline, names)
+    before = {names.get(i, i): replace(c, case_id=names.get(i, i)) for i, c in before.items()}
     both = [case_id for case_id in after if case_id in before]
     around = drift.differences(baseline.environment, candidate.environment)
-    why = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
+    differs = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
+    unlike, why = (differs, {}) if one_suite else ({}, differs)
     compared: Mapping[str, Comparison] = {}
     findings: tuple[Finding, ...] = ()
     if not counters:
-        alike = {i: (before[i], after[i]) for i in both if i not in why}
-        compared, few, findings = _times(baseline, candidate, alike, calibrations)
+        paired = {i: (before[i], after[i]) for i in both if i not in why}
+        compared, few, findings = _times(baseline, candidate, paired, calibrations)
         why |= few
     summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
     cases = [
@@ -85,7 +90,9 @@ def runs(
     ]
     foreign = [d for d in around if d.name not in baselines.EXPECTED]
     if foreign and not across:
-        cases = [_across(case, foreign[0]) for case in cases]
+        cases = [_across(case, f"{foreign[0].name} differs") for case in cases]
+    if not across:
+        cases = [_across(c, unlike[c.case_id]) if c.case_id in unlike else c for c in cases]
     cases += [_one_side(candidate, c, State.NEW) for i, c in after.items() if i not in before]
     cases += [_one_side(baseline, c, State.MISSING) for i, c in before.items() if i not in after]
     suites = drift.configuration(
@@ -130,6 +137,42 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
 def is_across(case: GateCase) -> bool:
     """Whether different environments leave the comparison undecided."""
     return bool(case.findings) and case.findings[-1].check == ENVIRONMENT
+
+
+# --- cases of two runs ---------------------------------------------------------------------
+
+
+def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str]:
+    """Case id of the baseline -> that of the case of the candidate that differs in settings only.
+
+    A setting is an axis with one value in all cases of a run.
+    """
+    sides = ([*before], [*after])
+    names = {n for cases in sides for c in cases for n in c.axes}
+    settings = {
+        n for n in names if all(len({c.axes[n] for c in s if n in c.axes}) < 2 for s in sides)
+    }
+    first, second = ({_without(settings, c): c.case_id for c in cases} for cases in sides)
+    alone = {c.case_id for c in sides[0]} ^ {c.case_id for c in sides[1]}
+    return {
+        case_id: second[key]
+        for key, case_id in first.items()
+        if key in second and {case_id, second[key]} <= alone
+    }
+
+
+def _without(settings: Container[str], case: Case) -> tuple[object, ...]:
+    """What a case is, but for these axes."""
+    axes = sorted((n, repr(v)) for n, v in case.axes.items() if n not in settings)
+    return (case.workload, case.provider, *axes)
+
+
+def _renamed(run: Run, names: Mapping[str, str]) -> Run:
+    """The run with other ids of its cases."""
+    cases = [replace(c, case_id=names.get(c.case_id, c.case_id)) for c in run.suite.cases]
+    measured = [replace(m, case_id=names.get(m.case_id, m.case_id)) for m in run.measurements]
+    suite = replace(run.suite, cases=tuple(cases))
+    return replace(run, suite=suite, measurements=tuple(measured)) if names else run
 
 
 # --- two runs ----------------------------------------------------------------------------
@@ -205,11 +248,11 @@ def _strict(case: GateCase) -> GateCase:
     return _undecided(case, "ran", f"only the candidate can run it: {case.reason}")
 
 
-def _across(case: GateCase, first: drift.Difference) -> GateCase:
-    """The case with its comparison undecided: the environment may explain the difference."""
+def _across(case: GateCase, differs: str) -> GateCase:
+    """The case with its comparison undecided: what differs may explain the change."""
     if case.state is not State.COMPARED:
         return case
-    return _undecided(case, ENVIRONMENT, f"{first.name} differs, and may explain the change")
+    return _undecided(case, ENVIRONMENT, f"{differs}, and may explain the change")
 
 
 def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
@@ -232,7 +275,7 @@ def _one_side(run: Run, case: Case, state: State) -> GateCase:
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:
     if any(map(is_across, cases)):
-        yield "to compare the environments themselves: --across"
+        yield "to judge although these differ: --across"
     commits = [g.commit[:10] for run in (a, b) if (g := run.environment.git) and not g.dirty_sha256]
     open_ = [c for c in cases if c.decision is Decision.INCONCLUSIVE and c.state is State.COMPARED]
     if open_ and len(set(commits)) == 2:

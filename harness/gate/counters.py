@@ -1,6 +1,7 @@
 """The gate by counters per step, compared exactly; it needs no GPU.
 
 Counters have no noise: one process of each side is enough, and any difference comes from the code.
+Of one that varies from step to step, the distributions of both sides are compared.
 A change that intends a difference renews ci/baselines/counters.json. On a CPU the counts depend on
 the version of torch and on nothing else about the machine.
 """
@@ -8,9 +9,11 @@ the version of torch and on nothing else about the machine.
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
-from harness.analysis.counters import exact_counters
+from harness.analysis.counters import by_step, exact_counters
 from harness.gate import files
 from harness.gate.files import Moment
 from harness.gate.records import CounterChange
@@ -22,6 +25,8 @@ RENEW = "harness baseline counters"
 PROCESSES = 1
 AROUND: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 """Nothing is timed, and waiting threads would only load the machine."""
+ERROR = 0.01
+"""Chance to call two equal distributions different."""
 SAMPLES = 3
 """Steps before the counted ones: the first is cold, and its length says nothing about theirs."""
 
@@ -138,11 +143,43 @@ def compare(
     candidate: Sequence[Measurement],
     accepted: Counts | None = None,
 ) -> Compared:
-    """`judge` for measurements of both sides."""
+    """`judge` for measurements of both sides. Counters that vary are judged by their steps, and the
+    worst finding counts."""
+    exact = [exact_counters(side) for side in (baseline, candidate)]
+    names = dict.fromkeys(name for e in exact for name in e.disagreeing)
+    varying = {name: (by_step(baseline, name), by_step(candidate, name)) for name in names}
+    if varying and all(map(all, varying.values())):
+        counts = [{n: c for n, c in e.counts.items() if n not in varying} for e in exact]
+        found = [_by_distribution(name, *steps) for name, steps in varying.items()]
+        found.append(judge(*counts, source="the baseline"))
+        order = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.GO)
+        worst = min(found, key=lambda one: order.index(one[1].decision))
+        return (*chain(*(changes for changes, _ in found)),), worst[1]
     (before, no_a), (after, no_b) = counts_of(baseline), counts_of(candidate)
     sides = (("baseline", no_a), ("candidate", no_b))
     why = "; ".join(f"{side}: {reason}" for side, reason in sides if reason)
     return judge(before, after, source="the baseline", why=why, accepted=accepted)
+
+
+def _by_distribution(
+    name: str, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
+) -> Compared:
+    """Compare a counter that varies: step by step, then by a rank test over all steps."""
+    from scipy.stats import mannwhitneyu  # slow to import
+
+    sides = [[*chain(*processes)] for processes in (before, after)]
+    ranges = [f"{min(n):,} to {max(n):,} in {len(n)} steps" for n in sides]
+    text = f"{name} varies by step: {' → '.join(ranges)}"
+    if len({tuple(process) for process in (*before, *after)}) == 1:
+        return (), _finding(Decision.GO, f"{text}; the same in each step")
+    one, other = (int(median(values)) for values in sides)
+    changes = (CounterChange(name=name, before=one, after=other),)
+    p = float(mannwhitneyu(*sides).pvalue)
+    if p <= ERROR:
+        detail = f"the distributions differ (p={p:.2g})"
+        return changes, _finding(Decision.NO_GO, f"{text}; ", detail)
+    reason = f"{text}; no shift of the distributions is shown (p={p:.2g})"
+    return changes, _finding(Decision.INCONCLUSIVE, reason)
 
 
 def judge(

@@ -124,7 +124,7 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
     if not asked:
         raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
     kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
-    suites = {c.suite: require(trees.tree, c, loaded) for c in asked}
+    suites = {c.suite: require(trees.places, c, loaded) for c in asked}
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
     gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
@@ -132,7 +132,7 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
     if loaded.document is not None:
         # Every case and file that the policy names must exist, also those of the other mode.
         others = loaded.form.suites if asked is loaded.form.counters else loaded.form.counters
-        known = [case for c in others for case in require(trees.tree, c, loaded).cases]
+        known = [case for c in others for case in require(trees.places, c, loaded).cases]
         found = trees.tree.rglob("*") if trees.baseline else ()
         paths = [f.relative_to(trees.tree).as_posix() for f in found]
         policy.check(loaded.document, [*(t.case for t in tasks), *known], paths)
@@ -142,8 +142,17 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
         suites=suites,
         tasks=tuple(tasks),
         gone=gone,
-        findings=trees.findings,
+        findings=(*trees.findings, *_younger(trees, suites)),
     )
+
+
+def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:
+    """A note for each suite that the candidate does not have like this."""
+    for path, suite in suites.items():
+        file = trees.tree / path
+        if not file.is_file() or file.read_bytes() != suite.text.encode():
+            there = "has another version" if file.is_file() else "does not have it"
+            yield _noted("suite", f"{path} is read from the working tree; the candidate {there}")
 
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
@@ -207,6 +216,12 @@ class Trees:
     @property
     def tree(self) -> Path:
         return self.folders[-1]
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where suites are read: the working tree, then the candidate's."""
+        mine = self.repository.root if self.repository else self.tree
+        return (mine, self.tree)
 
 
 def _repository(request: Request) -> Repository | None:
@@ -290,7 +305,7 @@ def _gone(
     why = f"only the baseline has this case, or selects it in {loaded.path}"
     for choice in _choices(before_change, mode):
         with suppress(SuiteError):  # an unreadable suite has no cases to lose
-            before = suite_of(trees.folders[0], choice)
+            before = suite_of(trees.folders[:1], choice)
             for case in chosen_of(before, choice).cases if before else ():
                 if case.case_id not in measured.get(choice.suite, set()):
                     yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
@@ -300,7 +315,7 @@ def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
     """Cases in the baseline of this device that are not in their suite, chosen or not."""
     for path in plan.suites:
         stored = baselines.load(request.baselines, files.device_id(plan.here), path)
-        whole = suite_of(plan.trees.tree, ChosenSuite(suite=path))
+        whole = suite_of(plan.trees.places, ChosenSuite(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
             why = "the baseline has this case, but the suite does not"

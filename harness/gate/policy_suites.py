@@ -1,4 +1,5 @@
-"""The suites that a policy chooses, read from a worktree."""
+"""The suites that a policy chooses, read from the working tree, or from the candidate if only that
+has them: like the policy, a suite may be younger than the commits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,18 +13,18 @@ from harness.suite import load as suites
 from harness.suite.positions import Loc, Problem, nearest, show
 
 
-def require(tree: Path, choice: ChosenSuite, policy: Policy) -> Suite:
-    """The suite in the candidate, with the cases that the policy chooses.
+def require(places: Sequence[Path], choice: ChosenSuite, policy: Policy) -> Suite:
+    """The suite in the first of these trees that has it, with the cases that the policy chooses.
 
     Raises:
         SuiteError: There is no such suite or case.
     """
-    suite = suite_of(tree, choice)
+    suite = suite_of(places, choice)
     if suite is None:
-        beside = (tree / choice.suite).parent.glob("*.yaml")
+        beside = (places[0] / choice.suite).parent.glob("*.yaml")
         names = sorted(Path(choice.suite).with_name(file.name).as_posix() for file in beside)
         remedy = f"Check the spelling, or add the file. {nearest(choice.suite, names)}".rstrip()
-        text = f"the candidate has no suite {choice.suite}"
+        text = f"there is no suite {choice.suite} in the working tree or the candidate"
         raise _refused(choice, policy, ("suite",), text, remedy)
     kept = chosen_of(suite, choice)
     if not kept.cases:
@@ -78,13 +79,14 @@ def _refused(choice: ChosenSuite, policy: Policy, loc: Loc, text: str, remedy: s
     return policy.document.error([Problem((key, index, *loc), text, remedy)])
 
 
-def suite_of(tree: Path, choice: ChosenSuite) -> Suite | None:
-    """A whole suite of a worktree; None if the worktree has no such file."""
-    file = tree / choice.suite
-    if not file.resolve().is_relative_to(tree.resolve()) or not file.is_file():
-        return None
-    text = suites.text_of(file, choice.suite, "Save it as UTF-8.")
-    return suites.loads(text, choice.suite)
+def suite_of(places: Sequence[Path], choice: ChosenSuite) -> Suite | None:
+    """A whole suite, of the first of these trees that has its file; None if none has."""
+    for tree in places:
+        file = tree / choice.suite
+        if file.resolve().is_relative_to(tree.resolve()) and file.is_file():
+            text = suites.text_of(file, choice.suite, "Save it as UTF-8.")
+            return suites.loads(text, choice.suite)
+    return None
 
 
 def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:

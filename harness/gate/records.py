@@ -61,7 +61,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterChange:
-    """One counter per step on both sides; None if a side does not have it."""
+    """One counter per step on both sides, the median if steps differ; None if a side lacks it."""
 
     name: str
     before: int | None

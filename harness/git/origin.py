@@ -17,7 +17,10 @@ from harness.git import repository
 OURS = "harness"
 """The package that measures: the same for baseline and candidate, so from neither tree."""
 REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
-SHADOW_REMEDY = "uninstall that package, rename one of the two, or name its folder with --root"
+SHADOW_REMEDY = (
+    "uninstall that package, take it off PYTHONPATH, rename one of the two, or name its folder "
+    "with --root"
+)
 LAYOUTS = ("src", "python", "lib")
 """Folders of a tree in which projects keep their packages."""
 
@@ -44,12 +47,16 @@ def loaded(
         elsewhere: Working trees of the repository that it must not come from.
 
     Returns:
-        Package -> file; and one sentence per module from a wrong place.
+        Package -> file, of those under test and all others that are not installed; and one
+        sentence per module from a wrong place.
     """
+    code = own_packages()
+    tested = {_top(factory_module)} - {"", OURS, *sys.stdlib_module_names}
+    code |= {n: place for n in tested & {*sys.modules} for place in _places(sys.modules[n])}
     if not roots:
-        return {}, ()
-    tested = ({_top(factory_module)} | packages_in(roots)) - {OURS, *sys.stdlib_module_names}
-    code, found, others = {}, [], []
+        return code, ()
+    tested |= packages_in(roots) - {OURS, *sys.stdlib_module_names}
+    found, others = [], []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
             file = _file(module)
@@ -109,9 +116,26 @@ def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
     return {*(listed or "").split("\0")}
 
 
+def own_packages() -> dict[str, str]:
+    """The loaded top-level packages and modules that are not installed: name -> file."""
+    left_out = {OURS, "__main__", "sitecustomize", *sys.stdlib_module_names}
+    names = {name for name in sys.modules if "." not in name} - left_out
+    places = {name: _places(sys.modules[name]) for name in sorted(names)}
+    return {name: p[0] for name, p in places.items() if p and not _is_installed(p[0])}
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to this Python, or was installed there."""
+    place, library = Path(file).resolve(), Path(sysconfig.get_path("stdlib")).resolve()
+    return bool({"site-packages", "dist-packages"} & {*place.parts}) or place.is_relative_to(
+        library
+    )
+
+
 def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per loaded module that a folder contains too, but in another file."""
-    found = []
+    """One sentence per loaded package with a module that a folder contains too, but that is from
+    none of them."""
+    found: dict[str, str] = {}
     places = (Path(folder, name) for folder in folders for name in LAYOUTS)
     nested = [str(place) for place in places if place.is_dir()]
     for folder in (*folders, *nested):
@@ -119,10 +143,11 @@ def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
         for name, module in sorted(sys.modules.items()):
             file = _file(module)
             wanted = _module_file(folder, name) if _top(name) in own else None
-            other = wanted and file and Path(file).resolve() != wanted.resolve()
-            if other and (folder not in nested or outside([(name, str(file))], folders)):
-                found.append(f"{name} is {file}, not {wanted}")
-    return tuple(found)
+            if not wanted or not file or Path(file).resolve() == wanted.resolve():
+                continue
+            if _is_installed(file) or outside([(name, file)], folders):
+                found.setdefault(_top(name), f"{name} is {file}, not {wanted}")
+    return tuple(found.values())
 
 
 def why_shadowed(message: str, folders: Sequence[str]) -> str:

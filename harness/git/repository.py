@@ -2,11 +2,12 @@
 
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from harness.errors import HarnessError
 from harness.records import Git
@@ -18,7 +19,8 @@ GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 WRITTEN = ("reports", "ci/baselines")
 """Folders that runs, baselines and calibrations are written to; they contain no code."""
 
-_CODE = ("--", ".", *(f":(exclude){folder}" for folder in WRITTEN))
+_RECORD = re.compile(r"(?P<store>.+)/\d{8}-\d{6}-[^/]+/(run|state)\.jsonl")
+"""A run or a bisection, in the folder of all."""
 # Git sets these for its hooks; with them, another repository or index would answer.
 _LOCAL = {
     f"GIT_{name}"
@@ -140,8 +142,8 @@ class Repository:
         return tuple(dict.fromkeys([self.root, *trees]))
 
     def dirty(self) -> bool:
-        """Whether the working tree has uncommitted changes outside WRITTEN."""
-        return bool(self.ask("status", "--porcelain", *_CODE))
+        """Whether the working tree has uncommitted changes outside WRITTEN and records."""
+        return bool(self.ask("status", "--porcelain", *_code(self.root)))
 
     def snapshot(self) -> str:
         """A commit, on no branch, of the working tree with its untracked files.
@@ -154,7 +156,7 @@ class Repository:
                 variables[f"GIT_{who}_NAME"] = "harness gate"
                 variables[f"GIT_{who}_EMAIL"] = "harness@localhost"
             self.ask("read-tree", "HEAD", variables=variables)
-            self.ask("add", "--all", variables=variables)
+            self.ask("add", "--all", *_code(self.root, written=()), variables=variables)
             tree = self.ask("write-tree", variables=variables)
             message = "Working tree measured by a gate"
             return self.ask("commit-tree", tree, "-p", "HEAD", "-m", message, variables=variables)
@@ -168,11 +170,18 @@ def top(roots: Sequence[str | Path]) -> Path:
     return next((f for f in (first, *first.parents) if (f / ".git").exists()), first)
 
 
+def home(folder: Path) -> tuple[Path, ...]:
+    """Folders that the code under test is imported from first: the root of the working tree around
+    a folder, and the folder."""
+    here = folder.resolve()
+    return tuple(dict.fromkeys((top([here]), here)))
+
+
 def read_git(folder: Path) -> Git | None:
     """Commit, branch and uncommitted changes of the repository around a folder.
 
     None without git, a repository or a commit, and for a folder that its repository ignores, such
-    as a virtual environment. Files under WRITTEN do not count as changes.
+    as a virtual environment. Records and files under WRITTEN do not count as changes.
     """
     root = try_git(folder, "rev-parse", "--show-toplevel")
     if root is None or try_git(folder, "check-ignore", "--quiet", ".") is not None:
@@ -189,10 +198,41 @@ def read_git(folder: Path) -> Git | None:
     )
 
 
+def ignore_line(folder: Path) -> str:
+    """The line of .gitignore that keeps a folder of records out of commits; empty if git ignores
+    the folder, is not used there, or if records are committed."""
+    root = try_git(folder, "rev-parse", "--show-toplevel")
+    shown = root and try_git(folder, "status", "--porcelain", "--", ".")
+    if not root or not (shown or "").startswith("??") or try_git(folder, "ls-files"):
+        return ""
+    inside = folder.resolve().relative_to(Path(root.removesuffix("\n")).resolve())
+    return f"/{_whole(inside.as_posix())}/"
+
+
+def _code(root: Path, written: Sequence[str] = WRITTEN) -> tuple[str, ...]:
+    """Pathspec of the code in a working tree: without these folders and those of records."""
+    return ("--", ".", *(f":(exclude,literal){x}" for x in (*written, *_records(root))))
+
+
+def _records(root: Path) -> Sequence[str]:
+    """The folders of runs and bisections in a working tree, which are not code."""
+    named = [f":(glob)**/{name}.jsonl" for name in ("run", "state")]
+    asked = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *named)
+    found = map(_RECORD.fullmatch, (try_git(root, *asked) or "").split("\0"))
+    return sorted({_whole(record["store"]) for record in found if record})
+
+
+def _whole(store: str) -> str:
+    """A folder of runs; the folder with the dated reports if the runs are in their usual place."""
+    place = PurePosixPath(store)
+    return str(place.parent) if place.parent.name == WRITTEN[0] else store
+
+
 def _dirty_sha256(root: Path) -> str:
     """Hash of everything that differs from the commit; empty if nothing does."""
-    diff = try_git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *_CODE) or ""
-    listed = try_git(root, "ls-files", "--others", "--exclude-standard", "-z", *_CODE) or ""
+    code = _code(root)
+    diff = try_git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *code) or ""
+    listed = try_git(root, "ls-files", "--others", "--exclude-standard", "-z", *code) or ""
     untracked = sorted(os.fsencode(name) for name in listed.split("\0") if name)
     if not diff and not untracked:
         return ""

@@ -62,7 +62,17 @@ _PREFIXES = {
     "PYTORCH_": "the allocator or the dispatcher behaves differently",
     "NCCL_": "communication takes another path",
     "OMP_": "work on the CPU is spread over more or fewer threads",
+    "LD_": "other libraries are loaded",
+    "PYTHONPATH": "modules are imported from elsewhere",
 }
+SEARCH = ("interpreter", "search path of modules", "other variables, by digest")
+"""Differences between two installations or two shells; a package that moved is named itself."""
+SESSION = (
+    *("_", "COLUMNS", "DBUS_", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL", "SSH_"),
+    *("STY", "TERM", "TMUX", "WINDOWID", "XDG_SESSION", "PYTEST_"),
+    *("BUILD_", "CI_", "GITHUB_", "HOSTNAME", "KUBERNETES_", "LSB_", "PBS_", "RUNNER_", "SLURM_"),
+)
+"""Variables of a terminal or a job: they differ between any two, and are not compared."""
 _SUITE = "the suite changed"
 _KIND = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""
@@ -125,9 +135,11 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
             yield from _one(name, how, *(g[field] for g in gpus))
     yield from _mapped(_VERSIONS, "other code runs below the model", *(e.versions for e in sides))
     yield from _mapped(_SETTINGS, "torch behaves differently", *(e.torch_settings for e in sides))
-    for name in sorted({*baseline.variables, *candidate.variables}):
+    variables = {*baseline.variables, *candidate.variables}
+    for name in sorted(v for v in variables if all(v.startswith(e.prefixes) for e in sides)):
         how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
         yield from _one(name, how, *(e.variables.get(name) for e in sides))
+    yield from _search(baseline, candidate)
     gits = [asdict(e.git) if e.git else {} for e in sides]
     if not any(gits):
         how = "the code may differ: it is not in a git repository"
@@ -148,6 +160,23 @@ def _environment(baseline: Environment, candidate: Environment) -> Iterator[Diff
         ("host", "hostname", "other cooling, other neighbours, another PCIe slot"),
     ):
         yield from _one(name, how, *(getattr(e, field) for e in sides))
+
+
+def _search(*sides: Environment) -> Iterator[Difference]:
+    """What decides which code is imported. Unknown where a run did not record it."""
+    if all(e.path for e in sides):
+        for name in sorted(sides[0].packages.keys() & sides[1].packages.keys()):
+            places = [e.packages[name] for e in sides]
+            if not all(place.startswith("{repository}") for place in places):
+                yield from _one(f"package {name}", "other code is imported", *places)
+        how = "a package may be imported from elsewhere"
+        yield from _one(SEARCH[0], how, *(e.interpreter for e in sides))
+        yield from _one(SEARCH[1], how, *(", ".join(e.path) for e in sides))
+        others = [e.other_variables for e in sides]
+        names = {n for side in others for n in side if not n.startswith(SESSION)}
+        unlike = sorted(n for n in names if others[0].get(n) != others[1].get(n))
+        words = [", ".join(f"{n} {side.get(n, 'not set')}" for n in unlike) for side in others]
+        yield from _one(SEARCH[2], "the code under test may read them", *words)
 
 
 def _mapped(
@@ -211,7 +240,7 @@ def _flat(case: Case) -> dict[str, Any]:
     return {
         "factory": case.factory,
         **({"command": " ".join(how.pop("argv"))} if how else {}),
-        **{f"program.{name}": value for name, value in how.items()},
+        **{f"program.{n}": v for n, v in how.items() if n not in ("carried", "work_axes")},
         **{f"axis {name}": value for name, value in case.axes.items()},
         **{f"variable {name}": value for name, value in case.env.items()},
         **{f"measure.{name}": value for name, value in asdict(case.settings).items()},

@@ -3,6 +3,8 @@
 import hashlib
 import os
 import platform
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,13 +17,16 @@ import psutil
 
 from harness import __version__
 from harness.errors import ProbeError
-from harness.git.repository import read_git, top
+from harness.git.origin import OURS, packages_in
+from harness.git.repository import home, read_git, top
 from harness.machine import nvml
 from harness.records import VARIABLE_PREFIXES, Case, Environment, Gpu
 
 NOT_REPORTED = "not available"
 """Value of the fields of a Gpu that only NVML reports."""
 DATA_END_BYTES = 2**16
+DIGEST_LENGTH = 8
+_SECRET = re.compile(r"AUTH|CREDENTIAL|DSN|KEY|PASS|PWD|SECRET|TOKEN|URL|URI", re.IGNORECASE)
 
 
 def capture(
@@ -40,6 +45,7 @@ def capture(
         cases: The cases of the run, for the data that they name.
     """
     gpu, problem = _gpu(facts)
+    path, root = facts.get("path", ()), top([repository]) if repository else None
     return Environment(
         captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         hostname=platform.node(),
@@ -61,10 +67,61 @@ def capture(
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLE_PREFIXES)
         },
+        prefixes=VARIABLE_PREFIXES,
+        other_variables=_other_variables(),
+        interpreter=facts.get("interpreter", ""),
+        path=tuple(_placed(place, root) for place in path if Path(place).is_absolute()),
+        packages=_packages([case.factory for case in cases], path, root),
         git=read_git(repository) if repository else None,
         command=tuple(command),
         data=data_files(cases),
     )
+
+
+def _other_variables() -> dict[str, str]:
+    """Digests of the variables that are not recorded with their values."""
+    return {
+        name: "set"
+        if _SECRET.search(name)
+        else hashlib.sha256(os.fsencode(value)).hexdigest()[:DIGEST_LENGTH]
+        for name, value in sorted(os.environ.items())
+        if not name.startswith(VARIABLE_PREFIXES)
+    }
+
+
+def _placed(place: str, root: Path | None) -> str:
+    """A path, from the innermost of the folders that another machine may have elsewhere."""
+    known = {"{prefix}": Path(sys.prefix), "{base}": Path(sys.base_prefix)}
+    known |= {"{repository}": root} if root else {}
+    around = [(word, f) for word, f in known.items() if Path(place).is_relative_to(f)]
+    if not around:
+        return place
+    word, folder = max(around, key=lambda one: len(one[1].parts))
+    return str(Path(word, Path(place).relative_to(folder)))
+
+
+def _packages(
+    factories: Sequence[str], path: Sequence[str], root: Path | None
+) -> Mapping[str, str]:
+    """Top-level packages of the factories and of the repository -> where they are imported from."""
+    names = {factory.partition(":")[0].partition(".")[0] for factory in factories}
+    names |= packages_in([str(root)]) if root else set()
+    names -= {"__main__", OURS, *sys.stdlib_module_names}
+    found = {name: _found(name, path) for name in sorted(filter(str.isidentifier, names))}
+    return {name: _placed(str(place), root) for name, place in found.items() if place}
+
+
+def _found(name: str, *paths: Sequence[str]) -> Path | None:
+    """The file of a module, or the folder of a package, on the first of these paths that has it,
+    or as this process finds it; without importing it."""
+    specs = (PathFinder.find_spec(name, [*path]) for path in paths)
+    spec = next(filter(None, specs), None) or find_spec(name)
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ())
+    if places:
+        return Path(places[0])
+    return Path(spec.origin) if spec.has_location and spec.origin else None
 
 
 def _os() -> str:
@@ -158,12 +215,6 @@ def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
     if not name:  # a program, which runs here
         return here
     # The same order as in a worker, see runner.launcher.
-    spec = (
-        PathFinder.find_spec(name, [str(root) for root in roots])
-        or find_spec(name)
-        or PathFinder.find_spec(name, [str(here)])
-    )
-    places = list(spec.submodule_search_locations or ()) if spec else []
-    if places:
-        return Path(places[0])
-    return Path(spec.origin).parent if spec and spec.has_location and spec.origin else here
+    first = roots or home(here)
+    place = _found(name, [str(folder) for folder in first])
+    return here if place is None else place if place.is_dir() else place.parent

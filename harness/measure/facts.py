@@ -1,6 +1,7 @@
 """Child side: versions and settings of torch, and the GPU as torch sees it, in a worker."""
 
 import os
+import sys
 import warnings
 from importlib import metadata
 from typing import Any
@@ -19,6 +20,7 @@ def describe() -> dict[str, Any]:
         gpu_uuid: Of the first GPU, as NVML writes it; None without a GPU.
         gpu: Its name, memory_bytes and compute_capability, for machines without NVML; or None.
         cuda_unavailable: Why torch has no GPU; empty if it has one.
+        interpreter, path: sys.executable and sys.path.
     """
     problem = _cuda_problem()
     gpu = None if problem else torch.cuda.get_device_properties(0)
@@ -40,6 +42,8 @@ def describe() -> dict[str, Any]:
         if gpu
         else None,
         "cuda_unavailable": problem,
+        "interpreter": sys.executable,
+        "path": [*sys.path],
     }
 
 

@@ -30,6 +30,8 @@ LONG_STEP_S = 1.0
 PROFILE_S = 0.1
 """Time to fill with profiled steps, for enough samples of the host's stack."""
 MAX_PROFILED_STEPS = 20
+MORE_STEPS = 6
+"""Steps that are counted beyond two, if these two differ."""
 MAX_OPERATORS = 4_000
 """Operators of all profiled steps, if two steps have fewer."""
 TOO_MANY_OPERATORS = 300_000
@@ -90,6 +92,7 @@ def requests(
     time_left_s: float,
     profiling: bool = True,
     profile_s: float = PROFILE_S,
+    more_steps: int = MORE_STEPS,
     progress: Callable[[], None] = lambda: None,
 ) -> Generator[None, None, StepProfile]:
     """Count and profile steps that the caller runs: one between each yield and the next resumption,
@@ -100,18 +103,22 @@ def requests(
         time_left_s: Until the process must be done.
         profiling: Whether to profile, or only to count operators.
         profile_s: Time to fill with profiled steps; at least two are profiled.
+        more_steps: Steps to count beyond two, if these differ, within a quarter of the time left.
         progress: Called after every step.
     """
     began = time.monotonic()
     if why := _too_long(step_s, time_left_s):
         return without_profile(why)
     gc.collect()
-    counted = []
-    for _ in range(1 if step_s > LONG_STEP_S else 2):
+    counted: list[StepCount] = []
+    wanted = 1 if step_s > LONG_STEP_S else 2
+    while len(counted) < wanted:
         with counting() as step:
             yield
         counted.append(step)
         progress()
+        if step != counted[0] and time.monotonic() - began < time_left_s / 4:
+            wanted = 2 + more_steps
     dispatched = counted[0].dispatched_ops
     why = "" if profiling else SWITCHED_OFF
     if profiling and dispatched > TOO_MANY_OPERATORS:
@@ -260,10 +267,12 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         names = [] if on_gpu else ["allocations"]
         names += [] if why else ["kernel_launches", "device_waits", "host_device_copies"]
         series |= {name: [getattr(step, name) for step in profiled] for name in names}
+    differing = {name: tuple(values) for name, values in series.items() if len(set(values)) > 1}
     return Counters(
         **{name: values[0] for name, values in series.items()},
         steps=min(map(len, series.values())),
-        differing=tuple(name for name, values in series.items() if len(set(values)) > 1),
+        differing=tuple(differing),
+        series=differing,
         unknown={name: why for name in COUNTERS if name not in series},
         hidden=() if seen is None else seen.hidden(),
     )

@@ -97,7 +97,7 @@ class _Session:
             MissingMetric: It did not report a metric or a step.
             NotFinite: It reported NaN or infinity.
         """
-        env = process.environment(self.order.case, self.order.roots)
+        env = process.environment(self.order.case, self.order.first)
         self.process = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.process)
@@ -234,7 +234,7 @@ class _Session:
         if 128 < code < 128 + signal.NSIG:
             how += f" (a shell's code for {signal_name(128 - code)})"
         detail = f"{how}{self.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
-        places = [str(self.folder.resolve()), *self.order.roots]
+        places = [str(self.folder.resolve()), *self.order.first]
         if instead := origin.why_shadowed(errors, places):
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
         if _OUT_OF_MEMORY.search(errors):
@@ -277,6 +277,9 @@ class _Session:
             self.reporter.phase("sampling", series.began_at[start])
         readings = self._readings(series.began_at[start])
         memory = readings.pop("peak_memory_bytes", ())
+        tokens = self.program.tokens  # or the metric of this name, if the suite does not state them
+        if tokens is None and "tokens" in readings:
+            tokens = max(0, round(statistics.median(readings["tokens"])))
         return Measurement(
             case_id=case.case_id,
             process=self.order.process,
@@ -287,7 +290,7 @@ class _Session:
             host_samples_s=samples,
             samples_at_s=tuple(t - self.order.launched_at for t in series.began_at[start:]),
             steady=division.steady if steps or reported else None,
-            tokens=self.program.tokens,
+            tokens=tokens,
             flops=self.program.flops,
             peak_memory_bytes=int(max(memory)) if memory else None,
             accuracy=Accuracy(skipped="a program is not compared with a reference"),

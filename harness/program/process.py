@@ -104,14 +104,14 @@ def find(case: Case, program: Program, where: Path) -> str | None:
     return shutil.which(name, path=case.env.get("PATH", os.environ.get("PATH")))
 
 
-def environment(case: Case, roots: Sequence[str]) -> dict[str, str]:
+def environment(case: Case, first: Sequence[str]) -> dict[str, str]:
     """The program's variables. Python writes line by line, and its stacks if it aborts; it imports
-    from the trees under test first."""
+    from the folders of the code under test first."""
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     env = {**os.environ, **python, **case.env}
     env.pop(COUNTS_IN, None)  # set if another harness counts this one
-    if roots:
-        path = (*roots, env.get("PYTHONPATH", ""))
+    if first:
+        path = (*first, env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     return env
 

@@ -22,6 +22,7 @@ from harness.git import origin
 from harness.measure import attestation
 from harness.measure.profile import (
     MAX_STEP_S,
+    MORE_STEPS,
     PROFILE_S,
     SLOWER,
     SWITCHED_OFF,
@@ -34,7 +35,7 @@ from harness.program.output import BoundedLog
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
-from harness.records import OPTIMIZER, Measurement, Outcome, Program, Scalar
+from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program, Scalar
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
@@ -43,6 +44,11 @@ GRACE_S = 30.0
 """Time for torch and the program to start, beyond SLOWER times the setup of the timed process."""
 HEADER = "\n[the harness runs the program once more and counts what a step does]\n"
 LAST_BYTES = 200
+NATIVE = re.compile(
+    r"(CU(BLAS|DA|DNN)|G?OMP_|HOME|KMP_|LANG|LC_|LD_|MALLOC_|MKL_|N(CCL|VIDIA|VTE)_|OPENBLAS_|PATH"
+    r"|PY(THON|TORCH)|RAYON_|TMP|TOKENIZERS_|TORCH|TRITON_|TZ|UCX_)"
+)
+"""Beginnings of variables that compiled code reads too, unseen."""
 
 _answered: TypeAdapter[StepProfile] = TypeAdapter(StepProfile)
 
@@ -101,11 +107,15 @@ def attested(
         counters=ran.counters,
         profile=ran.profile,
         effective={**measured.effective, **found},
+        code={**measured.code, **answer["code"]},
+        flags_read=answer["flags_read"],
     )
     wrong = [attestation.mismatch(case, ran)]
     if outside := _outside(answer["places"], order):
         listed = "; ".join(outside)
         wrong.append(f"not from the tree under test: {listed}; {origin.REMEDY}")
+    if answer["shadowed"]:
+        wrong.append("; ".join((*answer["shadowed"], origin.SHADOW_REMEDY)))
     if problem := "; ".join(filter(None, wrong)):
         return _mismatch(measured, problem)
     return measured
@@ -166,35 +176,44 @@ class _HookedRun:
             )
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
         self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
-        spare_s = (timed.steps - self.skip - COUNTED_STEPS) * timed.step_s
-        self.profile_s = max(0.0, min(PROFILE_S, order.case.settings.sample_s, spare_s))
+        spare = max(0, timed.steps - self.skip - COUNTED_STEPS)
+        self.more_steps = min(MORE_STEPS, spare)
+        spare_s = (spare - self.more_steps) * timed.step_s
+        self.profile_s = min(PROFILE_S, order.case.settings.sample_s, spare_s)
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
         with tempfile.TemporaryDirectory(prefix="harness-counts-") as name:
             folder = Path(name)
+            env = process.environment(self.order.case, self.order.first)
+            named = {*self.order.case.env, *(n for n in env if n.startswith(VARIABLE_PREFIXES))}
             asked = HookOrder(
                 step=self.program.steps.step if self.program.steps else "",
                 by_lines=bool(self.timed.by_lines),
                 skip=self.skip,
                 step_s=self.timed.step_s,
                 profile_s=self.profile_s,
+                more_steps=self.more_steps,
                 ends_at=self.ends_at,
                 packages=tuple(sorted(_tested(self.order.roots))),
                 folders=self.order.elsewhere,
+                home=self.order.home,
+                variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
+                options=tuple(self.program.carried.values()),
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
-            how = self._run(folder, alive)
+            how = self._run(folder, env, alive)
+            notes = _notes(folder)
             try:
                 answer: Mapping[str, Any] = json.loads((folder / ANSWER).read_text("utf-8"))
             except FileNotFoundError:
-                raise _Unknown(self._why(_notes(folder), how)) from None
-            return answer
+                raise _Unknown(self._why(notes, how)) from None
+            words = self.program.argv[1:]
+            return {**answer, "flags_read": _reads(notes, answer["pid"], asked, words)}
 
-    def _run(self, folder: Path, alive: Callable[[], None]) -> str:
+    def _run(self, folder: Path, env: dict[str, str], alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
-        env = process.environment(self.order.case, self.order.roots)
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
@@ -248,6 +267,25 @@ class _HookedRun:
         if self.timed.by_lines:
             return "the hook saw no line of progress and no step of an optimizer"
         return f"lines of progress report several steps, and the hook saw no {OPTIMIZER}"
+
+
+def _reads(
+    notes: Sequence[Mapping[str, Any]], pid: int, asked: HookOrder, words: Sequence[str]
+) -> dict[str, bool]:
+    """Variables and options -> whether they were read, if that is known.
+
+    It is not known of what the process that counts copied as a whole; nor of variables, if the
+    suite starts a shell and not Python with these words.
+    """
+    own = [n for n in notes if n["pid"] == pid]
+    copied, parsed, dropped = ({n.get(k) for n in own} for k in ("copied", "parsed", "dropped"))
+    direct = any(note["argv"][-len(words) :] == [*words] for note in notes if "argv" in note)
+    known: set[Any] = {*asked.variables} if direct and "variables" not in copied else set()
+    known |= parsed if "options" not in copied else set()
+    known |= dropped - parsed if "rest" not in copied else set()
+    read = {note.get("read") for note in notes}
+    names = (*asked.variables, *asked.options)
+    return {name: name in read for name in names if name in read | known}
 
 
 def _notes(folder: Path) -> list[Mapping[str, Any]]:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from harness.git import origin
 from harness.measure import profile
 from harness.measure.profile import StepProfile
 from harness.records import LINES, OPTIMIZER
@@ -52,12 +53,19 @@ class HookOrder:
     """Typical time of a step."""
     profile_s: float
     """Time to fill with profiled steps."""
+    more_steps: int = 0
+    """Steps that may be counted beyond two."""
     ends_at: float
     """time.monotonic after which the answer is not used."""
     packages: tuple[str, ...] = ()
     """Packages whose modules' files the answer lists."""
     folders: tuple[str, ...] = ()
     """Folders from which the answer lists every module."""
+    home: tuple[str, ...] = ()
+    """Folders that contain the code under test, for modules that shadow it."""
+    variables: tuple[str, ...] = ()
+    """Variables whose reads are noted, as for `options`: see harness.program.startup.reads."""
+    options: tuple[str, ...] = ()
 
 
 def watch(order: Path, note: Note) -> None:
@@ -144,7 +152,10 @@ class StepHook:
         if self._profiling is None:
             left_s = self._asked.ends_at - time.monotonic()
             self._profiling = profile.requests(
-                step_s=self._asked.step_s, time_left_s=left_s, profile_s=self._asked.profile_s
+                step_s=self._asked.step_s,
+                time_left_s=left_s,
+                profile_s=self._asked.profile_s,
+                more_steps=self._asked.more_steps,
             )
         try:
             next(self._profiling)
@@ -176,9 +187,12 @@ class StepHook:
         answer = {
             "ran": asdict(ran),
             "by": self._by,
+            "pid": os.getpid(),
             "torch": torch.__version__,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
             "places": _places(self._asked.packages, self._asked.folders),
+            "code": origin.own_packages(),
+            "shadowed": origin.shadowed(self._asked.home),
         }
         draft = self._folder / f"{ANSWER}.{os.getpid()}"
         draft.write_text(json.dumps(answer), encoding="utf-8")

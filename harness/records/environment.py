@@ -6,6 +6,16 @@ from fnmatch import fnmatchcase
 
 from harness.records.outcome import Scalar
 
+OLD_PREFIXES = ("NSA_", "CUDA_", "TORCH_", "PYTORCH_", "NCCL_", "OMP_", "TRITON_")
+"""VARIABLE_PREFIXES of runs that do not record theirs."""
+VARIABLE_PREFIXES = (
+    *OLD_PREFIXES,
+    *("CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "TORCHINDUCTOR_", "TORCHDYNAMO_"),
+    *("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OPENBLAS_"),
+    *("PYTHONHASHSEED", "PYTHONHOME", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONPATH"),
+)
+"""Environment variables that can change numbers, or which code runs; recorded with their values."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
@@ -51,7 +61,19 @@ class Environment:
     """In a worker: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode, deterministic,
     num_threads, device."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """The parent's environment variables with one of VARIABLE_PREFIXES."""
+    """The parent's environment variables with one of `prefixes`."""
+    prefixes: tuple[str, ...] = OLD_PREFIXES
+    """VARIABLE_PREFIXES when this was recorded."""
+    other_variables: Mapping[str, str] = field(default_factory=dict)
+    """All others: name -> digest of the value; `set` for one that may be a secret. Empty if they
+    were not recorded."""
+    interpreter: str = ""
+    """Python of the workers; empty if not recorded."""
+    path: tuple[str, ...] = ()
+    """sys.path of the workers. `{repository}`, `{prefix}` and `{base}` are the root of the code
+    under test, sys.prefix and sys.base_prefix."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Top-level package of the code under test -> the file or folder that it is imported from."""
     git: Git | None = None
     command: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +97,3 @@ def gpu_matches(pattern: str, gpu_name: str) -> bool:
         return not gpu_matches(pattern[1:], gpu_name)
     pattern, name = pattern.lower(), gpu_name.lower()
     return fnmatchcase(name, pattern) or (not any(c in pattern for c in "*?[") and pattern in name)
-
-
-VARIABLE_PREFIXES = ("NSA_", "CUDA_", "TORCH_", "PYTORCH_", "NCCL_", "OMP_", "TRITON_")
-"""Environment variables that can change numbers; others are not recorded."""

@@ -266,8 +266,8 @@ class Measurement:
     effective: Mapping[str, Scalar] = field(default_factory=dict)
     """The configuration that the workload observed: shapes, dtypes, routes."""
     flags_read: Mapping[str, bool] = field(default_factory=dict)
-    """Variables that were set and that the workload knows as flags -> whether they were read. Of
-    other variables it is unknown."""
+    """Variables that were set and that the workload knows as flags, or that a program could read,
+    and options that carry an axis to it -> whether they were read. Of others it is unknown."""
     output_digest: tuple[TensorDigest, ...] = ()
     """Of the result of the first step; empty if that has no finite numbers."""
     code: Mapping[str, str] = field(default_factory=dict)

@@ -49,6 +49,8 @@ class Counters:
     """Steps that were counted, at least, by each way of counting."""
     differing: tuple[str, ...] = ()
     """Counters with different values in two steps; the first value is kept."""
+    series: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Counter in `differing` -> its value in every step; older records have none."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Counter -> why it is None."""
     hidden: tuple[str, ...] = ()

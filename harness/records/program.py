@@ -1,6 +1,7 @@
 """A program that is measured as it is: the `command:` of a suite, bound to one case."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 REPORTED = ("step_s", "tokens_per_s", "mfu", "peak_memory_bytes")
 """Metrics of the harness that a program may report itself; it may also report its own."""
@@ -62,3 +63,7 @@ class Program:
     """Tokens of one step."""
     flops: int | None = None
     """Floating-point operations of one step."""
+    carried: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Axis -> the option of the command that alone carries it; older records do not say."""
+    work_axes: tuple[str, ...] = field(default=(), compare=False)
+    """Axes from which tokens and FLOPs are computed."""

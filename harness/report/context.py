@@ -289,6 +289,7 @@ def _commands(run: Run) -> tuple[str, ...]:
     env = run.environment
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in env.variables.items()]
+    lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))

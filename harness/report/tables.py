@@ -197,6 +197,9 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         ("torch settings", _pairs(e.torch_settings) or _unknown("no worker reported them")),
         ("variables", _pairs(e.variables) or "none set"),
     ]
+    if e.path:
+        imported = ("imported packages", _pairs(e.packages) or "none of the repository")
+        rows += [("interpreter", e.interpreter), ("search path", ", ".join(e.path)), imported]
     if e.git is None:
         rows.append(("git", _unknown("not a git repository")))
     else:

@@ -7,16 +7,18 @@ bisection (its page).
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from harness import units
 from harness.analysis import overhead
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values, VaryingCounts
 from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
 from harness.analysis.roofline import Target
 from harness.records import (
     INTERPRETER,
+    METRICS,
     Case,
     Environment,
     Measurement,
@@ -253,7 +255,8 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
     for i in found.still:
         workload = i.group.partition("/")[0]
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
-    return (*map(_dead_axes, dead.values()), *map(_invariances, still.values()))
+    sentences = (*map(_dead_axes, dead.values()), *map(_varying, found.varying))
+    return (*sentences, *map(_invariances, still.values()))
 
 
 def dead_axes_bullets(found: Oddities) -> Iterable[str]:
@@ -272,7 +275,7 @@ def coverage_sentence(found: Oddities) -> str:
     return (
         f"Axes without effect were looked for in {found.compared} of "
         f"{plural('pair', found.pairs)} of cases that differ in one axis: those with counters and "
-        "outputs."
+        "outputs or reported metrics."
     )
 
 
@@ -294,13 +297,25 @@ def _dead_axes(alike: Sequence[DeadAxis]) -> str:
         head = f"{_names(d.axes)} {'has' if len(d.axes) == 1 else 'have'} no effect ({values})"
     else:
         head = f"{_names(d.axes)}: {values} do the same"
-    same = "operators, kernels, counters and outputs"
+    same = "operators, kernels, counters and results"
     if d.without_kernels:
-        same = "operators, counters and outputs (kernels not seen)"
+        same = "operators, counters and results (kernels not seen)"
     low, high = units.change(d.fastest), units.change(d.slowest)
     times = low if low == high else f"{low} to {high}"
     time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"
     return f"{places}: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
+
+
+def _varying(v: VaryingCounts) -> str:
+    """`train/nsa`: operators per step vary from step to step: 99 (90 to 110 in 8 steps) with 0."""
+    axes = _names(v.axes)
+    counts = listed([f"{units.cell(v.counter, e)} with {_values(at)}" for at, e in v.ranges])
+    ends = sorted((e.low or 0.0, e.high or 0.0) for _, e in v.ranges)
+    follows = f"are apart, so {axes} probably has an effect"
+    if any(low <= high for (_, high), (low, _) in pairwise(ends)):
+        follows = f"overlap, so they do not show whether {axes} has an effect; compare the results"
+    what = f"`{v.group}`: {METRICS[v.counter].title} vary from step to step"
+    return f"{what}: {counts}. The ranges {follows}."
 
 
 def _values(values: Values) -> str:
@@ -327,23 +342,27 @@ def _invariances(alike: Sequence[Invariance]) -> str:
 
 
 def flag_sentences(run: Run) -> Iterable[str]:
-    """Variables set by cases or by the environment, and whether the program read them."""
+    """Variables that are set, and options that carry axes: which the program was seen to read."""
     cases = {c.case_id: c for c in run.suite.cases}
     read: set[str] = set()
     known: set[str] = set()
     unknown: set[str] = set()
     around: set[str] = set()
+    passed: set[str] = set()
     for m in run.measurements:
         own = cases[m.case_id].env if m.case_id in cases else {}
         read |= {name for name, was_read in m.flags_read.items() if was_read}
         known |= own.keys() & m.flags_read.keys()
         if m.samples_s:
             unknown |= own.keys() - m.flags_read.keys()
+            passed |= {name for name in m.flags_read if name.startswith("-")}
             around |= m.flags_read.keys() - own.keys()
     for what, names in (
         ("Set by cases and read by the program", known & read),
+        ("Set by cases and never read up to the counted steps", known - read),
+        ("Passed and never read from the parsed arguments by then", passed - read),
         ("Set by cases; not known whether the program read them", unknown),
-        ("Set in the environment but read by no case", around - read),
+        ("Set in the environment but read by no case", around - read - passed),
     ):
         if names:
             yield f"{what}: {_names(sorted(names))}."

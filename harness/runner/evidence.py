@@ -26,9 +26,9 @@ _LOG_TAIL_BYTES = 2**16
 class Folder:
     """The folder for the evidence of one process; created with its first file."""
 
-    def __init__(self, run_folder: Path, log: Path, roots: Sequence[str] = ()) -> None:
-        """`log` is the log of the process, inside the run's folder; its code comes from `roots`."""
-        self.roots = roots
+    def __init__(self, run_folder: Path, log: Path, first: Sequence[str] = ()) -> None:
+        """`log` is the log of the process, inside the run's folder; it searches `first` first."""
+        self.first = first
         self.log = log
         self._run_folder = run_folder
         self.path = run_folder / FOLDER / log.stem
@@ -73,7 +73,7 @@ def complete(measurement: Measurement, case: Case, folder: Folder) -> Measuremen
         text, kept = _tail(measurement.telemetry), EvidenceFile(name="telemetry")
         files.append(folder.write("telemetry.csv", text, kept))
     if measurement.outcome in REPRODUCED:
-        text = reproduce.script(case, measurement, folder.path, folder.roots)
+        text = reproduce.script(case, measurement, folder.path, folder.first)
         files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))
     return replace(measurement, evidence=replace(found, files=tuple(files)))
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 from harness.errors import CaseRefused, HarnessError
+from harness.git.repository import home
 from harness.messages import (
     ASK_FOR_STACKS,
     Checked,
@@ -57,13 +59,19 @@ LAST_BYTES = 2**16
 MAX_REPLY_BYTES = 2**15
 """JSON writes one byte of a bounded text as six at most."""
 
+_PYTHONPATH = os.environ.get("PYTHONPATH", "")
+"""Of this process; a search may change the variable later."""
+_HARNESS = str(Path(__file__).resolve().parents[2])
+
 Reply = TypeVar("Reply", Facts, Checked)
 
 # The forkserver loads the parent's copy of the harness, torch and the standard library. It works in
 # the tree under test, so that -P must keep this tree off the path; the roots go there later.
+# What else is in the folder of the harness must not shadow it.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from harness.worker import forkserver; forkserver.main(int(sys.argv[2]), sys.argv[3:])"
+    f"import json, sys; path = json.loads(sys.argv[1]); sys.path[:] = [*path, {_HARNESS!r}]; "
+    "from harness.worker import forkserver; sys.path[:] = path; "
+    "forkserver.main(int(sys.argv[2]), sys.argv[3:])"
 )
 
 
@@ -78,7 +86,8 @@ class Worker:
     launched_at: float
     """time.monotonic at the fork, after the start of the forkserver."""
     cold: bool
-    roots: Sequence[str]
+    first: Sequence[str]
+    """Folders that it searches first for modules."""
     closed_pipe: bool = False
     exit_code: int | None = None
     """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
@@ -145,6 +154,7 @@ class Launcher:
         device: str = "any",
         around: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        home: Sequence[Path] = (),
     ) -> None:
         """Starts nothing yet.
 
@@ -154,8 +164,10 @@ class Launcher:
             device: Of the suite; workers of `cpu` see no GPU.
             around: Environment variables of all workers; a case's own variables win.
             cwd: Working directory of workers; by default the first of the roots.
+            home: Without roots: folders to import from first.
         """
         self._roots = tuple(str(root) for root in roots)
+        self._home = tuple(str(folder) for folder in home)
         self._cwd = cwd or (roots[0] if roots else None)
         self._elsewhere = tuple(str(tree) for tree in elsewhere)
         self._host: Launcher | None = None  # owns the forkserver, see `at`
@@ -168,8 +180,9 @@ class Launcher:
 
     @classmethod
     def of(cls, suite: Suite) -> Self:
-        """One for a suite; workers of a shipped suite import the code that ships with it."""
-        return cls(shipped_roots(suite), device=suite.device, cwd=Path.cwd())
+        """One for a suite; workers of a shipped suite import the code that ships with it, others
+        first that of the repository here."""
+        return cls(shipped_roots(suite), device=suite.device, cwd=Path.cwd(), home=home(Path.cwd()))
 
     def __enter__(self) -> Self:
         return self
@@ -184,13 +197,14 @@ class Launcher:
             self._warm = None
 
     def at(self, roots: Sequence[Path]) -> "Launcher":
-        """A launcher for the code in these folders that shares this one's forkserver.
+        """A launcher for the code in these folders, or in the repository here without any, that
+        shares this one's forkserver.
 
         A search measures many trees this way and imports torch once. This launcher must have no
         roots and must not preload, so that its forkserver has loaded none of the code. Close this
         one, not the guest.
         """
-        guest = Launcher(roots)
+        guest = Launcher(roots, home=() if roots else home(Path.cwd()))
         guest._elsewhere = self._elsewhere
         guest._host, guest._device = self, self._device
         guest._around, guest._hidden = self._around, self._hidden
@@ -213,14 +227,15 @@ class Launcher:
             process=process,
             launched_at=time.monotonic(),
             device=self._device,
-            roots=self._roots,
             elsewhere=self._elsewhere,
+            roots=self._roots,
+            home=self._home,
         )
         return forkserver.fork(order, log, env, cold=cold)
 
     def self_test(self, log: Path) -> Worker:
         """Start a worker that tests the clocks and counters."""
-        return self._warmed().fork(SelfTestOrder(roots=self._roots), log)
+        return self._warmed().fork(SelfTestOrder(roots=self._roots, home=self._home), log)
 
     def describe(self) -> dict[str, Any]:
         """The answer of harness.measure.facts.describe() in a fresh worker.
@@ -228,7 +243,7 @@ class Launcher:
         Raises:
             HarnessError: It failed or took too long. The message has the last line of its log.
         """
-        facts = self._ask(DescribeOrder(roots=self._roots), Facts).facts
+        facts = self._ask(DescribeOrder(roots=self._roots, home=self._home), Facts).facts
         self._device = str(facts["torch_settings"]["device"])
         return facts
 
@@ -253,7 +268,8 @@ class Launcher:
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
         """`preflight` without the import in the forkserver."""
-        answer = self._ask(CheckOrder(cases=suite.cases, roots=self._roots), Checked)
+        order = CheckOrder(cases=suite.cases, roots=self._roots, home=self._home)
+        answer = self._ask(order, Checked)
         if answer.refusals:
             first, others = answer.refusals[0], len(answer.refusals) - 1
             cases = "case fails" if others == 1 else "cases fail"
@@ -298,12 +314,27 @@ class Launcher:
 
     def _started(self, env: Mapping[str, str]) -> "_ForkserverHandle":
         env = {**self._around, **env, **self._hidden}
-        return _ForkserverHandle(env, self._roots, self._cwd)
+        return _ForkserverHandle(env, self._roots or self._home, self._cwd)
+
+
+def search_path(env: Mapping[str, str]) -> list[str]:
+    """The folders that a worker with these variables searches for modules after those of the code
+    under test: PYTHONPATH as it is in `env`, those that this Python has without it, this folder."""
+    prefixes = (sys.prefix, sys.base_prefix)
+    given, mine = _folders(env.get("PYTHONPATH", "")), _folders(_PYTHONPATH)
+    dropped = {f for f in mine if not f.startswith(prefixes)} | {sysconfig.get_path("scripts")}
+    # An entry that is not a folder or an archive is a hook's word for one.
+    own = [str(Path(p).absolute()) if Path(p).exists() else p for p in sys.path]
+    return [*dict.fromkeys((*given, *(p for p in own if p not in dropped), str(Path.cwd())))]
+
+
+def _folders(path: str) -> list[str]:
+    return [str(Path(place).absolute()) for place in path.split(os.pathsep) if place]
 
 
 def start_forkserver(
     path: Sequence[str],
-    roots: Sequence[str],
+    first: Sequence[str],
     control: socket.socket,
     output: IO[bytes],
     *,
@@ -312,7 +343,7 @@ def start_forkserver(
 ) -> "subprocess.Popen[bytes]":
     """Start an interpreter that serves orders from the other end of `control`."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, json.dumps(path), str(control.fileno()), *roots],
+        [sys.executable, "-P", "-c", _BOOT, json.dumps(path), str(control.fileno()), *first],
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -326,17 +357,17 @@ def start_forkserver(
 class _ForkserverHandle:
     """The process of a forkserver and the socket to it."""
 
-    def __init__(self, env: Mapping[str, str], roots: Sequence[str], cwd: Path | None) -> None:
+    def __init__(self, env: Mapping[str, str], first: Sequence[str], cwd: Path | None) -> None:
         """Start one under `env` and wait until torch is imported there."""
         self.prepared = False
         """Whether it has imported what measuring a workload needs."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
-        path = [str(Path(place).absolute()) for place in (*sys.path, "")]
+        env = {**os.environ, **env}
         try:
             with theirs:
                 self._process = start_forkserver(
-                    path, roots, theirs, self._stderr, env={**os.environ, **env}, cwd=cwd
+                    search_path(env), first, theirs, self._stderr, env=env, cwd=cwd
                 )
         except OSError as error:
             self.control.close()
@@ -386,7 +417,7 @@ class _ForkserverHandle:
             answers=answers,
             launched_at=launched_at,
             cold=cold,
-            roots=order.roots,
+            first=order.first,
         )
 
     def preload(self, modules: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import pprint
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ _SCRIPT = '''\
 
 {outcome}: {detail}
 
-Builds the case and runs it, without a watchdog: python {name} [RUNS]
+Builds the case and runs it, without a watchdog: {interpreter} {name} [RUNS]
 A step that takes longer than STALL_S prints its stacks and ends the script.
 """
 
@@ -80,7 +81,7 @@ _PROGRAM_SCRIPT = '''\
 
 {outcome}: {detail}
 
-Starts the program as the harness did, without a watchdog: python {name}
+Starts the program as the harness did, without a watchdog: {interpreter} {name}
 """
 
 import os
@@ -91,18 +92,21 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FOLDER = (HERE / {folder!r}).resolve()  # where the harness was started
 CWD = {cwd!r}  # from FOLDER
+FIRST = {first}  # where it finds modules first, from FOLDER
 VARIABLES = {variables}
 COMMAND = {argv}
 
 if __name__ == "__main__":
     env = {{**os.environ, **VARIABLES}}
+    places = [*(str(FOLDER / place) for place in FIRST), VARIABLES.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     command = [sys.executable if word == "{python}" else word for word in COMMAND]
     sys.exit(subprocess.run(command, cwd=FOLDER / CWD, env=env, check=False).returncode)
 '''
 
 
-def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[str]) -> str:
-    """The text of the script, which will be in `folder`; the code under test is in `roots`."""
+def script(case: Case, measurement: Measurement, folder: Path, first: Sequence[str]) -> str:
+    """The text of the script, which will be in `folder`; modules are searched first in `first`."""
     here = Path.cwd()
     evidence = measurement.evidence or Evidence()
     inherited = {k: v for k, v in os.environ.items() if k.startswith(VARIABLE_PREFIXES)}
@@ -111,6 +115,7 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
         "outcome": measurement.outcome,
         "detail": _in_docstring(measurement.detail),
         "name": NAME,
+        "interpreter": shlex.quote(_in_docstring(sys.executable)),
         "folder": _relative(here, folder.resolve(), within=here),
         "variables": pprint.pformat({**inherited, **case.env}),
     }
@@ -118,13 +123,14 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
         return _PROGRAM_SCRIPT.format(
             **head,
             cwd=case.program.cwd,
+            first=pprint.pformat([_relative(Path(p), here, within=here) for p in first]),
             argv=pprint.pformat(list(case.program.argv)),
             python=INTERPRETER,
         )
     hung = measurement.outcome is Outcome.HANG
     return _SCRIPT.format(
         **head,
-        places=pprint.pformat([_relative(p, here, within=here) for p in _places(here, roots)]),
+        places=pprint.pformat([_relative(p, here, within=here) for p in _places(here, first)]),
         factory=case.factory,
         provider=case.provider,
         axes=pprint.pformat(dict(case.axes)),
@@ -135,13 +141,13 @@ def script(case: Case, measurement: Measurement, folder: Path, roots: Sequence[s
     )
 
 
-def _places(here: Path, roots: Sequence[str]) -> list[Path]:
-    """The roots, and the folders on sys.path that another interpreter would not search."""
+def _places(here: Path, first: Sequence[str]) -> list[Path]:
+    """The folders of `first`, and those on sys.path that another interpreter would not search."""
     own = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix)}
     found = dict.fromkeys(Path(p).resolve() for p in sys.path if p and Path(p).is_dir())
     foreign = [p for p in found if not any(p.is_relative_to(prefix) for prefix in own)]
-    first = [Path(root).resolve() for root in roots]
-    return [*dict.fromkeys((*first, *(p for p in foreign if p != here), here))]
+    before = [Path(folder).resolve() for folder in first]
+    return [*dict.fromkeys((*before, *(p for p in foreign if p != here), here))]
 
 
 def _relative(place: Path, start: Path, *, within: Path) -> str:

@@ -99,7 +99,7 @@ def watch(
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     sampler = Sampler(worker, case, probes)
     story = Story(worker.launched_at, case, process, sampler.take, phase, progressed, busy)
-    folder = evidence.Folder(run_folder, log, worker.roots)
+    folder = evidence.Folder(run_folder, log, worker.first)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
         ending = _see_through(worker, case, story, recorder, folder, sampler)

@@ -53,8 +53,9 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
 
     Args:
         ref: A path, or the name of a shipped suite (`smoke`, `suites/smoke.yaml`) in any folder.
-        overrides: `axis=value[,value...]` replaces an axis in every workload that has it, and the
-            case ids then name it; `measure.processes=1` replaces a setting of every workload.
+        overrides: `axis=value[,value...]` replaces an axis in every workload that has it; the case
+            ids name it if the file sweeps it, or if several values are given.
+            `measure.processes=1` replaces a setting of every workload.
         filters: Patterns (fnmatch) or parts of case ids. A case is kept if one matches and none
             with a leading `!` does.
 
@@ -429,9 +430,12 @@ class _Overrides:
         return changes
 
     def apply(self, workload: WorkloadModel) -> WorkloadModel:
-        """The workload with replaced axes, which are then swept."""
+        """The workload with replaced axes. One value does not make a fixed axis a swept one: the
+        case keeps its id."""
         new = {n: self._values(n, workload) for n in workload.axes if n in self.axes}
-        return workload.model_copy(update={"axes": workload.axes | new})
+        fixed = {n for n, old in workload.axes.items() if not isinstance(old, list)}
+        one = {n: values[0] for n, values in new.items() if n in fixed and len(values) == 1}
+        return workload.model_copy(update={"axes": workload.axes | new | one})
 
     def _values(self, name: str, workload: WorkloadModel) -> list[Scalar]:
         """The values with their types in the file, so that "1" stays text."""

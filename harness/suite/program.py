@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 from harness.records import (
@@ -91,6 +92,8 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     if workload.command is None:
         return None
     words = _words(workload)
+    work = (workload.tokens, workload.flops)
+    factors = [f for product in work if isinstance(product, list) for f in product]
     argv = [_filled(str(word), case) for word in words[:1]]
     for word in words[1:]:
         optional = _optional(word)
@@ -105,7 +108,19 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         readings=tuple(_source(name, reading, case) for name, reading in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
+        carried=_carried(["", workload.cwd, *words]),
+        work_axes=tuple(n for n in case.axes if n in factors),
     )
+
+
+def _carried(words: Sequence[str]) -> Mapping[str, str]:
+    """Axis -> its option, of `--n={axis}`, `--n {axis}` and `{axis:--n}`, if it is nowhere else."""
+    ways: dict[str, set[str]] = {}
+    for before, word in pairwise(words):
+        for field in _FIELD.finditer(word):
+            option = (field[2] or (word if word.startswith("-") else before)).partition("=")[0]
+            ways.setdefault(field[1] or "", set()).add(option)
+    return {axis: o for axis, (o, *more) in ways.items() if o.startswith("-") and not more}
 
 
 def _words(workload: WorkloadModel) -> list[str]:

@@ -21,7 +21,8 @@ from harness.runner import launcher
 READ_LATER = ("NSA_", "PYTEST_", "GITHUB_", "HARNESS_", "TORCHINDUCTOR_")
 """Prefixes of variables that are not read while torch is loaded."""
 READ_LATER_NAMES = {
-    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONPATH", "TMPDIR", "XDG_CACHE_HOME"),
+    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TMPDIR", "XDG_CACHE_HOME"),
+    *("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"),
     "TRITON_INTERPRET",  # set by the tests of nsa; no kernel runs in these workers
     *("CI", "COLUMNS", "LINES", "HOME", "PWD", "OLDPWD", "GIT_CEILING_DIRECTORIES"),
 }

@@ -105,7 +105,7 @@ def write(folder: Path, files: Mapping[str, str | None]) -> None:
     for name, text in files.items():
         path = folder / name
         if text is None:
-            path.unlink()
+            path.unlink(missing_ok=True)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

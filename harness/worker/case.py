@@ -163,6 +163,6 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
         more = f" and {len(others)} more" if others else ""
         problem = f"not from the tree under test: {first}{more}; {origin.REMEDY}"
         raise attestation.PathMismatch(problem)
-    if instead := origin.shadowed(order.roots or [str(Path.cwd())]):
+    if instead := origin.shadowed(order.first or [str(Path.cwd())]):
         raise attestation.PathMismatch("; ".join((*instead, origin.SHADOW_REMEDY)))
     return code

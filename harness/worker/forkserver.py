@@ -56,19 +56,19 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = 2**64 - 1
 
 
-def main(control_fd: int, roots: Sequence[str]) -> None:
-    """Serve orders until the other end of the socket closes; measured code comes from `roots`."""
+def main(control_fd: int, first: Sequence[str]) -> None:
+    """Serve orders until the other end of the socket closes; `first` are first on the path."""
     _require_untouched_gpu()
     _freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
-        _Forkserver(control, roots).serve()
+        _Forkserver(control, first).serve()
     os._exit(0)  # an orderly exit would take torch a second
 
 
 class _Forkserver:
-    def __init__(self, control: socket.socket, roots: Sequence[str]) -> None:
-        self._control, self._roots = control, roots
+    def __init__(self, control: socket.socket, first: Sequence[str]) -> None:
+        self._control, self._first = control, first
         self._running: int | None = None
         self._deaths, self._deaths_in = socket.socketpair()
         self._deaths.setblocking(False)
@@ -97,7 +97,7 @@ class _Forkserver:
             head, _, body = file.read().partition(b"\n")
         request = json.loads(head)
         if "preload" in request:
-            self._reply(preloaded=_preload(request["preload"], self._roots))
+            self._reply(preloaded=_preload(request["preload"], self._first))
         elif "end" in request:
             self._running = None
             self._reply(ended=_end_descendants(request["end"]))
@@ -114,7 +114,7 @@ class _Forkserver:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for mine in (self._control, self._deaths, self._deaths_in):
                 mine.close()
-            _import_from(self._roots)
+            _import_from(self._first)
             _become_worker(order, env, answers, log, parent=forkserver)
         os.close(answers)
         os.close(log)
@@ -154,7 +154,7 @@ def _become_worker(
         faulthandler.enable(all_threads=True)
         faulthandler.register(messages.ASK_FOR_STACKS, all_threads=True)
         os.environ.update(env)
-        _enter(order.roots)
+        _enter(order)
         answer.work(order, messages.Channel(answers))
         status = 0
     except BaseException:  # noqa: BLE001 - the parent reads the log
@@ -166,17 +166,19 @@ def _become_worker(
             os._exit(status)
 
 
-def _import_from(roots: Sequence[str]) -> None:
-    """Put these folders first on the path."""
-    sys.path[:0] = [] if sys.path[: len(roots)] == [*roots] else roots
+def _import_from(folders: Sequence[str]) -> bool:
+    """Put these folders first on the path; whether they were not."""
+    moved = sys.path[: len(folders)] != [*folders]
+    if moved:
+        sys.path[:] = [*folders, *(place for place in sys.path if place not in folders)]
+    return moved
 
 
-def _enter(roots: tuple[str, ...]) -> None:
-    """Import from these folders first, and work in the first, unless that is so already."""
-    new = [root for root in roots if root not in sys.path]
-    if new:
-        sys.path[:0] = new
-        os.chdir(roots[0])
+def _enter(order: messages.Order) -> None:
+    """Import from the folders of the order first, and work in its first root, unless that is so
+    already."""
+    if _import_from(order.first) and order.roots:
+        os.chdir(order.roots[0])
 
 
 def _end_descendants(grace_s: float) -> int:
@@ -199,8 +201,9 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def _preload(modules: list[str], roots: Sequence[str] = ()) -> str:
-    """Import DYNAMO; then, from the roots, the factories' modules and what these name in PRELOAD.
+def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
+    """Import DYNAMO; then, with these folders first on the path, the factories' modules and what
+    these name in PRELOAD.
 
     Returns:
         Why a fork of this process would differ from a fresh one; empty if it would not.
@@ -208,7 +211,7 @@ def _preload(modules: list[str], roots: Sequence[str] = ()) -> str:
     try:
         importlib.import_module(DYNAMO)  # and with it much of the standard library
         if modules:
-            _import_from(roots)
+            _import_from(first)
         for name in modules:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)

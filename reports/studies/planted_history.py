@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,24 +80,29 @@ class Planted:
     caseless: Collection[int] = (33,)
 
 
-def make(folder: Path, planted: Planted) -> tuple[str, ...]:
+Files = Callable[[Planted, int, int], Mapping[str, str]]
+"""The tree of a commit; the last number counts the commits of the side that a merge brings."""
+
+
+def make(folder: Path, planted: Planted, files_of: Files | None = None) -> tuple[str, ...]:
     """Make the repository; the hash of each commit on the line of first parents."""
+    files_of = files_of or _files
     folder.mkdir(parents=True)
     _git(folder, "init", "--quiet", "--initial-branch=main")
     script: list[str] = []
     marks = iter(range(1, 10**6))
-    tips = [_commit(script, next(marks), "the beginning", _files(planted, 0, 0), ())]
+    tips = [_commit(script, next(marks), "the beginning", files_of(planted, 0, 0), ())]
     for position in range(1, planted.commits + 1):
         parents = [tips[-1]]
         if position in planted.merges:
             side = tips[-1]
             for n in (1, 2):
-                files = _files(planted, position, n)
+                files = files_of(planted, position, n)
                 subject = f"side {n} of {position}"
                 side = _commit(script, next(marks), subject, files, (side,), branch="side")
             parents.append(side)
         subject = f"merge {position}" if len(parents) > 1 else f"change {position}"
-        files = _files(planted, position, 0)
+        files = files_of(planted, position, 0)
         tips.append(_commit(script, next(marks), subject, files, tuple(parents)))
     _git(folder, "fast-import", "--quiet", stdin="".join(script))
     _git(folder, "update-ref", "-d", "refs/heads/side")
@@ -107,7 +112,6 @@ def make(folder: Path, planted: Planted) -> tuple[str, ...]:
 
 
 def _files(planted: Planted, position: int, side: int) -> Mapping[str, str]:
-    """The tree of a commit; `side` counts the commits of the side that a merge brings."""
     slow, synced = position >= planted.slow_at, position >= planted.sync_at
     whole = side == 0
     factory = "sleeps" if position not in planted.caseless or not whole else "renamed"

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from harness import units
 from harness.analysis import counters
-from harness.records import Case, Counters, Measurement, Outcome, PathRule, Profile
+from harness.records import Case, Counters, Measurement, Outcome, PathRule, Profile, Use
 
 OK = Measurement(case_id="a", process=0, outcome=Outcome.OK, samples_s=(1.0,))
 CASE = Case(case_id="a", workload="a", factory="a:a", provider="a", axes={})
@@ -40,6 +41,24 @@ def test_processes_that_count_differently_are_noted() -> None:
     (note,) = counters.disagreements([counted(), counted(1, dispatched_ops=1300)])
 
     assert "12 to 1,300" in note
+
+
+def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
+    steps = {"dispatched_ops": (12, 30, 18)}
+    one = counted(differing=("dispatched_ops",), series=steps, steps=3)
+    uses = [Use(name=name, calls=calls, time_s=1.0) for name, calls in (("add", 2.5), ("mm", 2.0))]
+    ok = [replace(one, profile=Profile(operators=tuple(uses))), counted(1)]
+
+    found = counters.estimates(ok)["dispatched_ops"]
+    (note,) = counters.disagreements(ok)
+
+    assert (found.low, found.value, found.high, found.samples) == (12, 12, 30, 5)
+    assert "12 to 30 in 5 steps (12, 30, 18, 12, 12)" in note
+    assert note.endswith("alike: add")
+    assert units.cell("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"
+    assert counters.estimates([one, counted(1, differing=("dispatched_ops",))]).keys() == {
+        "host_syncs"
+    }, "the steps of an older record are unknown"
 
 
 REQUIRED = PathRule(must=("x",))

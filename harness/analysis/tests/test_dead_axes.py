@@ -7,8 +7,17 @@ from typing import Any
 import pytest
 
 from harness.analysis.dead_axes import Oddities, oddities
-from harness.analysis.summary import summarise
-from harness.records import Case, Counters, Measurement, Outcome, Profile, TensorDigest
+from harness.analysis.summary import summarise, why_absent
+from harness.records import (
+    Case,
+    Counters,
+    Measurement,
+    MetricSource,
+    Outcome,
+    Profile,
+    Program,
+    TensorDigest,
+)
 from harness.tests.fake_runs import case, ended, run, sweep, timed
 
 
@@ -164,6 +173,114 @@ def test_counters_that_differ_between_processes_are_not_compared(
         ]
 
     assert len(odd(FLAGS, measure).dead) == dead
+
+
+def test_a_profile_of_more_steps_does_not_show_an_effect() -> None:
+    """What runs now and then may be in one of the profiles only."""
+
+    def measure(c: Case) -> list[Measurement]:
+        more = Profile(fingerprint="abcd", steps=9)
+        return [replace(m, profile=more) if c.axes["flag"] else m for m in did(c)]
+
+    (found,) = odd(FLAGS, measure).dead
+
+    assert found.without_kernels
+
+
+LOSSES = tuple(1 / n for n in range(3, 20))
+RATE = MetricSource(metric="rate", unit="tokens/s")
+
+
+def reporting(c: Case, *curves: Sequence[float], **changes: Any) -> list[Measurement]:
+    """A program whose processes report these losses, and a rate that is noise."""
+    found = did(c, output=None, processes=len(curves), **changes)
+    return [
+        replace(m, readings={"loss": tuple(curves[m.process]), "rate": (m.samples_s[0],)})
+        for m in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dead", "compared"),
+    [
+        pytest.param([LOSSES, LOSSES], [LOSSES, LOSSES], 1, 1, id="equal"),
+        pytest.param([LOSSES], [LOSSES], 1, 1, id="one process"),
+        pytest.param([LOSSES[2:], LOSSES], [LOSSES[1:], LOSSES[:-3]], 1, 1, id="later start"),
+        pytest.param([LOSSES] * 2, [(*LOSSES[:-1], 0.1)] * 2, 0, 1, id="the last digit"),
+        pytest.param([LOSSES], [LOSSES[::-1]], 0, 0, id="may be noise"),
+        pytest.param([LOSSES, LOSSES[::-1]], [LOSSES, LOSSES], 0, 0, id="noise"),
+        pytest.param([()], [()], 0, 0, id="nothing"),
+    ],
+)
+def test_equal_reported_metrics_stand_for_outputs(
+    first: Sequence[Any], second: Sequence[Any], dead: int, compared: int
+) -> None:
+    program = Program(argv=("x",), readings=(MetricSource(metric="loss", unit="nats"), RATE))
+    cases = [replace(c, program=program) for c in FLAGS]
+
+    found = odd(cases, lambda c: reporting(c, *(second if c.axes["flag"] else first)))
+
+    assert (len(found.dead), found.compared) == (dead, compared)
+
+
+def varying(c: Case, *steps: int, **changes: Any) -> list[Measurement]:
+    counters = Counters(
+        dispatched_ops=steps[0],
+        host_syncs=3,
+        steps=len(steps),
+        differing=("dispatched_ops",),
+        series={"dispatched_ops": steps},
+    )
+    return [replace(m, counters=counters) for m in did(c, **changes)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "ends", "dead"),
+    [
+        pytest.param((90, 110, 95), None, 1, id="the same step by step"),
+        pytest.param((90, 110), None, 1, id="fewer steps"),
+        pytest.param((95, 120, 100), (95, 120), 0, id="overlap"),
+        pytest.param((200, 220, 205), (200, 220), 0, id="apart"),
+    ],
+)
+def test_counts_that_vary_from_step_to_step_show_their_ranges(
+    steps: Sequence[int], ends: tuple[int, int] | None, dead: int
+) -> None:
+    found = odd(FLAGS, lambda c: varying(c, *(steps if c.axes["flag"] else (90, 110, 95))))
+
+    shown = [[(e.low, e.high) for _, e in v.ranges] for v in found.varying]
+    assert shown == ([[(90, 110), ends]] if ends else [])
+    assert len(found.dead) == dead
+
+
+TRAIN = Program(
+    argv=("x",), readings=(RATE,), carried={"seq_len": "--seq-len"}, work_axes=("seq_len",)
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "flags", "curve", "withdrawn"),
+    [
+        pytest.param(TRAIN, {"--seq-len": False}, (), True, id="never read"),
+        pytest.param(TRAIN, {}, LOSSES, True, id="the same losses"),
+        pytest.param(TRAIN, {"--seq-len": True}, (), False, id="read"),
+        pytest.param(TRAIN, {}, (), False, id="unknown"),
+        pytest.param(replace(TRAIN, work_axes=()), {}, LOSSES, False, id="other work"),
+    ],
+)
+def test_tokens_computed_from_an_axis_without_effect_are_withdrawn(
+    program: Program, flags: dict[str, bool], curve: Sequence[float], withdrawn: bool
+) -> None:
+    cases = [replace(c, program=program) for c in LENGTHS]
+    recorded = run(cases, lambda c: reporting(c, curve, flags_read=flags))
+
+    for s in summarise(recorded):
+        assert ("tokens_per_s" not in s.metrics) == withdrawn == (s.tokens is None)
+        assert any("seq_len" in note for note in s.notes) == withdrawn
+        assert "step_s" in s.metrics
+        if withdrawn:
+            why = why_absent(s, recorded.measurements[:1], recorded.environment, "tokens_per_s")
+            assert "without effect" in why
 
 
 def test_axes_that_only_change_together_are_compared_together() -> None:

@@ -214,7 +214,7 @@ def test_workers_get_the_variables_of_the_runs_and_not_of_this_process(
 
     complete = differences.complete(case({}, env={"NSA_FIRST": "of the case"}), first, inherited)
     assert complete.env == {"NSA_FIRST": "of the case"}
-    with differences.only(inherited):
+    with differences.only(inherited, environment(), environment()):
         assert "NSA_HERE" not in os.environ
         assert os.environ["NSA_ALIKE"] == "2"
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

@@ -21,6 +21,7 @@ from harness.git import repository
 from harness.runner import launcher
 from harness.store import reader
 from harness.suite.schema import json_schema
+from harness.tests import gate_repositories
 from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200
 
@@ -294,18 +295,20 @@ def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> 
     assert not (tmp_path / "reports").exists()
 
 
-def test_the_doctor_describes_the_machine_and_the_code_that_is_measured(tmp_path: Path) -> None:
-    """Not the repository of the current folder."""
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    git = repository.read_git(ROOT)
+def test_the_doctor_describes_the_machine_and_the_repository_of_its_user(tmp_path: Path) -> None:
+    mine = gate_repositories.repository(tmp_path, {"constraints.txt": "numpy==0.1\n"})
+    git = repository.read_git(mine)
 
-    examined = harness("doctor", "--json", cwd=tmp_path)
+    examined = harness("doctor", "--json", cwd=mine / "toy")
 
     answer = json.loads(examined.stdout)
     assert examined.returncode == (0 if answer["verdict"] in ("ok", "warn") else 3)
     assert answer["environment"]["versions"]["torch"]
     assert {"device", "disk", "git", "versions"} <= {check["name"] for check in answer["checks"]}
-    assert answer["environment"]["git"] == (asdict(git) if git else None)
+    assert git is not None
+    assert answer["environment"]["git"] == asdict(git)
+    assert answer["environment"]["packages"]["toy"] == "{repository}/toy"
+    assert "pinned: 0.1" in next(c["fact"] for c in answer["checks"] if c["name"] == "versions")
 
 
 def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:

@@ -15,7 +15,8 @@ from harness.cli import console
 from harness.cli.main import app
 from harness.machine.doctor import Check, Grade
 from harness.records import CaseSummary, Estimate, Outcome
-from harness.tests.fake_runs import case, environment
+from harness.store import reader
+from harness.tests.fake_runs import case, environment, run, timed
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
@@ -41,6 +42,18 @@ def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
 
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*captured.get()}
     assert captured.get().count("T\N{REPLACEMENT CHARACTER}]52") == 3
+
+
+def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = case({"NSA_X": 1}, env={"NSA_X": "1"})
+    flags = {"NSA_X": False, "--seq-len": False}
+    recorded = run([one], lambda c: timed(c, 0.01, flags_read=flags))
+    monkeypatch.setattr(reader, "load", lambda *_: recorded)
+
+    shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["show"]).stdout
+
+    notes = [line for line in shown.splitlines() if line.startswith("note: ")]
+    assert [note.rpartition(": ")[2] for note in notes] == ["NSA_X.", "--seq-len."]
 
 
 def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:

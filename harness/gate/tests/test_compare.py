@@ -146,15 +146,28 @@ def test_a_case_of_one_side_is_undecided() -> None:
         compare(a, b, filters=["nowhere"])
 
 
-def test_a_changed_case_is_not_compared() -> None:
-    before = [replace(CASES[0], axes={"seq_len": 512, "batch": 1})]
-    after = [replace(before[0], axes={"seq_len": 512, "batch": 4})]
+@pytest.mark.parametrize("named", [False, True], ids=["one id", "an id each"])
+def test_cases_that_differ_in_a_setting_are_paired_and_the_difference_is_named(
+    named: bool,
+) -> None:
+    def cases(batch: int) -> list[Case]:
+        label = f"/batch={batch}" if named else ""
+        return [
+            replace(c, case_id=f"{c.case_id}{label}", axes={**c.axes, "batch": batch})
+            for c in CASES
+        ]
 
-    answer = compare(side("a", steady(0.1), cases=before), side("b", steady(0.1), cases=after))
+    a, b = (side(n, steady(s), cases=cases(k)) for n, s, k in (("a", 0.1, 1), ("b", 0.2, 4)))
+    answer = compare(a, b)
 
-    assert answer.decision is OPEN
+    assert [(c.decision, c.change) for c in answer.cases] == [(OPEN, "slower")] * 2
+    assert [c.case_id for c in answer.cases] == [c.case_id for c in b.suite.cases]
     assert "axis batch is 1 in the baseline, 4 in the candidate" in answer.cases[0].reason
     assert "axis batch" in answer.differences[-1].name
+    assert any("--across" in remedy for remedy in answer.remedies)
+    assert compare(a, b, across=True).decision is NO_GO
+    edited = replace(b, suite=replace(b.suite, sha256="another"))
+    assert {c.comparison for c in compare(a, edited).cases} == {None}
 
 
 # --- counters ----------------------------------------------------------------------------
@@ -322,7 +335,7 @@ def two_branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         pytest.param(["latest", "."], r"(?s)\. is a commit but .*harness run SUITE", id="tree"),
         pytest.param(["main", "work", "--across"], "stored runs only", id="across"),
-        pytest.param(["main", "work", "--suite", "no.yaml"], "has no suite", id="suite"),
+        pytest.param(["main", "work", "--suite", "no.yaml"], "there is no suite", id="suite"),
         pytest.param(["main", "work", "-f", "nothing"], "no case of .* matches", id="filter"),
         pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml not found", id="policy"),
         pytest.param(

@@ -261,7 +261,8 @@ def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
     [
         (
             "toysuites/toy.yaml",
-            "ci/gate.yaml:3:18: the candidate has no suite toysuites/toy.yaml\n"
+            "ci/gate.yaml:3:18: there is no suite toysuites/toy.yaml in the working tree or the "
+            "candidate\n"
             f"  Check the spelling, or add the file. Did you mean '{SUITE}'?",
         ),
         (
@@ -283,6 +284,22 @@ def test_a_policy_with_a_wrong_suite_is_refused(chosen: str, said: str, tmp_path
         judge(folder, mode=Mode.ABSOLUTE)
 
     assert said in str(refused.value)
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) -> None:
+    files = tree("same", "slow")
+    folder = repository(tmp_path, {**files, SUITE: None, "ci/gate.yaml": None})
+    head = commit(folder, {"toy/slow.py": kernel(times=2)}, branch="change")
+    write(folder, {SUITE: files[SUITE], "ci/gate.yaml": files["ci/gate.yaml"]})
+
+    gated = judge(folder, mode=Mode.RELATIVE, base="main", head=head)
+    compared = harness("compare", "main", head, "--suite", SUITE, "--no-self-test", cwd=folder)
+
+    assert (of(gated, "same").decision, of(gated, "slow").decision) == (GO, NO_GO)
+    (noted,) = (f for f in gated.findings if f.check == "suite")
+    assert noted.reason == f"{SUITE} is read from the working tree; the candidate does not have it"
+    assert compared.returncode == 1, compared.stderr
 
 
 # --- one tree ----------------------------------------------------------------------------

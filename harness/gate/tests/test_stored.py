@@ -17,7 +17,7 @@ from harness.errors import HarnessError, StoreError
 from harness.gate import baselines, calibration, counters, files
 from harness.gate.calibration import DAY_CV
 from harness.gate.policy import CalibrationModel
-from harness.records import Counters, Environment, Git, Measurement, Outcome, Pair, Run
+from harness.records import Counters, Decision, Environment, Git, Measurement, Outcome, Pair, Run
 from harness.runner import launcher
 from harness.runner.interleave import Task, pairs
 from harness.suite import load as suites
@@ -352,6 +352,39 @@ def test_counts_need_two_equal_steps_in_a_process(
     measured: list[Measurement], counts: dict[str, int] | None, reason: str
 ) -> None:
     assert counters.counts_of(measured) == (counts, reason)
+
+
+def varying(*steps: int, **counts: Any) -> Measurement:
+    series = {"host_syncs": steps}
+    counts |= {"host_syncs": steps[0], "differing": ("host_syncs",), "series": series}
+    return counted(len(steps), **counts)
+
+
+LOW, HIGH = (3, 5, 4, 3, 6, 4), (13, 15, 14, 13, 16, 14)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "decision", "changed"),
+    [
+        pytest.param(varying(*LOW), Decision.GO, set(), id="the same steps"),
+        pytest.param(varying(*HIGH), Decision.NO_GO, {"host_syncs"}, id="moved"),
+        pytest.param(varying(*LOW[::-1]), Decision.INCONCLUSIVE, {"host_syncs"}, id="others"),
+        pytest.param(counted(6, host_syncs=9), Decision.NO_GO, {"host_syncs"}, id="steady"),
+        pytest.param(varying(13, 15), Decision.INCONCLUSIVE, {"host_syncs"}, id="too few steps"),
+        pytest.param(
+            varying(*LOW, allocations=10), Decision.NO_GO, {"allocations"}, id="an exact one"
+        ),
+        pytest.param(counted(differing=("host_syncs",)), Decision.INCONCLUSIVE, set(), id="old"),
+    ],
+)
+def test_a_counter_that_varies_is_compared_by_its_distribution(
+    candidate: Measurement, decision: Decision, changed: set[str]
+) -> None:
+    changes, finding = counters.compare([varying(*LOW)], [candidate])
+
+    assert (finding.decision, {c.name for c in changes}) == (decision, changed)
+    if finding.decision is Decision.NO_GO and changed == {"host_syncs"}:
+        assert "distributions" in finding.detail
 
 
 def test_counters_of_another_torch_or_device_are_not_used() -> None:

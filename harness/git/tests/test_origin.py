@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import CaseRefused
 from harness.git import origin
 from harness.git.repository import Repository
 from harness.git.worktrees import checked_out
@@ -205,6 +206,40 @@ def test_a_shadowed_package_is_a_path_mismatch_with_both_files(
     for measurement, file in zip(shadowed, [*wanted, Path.cwd() / "src/deep"], strict=True):
         assert str(file) in measurement.detail
         assert str(installed.parent) in measurement.detail
+
+
+@pytest.fixture
+def shadowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a repository with a package that PYTHONPATH has too."""
+    repo = repository(tmp_path / "toys")
+    write(tmp_path / "site", {"toy/__init__.py": "", "toysuites/__init__.py": ""})
+    write(repo, {"scripts/train.py": "import toy; print('from', toy.__file__)"})
+    monkeypatch.chdir(repo / "scripts")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return repo
+
+
+def test_a_run_imports_the_code_of_the_repository_first(shadowing: Path, tmp_path: Path) -> None:
+    script = Program(argv=(INTERPRETER, "train.py"))
+    suite = make_suite(SLEEP, case("", script))
+
+    with Launcher.of(suite) as launcher:
+        workload, program = run(launcher, tmp_path, *suite.cases)
+
+    assert workload.outcome is Outcome.OK, workload.detail
+    assert workload.code["toy"] == str(shadowing / "toy/__init__.py")
+    assert program.outcome is Outcome.OK, program.detail
+    said = (tmp_path / "program.0.log").read_text()
+    assert said == f"from {shadowing / 'toy/__init__.py'}\n"
+
+
+def test_a_guest_without_roots_imports_the_code_of_the_repository_here(shadowing: Path) -> None:
+    with Launcher() as host:
+        host.at(()).check(make_suite(SLEEP))
+
+        with pytest.raises(CaseRefused, match="toysuites"):
+            host.check(make_suite(SLEEP))
 
 
 def test_a_program_that_imports_a_shadowed_package_is_a_path_mismatch(

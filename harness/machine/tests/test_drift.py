@@ -8,7 +8,15 @@ import pytest
 
 from harness.errors import StoreError
 from harness.machine import drift, environment
-from harness.records import Case, Environment, Git, Gpu, MeasureSettings, Program
+from harness.records import (
+    VARIABLE_PREFIXES,
+    Case,
+    Environment,
+    Git,
+    Gpu,
+    MeasureSettings,
+    Program,
+)
 from harness.tests.fake_runs import H200
 from harness.tests.fake_runs import environment as fake_environment
 from harness.tests.fake_runs import run as fake_run
@@ -109,11 +117,50 @@ def test_one_change_is_one_difference(now: Environment, expected: list[str]) -> 
     assert names(now) == expected
 
 
+HERE = replace(
+    BASELINE,
+    interpreter="/a/bin/python",
+    path=("{repository}", "{prefix}/lib"),
+    packages={"nsa": "{repository}/nsa", "flash": "{prefix}/lib/flash.py"},
+    other_variables={"HF_TOKEN": "set", "MINE": "1f2e3d4c", "SSH_TTY": "00000000"},
+)
+MINE = "other variables, by digest"
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (replace(HERE, packages={**HERE.packages, "nsa": "{repository}/src/nsa"}), []),
+        (replace(HERE, packages={**HERE.packages, "nsa": "{prefix}/lib/nsa"}), ["package nsa"]),
+        (replace(HERE, packages={}), []),
+        (replace(HERE, interpreter="/b/bin/python"), ["interpreter"]),
+        (replace(HERE, path=HERE.path[::-1]), ["search path of modules"]),
+        (replace(HERE, other_variables={**HERE.other_variables, "SSH_TTY": "1"}), []),
+        (replace(HERE, other_variables={**HERE.other_variables, "MINE": "2"}), [MINE]),
+        (replace(HERE, other_variables={**HERE.other_variables, "YOURS": "2"}), [MINE]),
+        (BASELINE, []),
+    ],
+)
+def test_what_decides_which_code_runs_is_compared_where_both_recorded_it(
+    now: Environment, expected: list[str]
+) -> None:
+    assert [d.name for d in drift.differences(HERE, now)] == expected
+
+
+def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
+    now = replace(HERE, prefixes=VARIABLE_PREFIXES)
+    with_path = replace(now, variables={**now.variables, "PYTHONPATH": "/src"})
+
+    assert [d.name for d in drift.differences(now, with_path)] == ["PYTHONPATH"]
+    assert drift.differences(HERE, with_path) == ()
+
+
 def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
     moves_nothing = {"captured_at", "command", "gpu_unavailable"}
     compared = {
         *("hostname", "os", "cpu", "cpu_count", "memory_bytes", "gpu", "versions"),
         *("torch_settings", "variables", "git", "data"),
+        *("prefixes", "other_variables", "interpreter", "path", "packages"),
     }
 
     assert {f.name for f in fields(Environment)} == moves_nothing | compared

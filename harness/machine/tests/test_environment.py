@@ -1,6 +1,8 @@
 """The environment record and the checks of the doctor."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.errors import ProbeError
-from harness.git.repository import read_git
+from harness.git.repository import Repository, ignore_line, read_git
 from harness.machine import doctor, environment, nvml
 from harness.machine.doctor import Grade, Vitals
 from harness.measure import facts as worker_facts
@@ -74,7 +76,8 @@ def test_facts_survive_json_and_fill_the_record() -> None:
     captured = capture(json.loads(json.dumps(facts)))
 
     assert captured.versions["torch"] == facts["versions"]["torch"]
-    assert {"versions", "torch_settings", "gpu_uuid", "gpu", "cuda_unavailable"} == facts.keys()
+    gpu = {"gpu_uuid", "gpu", "cuda_unavailable"}
+    assert {"versions", "torch_settings", "interpreter", "path", *gpu} == facts.keys()
     assert bool(facts["gpu_uuid"]) != bool(facts["cuda_unavailable"])
 
 
@@ -118,6 +121,31 @@ def test_the_record_names_host_versions_and_the_variables_that_can_move_numbers(
     assert captured.git is None
     assert captured.variables["NSA_USE_FA2"] == "1"
     assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
+
+
+def test_the_record_names_what_decides_which_code_runs(
+    repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "gpus", no_nvml)
+    for name, value in (("PYTHONPATH", "/a:/b"), ("HF_TOKEN", "secret"), ("MY_FLAG", "1")):
+        monkeypatch.setenv(name, value)
+    site = tmp_path_factory.mktemp("site")
+    for file in (repository / "mine/model.py", repository / "theirs/a.py", site / "theirs.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    path = [str(site), str(repository), str(Path(sys.prefix, "lib")), "__editable__.hook"]
+
+    captured = capture(CPU_FACTS | {"interpreter": "/p", "path": path}, repository / "package")
+
+    assert captured.interpreter == "/p"
+    assert captured.path == (str(site), "{repository}", "{prefix}/lib")
+    assert captured.packages["mine"] == "{repository}/mine"
+    assert captured.packages["theirs"] == str(site / "theirs.py")
+    assert captured.variables["PYTHONPATH"] == "/a:/b"
+    assert captured.other_variables["HF_TOKEN"] == "set"
+    monkeypatch.setenv("MY_FLAG", "2")
+    assert capture(CPU_FACTS).other_variables["MY_FLAG"] != captured.other_variables["MY_FLAG"]
+    assert {*os.environ} == {*captured.variables, *captured.other_variables}
 
 
 def test_without_a_gpu_the_record_has_the_reasons_of_torch_and_nvml(
@@ -194,6 +222,31 @@ def test_reports_and_ignored_files_do_not_make_it_dirty(repository: Path) -> Non
         (repository / name).write_text("x")
 
     assert dirty(repository) == ""
+
+
+RUN = "20261122-184540-s-cpu-6de7"
+
+
+@pytest.mark.parametrize(
+    ("store", "line"),
+    [("out/store", "/out/store/"), ("a b/reports/runs", "/a b/reports/"), ("ignored/x", "")],
+)
+def test_a_folder_of_runs_is_not_a_change_wherever_it_is(
+    store: str, line: str, repository: Path
+) -> None:
+    for name in (f"{RUN}/run.jsonl", f"{RUN}/logs/x.log", "index.sqlite"):
+        file = repository / store / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x")
+
+    assert dirty(repository) == ""
+    assert not Repository(repository).dirty()
+    assert store not in git(repository, "ls-tree", "-r", Repository(repository).snapshot())
+    assert ignore_line(repository / store) == line
+    (repository / "new.py").touch()
+    assert dirty(repository)
+    git(repository, "add", "--all")
+    assert ignore_line(repository / store) == ""
 
 
 def test_each_other_change_has_its_own_hash(repository: Path) -> None:

@@ -1,8 +1,9 @@
 """Python imports this at the start of every process of a program that is counted.
 
 Its folder is first on PYTHONPATH, and VARIABLE names the folder for the answer; without VARIABLE
-nothing happens. Nothing is patched and no code of the harness is loaded until the process imports
-torch. The sitecustomize that this one hides runs as usual.
+nothing happens. Reads of os.environ and of parsed arguments are watched from the start; the code
+that measures is loaded when the process imports torch. The sitecustomize that this one hides runs
+as usual.
 """
 
 import importlib.util
@@ -11,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +41,12 @@ def _start() -> None:
     folder = os.environ.get(VARIABLE)
     sys.path[:] = [p for p in sys.path if not p or os.path.realpath(p) != str(HERE)]
     if folder and os.environ.get("RANK", "0") == "0":  # one rank is enough
-        note(Path(folder), at="start")
+        note(Path(folder), at="start", argv=sys.orig_argv)
+        with _ours():
+            from harness.program.startup import reads
+        order = json.loads(Path(folder, ORDER).read_text(encoding="utf-8"))
+        reads.watch_environment(order["variables"], partial(note, Path(folder)))
+        reads.watch_parsers(order["options"], partial(note, Path(folder)))
         sys.meta_path.insert(0, _Torch(Path(folder)))
     _run_other()
 

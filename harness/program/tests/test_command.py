@@ -89,11 +89,14 @@ open("out.jsonl", "w").write('{"x": 5}\\n{"x": 6}\\n')
         "  speed: {json: speed.1, prefix: 'RESULT', unit: x, better: higher}",
         "  column: {file: out.csv, csv: b, unit: x, better: higher}",
         "  x: {file: out.jsonl, json: x, unit: x, better: higher}",
+        "  tokens: {file: out.jsonl, json: x, unit: tokens, better: higher, scale: 2}",
     )
     m = measured(warm, tmp_path, program, *metrics)
 
     assert (*m.warmup_s, *m.samples_s) == tuple(pytest.approx(0.01 + i / 1e3) for i in range(4))
-    assert m.readings == {"speed": (8.0,), "column": (2.0, 4.0), "x": (5.0, 6.0)}
+    reported = {"speed": (8.0,), "column": (2.0, 4.0), "x": (5.0, 6.0), "tokens": (10.0, 12.0)}
+    assert m.readings == reported
+    assert m.tokens == 11, "of a step, for the suite does not state them"
 
 
 def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> None:
@@ -107,6 +110,7 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
     command: "{{python}} program.py --n={{n}} {{fast:--fast}}"
     cwd: {tmp_path}
     axes: {{n: 6, SIZE: 7, fast: [true, false]}}
+    tokens: [n, 2]
     metrics: {{n: {{json: n, unit: x, better: higher}}}}
 """,
         "suite.yaml",
@@ -115,6 +119,9 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
         ("program.py", "--n=6", "--fast"),
         ("program.py", "--n=6"),
     ]
+    assert asked.cases[0].program is not None
+    assert asked.cases[0].program.carried == {"n": "--n", "fast": "--fast"}
+    assert asked.cases[0].program.work_axes == ("n",)
 
     m = run(warm, tmp_path, replace(asked, cases=(replace(asked.cases[0], case_id="one"),)))
 

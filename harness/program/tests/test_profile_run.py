@@ -5,10 +5,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     (site / "sitecustomize.py").write_text("import usual_start\nusual_start.ran += 1\n")
     (site / "usual_start.py").write_text("ran = 0\n")
     rule = "operators: {must: ['aten::addmm']}"
-    env = f"env: {{PYTHONPATH: {site}}}"
+    env = f"env: {{PYTHONPATH: {site}, NSA_X: 1}}"
     subprocess.run(["git", "init", "--quiet", site], check=True)  # another working tree
     case = case_of(tmp_path, env, rule, program=TRAINING)
 
@@ -139,6 +140,7 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     assert counters.exact
     if not torch.cuda.is_available():
         assert counters.host_syncs == 1, "one item() of the program itself"
+    assert measured.flags_read == {"NSA_X": False}, "PYTHONPATH may be read unseen"
     assert measured.effective["counted_by"] == LINES
     assert measured.effective["torch"] == torch.__version__
     assert f"tree under test: usual_start is {site}" in measured.detail
@@ -208,6 +210,65 @@ def test_the_timed_process_has_no_hook(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(sitecustomize.HERE) not in env["PYTHONPATH"]
 
 
+# --- what a program reads ----------------------------------------------------------------
+
+PARSER = """
+import argparse, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", "-b", type=int)
+parser.add_argument("--lr", type=float)
+"""
+PARSED = PARSER + "args, rest = parser.parse_known_args()\nprint(args)\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "known"),
+    [
+        pytest.param(PARSED, {"NSA_X": False, "--n": False, "--lr": False, "-b": False}, id="vain"),
+        pytest.param(
+            PARSED + "os.environ.get('NSA_X'), os.getenv('NSA_Y'), args.lr, args.batch_size",
+            {"NSA_X": True, "--n": False, "--lr": True, "-b": True},
+            id="read",
+        ),
+        pytest.param(PARSED + "vars(args), {**os.environ}", {"--n": False}, id="all copied"),
+        pytest.param(
+            PARSED + "len(rest)", {"NSA_X": False, "--lr": False, "-b": False}, id="rest used"
+        ),
+        pytest.param(
+            PARSER + "parser.parse_known_args(namespace=type('Own', (), {})())",
+            {"NSA_X": False, "--n": False},
+            id="another result",
+        ),
+        pytest.param(
+            PARSED + "more = argparse.ArgumentParser()\nmore.add_argument('--n')\n"
+            "print(more.parse_known_args()[0].n)",
+            {"NSA_X": False, "--n": True, "--lr": False, "-b": False},
+            id="two parsers",
+        ),
+        pytest.param("print()", {"NSA_X": False}, id="no argparse"),
+    ],
+)
+def test_reads_of_variables_and_options_are_noted(
+    program: str, known: dict[str, bool], tmp_path: Path
+) -> None:
+    asked = HookOrder(
+        step="", by_lines=True, skip=0, step_s=1.0, profile_s=0.0, ends_at=0.0,
+        variables=("NSA_X",), options=("--n", "--lr", "-b"),
+    )  # fmt: skip
+    (tmp_path / sitecustomize.ORDER).write_text(json.dumps(asdict(asked)))
+    words = ["-c", program, "--n=512", "--lr", "0.1", "-b", "2"]
+    env = {"NSA_X": "1", "PYTHONPATH": str(sitecustomize.HERE)}
+    env[sitecustomize.VARIABLE] = str(tmp_path)
+
+    child = subprocess.Popen([sys.executable, *words], env=env, stdout=subprocess.DEVNULL)
+    assert child.wait() == 0
+
+    notes = profile_run._notes(tmp_path)
+    assert profile_run._reads(notes, child.pid, asked, words) == known
+    of_a_shell = profile_run._reads(notes, child.pid, asked, ["run.sh"])
+    assert of_a_shell == {n: was for n, was in known.items() if n != "NSA_X" or was}
+
+
 # --- what the answer means ---------------------------------------------------------------
 
 
@@ -220,7 +281,16 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "kernels": ["flash_fwd_kernel"],
         "operators": ["aten::mm"],
     }
-    answer = {"ran": ran, "by": OPTIMIZER, "torch": "2.11", "device": "cuda", "places": {}}
+    answer = {
+        "ran": ran,
+        "by": OPTIMIZER,
+        "torch": "2.11",
+        "device": "cuda",
+        "places": {},
+        "code": {},
+        "shadowed": [],
+        "flags_read": {},
+    }
     monkeypatch.setattr(profile_run._HookedRun, "answer", lambda *_: answer)
     return answer
 
@@ -256,6 +326,18 @@ def test_a_module_from_outside_the_tree_is_a_path_mismatch(
     assert of_other_tree.outcome is of_package.outcome is Outcome.PATH_MISMATCH
     assert f"kern is {other}" in of_other_tree.detail
     assert "model.layers is /home/me/model/layers.py" in of_package.detail
+
+
+def test_a_module_that_shadows_the_code_under_test_is_a_path_mismatch(
+    answering: dict[str, Any], tmp_path: Path
+) -> None:
+    answering |= {"code": {"nsa": "/site/nsa.py"}, "shadowed": ["nsa is /site/nsa.py, not /me/nsa"]}
+
+    measured = attested(case_of(tmp_path))
+
+    assert measured.code["nsa"] == "/site/nsa.py"
+    assert measured.outcome is Outcome.PATH_MISMATCH
+    assert "nsa is /site/nsa.py" in measured.detail
 
 
 def test_modules_are_found_by_their_package_or_their_folder() -> None:
@@ -323,6 +405,20 @@ def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
     assert answers[0]["steps"] == 2
     assert answers[0]["differing"] == []
     assert answers[0]["dispatched_ops"] > 3
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_steps_that_differ_are_counted_as_far_as_the_program_goes(
+    more: int, tmp_path: Path
+) -> None:
+    hooked = HookedSteps(tmp_path)
+    hooked.hook._asked = replace(hooked.hook._asked, more_steps=more)
+    for number in range(1, 7 + more):
+        for _ in range(number):
+            torch.zeros(1)
+        hooked.step(number)
+
+    assert len(counted(hooked)["series"]["dispatched_ops"]) == 2 + more
 
 
 def test_without_lines_from_python_the_optimizer_counts(tmp_path: Path) -> None:

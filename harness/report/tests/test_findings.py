@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
-from harness.records import Case, Counters, Measurement, Outcome, Profile, Run, Scalar, TensorDigest
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, VaryingCounts
+from harness.records import (
+    Case,
+    Counters,
+    Estimate,
+    Measurement,
+    Outcome,
+    Profile,
+    Run,
+    Scalar,
+    TensorDigest,
+)
 from harness.report.tests.test_report import values
 from harness.report.text import coverage_sentence, flag_sentences, oddity_sentences
 from harness.tests.fake_runs import case, run, sweep, timed
@@ -43,7 +53,7 @@ STILL = Invariance(
         (
             {},
             "`train/nsa`: `NSA_FWE_Q` has no effect (1, 4 and 8): the same operators, kernels, "
-            "counters and outputs in 6 pairs of cases; step time -0.40 % to +0.60 %.",
+            "counters and results in 6 pairs of cases; step time -0.40 % to +0.60 %.",
         ),
         ({"all_values": False}, "`NSA_FWE_Q`: 1, 4 and 8 do the same:"),
         ({"without_kernels": True}, "(kernels not seen) in 6"),
@@ -51,7 +61,7 @@ STILL = Invariance(
         (
             {"axes": ("V2", "PACK"), "values": ((1, 0), (1, 1)), "pairs": 1},
             "`V2`, `PACK` have no effect (1, 0 and 1, 1): the same operators, kernels, counters "
-            "and outputs in 1 pair of cases;",
+            "and results in 1 pair of cases;",
         ),
         (
             {"provider": "", "axes": ("provider",), "values": (("a",), ("b",))},
@@ -96,6 +106,23 @@ def test_equal_findings_of_several_providers_and_groups_are_one_sentence() -> No
     assert first.startswith("`train/nsa`, `train/dense`: `NSA_FWE_Q` has no effect")
     assert "in 8 pairs of cases; only the step time differs (-0.40 % to +30 %)." in first
     assert second.endswith(" 2 more groups.")
+
+
+@pytest.mark.parametrize(
+    ("second", "follows"),
+    [((95, 120), "ranges overlap, so they do not show whether"), ((111, 120), "ranges are apart")],
+)
+def test_counts_that_vary_in_words(second: tuple[float, float], follows: str) -> None:
+    ranges = [
+        ((n,), Estimate(value=high, low=low, high=high, processes=1, samples=8))
+        for n, (low, high) in ((512, (90, 110)), (1024, second))
+    ]
+    v = VaryingCounts(group="a", axes=("seq_len",), counter="host_syncs", ranges=tuple(ranges))
+
+    (sentence,) = oddity_sentences(Oddities(varying=(v,)))
+
+    assert "110 (90 to 110 in 8 steps) with 512" in sentence
+    assert follows in sentence
 
 
 def test_the_pairs_that_could_be_compared_are_counted() -> None:
@@ -145,11 +172,14 @@ def with_flags(
 
 def test_variables_are_grouped_by_whether_they_were_read() -> None:
     sentences = with_flags(
-        {"NSA_USE_FA2": "1", "OMP_NUM_THREADS": "4"}, {"NSA_USE_FA2": True, "NSA_TB_DISABLE": False}
+        {"NSA_USE_FA2": "1", "NSA_X": "1", "OMP_NUM_THREADS": "4"},
+        {"NSA_USE_FA2": True, "NSA_X": False, "NSA_TB_DISABLE": False, "--n": False, "--m": True},
     )
 
     assert [s.partition(": ")[2] for s in sentences] == [
         "`NSA_USE_FA2`.",
+        "`NSA_X`.",
+        "`--n`.",
         "`OMP_NUM_THREADS`.",
         "`NSA_TB_DISABLE`.",
     ]

@@ -27,6 +27,24 @@ def test_the_environment_says_that_there_is_no_commit() -> None:
     assert rows["git"] == "not available (not a git repository)"
 
 
+def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
+    where = environment(
+        interpreter="/v/bin/python",
+        path=("{repository}", "{prefix}/lib"),
+        packages={"nsa": "{repository}/nsa"},
+        variables={"PYTHONPATH": "/a b"},
+    )
+    told, _ = context.build(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where), Path("r"))
+
+    rows = dict(tables.environment_rows(where))
+    assert rows["interpreter"] == "/v/bin/python"
+    assert rows["search path"] == "{repository}, {prefix}/lib"
+    assert rows["imported packages"] == "nsa={repository}/nsa"
+    commands = told["commands"]
+    assert isinstance(commands, tuple)
+    assert {"export PYTHONPATH='/a b'", "# with /v/bin/python"} <= {*commands}
+
+
 def test_the_variables_of_a_case_stand_beside_what_was_observed() -> None:
     first, second = sweep(gc=["off", "on"])
 

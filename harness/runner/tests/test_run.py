@@ -104,6 +104,18 @@ def test_a_full_disk_stops_the_run(planned: Planned, monkeypatch: pytest.MonkeyP
     assert planned.launcher.launch.call_count == 1
 
 
+def test_workers_search_the_pythonpath_of_their_own_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = sys.path[-1]
+    monkeypatch.setattr(launcher, "_PYTHONPATH", f"/of/the/shell{os.pathsep}{own}")
+    monkeypatch.setattr(sys, "path", ["", "/of/the/shell", own])
+
+    path = launcher.search_path({"PYTHONPATH": "/of/the/case"})
+
+    assert path == ["/of/the/case", str(Path.cwd()), own]
+
+
 # --- machines that are not fit -----------------------------------------------------------
 
 

@@ -171,7 +171,7 @@ def watched(
         Channel(end).send(message)
     os.close(end)
     worker = SimpleNamespace(
-        pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True, roots=(),
+        pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True, first=(),
         exit_code=0, wait=lambda **_: None, hung_up=lambda: None, end=lambda: survivors,
     )  # fmt: skip
     (folder / "x.log").touch()

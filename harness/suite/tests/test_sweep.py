@@ -146,11 +146,15 @@ def test_an_override_replaces_the_axis_and_keeps_the_ids_of_remaining_cases(tmp_
     assert some.text == GOOD
 
 
-def test_an_overridden_fixed_axis_enters_the_id(tmp_path: Path) -> None:
-    """Otherwise two different measurements would have one name."""
-    loaded = suites.load(write_suite(tmp_path), overrides=["preset=tiny"])
+def test_an_overridden_fixed_axis_enters_the_id_only_with_several_values(tmp_path: Path) -> None:
+    one, two = (
+        suites.load(write_suite(tmp_path), overrides=[f"preset={values}"]).cases[0]
+        for values in ("tiny", "tiny,small")
+    )
 
-    assert loaded.cases[0].case_id == "train/nsa/preset=tiny/seq_len=128/gc=off/NSA_USE_FA2=0"
+    assert one.axes["preset"] == two.axes["preset"] == "tiny"
+    assert one.case_id == "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0"
+    assert two.case_id == "train/nsa/preset=tiny/seq_len=128/gc=off/NSA_USE_FA2=0"
 
 
 def test_an_override_keeps_the_type_that_the_file_gives_a_value(tmp_path: Path) -> None:
