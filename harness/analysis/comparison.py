@@ -1,8 +1,10 @@
 """A baseline and a candidate, compared by fresh processes that ran in pairs.
 
 A pair is one process of the baseline and one of the candidate, one after the other, in alternating
-order (A B, B A, A B, ...), so that slow drift of the machine affects both alike. All arithmetic is
-on logarithms of time ratios, candidate over baseline: above one is slower.
+order (A B, B A, A B, ...), so that slow drift of the machine affects both alike. What the order
+itself does, up to several percent, cancels too: tests and bounds compare the pairs of one order
+with those of the other. All arithmetic is on logarithms of time ratios, candidate over baseline:
+above one is slower.
 
 The decision has two stages. `screen` passes a case on a few pairs, or asks for more. `confirm`
 judges the rest on new pairs only, so that the noise that selected a case cannot decide it. Holm's
@@ -18,14 +20,14 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from harness.analysis.statistics import (
+    Flags,
     Floats,
     exact_bounds,
     hodges_lehmann,
-    signed_rank_p,
+    order_free_p,
     t_factor,
 )
 from harness.records import ByCase, Change, Comparison, Pair, Thresholds, least_pairs, thresholds_of
@@ -34,6 +36,9 @@ _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
 
 BOUNDLESS = math.log(100)
 """A bound beyond this factor is not used: two processes on a side may give one of any size."""
+SLOW = 0.05
+"""Slowdown that a confirmation still has to find where pairs scatter far."""
+NEARLY_ALWAYS = 0.99
 POWER = 0.9
 """Probability of finding a change of the stated smallest effect."""
 
@@ -49,13 +54,13 @@ def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
     """
     if len(pairs) < thresholds.screen_pairs:
         return False
-    return bool(screened_done(time_logs(pairs), thresholds))
+    return bool(screened_done(time_logs(pairs), swapped(pairs), thresholds))
 
 
-def screened_done(logs: Floats, thresholds: Thresholds) -> NDArray[np.bool_]:
+def screened_done(logs: Floats, order: Flags, thresholds: Thresholds) -> Flags:
     """`screen` on log ratios of shape [..., pairs]."""
-    _, high = student_bounds(logs, thresholds.alpha)
-    near = hodges_lehmann(logs) <= math.log(thresholds.screen_ratio)
+    _, high = student_bounds(logs, order, thresholds.alpha)
+    near = hodges_lehmann(logs, order) <= math.log(thresholds.screen_ratio)
     return np.asarray(near & (high < math.log1p(thresholds.tolerance)))
 
 
@@ -64,16 +69,33 @@ def time_logs(pairs: Sequence[Pair]) -> Floats:
     return np.array([math.log(p.candidate_s / p.baseline_s) for p in pairs])
 
 
-def student_bounds(logs: Floats, error: float) -> tuple[Floats, Floats]:
-    """Bounds on the mean, each wrong with probability `error` if the noise is normal.
+def swapped(pairs: Sequence[Pair]) -> Flags:
+    """In which pairs the candidate ran first."""
+    return np.array([p.swapped for p in pairs], dtype=bool)
 
-    The exact test has no bounds at 1 % with fewer than seven pairs. A disturbed process widens
+
+def student_bounds(logs: Floats, order: Flags, error: float) -> tuple[Floats, Floats]:
+    """Bounds on the mean, each wrong with probability `error` if the noise is normal; infinite
+    without pairs of both orders, or with fewer than three.
+
+    The exact test has no bounds at 0.5 % with fewer than ten pairs. A disturbed process widens
     Student's bounds, which sends the case to its confirmation.
     """
-    n = logs.shape[-1]
-    half = stdtrit(n - 1, 1 - error) * logs.std(axis=-1, ddof=1) / math.sqrt(n)
-    mean = logs.mean(axis=-1)
+    sides = [logs[..., ~order], logs[..., order]]
+    centre, counts = hodges_lehmann(logs, order), [x.shape[-1] for x in sides]
+    if min(counts) < 1 or len(order) < 3:
+        return centre - np.inf, centre + np.inf
+    mean = (sides[0].mean(axis=-1) + sides[1].mean(axis=-1)) / 2
+    se = pair_sd(logs, order) * math.sqrt(sum(1 / n for n in counts)) / 2
+    half = stdtrit(len(order) - 2, 1 - error) * se
     return mean - half, mean + half
+
+
+def pair_sd(logs: Floats, order: Flags) -> Floats:
+    """Standard deviation of pairs of one order, from three or more pairs: [...]."""
+    parts = [x for x in (logs[..., ~order], logs[..., order]) if x.shape[-1]]
+    squares = sum(((x - x.mean(axis=-1, keepdims=True)) ** 2).sum(axis=-1) for x in parts)
+    return np.asarray(np.sqrt(squares / (len(order) - len(parts))))
 
 
 # --- the confirmation --------------------------------------------------------------------
@@ -126,23 +148,23 @@ def confirm(
 
 def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
     """The statistics of one case's confirmation."""
-    cycles = [
-        math.log(p.candidate_s * p.candidate_hz / (p.baseline_s * p.baseline_hz))
-        for p in pairs
-        if p.baseline_hz is not None and p.candidate_hz is not None
-    ]
-    known = np.array([cycles]) if 2 * len(cycles) >= len(pairs) else None
-    (answer,) = array_statistics(time_logs(pairs)[None], known, thresholds)
+    clocked = [p for p in pairs if p.baseline_hz is not None and p.candidate_hz is not None]
+    (answer,) = array_statistics(time_logs(pairs)[None], None, swapped(pairs), thresholds)
+    if 2 * len(clocked) >= len(pairs):
+        clocks = np.log([(p.candidate_hz or 1) / (p.baseline_hz or 1) for p in clocked])
+        cycles = hodges_lehmann(time_logs(clocked) + clocks, swapped(clocked))
+        answer = replace(answer, cycles=float(cycles))
     return replace(answer, pair_s=_pair_s(pairs))
 
 
 def array_statistics(
-    logs: Floats, cycles: Floats | None, thresholds: Thresholds
+    logs: Floats, cycles: Floats | None, order: Flags, thresholds: Thresholds
 ) -> tuple[Statistics, ...]:
     """Statistics of many cases at once, from log ratios of time and cycles, [cases, pairs]."""
-    centre, slower, faster = hodges_lehmann(logs), signed_rank_p(logs), signed_rank_p(-logs)
-    bounds = exact_bounds(logs, thresholds.alpha)
-    in_cycles = None if cycles is None else hodges_lehmann(cycles)
+    centre = hodges_lehmann(logs, order)
+    slower, faster = order_free_p(logs, order), order_free_p(-logs, order)
+    bounds = exact_bounds(logs, order, thresholds.alpha)
+    in_cycles = None if cycles is None else hodges_lehmann(cycles, order)
     return tuple(
         Statistics(
             centre=float(centre[i]),
@@ -273,15 +295,36 @@ def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Threshol
     return max(math.ceil(min(ways)), least_pairs(cases, thresholds.alpha))
 
 
+def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
+    """Pairs of a confirmation: as many, from confirm_pairs to most_pairs, as nearly always show an
+    unchanged case below the tolerance and one that is slower by `SLOW` slower.
+
+    `sd` is the standard deviation of one pair, and `cases` the number that are confirmed together.
+    The centre has no influence, so that the test stays exact.
+    """
+    tolerance, found = math.log1p(thresholds.tolerance), _quantile(NEARLY_ALWAYS)
+    goals = (
+        (tolerance, thresholds.alpha),
+        (max(math.log1p(SLOW), tolerance), thresholds.alpha / cases),
+    )
+    # A rank test that just reaches the strict level would not survive one disturbed pair.
+    least = math.ceil(1.5 * least_pairs(cases, thresholds.alpha))
+    for n in range(max(thresholds.confirm_pairs, least), thresholds.most_pairs, 2):
+        se = sd / math.sqrt(n)
+        if all((t_factor(n - 2, 1 - error) + found) * se <= size for size, error in goals):
+            return n
+    return max(thresholds.confirm_pairs, thresholds.most_pairs)
+
+
 def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:
     """A case without a confirmation: it passed the screen, or it is undecided."""
-    logs = time_logs(pairs)
-    centre = float(hodges_lehmann(logs))
+    logs, order = time_logs(pairs), swapped(pairs)
+    centre = float(hodges_lehmann(logs, order))
     gap = _percent(centre)
-    low = high = smallest = None  # logarithms
-    if len(pairs) > 1:
-        low, high = (_bound(float(b)) for b in student_bounds(logs, thresholds.alpha))
-        se = float(logs.std(ddof=1)) / math.sqrt(len(pairs))
+    low, high = (_bound(float(b)) for b in student_bounds(logs, order, thresholds.alpha))
+    smallest = None
+    if high is not None:
+        se = float(pair_sd(logs, order)) / math.sqrt(len(pairs))
         smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
     needed = None
     if not screen(pairs, thresholds):

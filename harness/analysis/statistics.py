@@ -25,6 +25,7 @@ from scipy.special import digamma, polygamma, stdtrit
 from harness.records import Estimate, Measurement, Telemetry
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
@@ -182,75 +183,79 @@ def _with_t(values: Sequence[float], samples: int, prior: VariancePrior | None =
     return replace(found, low=mean - half, high=mean + half)
 
 
-# --- rank tests of differences ----------------------------------------------------------
+# --- rank tests of pairs in two orders --------------------------------------------------
+#
+# A pair's difference is that of its two sides, plus an effect of the order in which they ran,
+# which changes its sign with the order. Without a difference of the sides, the pairs of one order
+# and the negated ones of the other have the same distribution, whatever it is: the rank-sum test of
+# the two is exact (Koch, Biometrics 28, 1972, on crossover trials).
 
 
-def walsh(differences: Floats) -> Floats:
-    """Means of all pairs of differences, each with itself too, ascending: [..., n (n+1)/2]."""
+def averages(differences: Floats, swapped: Flags) -> Floats:
+    """Means of every pair of one order with every pair of the other, ascending: [..., m n]. Effects
+    of the order cancel in them."""
+    x, y = differences[..., ~swapped, None], differences[..., None, swapped]
+    means = (x + y) / 2
+    return np.sort(means.reshape(*means.shape[:-2], -1), axis=-1)
+
+
+def hodges_lehmann(differences: Floats, swapped: Flags | None = None) -> Floats:
+    """An estimate of the differences' centre: the median of their averages, [...]; of all averages
+    of two if the orders are unknown, or only one occurs."""
+    if swapped is not None and swapped.any() and not swapped.all():
+        return np.asarray(np.median(averages(differences, swapped), axis=-1))
     i, j = np.triu_indices(differences.shape[-1])
-    return np.sort((differences[..., i] + differences[..., j]) / 2, axis=-1)
+    return np.asarray(np.median((differences[..., i] + differences[..., j]) / 2, axis=-1))
 
 
-def hodges_lehmann(differences: Floats) -> Floats:
-    """The median of the Walsh averages, an estimate of the differences' centre: [...]."""
-    return np.asarray(np.median(walsh(differences), axis=-1))
-
-
-def exact_bounds(differences: Floats, error: float) -> tuple[Floats, Floats] | None:
+def exact_bounds(differences: Floats, swapped: Flags, error: float) -> tuple[Floats, Floats] | None:
     """Lower and upper bound on the centre, [...] each; each is wrong at most as often as `error`.
 
-    Between them are the centres that the exact signed-rank test does not reject at that level.
-    None if there are too few pairs to bound the centre at this error.
+    Between them are the centres that the exact test does not reject at that level. None if there
+    are too few pairs to bound the centre at this error.
     """
-    n = differences.shape[-1]
-    below = np.cumsum(_null_distribution(tuple(range(2, 2 * n + 1, 2))))[::2]  # P(W <= w)
-    cut = int(np.searchsorted(below, error, side="right"))  # P(W <= cut - 1) <= error
+    n, first = len(swapped), int((~swapped).sum())
+    density = _null_distribution(tuple(range(2, 2 * n + 1, 2)), first)[first * (first + 1) :: 2]
+    cut = int(np.searchsorted(np.cumsum(density), error, side="right"))
     if cut == 0:
         return None
-    averages = walsh(differences)
-    return averages[..., cut - 1], averages[..., -cut]
+    means = averages(differences, swapped)
+    return means[..., cut - 1], means[..., -cut]
 
 
-def signed_rank_p(differences: Floats) -> Floats:
-    """Exact p-values of Wilcoxon's signed-rank test that the centre is above zero: [...].
+def order_free_p(differences: Floats, swapped: Flags) -> Floats:
+    """Exact p-values of the test that the centre is above zero: [...]; 1 if all have one order.
 
-    Ties get their mean rank, and the distribution is taken over these ranks; a zero keeps its rank
-    and counts for neither side. If all differences are zero, the p-value is 1.
+    Ties get their mean rank, and the distribution is taken over these ranks.
     """
     from scipy.stats import rankdata  # slower to import than the rest of the command line
 
     flat = differences.reshape(-1, differences.shape[-1])
-    magnitudes = np.abs(flat)
-    doubled = np.rint(2 * rankdata(magnitudes, axis=-1)).astype(np.int64)  # midranks are whole
-    statistic = np.where(flat > 0, doubled, 0).sum(axis=-1)
-    n = flat.shape[-1]
-    untied = np.arange(2, 2 * n + 1, 2)
-    plain = (np.sort(doubled, axis=-1) == untied).all(axis=-1) & (magnitudes > 0).all(axis=-1)
-    p = np.empty(len(flat))
-    p[plain] = _upper_tail(tuple(map(int, untied)))[statistic[plain]]
-    for row in np.flatnonzero(~plain):
-        ranks = tuple(sorted(int(r) for r in doubled[row][magnitudes[row] > 0]))
-        p[row] = _upper_tail(ranks)[statistic[row]]
-    return p.reshape(differences.shape[:-1])
+    doubled = np.rint(2 * rankdata(np.where(swapped, -flat, flat), axis=-1)).astype(np.int64)
+    statistic = doubled[:, ~swapped].sum(axis=-1)
+    first = int((~swapped).sum())
+    ranks = np.sort(doubled, axis=-1)
+    p = [
+        _upper_tail(tuple(map(int, own)), first)[w] for own, w in zip(ranks, statistic, strict=True)
+    ]
+    return np.array(p).reshape(differences.shape[:-1])
 
 
 @lru_cache(maxsize=256)
-def _upper_tail(ranks: tuple[int, ...]) -> Floats:
+def _upper_tail(ranks: tuple[int, ...], taken: int) -> Floats:
     """P(W >= w) for every w from 0 to the sum of the ranks."""
-    tail: Floats = np.cumsum(_null_distribution(ranks)[::-1])[::-1]
+    tail: Floats = np.cumsum(_null_distribution(ranks, taken)[::-1])[::-1]
     return np.minimum(tail, 1.0)
 
 
 @lru_cache(maxsize=256)
-def _null_distribution(ranks: tuple[int, ...]) -> Floats:
-    """P(W = w) if each rank is counted with probability one half, by convolution."""
-    density = np.zeros(sum(ranks) + 1)
-    density[0] = 1.0
+def _null_distribution(ranks: tuple[int, ...], taken: int) -> Floats:
+    """P(W = w) if W is the sum of so many of the ranks, drawn at random."""
+    counts = np.zeros((taken + 1, sum(ranks) + 1))
+    counts[0, 0] = 1.0
     for rank in ranks:
-        shifted = np.zeros_like(density)
-        shifted[rank:] = density[: len(density) - rank]
-        density = (density + shifted) / 2
-    return density
+        counts[1:, rank:] += counts[:-1, : counts.shape[1] - rank]
+    return np.asarray(counts[taken] / counts[taken].sum())
 
 
 # --- telemetry ---------------------------------------------------------------------------

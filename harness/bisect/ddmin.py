@@ -230,7 +230,9 @@ class NoisyDdmin(NoisyBlocks):
         no difference; None once they differ."""
         pairs = self.pairs(BisectStage.ANCHORS, base, self.last)
         if base and (logs := self.first_logs(base, self.last)):
-            low, high = compare.student_bounds(compare.time_logs(pairs), self.thresholds.alpha)
+            order = compare.swapped(pairs)
+            times = compare.time_logs(pairs)
+            low, high = compare.student_bounds(times, order, self.thresholds.alpha)
             if max(abs(low), abs(high)) < math.log1p(self.thresholds.tolerance) and abs(
                 sum(logs) / len(logs)
             ) < math.log1p(self.thresholds.practical):

@@ -133,6 +133,7 @@ class NoisyBlocks:
                 baseline_hz=a.hz,
                 candidate_hz=b.hz,
                 wall_s=a.wall_s + b.wall_s if a.wall_s and b.wall_s else None,
+                swapped=block[0].position == candidate,
             )
             found.append(pair)
         return tuple(found)
@@ -279,8 +280,8 @@ def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Com
     pair."""
     if len(pairs) < ANCHOR_PAIRS:
         return None
-    first = compare.time_logs(pairs[:ANCHOR_PAIRS])
-    low, high = compare.student_bounds(first, thresholds.alpha)
+    first, order = compare.time_logs(pairs[:ANCHOR_PAIRS]), compare.swapped(pairs[:ANCHOR_PAIRS])
+    low, high = compare.student_bounds(first, order, thresholds.alpha)
     apart = low > 0 or high < 0
     if apart and abs(float(hodges_lehmann(first))) > math.log1p(thresholds.practical):
         return True
@@ -301,6 +302,7 @@ def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Com
                 baseline_hz=p.candidate_hz,
                 candidate_hz=p.baseline_hz,
                 wall_s=p.wall_s,
+                swapped=not p.swapped,
             )
             for p in pairs
         ]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.comparison import holm, time_logs
-from harness.analysis.statistics import Floats, hodges_lehmann, signed_rank_p
+from harness.analysis.comparison import holm, pair_sd, swapped, time_logs
+from harness.analysis.statistics import Flags, Floats, hodges_lehmann, order_free_p
 from harness.errors import HarnessError
 from harness.gate import files
 from harness.gate.files import Moment
@@ -97,13 +97,9 @@ class Calibration:
 
 def calibrate(pairs: Mapping[str, Sequence[Pair]]) -> Calibration:
     """Judge a node by the A/A pairs of each case, MIN_PAIRS or more."""
-    logs = {case_id: time_logs(of_case) for case_id, of_case in pairs.items()}
-    p_values = holm(
-        {c: min(1.0, 2 * float(min(signed_rank_p(x), signed_rank_p(-x)))) for c, x in logs.items()}
-    )
+    p_values = holm({case_id: _two_sided(of_case) for case_id, of_case in pairs.items()})
     cases = tuple(
-        _case_noise(case_id, of_case, logs[case_id], p_values[case_id])
-        for case_id, of_case in pairs.items()
+        _case_noise(case_id, of_case, p_values[case_id]) for case_id, of_case in pairs.items()
     )
     middle = float(np.median([c.process_cv for c in cases]))
     noise = classify(middle)
@@ -125,10 +121,19 @@ def classify(process_cv: float) -> NoiseClass:
     return next((c for c, most in UPPER_CV.items() if process_cv <= most), NoiseClass.NOISY)
 
 
-def process_cv(logs: Floats) -> Floats:
-    """Variation between processes from log ratios of A/A pairs, [..., pairs], two processes each.
-    Around zero instead of their mean, because both sides are the same code."""
-    return np.asarray(np.sqrt((logs**2).mean(axis=-1) / 2))
+def process_cv(logs: Floats, order: Flags) -> Floats:
+    """Variation between processes from log ratios of pairs, [..., pairs], two processes each.
+    Around the mean of each order, which is no noise."""
+    return pair_sd(logs, order) / math.sqrt(2)
+
+
+def by_scatter(thresholds: Thresholds, given: Mapping[str, Any], process_cv: float) -> Thresholds:
+    """The thresholds of a case that is not calibrated: its own pairs show if it is noisy. `given`
+    are those that the policy sets."""
+    if classify(process_cv) is not NoiseClass.NOISY or "tolerance" in given:
+        return thresholds
+    wider = THRESHOLDS[NoiseClass.NOISY].tolerance
+    return replace(thresholds, tolerance=min(wider, thresholds.stored_tolerance))
 
 
 def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> float:
@@ -148,15 +153,22 @@ def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> fl
     return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
 
 
-def _case_noise(case_id: str, pairs: Sequence[Pair], logs: Floats, p_value: float) -> CaseNoise:
-    cv = float(process_cv(logs))
+def _two_sided(pairs: Sequence[Pair]) -> float:
+    """Of the test that the ratio is one."""
+    logs, order = time_logs(pairs), swapped(pairs)
+    return min(1.0, 2 * float(min(order_free_p(logs, order), order_free_p(-logs, order))))
+
+
+def _case_noise(case_id: str, pairs: Sequence[Pair], p_value: float) -> CaseNoise:
+    logs, order = time_logs(pairs), swapped(pairs)
+    cv = float(process_cv(logs, order))
     medians = [s for p in pairs for s in (p.baseline_s, p.candidate_s)]
     return CaseNoise(
         case_id=case_id,
         noise=classify(cv),
         process_cv=cv,
         level_s=float(np.exp(np.mean(np.log(medians)))),
-        ratio=float(np.exp(hodges_lehmann(logs))),
+        ratio=float(np.exp(hodges_lehmann(logs, order))),
         p_value=p_value,
         pairs=len(pairs),
     )

@@ -1,5 +1,6 @@
 """The records of a comparison: pairs, thresholds and the result."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ class Pair:
     candidate_hz: float | None = None
     wall_s: float | None = None
     """How long the two processes held the GPU: the cost of one more pair."""
+    swapped: bool = False
+    """The candidate's process ran first."""
 
     def __post_init__(self) -> None:
         for name in ("baseline_s", "candidate_s", "baseline_hz", "candidate_hz", "wall_s"):
@@ -37,6 +40,8 @@ class Thresholds:
     """Largest ratio that passes the screen."""
     confirm_pairs: int = 20
     """New pairs of the confirmation: ten whole blocks."""
+    most_pairs: int = 64
+    """Most pairs of the confirmation, if their scatter shows that confirm_pairs decide little."""
     alpha: float = 0.005
     """Probability that any case of a clean change is called slower, and the error of each bound of
     an interval. Half of the promised 1 %: a slow case has two chances to pass, and drift makes
@@ -53,7 +58,7 @@ class Thresholds:
             raise ValueError(f"screen_pairs={self.screen_pairs}: a spread needs two or more")
         if not 0 < self.alpha < 0.5:
             raise ValueError(f"alpha={self.alpha} is not between 0 and 0.5")
-        if 0.5**self.confirm_pairs > self.alpha:
+        if self.confirm_pairs < least_pairs(1, self.alpha):
             raise ValueError(
                 f"confirm_pairs={self.confirm_pairs}: too few for an exact test to reach "
                 f"alpha={self.alpha}; set at least {least_pairs(1, self.alpha)}"
@@ -110,8 +115,9 @@ class Comparison:
 
 
 def least_pairs(cases: int, alpha: float) -> int:
-    """Fewest pairs with which one of `cases` confirmed cases can be called slower."""
-    return math.ceil(math.log2(cases / alpha))
+    """Fewest pairs, in turns in both orders, with which one of `cases` confirmed cases can be
+    called slower."""
+    return next(n for n in itertools.count(2) if math.comb(n, n // 2) >= cases / alpha)
 
 
 def thresholds_of(thresholds: ByCase, case_id: str) -> Thresholds:

@@ -190,6 +190,7 @@ def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pai
                 baseline_hz=clock(baseline),
                 candidate_hz=clock(candidate),
                 wall_s=(baseline.wall_s + candidate.wall_s) or None,
+                swapped=candidate.process % 2 == 1,  # see Bench.rounds
             )
         )
     return tuple(found), unsteady

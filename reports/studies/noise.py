@@ -6,7 +6,7 @@ stored runs instead, case by case.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,6 +103,50 @@ NOISY = ModelledNoise(
     disturbed=0.03,
     disturbance=0.10,
     clock=0.005,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherNoise:
+    """Noise of another kind than ours, by the function that draws consecutive processes."""
+
+    name: str
+    sequence: Callable[[np.random.Generator, tuple[int, int]], Floats]
+
+    def draw(self, rng: np.random.Generator, cases: int, pairs: int) -> Draw:
+        shape = (cases, 2 * pairs)
+        return _paired(self.sequence(rng, shape), np.zeros(shape))
+
+
+def _two_modes(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    return rng.normal(0.0, 0.003, shape) + 0.04 * (rng.random(shape) < 0.15)
+
+
+def _heavy_tails(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    return 0.01 * 1.349 / 1.633 * rng.standard_t(2, shape)  # the middle half as of a CV of 1 %
+
+
+def _correlated(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    return rng.normal(0.0, 0.003, shape) + _drift(rng, shape, 0.01, 0.9)
+
+
+def _by_case(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    cv = np.exp(rng.uniform(math.log(0.002), math.log(0.05), (shape[0], 1)))
+    return np.asarray(cv * rng.normal(size=shape))
+
+
+def _by_order(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    x = TYPICAL.sequence(rng, *shape)
+    x[:, ::2] += 0.03
+    return x
+
+
+OTHERS = (
+    OtherNoise(name="15 % of processes 4 % slower", sequence=_two_modes),
+    OtherNoise(name="t, 2 degrees of freedom", sequence=_heavy_tails),
+    OtherNoise(name="AR(1) 0.9", sequence=_correlated),
+    OtherNoise(name="CV 0.2 to 5 % by case", sequence=_by_case),
+    OtherNoise(name="first of a pair 3 % slower", sequence=_by_order),
 )
 
 

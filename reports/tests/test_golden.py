@@ -323,6 +323,7 @@ def _pair(baseline: Measurement, candidate: Measurement) -> Pair:
         baseline_hz=clock(baseline),
         candidate_hz=clock(candidate),
         wall_s=baseline.wall_s + candidate.wall_s,
+        swapped=baseline.process % 2 == 0,  # such a round runs forwards: with telemetry first
     )
 
 

@@ -2,13 +2,23 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import PermutationMethod, wilcoxon
+from scipy.stats import PermutationMethod, mannwhitneyu
 
-from harness.analysis.comparison import confirm, holm, pairs_needed, screen
-from harness.analysis.statistics import exact_bounds, hodges_lehmann, signed_rank_p
+from harness.analysis.comparison import (
+    confirm,
+    holm,
+    pair_sd,
+    pairs_needed,
+    pairs_to_take,
+    screen,
+    swapped,
+    time_logs,
+)
+from harness.analysis.statistics import Flags, exact_bounds, hodges_lehmann, order_free_p
 from harness.records import Change, Comparison, Pair, Thresholds, least_pairs
 
 DEFAULT = Thresholds()
@@ -19,8 +29,8 @@ def pairs(ratio: float, n: int, *, spread: float = 0.008, seed: int = 0) -> list
     rng = np.random.default_rng(seed)
     a, b = np.exp(rng.normal(0.0, spread, size=(2, n)))
     return [
-        Pair(baseline_s=0.01 * x, candidate_s=0.01 * ratio * y, wall_s=20.0)
-        for x, y in zip(a, b, strict=True)
+        Pair(baseline_s=0.01 * x, candidate_s=0.01 * ratio * y, wall_s=20.0, swapped=i % 2 == 1)
+        for i, (x, y) in enumerate(zip(a, b, strict=True))
     ]
 
 
@@ -33,48 +43,87 @@ def judge(first: list[Pair], second: list[Pair]) -> Comparison:
 # --- rank statistics ---------------------------------------------------------------------
 
 
+def order(n: int) -> Flags:
+    """Every second pair ran in the other order."""
+    return np.array([i % 2 == 1 for i in range(n)])
+
+
 @pytest.mark.parametrize("n", [3, 5, 12, 20])
-def test_signed_rank_p_values_equal_those_of_scipy(n: int) -> None:
-    d = np.random.default_rng(n).normal(0.3, 1.0, size=(20, n))
+def test_the_p_values_are_those_of_the_rank_sum_test_of_the_two_orders(n: int) -> None:
+    d, odd = np.random.default_rng(n).normal(0.3, 1.0, size=(20, n)), order(n)
 
-    ours = signed_rank_p(d)
+    ours = order_free_p(d, odd)
 
-    theirs = [wilcoxon(x, alternative="greater", method="exact").pvalue for x in d]
-    assert ours == pytest.approx(theirs)
-
-
-def test_ties_and_zeros_have_the_exact_permutation_distribution() -> None:
-    d = np.round(np.random.default_rng(1).normal(0.3, 1.0, size=(6, 9)))
-    assert (d == 0).any()
-
-    ours = signed_rank_p(d)
-
-    every = PermutationMethod(n_resamples=10**6)  # more than the 2**9 sign flips: all of them
     theirs = [
-        wilcoxon(x, alternative="greater", zero_method="pratt", method=every).pvalue for x in d
+        mannwhitneyu(x[~odd], -x[odd], alternative="greater", method="exact").pvalue for x in d
     ]
     assert ours == pytest.approx(theirs)
 
 
-def test_equal_times_have_p_value_1() -> None:
-    assert signed_rank_p(np.zeros(20)) == 1.0
+def test_ties_and_zeros_have_the_exact_permutation_distribution() -> None:
+    d, odd = np.round(np.random.default_rng(1).normal(0.3, 1.0, size=(6, 9))), order(9)
+    assert (d == 0).any()
+
+    ours = order_free_p(d, odd)
+
+    every = PermutationMethod(n_resamples=10**6)  # more than the 126 choices: all of them
+    theirs = [mannwhitneyu(x[~odd], -x[odd], alternative="greater", method=every).pvalue for x in d]
+    assert ours == pytest.approx(theirs)
+
+
+def test_equal_times_and_pairs_of_one_order_have_p_value_1() -> None:
+    assert order_free_p(np.zeros(20), order(20)) == 1.0
+    assert order_free_p(np.ones(20), order(20) | True) == 1.0
 
 
 def test_the_exact_bounds_enclose_the_centres_that_the_test_does_not_reject() -> None:
-    d = np.random.default_rng(2).normal(0.0, 1.0, size=20)
+    d, odd = np.random.default_rng(2).normal(0.0, 1.0, size=20), order(20)
 
-    bounds = exact_bounds(d, 0.01)
+    bounds = exact_bounds(d, odd, 0.01)
 
     assert bounds is not None
     low, high = map(float, bounds)
-    assert low < hodges_lehmann(d) < high
-    assert signed_rank_p(d - (low - 1e-9)) <= 0.01 < signed_rank_p(d - (low + 1e-9))
-    assert signed_rank_p((high + 1e-9) - d) <= 0.01 < signed_rank_p((high - 1e-9) - d)
+    assert low < hodges_lehmann(d, odd) < high
+    assert order_free_p(d - (low - 1e-9), odd) <= 0.01 < order_free_p(d - (low + 1e-9), odd)
+    assert order_free_p((high + 1e-9) - d, odd) <= 0.01 < order_free_p((high - 1e-9) - d, odd)
 
 
 def test_too_few_pairs_have_no_exact_bounds() -> None:
-    assert exact_bounds(np.arange(6.0), 0.01) is None
-    assert exact_bounds(np.arange(7.0), 0.01) is not None
+    assert exact_bounds(np.arange(8.0), order(8), 0.01) is None
+    assert exact_bounds(np.arange(9.0), order(9), 0.01) is not None
+    assert exact_bounds(np.arange(20.0), order(20) | True, 0.01) is None
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.03, -0.2])
+def test_what_the_order_does_changes_no_answer(effect: float) -> None:
+    """The process that runs first is slower by the effect; there are six pairs, then twenty."""
+    plain = [pairs(1.02, n, seed=n) for n in (6, 20)]
+    slowed = [
+        [
+            replace(p, candidate_s=p.candidate_s * math.exp(effect * (1 if p.swapped else -1)))
+            for p in group
+        ]
+        for group in plain
+    ]
+
+    for then, now in zip(
+        (judge(*plain), judge(plain[0], [])), (judge(*slowed), judge(slowed[0], [])), strict=True
+    ):
+        assert now.change is then.change
+        assert (now.low, now.ratio, now.high) == pytest.approx((then.low, then.ratio, then.high))
+    assert pairs_to_take(sd_of(slowed[1]), 12, DEFAULT) == pairs_to_take(
+        sd_of(plain[1]), 12, DEFAULT
+    )
+
+
+def sd_of(group: list[Pair]) -> float:
+    return float(pair_sd(time_logs(group), swapped(group)))
+
+
+@pytest.mark.parametrize(("sd", "cases", "taken"), [(0.01, 1, 20), (0.05, 1, 28), (0.2, 60, 64)])
+def test_pairs_that_scatter_far_ask_for_more(sd: float, cases: int, taken: int) -> None:
+    assert pairs_to_take(sd, cases, Thresholds(tolerance=0.05)) == pytest.approx(taken, abs=4)
+    assert pairs_to_take(sd, cases, Thresholds(most_pairs=20)) == 20
 
 
 # --- the decision ------------------------------------------------------------------------
@@ -121,7 +170,8 @@ def test_a_certain_slowdown_of_no_practical_size_is_the_same() -> None:
     ids=["calm", "noisy", "few"],
 )
 def test_a_screen_is_passed_by_enough_calm_pairs(ratios: tuple[float, ...], passes: bool) -> None:
-    assert screen([Pair(baseline_s=1.0, candidate_s=r) for r in ratios], DEFAULT) is passes
+    group = [Pair(baseline_s=1.0, candidate_s=r, swapped=i % 2 == 1) for i, r in enumerate(ratios)]
+    assert screen(group, DEFAULT) is passes
 
 
 def test_a_confirmation_uses_its_new_pairs_only() -> None:
@@ -155,7 +205,7 @@ def test_the_more_cases_are_confirmed_the_smaller_a_p_value_must_be() -> None:
 def test_a_gap_that_vanishes_in_cycles_is_undecided(
     candidate_hz: float, change: Change, explained: bool
 ) -> None:
-    clocks = {"baseline_hz": 1.98e9, "candidate_hz": candidate_hz}
+    clocks: dict[str, Any] = {"baseline_hz": 1.98e9, "candidate_hz": candidate_hz}
 
     answer = judge(pairs(1.05, 6), [replace(p, **clocks) for p in pairs(1.05, 20)])
     unread = judge(pairs(1.05, 6), pairs(1.05, 20))
@@ -214,7 +264,7 @@ def test_a_case_that_passed_the_screen_has_a_smallest_effect() -> None:
 @pytest.mark.parametrize("name", ["baseline_s", "candidate_hz", "wall_s"])
 def test_a_pair_needs_positive_finite_numbers(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match="not a positive, finite number"):
-        replace(Pair(baseline_s=1.0, candidate_s=1.0), **{name: bad})
+        Pair(**{"baseline_s": 1.0, "candidate_s": 1.0, name: bad})
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
@@ -222,6 +272,6 @@ def test_what_cannot_be_compared_is_refused() -> None:
         judge([], [])
     with pytest.raises(ValueError, match="not screened"):
         confirm({"a": pairs(1.0, 6)}, {"b": pairs(1.0, 20)}, DEFAULT)
-    with pytest.raises(ValueError, match="at least 8"):
-        Thresholds(confirm_pairs=7)
-    assert least_pairs(60, 0.005) == 14
+    with pytest.raises(ValueError, match="at least 10"):
+        Thresholds(confirm_pairs=9)
+    assert least_pairs(60, 0.005) == 16

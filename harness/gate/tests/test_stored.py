@@ -28,7 +28,10 @@ SUITE = "suites/gate.yaml"
 CASE = fake_runs.case({"seq_len": 512})
 HERE = fake_runs.environment()
 OTHER = fake_runs.environment(gpu=replace(fake_runs.H200, uuid="GPU-other"))
-A_A = [Pair(baseline_s=0.1, candidate_s=0.1 * (1 + 0.002 * (-1) ** i)) for i in range(12)]
+A_A = [
+    Pair(baseline_s=0.1, candidate_s=0.1 * (1 + 0.002 * (-1) ** (i // 2)), swapped=i % 2 == 1)
+    for i in range(12)
+]
 
 
 def days_ago(days: float) -> str:

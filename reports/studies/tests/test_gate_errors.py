@@ -17,8 +17,10 @@ SURE = 0.9999
 LINE = Line(noise="quiet", cases=12, figure="a", hits=0, trials=10_000, at_most=0.01)
 
 
-def tally(noise: Noise, cases: int, planted: float | None, *, gates: int) -> Tally:
-    setting = Setting(noise=noise, cases=cases, planted=planted)
+def tally(
+    noise: Noise, cases: int, planted: float | None, *, gates: int, calibrated: bool = True
+) -> Tally:
+    setting = Setting(noise=noise, cases=cases, planted=planted, calibrated=calibrated)
     return simulate(setting, gates=gates, rng=np.random.default_rng(1))
 
 
@@ -53,7 +55,7 @@ def test_without_holm_clean_changes_are_blocked(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(comparison, "holm", unadjusted)
 
-    seen = tally(NOISY, 60, None, gates=150)
+    seen = tally(NOISY, 60, None, gates=150, calibrated=False)
 
     assert not at_most(seen.blocked, seen.gates, 0.01)
 
