@@ -4,6 +4,7 @@ A machine that is not fit is a finding of the whole gate, and then nothing is me
 """
 
 import datetime
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -84,9 +85,13 @@ class Plan:
         """Where the candidate is measured."""
         return self.sides[-1].environment
 
-    def thresholds(self, task: Task) -> Thresholds:
-        stored = self.calibrations.get(task.suite)
-        return calibration.thresholds(stored, task.case.case_id, self.policy.given)
+    def thresholds(self, task: Task, *, pair_sd: float | None = None) -> Thresholds:
+        """Of a case; without a calibration by the standard deviation of its pairs, once known."""
+        stored, given = self.calibrations.get(task.suite), self.policy.given
+        found = calibration.thresholds(stored, task.case.case_id, given)
+        if stored is not None or pair_sd is None:
+            return found
+        return calibration.by_scatter(found, given, pair_sd / math.sqrt(2))
 
     @property
     def sound(self) -> bool:

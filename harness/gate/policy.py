@@ -133,6 +133,8 @@ class CompareModel(Form):
     """Largest ratio of times that passes the screen."""
     confirm_pairs: Annotated[int, Field(ge=1)] | None = None
     """New pairs for the cases that the screen left open."""
+    most_pairs: Annotated[int, Field(ge=1)] | None = None
+    """Most new pairs of a case whose pairs scatter far; confirm_pairs if only that is set."""
     alpha: Fraction | None = None
     """Probability of calling any case of a clean change slower."""
     practical: Fraction | None = None
@@ -242,7 +244,9 @@ class Policy:
     @property
     def given(self) -> Mapping[str, Any]:
         """The thresholds that the file itself sets; a calibration changes only the others."""
-        return self.form.compare.model_dump(exclude_unset=True)
+        found: dict[str, Any] = self.form.compare.model_dump(exclude_unset=True)
+        pairs = {"most_pairs": found["confirm_pairs"]} if "confirm_pairs" in found else {}
+        return pairs | found
 
     @property
     def rules(self) -> tuple[Rule, ...]:

@@ -5,7 +5,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from harness.analysis import summary
-from harness.analysis.comparison import confirm, screen
+from harness.analysis.comparison import (
+    confirm,
+    pair_sd,
+    pairs_to_take,
+    screen,
+    swapped,
+    time_logs,
+)
 from harness.errors import HarnessError
 from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
@@ -165,8 +172,17 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     }
     if again:
         bench.rounds([(tasks[n], indices) for n, indices in again.items()], "confirm")
-    for name in again:
+    more = {}
+    for name, indices in again.items():
+        seen = (*screened[name], *steady(name, indices))
+        sd = float(pair_sd(time_logs(seen), swapped(seen)))
+        own[name] = plan.thresholds(tasks[name], pair_sd=sd)
+        taken = pairs_to_take(sd, len(again), own[name])
+        more[name] = range(indices.stop, indices.start + taken)
+        again[name] = range(indices.start, indices.start + taken)
         remarks.pop(tasks[name].key, None)  # remarks are about the pairs that decide: the new ones
+    if any(more.values()):
+        bench.rounds([(tasks[n], indices) for n, indices in more.items() if indices], "scattered")
     confirmed = {n: found for n, indices in again.items() if (found := steady(n, indices))}
     screened = {n: found for n, found in screened.items() if not failed(n)}
     compared = confirm(screened, confirmed, own)

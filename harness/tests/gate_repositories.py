@@ -51,7 +51,7 @@ POLICY = """\
 schema: 1
 stage: block
 suites: [{suite: toysuites/toys.yaml}]
-compare: {screen_pairs: 2, screen_ratio: 1.3, confirm_pairs: 4, alpha: 0.1, practical: 0.2,
+compare: {screen_pairs: 2, screen_ratio: 1.3, confirm_pairs: 6, alpha: 0.1, practical: 0.2,
           tolerance: 0.4, stored_tolerance: 0.5}
 """
 

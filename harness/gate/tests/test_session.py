@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +15,13 @@ import pytest
 
 from harness.errors import SuiteError
 from harness.gate import baselines, files, session
-from harness.gate.plan import Request
+from harness.gate.compare import PLAIN
+from harness.gate.plan import Plan, Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
 from harness.records import (
     Case,
+    Change,
     Counters,
     Decision,
     Measurement,
@@ -50,7 +52,7 @@ def preflight(function, provider, axes, env):
 )
 SUITE = "toysuites/toys.yaml"
 POLICY = (
-    gate_repositories.POLICY.replace("confirm_pairs: 4", "confirm_pairs: 6")
+    gate_repositories.POLICY
     + f"counters: [{{suite: {SUITE}}}]\n"
     + "absolute:\n  - {metric: tokens_per_s, low: 1, source: toys}\n"
 )
@@ -219,28 +221,55 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
 def test_the_pairs_that_decide_are_compared_unless_a_process_failed(
     disturbed: set[int], failed: int | None, said: str, pairs: int | None
 ) -> None:
+    answers, key = compared_in_turns(Thresholds(most_pairs=20), 0.3, disturbed, failed)
+
+    assert answers.remarks.get(key, "") == said
+    compared = answers.comparisons.get(key)
+    assert (compared.pairs if compared else None) == pairs
+
+
+@pytest.mark.parametrize(
+    ("cv", "pairs", "change", "tolerance"),
+    [
+        (0.012, 20, Change.SAME, None),
+        (0.05, 60, Change.SAME, None),
+        (0.1, 64, Change.UNDECIDED, 0.05),
+    ],
+)
+def test_a_case_without_calibration_is_judged_by_the_scatter_of_its_pairs(
+    cv: float, pairs: int, change: Change, tolerance: float | None
+) -> None:
+    answers, key = compared_in_turns(None, cv)
+
+    found = answers.comparisons[key]
+    assert (found.pairs, found.change, found.tolerance) == (pairs, change, tolerance)
+
+
+def compared_in_turns(
+    thresholds: Thresholds | None,
+    cv: float,
+    disturbed: Collection[int] = (),
+    failed: int | None = None,
+) -> tuple[session._Answers, tuple[str, str]]:
+    """Compare one case whose processes scatter so far; without thresholds, by its own pairs."""
     case = fake_runs.case({"seq_len": 512})
     task = Task(suite="s", case=case)
     sides = [Side(name, (), None, None) for name in ("base", "head")]  # type: ignore[arg-type]
+    made = [fake_runs.timed(case, 0.1, processes=80, cv=cv, seed=seed) for seed in (1, 2)]
 
     def rounds(plan: Any, _: str) -> None:
-        for seed, side in enumerate(sides):
-            made = fake_runs.timed(case, 0.1, processes=26, cv=0.3, seed=seed)
+        for side, timed in zip(sides, made, strict=True):
             for i in (i for _, indices in plan for i in indices):
                 (crashed,) = fake_runs.ended(case, Outcome.CRASH)
-                ran = replace(crashed, process=i) if i == failed else made[i]
+                ran = replace(crashed, process=i) if i == failed else timed[i]
                 ran = replace(ran, steady=i not in disturbed)
                 side.measured.setdefault(task.key, []).append(ran)
 
     rounds([(task, range(6))], "screen")
-    plan: Any = SimpleNamespace(sides=sides, tasks=[task], thresholds=lambda _: Thresholds())
+    plan: Any = SimpleNamespace(sides=sides, tasks=[task], calibrations={}, policy=PLAIN)
+    plan.thresholds = lambda *a, **k: thresholds or Plan.thresholds(plan, *a, **k)
     bench: Any = SimpleNamespace(rounds=rounds)
-
-    answers = session._interleaved(plan, bench, {task.key: 6})
-
-    assert answers.remarks.get(task.key, "") == said
-    compared = answers.comparisons.get(task.key)
-    assert (compared.pairs if compared else None) == pairs
+    return session._interleaved(plan, bench, {task.key: 6}), task.key
 
 
 def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
