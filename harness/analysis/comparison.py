@@ -3,8 +3,9 @@
 A pair is one process of the baseline and one of the candidate, one after the other, in alternating
 order (A B, B A, A B, ...), so that slow drift of the machine affects both alike. What the order
 itself does, up to several percent, cancels too: tests and bounds compare the pairs of one order
-with those of the other. All arithmetic is on logarithms of time ratios, candidate over baseline:
-above one is slower.
+with those of the other. Two commits are two builds, which may differ by luck in all their processes
+alike: the variance of that enters every bound and p-value. All arithmetic is on logarithms of time
+ratios, candidate over baseline: above one is slower.
 
 The decision has two stages. `screen` passes a case on a few pairs, or asks for more. `confirm`
 judges the rest on new pairs only, so that the noise that selected a case cannot decide it. Holm's
@@ -59,7 +60,7 @@ def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
 
 def screened_done(logs: Floats, order: Flags, thresholds: Thresholds) -> Flags:
     """`screen` on log ratios of shape [..., pairs]."""
-    _, high = student_bounds(logs, order, thresholds.alpha)
+    _, high = student_bounds(logs, order, thresholds)
     near = hodges_lehmann(logs, order) <= math.log(thresholds.screen_ratio)
     return np.asarray(near & (high < math.log1p(thresholds.tolerance)))
 
@@ -74,8 +75,8 @@ def swapped(pairs: Sequence[Pair]) -> Flags:
     return np.array([p.swapped for p in pairs], dtype=bool)
 
 
-def student_bounds(logs: Floats, order: Flags, error: float) -> tuple[Floats, Floats]:
-    """Bounds on the mean, each wrong with probability `error` if the noise is normal; infinite
+def student_bounds(logs: Floats, order: Flags, thresholds: Thresholds) -> tuple[Floats, Floats]:
+    """Bounds on the mean, each wrong with probability `alpha` if the noise is normal; infinite
     without pairs of both orders, or with fewer than three.
 
     The exact test has no bounds at 0.5 % with fewer than ten pairs. A disturbed process widens
@@ -87,8 +88,21 @@ def student_bounds(logs: Floats, order: Flags, error: float) -> tuple[Floats, Fl
         return centre - np.inf, centre + np.inf
     mean = (sides[0].mean(axis=-1) + sides[1].mean(axis=-1)) / 2
     se = pair_sd(logs, order) * math.sqrt(sum(1 / n for n in counts)) / 2
-    half = stdtrit(len(order) - 2, 1 - error) * se
+    half = widened(stdtrit(len(order) - 2, 1 - thresholds.alpha) * se, thresholds)
     return mean - half, mean + half
+
+
+def widened(half: Floats, thresholds: Thresholds) -> Floats:
+    """The distance from the centre to a bound, with the luck of the two builds."""
+    return np.hypot(half, _quantile(1 - thresholds.alpha) * thresholds.of_builds)
+
+
+def with_builds(p: float, centre: float, of_builds: float) -> float:
+    """A one-sided p-value with the luck of the two builds, `centre` on the side that it is of."""
+    if of_builds == 0 or centre <= 0 or p >= 0.5:
+        return p
+    se = centre / -_quantile(p)
+    return NormalDist().cdf(-centre / math.hypot(se, of_builds))
 
 
 def pair_sd(logs: Floats, order: Flags) -> Floats:
@@ -164,14 +178,18 @@ def array_statistics(
     centre = hodges_lehmann(logs, order)
     slower, faster = order_free_p(logs, order), order_free_p(-logs, order)
     bounds = exact_bounds(logs, order, thresholds.alpha)
+    if bounds is not None:
+        low, high = (widened(np.abs(bound - centre), thresholds) for bound in bounds)
+        bounds = centre - low, centre + high
+    of_builds = thresholds.of_builds
     in_cycles = None if cycles is None else hodges_lehmann(cycles, order)
     return tuple(
         Statistics(
             centre=float(centre[i]),
             low=None if bounds is None else float(bounds[0][i]),
             high=None if bounds is None else float(bounds[1][i]),
-            p_slower=float(slower[i]),
-            p_faster=float(faster[i]),
+            p_slower=with_builds(float(slower[i]), float(centre[i]), of_builds),
+            p_faster=with_builds(float(faster[i]), -float(centre[i]), of_builds),
             cycles=None if in_cycles is None else float(in_cycles[i]),
             pairs=logs.shape[-1],
             freedom=logs.shape[-1] - 1,
@@ -239,8 +257,14 @@ def _judge(
         reason = f"{gap}, {most}: shown neither slower nor below {_percent(tolerance)}"
     needed = None
     if change is Change.UNDECIDED and not clock_explained and se is not None:
-        needed = pairs_needed(s.centre, se * math.sqrt(s.pairs), cases, thresholds)
-        needed = max(needed, s.pairs + 1)
+        of_pairs = math.sqrt(max(0.0, se**2 - thresholds.of_builds**2))
+        needed = pairs_needed(s.centre, of_pairs * math.sqrt(s.pairs), cases, thresholds)
+        if needed is None:
+            reason += (
+                f"; more pairs cannot decide, because builds differ by {thresholds.build_cv:.1%}"
+            )
+        else:
+            needed = max(needed, s.pairs + 1)
     return Comparison(
         case_id=case_id,
         change=change,
@@ -276,22 +300,28 @@ def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Threshol
     return math.expm1(log) if log <= BOUNDLESS else None
 
 
-def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int:
-    """Fewest pairs that would show the ratio slower, or below the tolerance, nine times in ten.
+def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Thresholds) -> int | None:
+    """Fewest pairs that would show the ratio slower, or below the tolerance, nine times in ten;
+    None if no number would, because builds differ too far.
 
     `centre` is the logarithm of the ratio, `pair_sd` the standard deviation of one pair's, and
     `cases` the number of cases that are confirmed together.
     """
-    found = _quantile(POWER)
     practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
+
+    def pairs(distance: float, error: float) -> float:
+        widest = distance / (_quantile(1 - error) + _quantile(POWER))
+        left = widest**2 - thresholds.of_builds**2
+        return pair_sd**2 / left if left > 0 else math.inf
+
     ways = []
     if centre < tolerance:
-        bound = _quantile(1 - thresholds.alpha)
-        ways.append(((bound + found) * pair_sd / (tolerance - centre)) ** 2)
+        ways.append(pairs(tolerance - centre, thresholds.alpha))
     if centre > practical:
-        strict = _quantile(1 - thresholds.alpha / cases)
-        rejected = ((strict + found) * pair_sd / centre) ** 2
-        ways.append(max(rejected, (found * pair_sd / (centre - practical)) ** 2))
+        rejected = pairs(centre, thresholds.alpha / cases)
+        ways.append(max(rejected, pairs(centre - practical, 0.5)))
+    if min(ways) == math.inf:
+        return None
     return max(math.ceil(min(ways)), least_pairs(cases, thresholds.alpha))
 
 
@@ -309,8 +339,11 @@ def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
     )
     # A rank test that just reaches the strict level would not survive one disturbed pair.
     least = math.ceil(1.5 * least_pairs(cases, thresholds.alpha))
-    for n in range(max(thresholds.confirm_pairs, least), thresholds.most_pairs, 2):
-        se = sd / math.sqrt(n)
+    start = max(thresholds.confirm_pairs, least)
+    if any((_quantile(1 - e) + found) * thresholds.of_builds > size for size, e in goals):
+        return start  # builds differ so far that more pairs would not help
+    for n in range(start, thresholds.most_pairs, 2):
+        se = math.hypot(sd / math.sqrt(n), thresholds.of_builds)
         if all((t_factor(n - 2, 1 - error) + found) * se <= size for size, error in goals):
             return n
     return max(thresholds.confirm_pairs, thresholds.most_pairs)
@@ -321,10 +354,10 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
     logs, order = time_logs(pairs), swapped(pairs)
     centre = float(hodges_lehmann(logs, order))
     gap = _percent(centre)
-    low, high = (_bound(float(b)) for b in student_bounds(logs, order, thresholds.alpha))
+    low, high = (_bound(float(b)) for b in student_bounds(logs, order, thresholds))
     smallest = None
     if high is not None:
-        se = float(pair_sd(logs, order)) / math.sqrt(len(pairs))
+        se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(pairs)), thresholds.of_builds)
         smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
     needed = None
     if not screen(pairs, thresholds):

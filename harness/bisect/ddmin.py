@@ -160,7 +160,7 @@ class NoisyDdmin(NoisyBlocks):
     base with a set, and the second one."""
 
     def __init__(self, count: int, effect: float) -> None:
-        super().__init__((1 << count) - 1, effect)
+        super().__init__((1 << count) - 1, effect, build_cv=0.0)  # of one commit
         self._chances: dict[tuple[int, int, int, int], float] = {}
 
     def next(self) -> NextBlock | DifferencesConclusion:
@@ -232,7 +232,7 @@ class NoisyDdmin(NoisyBlocks):
         if base and (logs := self.first_logs(base, self.last)):
             order = compare.swapped(pairs)
             times = compare.time_logs(pairs)
-            low, high = compare.student_bounds(times, order, self.thresholds.alpha)
+            low, high = compare.student_bounds(times, order, self.thresholds)
             if max(abs(low), abs(high)) < math.log1p(self.thresholds.tolerance) and abs(
                 sum(logs) / len(logs)
             ) < math.log1p(self.thresholds.practical):

@@ -104,8 +104,8 @@ class Search(Protocol[End]):
 class NoisyBlocks:
     """The blocks of a search by readings with noise, and the comparison of two positions."""
 
-    def __init__(self, last: int, effect: float) -> None:
-        """`effect` is the smallest change to find, as a fraction."""
+    def __init__(self, last: int, effect: float, build_cv: float = Thresholds().build_cv) -> None:
+        """`effect` is the smallest change to find, as a fraction; `build_cv` as of Thresholds."""
         self.last = last
         self.skipped: set[int] = set()
         self.thresholds = Thresholds(
@@ -113,6 +113,7 @@ class NoisyBlocks:
             tolerance=effect,
             stored_tolerance=max(effect, Thresholds().stored_tolerance),
             screen_ratio=1 + 0.4 * effect,
+            build_cv=build_cv,
         )
         self.blocks: list[Block] = []
 
@@ -156,7 +157,7 @@ class NoisyBlocks:
         values = np.array(logs)
         centre = abs(float(hodges_lehmann(values)))
         needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, self.thresholds)
-        enough = min(math.ceil(1.6 * needed), MORE_PAIRS)
+        enough = min(math.ceil(1.6 * (needed or MORE_PAIRS)), MORE_PAIRS)
         for start, count in ((0, enough), (enough, enough + MORE_PAIRS)):
             if len(pairs) < count:
                 why = f"{why}, {count} pairs"
@@ -281,7 +282,7 @@ def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Com
     if len(pairs) < ANCHOR_PAIRS:
         return None
     first, order = compare.time_logs(pairs[:ANCHOR_PAIRS]), compare.swapped(pairs[:ANCHOR_PAIRS])
-    low, high = compare.student_bounds(first, order, thresholds.alpha)
+    low, high = compare.student_bounds(first, order, thresholds)
     apart = low > 0 or high < 0
     if apart and abs(float(hodges_lehmann(first))) > math.log1p(thresholds.practical):
         return True

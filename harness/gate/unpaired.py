@@ -54,9 +54,10 @@ def compare_stored(
 ) -> tuple[Comparison, ...]:
     """Judge every case by its stored processes and its new ones.
 
-    The standard error is that of Welch's test plus the variation of two days. The rules are those
-    of the interleaved comparison, with `stored_tolerance` as the tolerance. An undecided case names
-    the interleaved pairs that would decide it, because more processes of the same day would not.
+    The standard error is that of Welch's test plus the variation of two days and two builds. The
+    rules are those of the interleaved comparison, with `stored_tolerance` as the tolerance. An
+    undecided case names the interleaved pairs that would decide it, because more processes of the
+    same day would not.
 
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
@@ -77,11 +78,11 @@ def _statistics(
 ) -> Statistics:
     sides = [np.log([p.step_s for p in side]) for side in (baseline, candidate)]
     parts = [float(x.var(ddof=1)) / len(x) for x in sides]
-    of_processes, of_days = sum(parts), 2 * day_cv**2
-    # Satterthwaite, with the variance of days taken as known.
+    # Satterthwaite, with the variance of days and builds taken as known.
+    known = 2 * day_cv**2 + thresholds.of_builds**2
     unsure = sum(v**2 / (len(x) - 1) for v, x in zip(parts, sides, strict=True))
-    freedom = (of_processes + of_days) ** 2 / unsure if unsure else math.inf
-    se = math.sqrt(of_processes + of_days)
+    freedom = (sum(parts) + known) ** 2 / unsure if unsure else math.inf
+    se = math.sqrt(sum(parts) + known)
     centre = float(sides[1].mean() - sides[0].mean())
     half = float(stdtrit(freedom, 1 - thresholds.alpha)) * se
     return Statistics(
@@ -121,6 +122,8 @@ def _instead(
         return replace(answer, reason=f"{answer.reason}; compare interleaved instead")
     variances = [np.log([p.step_s for p in side]).var(ddof=1) for side in (baseline, candidate)]
     needed = pairs_needed(math.log(answer.ratio), math.sqrt(sum(variances)), cases, thresholds)
+    if needed is None:
+        return replace(answer, pairs_needed=None, minutes_needed=None)
     needed = max(needed, thresholds.confirm_pairs)
     walls = [p.wall_s for p in candidate if p.wall_s is not None]
     return replace(

@@ -158,7 +158,7 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
     last_pairs, first_pairs = slice(-usual.confirm_pairs, None), slice(usual.screen_pairs)
     exact = exact_bounds(logs[::n, last_pairs], order[last_pairs], usual.alpha)
     assert exact is not None
-    _, student = student_bounds(logs[::n, first_pairs], order[first_pairs], usual.alpha)
+    _, student = student_bounds(logs[::n, first_pairs], order[first_pairs], usual)
     return np.array(
         [
             slower.any(axis=1).sum(),

@@ -294,7 +294,7 @@ def paired(run: Run) -> dict[str, Values]:
         ]
     if not pairs:
         return {}
-    first = Thresholds()
+    first = Thresholds(build_cv=0.0)  # both sides are one build
     screened = {c: p[: first.screen_pairs] for c, p in pairs.items()}
     more = {c: p[first.screen_pairs :] for c, p in pairs.items()}
     noise = calibrate(pairs)
