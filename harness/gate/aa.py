@@ -1,19 +1,30 @@
-"""A/A: the same commit on both sides, run exactly as a gate runs baseline and candidate."""
+"""A/A: the same commit on both sides, run exactly as a gate runs baseline and candidate.
 
+In a git repository the sides are two builds: worktrees of the commit, one of them with comments and
+an unused function in every module, and with an empty Triton cache. What they differ by is the luck
+of a build. The order in which kernels are tuned is the same.
+"""
+
+from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.gate import calibration
 from harness.gate.calibration import MIN_PAIRS
 from harness.gate.plan import Say, unfitness
+from harness.git.repository import Repository, read_git
+from harness.git.worktrees import checked_out
 from harness.machine import environment
 from harness.records import Outcome, Pair, Suite
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.runner.rig import take
 from harness.suite.load import shipped_roots
+
+SIDES = "baseline", "candidate"
+TRITON_CACHE = ".triton"
 
 
 def calibrate(
@@ -36,15 +47,28 @@ def calibrate(
         HarnessError: The machine is not fit, a case failed, or too few of its pairs were steady.
     """
     with ExitStack() as held:
+        builds = _two_builds(suite, held)
         rig, first, here = take(held, suite, command=command, wait_s=wait_for_gpu_s, say=say)
-        second = rig.start_for(suite)
-        second.describe()
+        if builds is None:
+            say("Both sides are one build: the code is not in a git repository.")
+            launchers = first, rig.start_for(suite)
+            sides = [Side(n, (), at, here) for n, at in zip(SIDES, launchers, strict=True)]
+        else:
+            caches: Sequence[Mapping[str, str]] = (
+                {},
+                {"TRITON_CACHE_DIR": str(builds.varied / TRITON_CACHE)},
+            )
+            sides = [
+                Side(name, roots, rig.start(roots, elsewhere=builds.trees, around=around), here)
+                for name, roots, around in zip(SIDES, builds.roots, caches, strict=True)
+            ]
+        for side in sides:
+            side.launcher.describe()
         home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
         if bad := [*unfitness([suite], here, store=store, home=home)]:
             problem = f"this machine is not fit to calibrate: {'; '.join(bad)}"
             raise HarnessError(problem, "See: harness doctor")
-        first.preflight(suite)
-        sides = [Side("baseline", (), first, here), Side("candidate", (), second, here)]
+        sides[0].launcher.preflight(suite)
         rig.observe(here)
         bench = held.enter_context(Bench(sides, rig.probes, observer, rig.gpu))
         counted = tuple(
@@ -62,7 +86,53 @@ def calibrate(
             raise
         bench.finish()
         run_id = " ".join(side.writers[suite.path].run_id for side in sides)
-        return calibration.store(baselines, here, suite.path, run_id, found)
+        many = builds is not None
+        return calibration.store(baselines, here, suite.path, run_id, found, builds=many)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Builds:
+    """Two worktrees of the code of a suite."""
+
+    roots: tuple[tuple[Path, ...], ...]
+    """Folders that each side imports from."""
+    varied: Path
+    trees: tuple[Path, ...]
+    """All working trees of the repository."""
+
+
+def _two_builds(suite: Suite, held: ExitStack) -> _Builds | None:
+    """Two builds of the code, or None if it is not all in one git repository."""
+    folders = dict.fromkeys(_imported_from(case.factory, suite) for case in suite.cases)
+    if any(read_git(folder) is None for folder in folders):
+        return None
+    repository = Repository.around(next(iter(folders)))
+    if not all(folder.is_relative_to(repository.root) for folder in folders):
+        return None
+    commit = repository.snapshot() if repository.dirty() else repository.commit("HEAD")
+    trees = held.enter_context(checked_out(repository, commit, commit))
+    vary(trees[1])
+    parts = [folder.relative_to(repository.root) for folder in folders]
+    roots = tuple(tuple((tree / part).resolve() for part in parts) for tree in trees)
+    return _Builds(roots=roots, varied=trees[1], trees=repository.worktrees())
+
+
+def _imported_from(factory: str, suite: Suite) -> Path:
+    """The folder that a factory's package is imported from; the current one for a program."""
+    home = environment.home_of(factory, shipped_roots(suite)).resolve()
+    package = factory.partition(":")[0].partition(".")[0]
+    return home.parent if package and home.name == package else home
+
+
+def vary(tree: Path) -> None:
+    """Move the lines of every module and add an unused function: another build of the same code."""
+    for file in tree.rglob("*.py"):
+        text = file.read_bytes()
+        # Only the first two lines may name the interpreter or the encoding.
+        head = text.split(b"\n", 2)[:2]
+        if file.is_symlink() or text.startswith(BOM_UTF8) or any(x.startswith(b"#") for x in head):
+            continue
+        file.write_bytes(b"#\n" * 7 + text + b"\n\ndef _unused():\n    return 0\n")
 
 
 def steady_pairs(

@@ -2,11 +2,12 @@
 
 An A/A pair is two fresh processes of the same commit, run exactly as the gate runs baseline and
 candidate. Their variation sets the noise class of the node and of each case, and so the number of
-pairs of a comparison. Their ratio must be one: otherwise the order of the processes matters.
+pairs of a comparison. The sides are two builds that differ in nothing that matters (see aa.py). How
+far their ratios are from one, beyond the noise of their pairs, is the luck of a build.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.comparison import holm, pair_sd, swapped, time_logs
+from harness.analysis.comparison import holm, pair_sd, swapped, time_logs, with_builds
 from harness.analysis.statistics import Flags, Floats, hodges_lehmann, order_free_p
 from harness.errors import HarnessError
 from harness.gate import files
@@ -54,6 +55,8 @@ MIN_DAYS = 3
 """Days of calibration from which their measured variation replaces the assumption."""
 MIN_PAIRS = 10
 """A/A pairs of a case that are needed to choose its class."""
+MIN_CASES = 6
+"""Cases from which the measured luck of a build replaces the prior."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +88,26 @@ class Calibration:
     biased: tuple[str, ...]
     """Cases whose A/A pairs differ significantly and by more than `Thresholds.practical`. A node
     with such a case cannot be used for comparisons."""
+    build_cv: float | None = None
+    """Standard deviation between builds, over the cases; None if there was one build, or fewer
+    than MIN_CASES cases."""
 
     def thresholds(self, case_id: str) -> Thresholds:
         """Thresholds by the noise of a case, or of the node if the case was not calibrated."""
         noise = next((c.noise for c in self.cases if c.case_id == case_id), self.noise)
-        return THRESHOLDS[noise]
+        found = THRESHOLDS[noise]
+        return found if self.build_cv is None else replace(found, build_cv=self.build_cv)
 
     def levels(self) -> Mapping[str, float]:
         return {c.case_id: c.level_s for c in self.cases}
 
 
-def calibrate(pairs: Mapping[str, Sequence[Pair]]) -> Calibration:
-    """Judge a node by the A/A pairs of each case, MIN_PAIRS or more."""
-    p_values = holm({case_id: _two_sided(of_case) for case_id, of_case in pairs.items()})
+def calibrate(pairs: Mapping[str, Sequence[Pair]], *, builds: bool = False) -> Calibration:
+    """Judge a node by the A/A pairs of each case, MIN_PAIRS or more; `builds` if the sides are two
+    builds."""
+    build_cv = _between_builds(pairs.values()) if builds and len(pairs) >= MIN_CASES else None
+    of_builds = math.sqrt(2) * (build_cv or 0.0)
+    p_values = holm({case_id: _two_sided(found, of_builds) for case_id, found in pairs.items()})
     cases = tuple(
         _case_noise(case_id, of_case, p_values[case_id]) for case_id, of_case in pairs.items()
     )
@@ -113,7 +123,19 @@ def calibrate(pairs: Mapping[str, Sequence[Pair]]) -> Calibration:
             for c in cases
             if c.p_value <= limits.alpha and abs(math.log(c.ratio)) > math.log1p(limits.practical)
         ),
+        build_cv=build_cv,
     )
+
+
+def _between_builds(pairs: Iterable[Sequence[Pair]]) -> float:
+    """Standard deviation between builds: the variance of the cases' ratios around one, beyond what
+    the noise of their pairs explains."""
+    apart = []
+    for of_case in pairs:
+        logs, order = time_logs(of_case), swapped(of_case)
+        noise = pair_sd(logs, order) ** 2 / len(order)
+        apart.append(float(hodges_lehmann(logs, order) ** 2 - noise))
+    return math.sqrt(max(0.0, float(np.mean(apart))) / 2)
 
 
 def classify(process_cv: float) -> NoiseClass:
@@ -153,10 +175,13 @@ def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> fl
     return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
 
 
-def _two_sided(pairs: Sequence[Pair]) -> float:
-    """Of the test that the ratio is one."""
+def _two_sided(pairs: Sequence[Pair], of_builds: float) -> float:
+    """Of the test that the ratio is one, apart from the luck of the two builds."""
     logs, order = time_logs(pairs), swapped(pairs)
-    return min(1.0, 2 * float(min(order_free_p(logs, order), order_free_p(-logs, order))))
+    sides = [
+        (float(order_free_p(x, order)), float(hodges_lehmann(x, order))) for x in (logs, -logs)
+    ]
+    return min(1.0, 2 * min(with_builds(p, centre, of_builds) for p, centre in sides))
 
 
 def _case_noise(case_id: str, pairs: Sequence[Pair], p_value: float) -> CaseNoise:
@@ -218,7 +243,15 @@ class Stored:
 
     @property
     def sentence(self) -> str:
-        return f"{self.answer.noise} node, calibrated {self.at[:10]}"
+        found = self.answer.build_cv
+        builds = ASSUMED if found is None else f"equal builds differ by {found:.2%}"
+        return f"{self.answer.noise} node, calibrated {self.at[:10]}; {builds}"
+
+
+ASSUMED = (
+    f"equal builds are assumed to differ by {Thresholds().build_cv:.1%}, "
+    "as kernels in a CUDA graph did on an H200"
+)
 
 
 def day_cv(stored: Stored | None) -> float:
@@ -232,6 +265,8 @@ def store(
     suite: str,
     run_id: str,
     pairs: Mapping[str, Sequence[Pair]],
+    *,
+    builds: bool = False,
 ) -> Stored:
     """Judge a node by A/A pairs and store the answer with the levels of earlier days.
 
@@ -243,7 +278,7 @@ def store(
     before = files.read(path, Stored, _remedy(suite))
     at = files.now()
     commit = environment.git.commit if environment.git else ""
-    answer = calibrate(pairs)
+    answer = calibrate(pairs, builds=builds)
     today = Day(at=at, commit=commit, levels=answer.levels(), uncommitted=environment.uncommitted)
     stored = Stored(
         suite=suite,

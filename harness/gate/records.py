@@ -156,7 +156,8 @@ class GateVerdict:
     findings: tuple[Finding, ...] = ()
     """Of the whole: preflight, expired exemptions, a change of the policy."""
     calibration: str = ""
-    """Noise class and date of the calibration, if there is one."""
+    """Noise class and date of the calibration, and what is known of builds; empty if no times were
+    compared."""
     started_at: str = ""
     ended_at: str = ""
     """ISO 8601, UTC."""

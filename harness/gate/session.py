@@ -66,7 +66,9 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     ]
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
-    stored = [c for c in plan.calibrations.values() if c is not None]
+    known = [
+        c.sentence if c else f"none; {calibration.ASSUMED}" for c in plan.calibrations.values()
+    ]
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -81,7 +83,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         cases=tuple(cases),
         left_out=plan.left_out,
         findings=findings,
-        calibration="; ".join(dict.fromkeys(c.sentence for c in stored)),
+        calibration="; ".join(dict.fromkeys(known)),
         started_at=plan.began,
         ended_at=files.now(),
         gpu_s=sum(c.gpu_s for c in cases),

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,9 +27,10 @@ from harness.gate.unpaired import Process, compare_stored
 from harness.records import Case, Change, Measurement, Outcome, Pair, Thresholds
 from harness.runner import interleave
 from harness.runner.interleave import Side, Task
+from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.tests import fake_runs
-from harness.tests.gate_repositories import repository
+from harness.tests.gate_repositories import WORKLOADS, repository
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise
 
 
@@ -249,8 +251,14 @@ def test_a_failed_or_unsteady_case_is_refused_at_once(machine: TwoSides, said: s
 def test_the_command_stores_the_noise_of_the_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_one(case: Case, index: int, *_: object) -> Measurement:
-        return fake_runs.timed(case, 0.1, processes=1, process=index, seed=index % 2)[0]
+    builds: dict[str, set[str]] = {}
+
+    def run_one(case: Case, index: int, launcher: Launcher, *_: object) -> Measurement:
+        (root,) = launcher._roots
+        module = Path(root, "toysuites/workloads.py")
+        builds.setdefault(root, set()).add(module.read_text())
+        measured = fake_runs.timed(case, 0.1, processes=1, process=index, seed=index % 2)[0]
+        return replace(measured, code={"toysuites": str(module)})
 
     monkeypatch.setattr(interleave, "run_one", run_one)
     monkeypatch.setattr(interleave.Bench, "run_self_test", lambda _: ())
@@ -266,3 +274,24 @@ def test_the_command_stores_the_noise_of_the_node(
     assert json.loads(kept.read_text())["answer"] == answer["answer"]
     runs = [reader.load(tmp_path / "reports/runs", r) for r in answer["run_id"].split()]
     assert [(len(r.measurements), bool(r.ended_at)) for r in runs] == [(12, True)] * 2
+    plain, varied = (text for root in sorted(builds) for text in builds[root])
+    assert plain == WORKLOADS
+    assert varied != plain
+    assert plain in varied
+    assert not any(Path(root).exists() for root in builds)
+
+
+def test_the_luck_of_builds_is_measured_over_the_cases_and_enters_the_thresholds() -> None:
+    pairs = {f"c{i}": drawn(QUIET, 12, seed=i, ratio=1 + 0.01 * (-1) ** i) for i in range(24)}
+
+    measured = calibrate(pairs, builds=True)
+
+    assert measured.build_cv == pytest.approx(0.01 / math.sqrt(2), rel=0.1)
+    assert measured.thresholds("c0").build_cv == measured.thresholds("new").build_cv
+    assert measured.thresholds("c0").build_cv == measured.build_cv
+    assert measured.biased == ()
+    for unknown in (calibrate(pairs), calibrate({"c0": pairs["c0"]}, builds=True)):
+        assert unknown.build_cv is None
+        assert unknown.thresholds("c0").build_cv == Thresholds().build_cv
+    same = {case_id: drawn(QUIET, 12, seed=i) for i, case_id in enumerate(pairs)}
+    assert (calibrate(same, builds=True).build_cv or 0) < 0.001

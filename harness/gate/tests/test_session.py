@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.errors import SuiteError
-from harness.gate import baselines, files, session
+from harness.gate import baselines, calibration, files, session
 from harness.gate.compare import PLAIN
 from harness.gate.plan import Plan, Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
@@ -207,6 +207,7 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     first = [min(sides, key=lambda name: sides[name]) for _, sides in sorted(began.items())]
 
     assert first == ["main", "change"] * 4, "pairs alternate their order"
+    assert calibration.ASSUMED in verdict.calibration
 
 
 @pytest.mark.parametrize(
