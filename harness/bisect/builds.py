@@ -15,7 +15,7 @@ from harness.bisect.journal import Build
 from harness.git import worktrees
 from harness.git.repository import Repository
 
-SLOTS = tuple(f"tree{n}" for n in range(6))
+SLOTS = tuple(f"tree{n}" for n in range(7))
 """Names of the worktrees that exist at once; equally long, so that paths have equal lengths."""
 SHOWN_LINES = 3
 """Last lines of a failed build's log that its message shows."""

@@ -5,6 +5,7 @@ input in the same order gives the same request, so replaying a journal resumes a
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,7 @@ import numpy as np
 
 from harness.analysis import comparison as compare
 from harness.analysis.statistics import Floats, hodges_lehmann, t_factor
+from harness.bisect.levels import one_step
 from harness.bisect.posterior import (
     CommitGroup,
     Grid,
@@ -32,6 +34,8 @@ ANCHOR_PAIRS = 6
 """Pairs of the anchors (the good and the bad commit) measured first: three A B B A blocks."""
 MORE_PAIRS = 20
 """New pairs if the first ones do not show a difference; also the most that confirm a culprit."""
+LOOKS = 6
+"""Most blocks that look at commits elsewhere where the levels of the measured ones may be luck."""
 MAX_BLOCKS = 400
 """Of the search stage. Readings that still disagree by then do not fit a single step."""
 EARLY_PAIRS, MOST_PAIRS = 5, 300
@@ -74,6 +78,8 @@ class CommitsConclusion:
     comparison: Comparison | None = None
     """Of the culprit with `good`."""
     confirmed: bool = False
+    scatter: float | None = None
+    """How far commits differ by the luck of their builds, if the step may be such luck."""
 
     @property
     def found(self) -> bool:
@@ -171,8 +177,8 @@ class NoisyBlocks:
 class NoisySearch(NoisyBlocks):
     """Finds the first bad commit by readings with noise, mainly step times."""
 
-    def __init__(self, last: int, effect: float) -> None:
-        super().__init__(last, effect)
+    def __init__(self, last: int, effect: float, build_cv: float = Thresholds().build_cv) -> None:
+        super().__init__(last, effect, build_cv)
         self._posterior: Posterior | None = None
         self._taken = 0
 
@@ -234,6 +240,18 @@ class NoisySearch(NoisyBlocks):
         if isinstance(found, NextBlock):
             return found
         confirmed = found.change is Change.SLOWER
+        if confirmed and self.thresholds.build_cv:
+            levels = one_step(self.blocks, cell.good, cell.bad, self.thresholds.build_cv)
+            if levels.probability < SURE:
+                return self._elsewhere(cell) or CommitsConclusion(
+                    reason=f"commits scatter by {levels.scatter:.1%}, so far that the step "
+                    f"({found.reason}) may be the luck of a build",
+                    culprits=cell.positions,
+                    good=cell.good,
+                    probability=levels.probability,
+                    comparison=found,
+                    scatter=levels.scatter,
+                )
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
             reason = f"{cell.probability:.1%} likely but not confirmed: {reason}"
@@ -245,6 +263,26 @@ class NoisySearch(NoisyBlocks):
             comparison=found,
             confirmed=confirmed,
         )
+
+    def _elsewhere(self, cell: CommitGroup) -> NextBlock | None:
+        """A block of a step's two commits, one well before them and one well after them; None if
+        LOOKS of them are measured, or there is no such commit.
+
+        A new one is as far as possible from all measured ones; where none is left, the one with the
+        fewest readings is measured again.
+        """
+        ends = {cell.good, cell.bad}
+        blocks = [{r.position for r in block} for _, block in self.blocks]
+        looked = [b for b in blocks if ends < b and not b <= {0, self.last, *ends}]
+        count = Counter(p for block in blocks for p in block)
+        places = set[int]()
+        for side in (range(1, cell.good), range(cell.bad + 1, self.last)):
+            far = {p: min(abs(p - q) for q in count) for p in side if p not in self.skipped}
+            places |= {min(far, key=lambda p: (-far[p], count[p], p))} if far else set()
+        if not places or len(looked) >= LOOKS:
+            return None
+        why = "do commits well before and well after it differ as far?"
+        return in_turns(BisectStage.CONFIRM, tuple(sorted(places | ends)), len(looked), why)
 
 
 # --- comparisons of two positions --------------------------------------------------------

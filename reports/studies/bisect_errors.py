@@ -1,6 +1,7 @@
 """How often a bisection names the right commit, and what that costs: simulated whole.
 
     python -m reports.studies.bisect_errors --histories 500 --seed 1
+    python -m reports.studies.bisect_errors --builds --histories 100 --seed 1
     python -m reports.studies.bisect_errors --causes --histories 500 --seed 1
 
 Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
@@ -20,6 +21,7 @@ import numpy as np
 from harness.bisect.ddmin import DifferencesConclusion, NoisyDdmin, members
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch
+from harness.records import Thresholds
 from reports.studies.gate_errors import clopper_pearson
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 
@@ -51,6 +53,7 @@ def bisect(
     factor: float,
     noise: ModelledNoise,
     rng: np.random.Generator,
+    build_sd: float = 0.0,
 ) -> Bisected:
     """Carry one bisection out.
 
@@ -60,8 +63,10 @@ def bisect(
         factor: Its time over that of the commit before it.
         noise: The node's; without effect on an exact search.
         rng: Draws it.
+        build_sd: Luck of each commit's build, the same in all its processes.
     """
     logs = noise.sequence(rng, 1, LONGEST)[0]
+    luck = rng.normal(0.0, build_sd, search.last + 1) if build_sd else np.zeros(search.last + 1)
     exact = isinstance(search, ExactSearch)
     taken, seen = 0, set()
     while not isinstance(asked := search.next(), CommitsConclusion):
@@ -70,7 +75,8 @@ def bisect(
         block = []
         for position in asked.positions:
             bad = position >= culprit
-            value = float(bad) if exact else math.exp(logs[taken]) * (factor if bad else 1.0)
+            value = float(bad) if exact else math.exp(logs[taken] + luck[position])
+            value *= factor if bad and not exact else 1.0
             block.append(ProcessReading(position=position, value=value))
             taken += 1
             seen.add(position)
@@ -184,6 +190,32 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
+    """Commits whose builds have luck of their own on a quiet node, without and with the search's
+    knowledge of it; the same histories."""
+    rows = []
+    for sd in (0.0, 0.001, 0.005, 0.01):
+        for effect in (0.03, 0.05):
+            for build_cv, told in ((0.0, "not expected"), (Thresholds().build_cv, "expected")):
+                rng = np.random.default_rng([seed, 11, round(1e4 * sd), round(1e4 * effect)])
+                bisections = tuple(
+                    bisect(
+                        NoisySearch(commits, 0.03, build_cv),
+                        int(own.integers(1, commits + 1)),
+                        1 + effect,
+                        QUIET,
+                        own,
+                        sd,
+                    )
+                    for own in rng.spawn(histories)
+                )
+                name = f"builds {sd:.1%}, {told}"
+                rows.append(
+                    Row(noise=name, effect=f"+{effect:.0%}", bisections=bisections, wanted=None)
+                )
+    return tuple(rows)
+
+
 def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
     """The same for two runs with several differences, one or two of which move the number."""
     rows = []
@@ -223,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--histories", type=int, default=400, help="simulated histories a row")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--causes", action="store_true", help="of two runs, in place of commits")
+    parser.add_argument("--builds", action="store_true", help="of commits with luck of builds")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     if options.causes:
@@ -232,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{DIFFERENCES} differences, {options.histories} searches a row, seed {options.seed}.\n"
         )
         return
-    rows = study(options.histories, options.seed)
+    rows = (build_study if options.builds else study)(options.histories, options.seed)
     missed = sum(row.met is False for row in rows)
     sys.stdout.write("\n".join([HEAD, *map(str, rows)]) + "\n\n")
     sys.stdout.write(
