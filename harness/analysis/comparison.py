@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from harness.analysis.statistics import (
     Flags,
@@ -97,14 +97,6 @@ def widened(half: Floats, thresholds: Thresholds) -> Floats:
     return np.hypot(half, _quantile(1 - thresholds.alpha) * thresholds.of_builds)
 
 
-def with_builds(p: float, centre: float, of_builds: float) -> float:
-    """A one-sided p-value with the luck of the two builds, `centre` on the side that it is of."""
-    if of_builds == 0 or centre <= 0 or p >= 0.5:
-        return p
-    se = centre / -_quantile(p)
-    return NormalDist().cdf(-centre / math.hypot(se, of_builds))
-
-
 def pair_sd(logs: Floats, order: Flags) -> Floats:
     """Standard deviation of pairs of one order, from three or more pairs: [...]."""
     parts = [x for x in (logs[..., ~order], logs[..., order]) if x.shape[-1]]
@@ -178,21 +170,25 @@ def array_statistics(
     centre = hodges_lehmann(logs, order)
     slower, faster = order_free_p(logs, order), order_free_p(-logs, order)
     bounds = exact_bounds(logs, order, thresholds.alpha)
-    if bounds is not None:
+    if bounds is not None and thresholds.of_builds:
+        se = np.maximum((bounds[1] - bounds[0]) / 2 / _quantile(1 - thresholds.alpha), 1e-12)
+        whole = np.hypot(se, thresholds.of_builds)
+        freedom = (len(order) - 2) * (whole / se) ** 4  # Satterthwaite, with that of builds known
+        slower = np.maximum(slower, stdtr(freedom, -centre / whole))
+        faster = np.maximum(faster, stdtr(freedom, centre / whole))
         low, high = (widened(np.abs(bound - centre), thresholds) for bound in bounds)
         bounds = centre - low, centre + high
-    of_builds = thresholds.of_builds
     in_cycles = None if cycles is None else hodges_lehmann(cycles, order)
     return tuple(
         Statistics(
             centre=float(centre[i]),
             low=None if bounds is None else float(bounds[0][i]),
             high=None if bounds is None else float(bounds[1][i]),
-            p_slower=with_builds(float(slower[i]), float(centre[i]), of_builds),
-            p_faster=with_builds(float(faster[i]), -float(centre[i]), of_builds),
+            p_slower=float(slower[i]),
+            p_faster=float(faster[i]),
             cycles=None if in_cycles is None else float(in_cycles[i]),
             pairs=logs.shape[-1],
-            freedom=logs.shape[-1] - 1,
+            freedom=logs.shape[-1] - 2,
         )
         for i in range(len(logs))
     )

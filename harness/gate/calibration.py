@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.analysis.comparison import holm, pair_sd, swapped, time_logs, with_builds
-from harness.analysis.statistics import Flags, Floats, hodges_lehmann, order_free_p
+from harness.analysis.comparison import holm, pair_sd, statistics, swapped, time_logs
+from harness.analysis.statistics import Flags, Floats, hodges_lehmann
 from harness.errors import HarnessError
 from harness.gate import files
 from harness.gate.files import Moment
@@ -106,8 +106,8 @@ def calibrate(pairs: Mapping[str, Sequence[Pair]], *, builds: bool = False) -> C
     """Judge a node by the A/A pairs of each case, MIN_PAIRS or more; `builds` if the sides are two
     builds."""
     build_cv = _between_builds(pairs.values()) if builds and len(pairs) >= MIN_CASES else None
-    of_builds = math.sqrt(2) * (build_cv or 0.0)
-    p_values = holm({case_id: _two_sided(found, of_builds) for case_id, found in pairs.items()})
+    alike = Thresholds(build_cv=build_cv or 0.0)
+    p_values = holm({case_id: _two_sided(found, alike) for case_id, found in pairs.items()})
     cases = tuple(
         _case_noise(case_id, of_case, p_values[case_id]) for case_id, of_case in pairs.items()
     )
@@ -175,13 +175,10 @@ def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> fl
     return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
 
 
-def _two_sided(pairs: Sequence[Pair], of_builds: float) -> float:
+def _two_sided(pairs: Sequence[Pair], thresholds: Thresholds) -> float:
     """Of the test that the ratio is one, apart from the luck of the two builds."""
-    logs, order = time_logs(pairs), swapped(pairs)
-    sides = [
-        (float(order_free_p(x, order)), float(hodges_lehmann(x, order))) for x in (logs, -logs)
-    ]
-    return min(1.0, 2 * min(with_builds(p, centre, of_builds) for p, centre in sides))
+    found = statistics(pairs, thresholds)
+    return min(1.0, 2 * min(found.p_slower, found.p_faster))
 
 
 def _case_noise(case_id: str, pairs: Sequence[Pair], p_value: float) -> CaseNoise:

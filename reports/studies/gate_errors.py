@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,13 +34,14 @@ from harness.gate.calibration import (
     classify,
     process_cv,
 )
-from harness.records import Change
+from harness.records import Change, Thresholds
 from harness.store import reader
 from reports.studies.noise import (
     NOISY,
     OTHERS,
     QUIET,
     TYPICAL,
+    BuildNoise,
     Draw,
     Noise,
     RecordedNoise,
@@ -63,6 +64,8 @@ class Setting:
     planted_noise: Noise | None = None
     """Noise of the first case, where it is not that of the others."""
     calibrated: bool = True
+    build_cv: float | None = None
+    """Luck of builds as a calibration measured it; None for the prior."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +124,13 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
 
     slower = np.zeros(gates * n, dtype=bool)
     good = np.ones(gates * n, dtype=bool)  # as the screen leaves it
-    own = [THRESHOLDS[kind] for kind in noise]
+    known = Thresholds().build_cv if setting.build_cv is None else setting.build_cv
+    own = [replace(THRESHOLDS[kind], build_cv=known) for kind in noise]
     screens = np.array([t.screen_pairs for t in own])
     again = np.zeros(gates * n, dtype=bool)
     for kind in set(noise):
-        t = THRESHOLDS[kind]
         of_kind = np.flatnonzero([x is kind for x in noise])
+        t = own[of_kind[0]]
         done = comparison.screened_done(logs[of_kind, : t.screen_pairs], order[: t.screen_pairs], t)
         again[of_kind] = ~done
     taken = np.zeros(gates * n, dtype=int)
@@ -141,8 +145,8 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
     for start, count in {*zip(screens[again], taken[again], strict=True)}:
         alike = np.flatnonzero(again & (screens == start) & (taken == count))
         new = slice(int(start), int(start + count))
-        usual = own[alike[0]]  # of the thresholds only alpha matters here, which all share
-        stats = comparison.array_statistics(logs[alike, new], cycles[alike, new], order[new], usual)
+        first = own[alike[0]]  # of the thresholds only those matter here that all cases share
+        stats = comparison.array_statistics(logs[alike, new], cycles[alike, new], order[new], first)
         confirmed |= zip(map(int, alike), stats, strict=True)
     pairs = int(screens.sum() + taken.sum())
     rows = sorted(confirmed)
@@ -154,7 +158,7 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
             good[int(key)] = answer.change in (Change.SAME, Change.FASTER)
 
     slower, good = slower.reshape(gates, n), good.reshape(gates, n)
-    usual = THRESHOLDS[NoiseClass.TYPICAL]
+    usual = replace(THRESHOLDS[NoiseClass.TYPICAL], build_cv=0.0)
     last_pairs, first_pairs = slice(-usual.confirm_pairs, None), slice(usual.screen_pairs)
     exact = exact_bounds(logs[::n, last_pairs], order[last_pairs], usual.alpha)
     assert exact is not None
@@ -224,6 +228,8 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
     noise = setting.noise.name if setting.calibrated else f"{setting.noise.name}, uncalibrated"
     if setting.planted_noise is not None:
         noise += f", planted at {setting.planted_noise.name}"
+    if setting.build_cv is not None:
+        noise += ", measured"
 
     def line(
         figure: str, hits: int, at_least: float | None = None, at_most: float | None = None
@@ -277,6 +283,11 @@ def other_settings() -> Iterator[tuple[Setting, bool]]:
                         noise=noise, cases=cases, planted=planted, calibrated=calibrated
                     )
                     yield setting, True
+    for sd, measured in ((0.001, None), (0.0025, None), (0.01, None), (0.01, 0.01)):
+        lucky = BuildNoise(name=f"typical, builds {sd:.2%}", of=TYPICAL, sd=sd)
+        for cases in (12, 60):
+            for planted in (None, 0.05):
+                yield Setting(noise=lucky, cases=cases, planted=planted, build_cv=measured), True
 
 
 DECISIONS = ("clean: NO-GO", "clean: GO", "+5%: NO-GO", "+5%: passes", "+3%: NO-GO", "+3%: passes")
@@ -332,13 +343,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines += lines_of(tally, quiet_enough=quiet_enough)
         if setting.planted is None:
             per_case = tally.pairs / tally.gates / setting.cases
-            how = "" if setting.calibrated else "uncalibrated, "
-            costs.append(f"{setting.noise.name}, {how}{setting.cases} cases: {per_case:.1f}")
+            name = next(lines_of(tally, quiet_enough=quiet_enough)).noise
+            costs.append(f"{name}, {setting.cases} cases: {per_case:.1f}")
         sys.stderr.write(f"{i + 1}: {time.monotonic() - began:.0f} s\n")
     missed = sum(x.met is False for x in lines)
+    if options.others:
+        sys.stdout.write(f"{markdown(lines, OF_OTHERS)}\n\n")
+    else:
+        sys.stdout.write(f"{markdown(lines, DECISIONS)}\n\n{markdown(lines, BOUNDS)}\n\n")
     sys.stdout.write(
-        f"{markdown(lines, OF_OTHERS if options.others else DECISIONS)}\n\n"
-        f"{markdown(lines, BOUNDS)}\n\n"
         f"Recorded: {len(stored.residuals)} cases of {len(runs)} runs.\n"
         f"Pairs a case of a clean change: {'; '.join(costs)}.\n"
         f"{options.gates} gates a setting, seed {options.seed}; "

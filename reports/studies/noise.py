@@ -7,7 +7,7 @@ stored runs instead, case by case.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -148,6 +148,20 @@ OTHERS = (
     OtherNoise(name="CV 0.2 to 5 % by case", sequence=_by_case),
     OtherNoise(name="first of a pair 3 % slower", sequence=_by_order),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildNoise:
+    """Another noise, and for each build a luck that is the same in all its processes."""
+
+    name: str
+    of: Noise
+    sd: float
+
+    def draw(self, rng: np.random.Generator, cases: int, pairs: int) -> Draw:
+        drawn = self.of.draw(rng, cases, pairs)
+        first, second = rng.normal(0.0, self.sd, (2, cases, 1))
+        return replace(drawn, baseline=drawn.baseline + first, candidate=drawn.candidate + second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
