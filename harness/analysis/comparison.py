@@ -329,20 +329,20 @@ def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
     The centre has no influence, so that the test stays exact.
     """
     tolerance, found = math.log1p(thresholds.tolerance), _quantile(NEARLY_ALWAYS)
-    goals = (
-        (tolerance, thresholds.alpha),
-        (max(math.log1p(SLOW), tolerance), thresholds.alpha / cases),
-    )
+    slow, strict = max(math.log1p(SLOW), tolerance), thresholds.alpha / cases
+
+    def enough(n: float) -> bool:
+        se = math.hypot(sd / math.sqrt(n), thresholds.of_builds)
+        goals = (tolerance, thresholds.alpha), (slow, strict)
+        return all((t_factor(n - 2, 1 - error) + found) * se <= size for size, error in goals)
+
     # A rank test that just reaches the strict level would not survive one disturbed pair.
     least = math.ceil(1.5 * least_pairs(cases, thresholds.alpha))
-    start = max(thresholds.confirm_pairs, least)
-    if any((_quantile(1 - e) + found) * thresholds.of_builds > size for size, e in goals):
-        return start  # builds differ so far that more pairs would not help
-    for n in range(start, thresholds.most_pairs, 2):
-        se = math.hypot(sd / math.sqrt(n), thresholds.of_builds)
-        if all((t_factor(n - 2, 1 - error) + found) * se <= size for size, error in goals):
-            return n
-    return max(thresholds.confirm_pairs, thresholds.most_pairs)
+    counts = range(max(thresholds.confirm_pairs, least), thresholds.most_pairs, 2)
+    most = max(thresholds.confirm_pairs, thresholds.most_pairs)
+    if not enough(1e9):
+        return min(counts.start, most)  # builds differ too far for any number of pairs
+    return next((n for n in counts if enough(n)), most)
 
 
 def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:

@@ -160,7 +160,8 @@ class NoisyDdmin(NoisyBlocks):
     base with a set, and the second one."""
 
     def __init__(self, count: int, effect: float) -> None:
-        super().__init__((1 << count) - 1, effect, build_cv=0.0)  # of one commit
+        super().__init__((1 << count) - 1, effect)
+        self.thresholds = replace(self.thresholds, build_cv=0.0)  # all are of one commit
         self._chances: dict[tuple[int, int, int, int], float] = {}
 
     def next(self) -> NextBlock | DifferencesConclusion:

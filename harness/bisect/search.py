@@ -110,8 +110,8 @@ class Search(Protocol[End]):
 class NoisyBlocks:
     """The blocks of a search by readings with noise, and the comparison of two positions."""
 
-    def __init__(self, last: int, effect: float, build_cv: float = Thresholds().build_cv) -> None:
-        """`effect` is the smallest change to find, as a fraction; `build_cv` as of Thresholds."""
+    def __init__(self, last: int, effect: float) -> None:
+        """`effect` is the smallest change to find, as a fraction."""
         self.last = last
         self.skipped: set[int] = set()
         self.thresholds = Thresholds(
@@ -119,7 +119,6 @@ class NoisyBlocks:
             tolerance=effect,
             stored_tolerance=max(effect, Thresholds().stored_tolerance),
             screen_ratio=1 + 0.4 * effect,
-            build_cv=build_cv,
         )
         self.blocks: list[Block] = []
 
@@ -177,8 +176,8 @@ class NoisyBlocks:
 class NoisySearch(NoisyBlocks):
     """Finds the first bad commit by readings with noise, mainly step times."""
 
-    def __init__(self, last: int, effect: float, build_cv: float = Thresholds().build_cv) -> None:
-        super().__init__(last, effect, build_cv)
+    def __init__(self, last: int, effect: float) -> None:
+        super().__init__(last, effect)
         self._posterior: Posterior | None = None
         self._taken = 0
 
@@ -241,16 +240,16 @@ class NoisySearch(NoisyBlocks):
             return found
         confirmed = found.change is Change.SLOWER
         if confirmed and self.thresholds.build_cv:
-            levels = one_step(self.blocks, cell.good, cell.bad, self.thresholds.build_cv)
-            if levels.probability < SURE:
+            sure, scatter = one_step(self.blocks, cell.bad, self.thresholds.build_cv)
+            if sure < SURE:
                 return self._elsewhere(cell) or CommitsConclusion(
-                    reason=f"commits scatter by {levels.scatter:.1%}, so far that the step "
+                    reason=f"commits scatter by {scatter:.1%}, so far that the step "
                     f"({found.reason}) may be the luck of a build",
                     culprits=cell.positions,
                     good=cell.good,
-                    probability=levels.probability,
+                    probability=sure,
                     comparison=found,
-                    scatter=levels.scatter,
+                    scatter=scatter,
                 )
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
@@ -265,11 +264,8 @@ class NoisySearch(NoisyBlocks):
         )
 
     def _elsewhere(self, cell: CommitGroup) -> NextBlock | None:
-        """A block of a step's two commits, one well before them and one well after them; None if
-        LOOKS of them are measured, or there is no such commit.
-
-        A new one is as far as possible from all measured ones; where none is left, the one with the
-        fewest readings is measured again.
+        """A block of a step's two commits, one well before and one well after: far from all that
+        are measured, or with the fewest readings. None after LOOKS, or if there is no such commit.
         """
         ends = {cell.good, cell.bad}
         blocks = [{r.position for r in block} for _, block in self.blocks]

@@ -5,11 +5,13 @@ an unused function in every module, and with an empty Triton cache. What they di
 of a build. The order in which kernels are tuned is the same.
 """
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.errors import HarnessError
 from harness.gate import calibration
@@ -24,7 +26,6 @@ from harness.runner.rig import take
 from harness.suite.load import shipped_roots
 
 SIDES = "baseline", "candidate"
-TRITON_CACHE = ".triton"
 
 
 def calibrate(
@@ -47,23 +48,15 @@ def calibrate(
         HarnessError: The machine is not fit, a case failed, or too few of its pairs were steady.
     """
     with ExitStack() as held:
-        builds = _two_builds(suite, held)
+        builds = two_builds(suite, held)
         rig, first, here = take(held, suite, command=command, wait_s=wait_for_gpu_s, say=say)
-        if builds is None:
+        if not builds:
             say("Both sides are one build: the code is not in a git repository.")
-            launchers = first, rig.start_for(suite)
-            sides = [Side(n, (), at, here) for n, at in zip(SIDES, launchers, strict=True)]
-        else:
-            caches: Sequence[Mapping[str, str]] = (
-                {},
-                {"TRITON_CACHE_DIR": str(builds.varied / TRITON_CACHE)},
-            )
-            sides = [
-                Side(name, roots, rig.start(roots, elsewhere=builds.trees, around=around), here)
-                for name, roots, around in zip(SIDES, builds.roots, caches, strict=True)
-            ]
-        for side in sides:
-            side.launcher.describe()
+        launchers = [rig.start(**b) for b in builds] or [first, rig.start_for(suite)]
+        roots = [b["roots"] for b in builds] or [(), ()]
+        sides = [Side(*side, here) for side in zip(SIDES, roots, launchers, strict=True)]
+        for launcher in launchers:
+            launcher.describe()
         home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
         if bad := [*unfitness([suite], here, store=store, home=home)]:
             problem = f"this machine is not fit to calibrate: {'; '.join(bad)}"
@@ -86,53 +79,39 @@ def calibrate(
             raise
         bench.finish()
         run_id = " ".join(side.writers[suite.path].run_id for side in sides)
-        many = builds is not None
-        return calibration.store(baselines, here, suite.path, run_id, found, builds=many)
+        two = bool(builds)
+        return calibration.store(baselines, here, suite.path, run_id, found, builds=two)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Builds:
-    """Two worktrees of the code of a suite."""
-
-    roots: tuple[tuple[Path, ...], ...]
-    """Folders that each side imports from."""
-    varied: Path
-    trees: tuple[Path, ...]
-    """All working trees of the repository."""
-
-
-def _two_builds(suite: Suite, held: ExitStack) -> _Builds | None:
-    """Two builds of the code, or None if it is not all in one git repository."""
-    folders = dict.fromkeys(_imported_from(case.factory, suite) for case in suite.cases)
-    if any(read_git(folder) is None for folder in folders):
-        return None
+def two_builds(suite: Suite, held: ExitStack) -> list[dict[str, Any]]:
+    """What `Rig.start` needs for two builds of the code; empty if it is not in one repository."""
+    folders = {}
+    for factory in {case.factory for case in suite.cases}:
+        home = environment.home_of(factory, shipped_roots(suite)).resolve()
+        package = factory.partition(":")[0].partition(".")[0]  # none of a program
+        folders[home.parent if package and home.name == package else home] = home
+    if any(read_git(home) is None for home in folders.values()):
+        return []
     repository = Repository.around(next(iter(folders)))
     if not all(folder.is_relative_to(repository.root) for folder in folders):
-        return None
+        return []
     commit = repository.snapshot() if repository.dirty() else repository.commit("HEAD")
     trees = held.enter_context(checked_out(repository, commit, commit))
     vary(trees[1])
     parts = [folder.relative_to(repository.root) for folder in folders]
-    roots = tuple(tuple((tree / part).resolve() for part in parts) for tree in trees)
-    return _Builds(roots=roots, varied=trees[1], trees=repository.worktrees())
-
-
-def _imported_from(factory: str, suite: Suite) -> Path:
-    """The folder that a factory's package is imported from; the current one for a program."""
-    home = environment.home_of(factory, shipped_roots(suite)).resolve()
-    package = factory.partition(":")[0].partition(".")[0]
-    return home.parent if package and home.name == package else home
+    caches: tuple[dict[str, str], ...] = {}, {"TRITON_CACHE_DIR": str(trees[1] / ".triton")}
+    roots = [[(tree / part).resolve() for part in parts] for tree in trees]
+    both = zip(roots, caches, strict=True)
+    return [{"roots": r, "elsewhere": repository.worktrees(), "around": c} for r, c in both]
 
 
 def vary(tree: Path) -> None:
     """Move the lines of every module and add an unused function: another build of the same code."""
     for file in tree.rglob("*.py"):
         text = file.read_bytes()
-        # Only the first two lines may name the interpreter or the encoding.
-        head = text.split(b"\n", 2)[:2]
-        if file.is_symlink() or text.startswith(BOM_UTF8) or any(x.startswith(b"#") for x in head):
-            continue
-        file.write_bytes(b"#\n" * 7 + text + b"\n\ndef _unused():\n    return 0\n")
+        # The first two lines may name the interpreter or the encoding.
+        if not file.is_symlink() and not re.match(BOM_UTF8 + rb"|(.*\n)?#(!|.*coding)", text):
+            file.write_bytes(b"#\n" * 7 + text + b"\n\ndef _unused():\n    return 0\n")
 
 
 def steady_pairs(

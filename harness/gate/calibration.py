@@ -107,7 +107,8 @@ def calibrate(pairs: Mapping[str, Sequence[Pair]], *, builds: bool = False) -> C
     builds."""
     build_cv = _between_builds(pairs.values()) if builds and len(pairs) >= MIN_CASES else None
     alike = Thresholds(build_cv=build_cv or 0.0)
-    p_values = holm({case_id: _two_sided(found, alike) for case_id, found in pairs.items()})
+    tests = {case_id: statistics(of_case, alike) for case_id, of_case in pairs.items()}
+    p_values = holm({c: min(1.0, 2 * min(t.p_slower, t.p_faster)) for c, t in tests.items()})
     cases = tuple(
         _case_noise(case_id, of_case, p_values[case_id]) for case_id, of_case in pairs.items()
     )
@@ -173,12 +174,6 @@ def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> fl
         return DAY_CV[noise]
     logs = np.log([[day[case_id] for case_id in sorted(common)] for day in levels])
     return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
-
-
-def _two_sided(pairs: Sequence[Pair], thresholds: Thresholds) -> float:
-    """Of the test that the ratio is one, apart from the luck of the two builds."""
-    found = statistics(pairs, thresholds)
-    return min(1.0, 2 * min(found.p_slower, found.p_faster))
 
 
 def _case_noise(case_id: str, pairs: Sequence[Pair], p_value: float) -> CaseNoise:

@@ -208,24 +208,16 @@ def _times(
             why[case_id] = problem
         elif all(m.outcome is Outcome.OK for side in measured for m in side):
             sides[case_id] = before, after
-    builds = {"build_cv": 0.0} if _one_commit(a, b) else {}
+    builds = {"build_cv": 0.0} if _code(a) and _code(a) == _code(b) else {}
     own = {c: calibration.thresholds(stored, c, builds) for c in sides}
     found = compare_stored(sides, day_cv=calibration.day_cv(stored), thresholds=own)
     return {c.case_id: c for c in found}, why, findings
 
 
-def _one_commit(a: Run, b: Run) -> bool:
-    """Whether both runs measured the same code, which is not another build."""
-    first, second = a.environment.git, b.environment.git
-    return (
-        first is not None
-        and second is not None
-        and (first.commit, first.dirty_sha256)
-        == (
-            second.commit,
-            second.dirty_sha256,
-        )
-    )
+def _code(run: Run) -> tuple[str, str] | None:
+    """What a run measured, as git names it."""
+    git = run.environment.git
+    return (git.commit, git.dirty_sha256) if git else None
 
 
 def _judged(

@@ -4,15 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from harness.analysis import summary
-from harness.analysis.comparison import (
-    confirm,
-    pair_sd,
-    pairs_to_take,
-    screen,
-    swapped,
-    time_logs,
-)
+from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
@@ -170,24 +162,26 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     again = {
         n: range(counts[tasks[n].key], counts[tasks[n].key] + own[n].confirm_pairs)
         for n, found in screened.items()
-        if not screen(found, own[n])
+        if not comparison.screen(found, own[n])
     }
     if again:
         bench.rounds([(tasks[n], indices) for n, indices in again.items()], "confirm")
     more = {}
     for name, indices in again.items():
         seen = (*screened[name], *steady(name, indices))
-        sd = float(pair_sd(time_logs(seen), swapped(seen)))
-        own[name] = plan.thresholds(tasks[name], pair_sd=sd)
-        taken = pairs_to_take(sd, len(again), own[name])
-        more[name] = range(indices.stop, indices.start + taken)
-        again[name] = range(indices.start, indices.start + taken)
+        if not failed(name) and len(seen) > 2:
+            sd = float(comparison.pair_sd(comparison.time_logs(seen), comparison.swapped(seen)))
+            own[name] = plan.thresholds(tasks[name], pair_sd=sd)
+            end = indices.start + comparison.pairs_to_take(sd, len(again), own[name])
+            more[name], again[name] = range(indices.stop, end), range(indices.start, end)
         remarks.pop(tasks[name].key, None)  # remarks are about the pairs that decide: the new ones
     if any(more.values()):
-        bench.rounds([(tasks[n], indices) for n, indices in more.items() if indices], "scattered")
+        bench.rounds(
+            [(tasks[n], indices) for n, indices in more.items() if indices], "more confirm"
+        )
     confirmed = {n: found for n, indices in again.items() if (found := steady(n, indices))}
     screened = {n: found for n, found in screened.items() if not failed(n)}
-    compared = confirm(screened, confirmed, own)
+    compared = comparison.confirm(screened, confirmed, own)
     return _Answers({tasks[c.case_id].key: c for c in compared}, remarks)
 
 

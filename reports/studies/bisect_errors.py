@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -190,6 +190,11 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def expecting(build_cv: float, search: NoisySearch) -> NoisySearch:
+    search.thresholds = replace(search.thresholds, build_cv=build_cv)
+    return search
+
+
 def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     """Commits whose builds have luck of their own on a quiet node, without and with the search's
     knowledge of it; the same histories."""
@@ -200,7 +205,7 @@ def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row,
                 rng = np.random.default_rng([seed, 11, round(1e4 * sd), round(1e4 * effect)])
                 bisections = tuple(
                     bisect(
-                        NoisySearch(commits, 0.03, build_cv),
+                        expecting(build_cv, NoisySearch(commits, 0.03)),
                         int(own.integers(1, commits + 1)),
                         1 + effect,
                         QUIET,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from harness.analysis.comparison import confirm
 from harness.cli.main import app
 from harness.errors import HarnessError
-from harness.gate.aa import steady_pairs
+from harness.gate.aa import steady_pairs, vary
 from harness.gate.calibration import (
     MIN_PAIRS,
     THRESHOLDS,
@@ -279,6 +280,24 @@ def test_the_command_stores_the_noise_of_the_node(
     assert varied != plain
     assert plain in varied
     assert not any(Path(root).exists() for root in builds)
+
+
+def test_a_varied_build_runs_as_before(tmp_path: Path) -> None:
+    texts = {
+        "a.py": '"""Doc."""\nfrom __future__ import annotations\nX = 1',
+        "b.py": "#!/bin/sh\nX = 1\n",
+        "c.py": "\n# -*- coding: latin-1 -*-\nX = '\xe9'\n",
+        "d.py": "# ours\nX = 1\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="latin-1")
+
+    vary(tmp_path)
+
+    same = {n for n, text in texts.items() if (tmp_path / n).read_text("latin-1") == text}
+    assert same == {"b.py", "c.py"}
+    for name in texts.keys() - {"b.py"}:
+        assert runpy.run_path(str(tmp_path / name))["X"] in (1, "\xe9")
 
 
 def test_the_luck_of_builds_is_measured_over_the_cases_and_enters_the_thresholds() -> None:
