@@ -185,6 +185,7 @@ def _calibration(stored: calibration.Stored) -> RenderableType:
         f"A gate here screens with {limits.screen_pairs} pairs, confirms with "
         f"{limits.confirm_pairs}, and passes changes proven to be below "
         f"{units.percent(limits.tolerance)}",
+        f"Builds: {stored.builds}",
         *(
             f"{c}: two runs of the same code differ; this machine is too noisy"
             for c in answer.biased

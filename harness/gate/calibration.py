@@ -234,10 +234,13 @@ class Stored:
         return between_days(list(alike.values()), self.answer.noise)
 
     @property
-    def sentence(self) -> str:
+    def builds(self) -> str:
         found = self.answer.build_cv
-        builds = ASSUMED if found is None else f"equal builds differ by {found:.2%}"
-        return f"{self.answer.noise} node, calibrated {self.at[:10]}; {builds}"
+        return ASSUMED if found is None else f"equal builds differ by {found:.2%}"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.answer.noise} node, calibrated {self.at[:10]}; {self.builds}"
 
 
 ASSUMED = (

@@ -35,7 +35,7 @@ class Thresholds:
 
     screen_pairs: int = 6
     """Pairs of the screen: three whole A B B A blocks, in which linear drift cancels. Of a typical
-    node's clean cases 13 % need a confirmation then; with five pairs, 29 %."""
+    node's clean cases 22 % need a confirmation then."""
     screen_ratio: float = 1.012
     """Largest ratio that passes the screen."""
     confirm_pairs: int = 20

@@ -346,12 +346,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name = next(lines_of(tally, quiet_enough=quiet_enough)).noise
             costs.append(f"{name}, {setting.cases} cases: {per_case:.1f}")
         sys.stderr.write(f"{i + 1}: {time.monotonic() - began:.0f} s\n")
-    missed = sum(x.met is False for x in lines)
-    if options.others:
-        sys.stdout.write(f"{markdown(lines, OF_OTHERS)}\n\n")
-    else:
-        sys.stdout.write(f"{markdown(lines, DECISIONS)}\n\n{markdown(lines, BOUNDS)}\n\n")
+    tables = (OF_OTHERS,) if options.others else (DECISIONS, BOUNDS)
+    missed = sum(x.met is False for x in lines if any(x.figure in table for table in tables))
+    sys.stdout.write("\n\n".join(markdown(lines, table) for table in tables))
     sys.stdout.write(
+        "\n\n"
         f"Recorded: {len(stored.residuals)} cases of {len(runs)} runs.\n"
         f"Pairs a case of a clean change: {'; '.join(costs)}.\n"
         f"{options.gates} gates a setting, seed {options.seed}; "
