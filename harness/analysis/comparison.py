@@ -116,7 +116,7 @@ class Statistics:
     high: float | None
     p_slower: float
     p_faster: float
-    cycles: float | None
+    cycles: float | None = None
     """The centre in cycles (time x clock); None if the clocks were not read."""
     pairs: int
     freedom: float
@@ -155,7 +155,7 @@ def confirm(
 def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
     """The statistics of one case's confirmation."""
     clocked = [p for p in pairs if p.baseline_hz is not None and p.candidate_hz is not None]
-    (answer,) = array_statistics(time_logs(pairs)[None], None, swapped(pairs), thresholds)
+    (answer,) = array_statistics(time_logs(pairs)[None], swapped(pairs), thresholds)
     if 2 * len(clocked) >= len(pairs):
         clocks = np.log([(p.candidate_hz or 1) / (p.baseline_hz or 1) for p in clocked])
         cycles = hodges_lehmann(time_logs(clocked) + clocks, swapped(clocked))
@@ -163,10 +163,8 @@ def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
     return replace(answer, pair_s=_pair_s(pairs))
 
 
-def array_statistics(
-    logs: Floats, cycles: Floats | None, order: Flags, thresholds: Thresholds
-) -> tuple[Statistics, ...]:
-    """Statistics of many cases at once, from log ratios of time and cycles, [cases, pairs]."""
+def array_statistics(logs: Floats, order: Flags, thresholds: Thresholds) -> tuple[Statistics, ...]:
+    """Statistics of many cases at once, without cycles, from log ratios of time, [cases, pairs]."""
     centre = hodges_lehmann(logs, order)
     slower, faster = order_free_p(logs, order), order_free_p(-logs, order)
     bounds = exact_bounds(logs, order, thresholds.alpha)
@@ -178,7 +176,6 @@ def array_statistics(
         faster = np.maximum(faster, stdtr(freedom, centre / whole))
         low, high = (widened(np.abs(bound - centre), thresholds) for bound in bounds)
         bounds = centre - low, centre + high
-    in_cycles = None if cycles is None else hodges_lehmann(cycles, order)
     return tuple(
         Statistics(
             centre=float(centre[i]),
@@ -186,7 +183,6 @@ def array_statistics(
             high=None if bounds is None else float(bounds[1][i]),
             p_slower=float(slower[i]),
             p_faster=float(faster[i]),
-            cycles=None if in_cycles is None else float(in_cycles[i]),
             pairs=logs.shape[-1],
             freedom=logs.shape[-1] - 2,
         )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtr
 
+from harness import units
 from harness.analysis.comparison import holm, pair_sd, swapped, time_logs
 from harness.analysis.statistics import Flags, Floats, hodges_lehmann
 from harness.errors import HarnessError
@@ -244,7 +245,7 @@ class Stored:
     @property
     def builds(self) -> str:
         found = self.answer.build_cv
-        return ASSUMED if found is None else f"equal builds differ by {found:.2%}"
+        return ASSUMED if found is None else f"equal builds differ by {units.percent(found)}"
 
     @property
     def sentence(self) -> str:
@@ -252,7 +253,7 @@ class Stored:
 
 
 ASSUMED = (
-    f"equal builds are assumed to differ by {Thresholds().build_cv:.1%}, "
+    f"equal builds are assumed to differ by {units.percent(Thresholds().build_cv)}, "
     "as kernels in a CUDA graph did on an H200"
 )
 

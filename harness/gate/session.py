@@ -58,9 +58,8 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     ]
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
-    known = [
-        c.sentence if c else f"none; {calibration.ASSUMED}" for c in plan.calibrations.values()
-    ]
+    found = plan.calibrations.values()
+    known = [c.sentence if c else f"none; {calibration.ASSUMED}" for c in found]
     return GateVerdict(
         decision=decision,
         reason=reason,

@@ -25,7 +25,7 @@ from scipy.stats import beta
 
 from harness.analysis import comparison
 from harness.analysis.comparison import Statistics, student_bounds
-from harness.analysis.statistics import Floats, exact_bounds
+from harness.analysis.statistics import Floats, exact_bounds, hodges_lehmann
 from harness.gate.calibration import (
     THRESHOLDS,
     UPPER_CV,
@@ -146,8 +146,12 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
         alike = np.flatnonzero(again & (screens == start) & (taken == count))
         new = slice(int(start), int(start + count))
         first = own[alike[0]]  # of the thresholds only those matter here that all cases share
-        stats = comparison.array_statistics(logs[alike, new], cycles[alike, new], order[new], first)
-        confirmed |= zip(map(int, alike), stats, strict=True)
+        stats = comparison.array_statistics(logs[alike, new], order[new], first)
+        in_cycles = hodges_lehmann(cycles[alike, new], order[new])
+        confirmed |= {
+            int(i): replace(s, cycles=float(c))
+            for i, s, c in zip(alike, stats, in_cycles, strict=True)
+        }
     pairs = int(screens.sum() + taken.sum())
     rows = sorted(confirmed)
     for first, last in pairwise(np.searchsorted(rows, np.arange(gates + 1) * n)):
