@@ -34,7 +34,7 @@ def test_a_worker_that_closed_its_pipe_wakes_the_forkserver_once() -> None:
     """The worker may have stopped it."""
     handle = Mock()
     worker = launcher.Worker(
-        forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False, roots=()
+        forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False, first=()
     )
 
     worker.hung_up()
