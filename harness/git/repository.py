@@ -46,7 +46,8 @@ def run_git(
         done = subprocess.run(
             [*GIT, *arguments],
             cwd=folder,
-            env={**kept, "LC_ALL": "C", **(variables or {})},
+            # Without the optional lock, a question does not refresh the user's index.
+            env={**kept, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})},
             input=os.fsencode(stdin),
             capture_output=True,
             check=False,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.git.repository import Repository
+from harness.git.repository import Repository, read_git
 from harness.git.worktrees import PREFIX, checked_out, sweep
 from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
 
@@ -47,6 +47,17 @@ def test_two_commits_are_checked_out_and_the_users_tree_does_not_change(toys: Pa
     assert texts == [KERNEL, KERNEL + "# new\n"]
     assert state(toys) == before
     assert not folder.exists()
+
+
+def test_a_question_does_not_refresh_the_users_index(toys: Path) -> None:
+    """git does so where a file is newer than its entry, although its content is the same."""
+    os.utime(toys / "toy/kernel.py", (2e9, 2e9))
+    index = (toys / ".git/index").read_bytes()
+
+    Repository.around(toys).dirty()
+    read_git(toys)
+
+    assert (toys / ".git/index").read_bytes() == index
 
 
 def test_a_snapshot_contains_uncommitted_files_but_not_ignored_ones(toys: Path) -> None:
@@ -120,7 +131,7 @@ def test_no_hook_or_monitor_of_a_repository_runs(toys: Path, tmp_path: Path) -> 
 HOLD = """\
 import sys, time
 from pathlib import Path
-from harness.git.repository import Repository
+from harness.git.repository import Repository, read_git
 from harness.git.worktrees import checked_out
 repo = Repository.around(Path(sys.argv[1]))
 with checked_out(repo, repo.commit("main"), repo.commit("main")) as trees:
