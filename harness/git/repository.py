@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -60,10 +61,12 @@ def run_git(
     return os.fsdecode(done.stdout)
 
 
-def try_git(folder: Path, *arguments: str, stdin: str = "") -> str | None:
+def try_git(
+    folder: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: str = ""
+) -> str | None:
     """The output of a git command in a folder; None if git fails or is not installed."""
     try:
-        return run_git(folder, *arguments, stdin=stdin)
+        return run_git(folder, *arguments, variables=variables, stdin=stdin)
     except HarnessError:
         return None
 
@@ -232,7 +235,13 @@ def _whole(store: str) -> str:
 def _dirty_sha256(root: Path) -> str:
     """Hash of everything that differs from the commit; empty if nothing does."""
     code = _code(root)
-    diff = try_git(root, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *code) or ""
+    asked = ("diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *code)
+    with tempfile.TemporaryDirectory() as folder:  # for git writes the index that it compares with
+        index = root / (try_git(root, "rev-parse", "--git-path", "index") or "").strip()
+        variables = {}
+        if index.is_file():
+            variables = {"GIT_INDEX_FILE": shutil.copy2(index, folder)}
+        diff = try_git(root, *asked, variables=variables) or ""
     listed = try_git(root, "ls-files", "--others", "--exclude-standard", "-z", *code) or ""
     untracked = sorted(os.fsencode(name) for name in listed.split("\0") if name)
     if not diff and not untracked:
