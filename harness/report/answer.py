@@ -118,6 +118,9 @@ def _word(result: RuleResult) -> str:
             return "Not decided"
         case Decision.CONDITIONAL if facts <= {Fact.FEW} and _beyond_go(result):
             return "Yes, as far as one process shows"
+        case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
+            every = len(result.findings) == result.judged
+            return "Not measured" if every else "In part"
         case Decision.CONDITIONAL if Fact.NO_PARTNER in facts:
             return "In part"
         case Decision.CONDITIONAL if result.stated and result.stated.counts is Weight.FAIL:

@@ -79,7 +79,7 @@ def word(recorded: Run, part: str) -> str:
         ({"dense_s": 2.0}, "Not decided"),
         ({"processes": 1}, "Yes, as far as one process shows"),
         ({"processes": 1, "dense_s": 1.5}, "Not quite"),
-        ({"failed": Outcome.HANG, "peers": ("dense",)}, "In part"),
+        ({"failed": Outcome.HANG, "peers": ("dense",)}, "Not measured"),
         ({"rules": (FLOOR, replace(RATIO, gpu="A100"))}, "Not measured"),
         ({"dense_s": 0.5, "rules": (FLOOR, replace(RATIO, counts=Weight.CONDITION))}, "No"),
     ],
