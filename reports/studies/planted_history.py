@@ -155,13 +155,13 @@ def _commit(
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash of all that a bisection must leave as it was: every file of the working tree, the
+    """A hash of all that a bisection must leave as it was: every source of the working tree, the
     index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
     digest = hashlib.sha256()
     for place, folders, files in os.walk(folder):
         if place == str(folder):
             folders.remove(".git")  # git may be removing files in it
-        folders.sort()
+        folders[:] = sorted({*folders} - {"__pycache__"})  # Python writes it, and git ignores it
         for path in (Path(place, name) for name in sorted(files)):
             digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
             digest.update(path.read_bytes())

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,11 @@ from harness.runner.launcher import Launcher
 from harness.tests import workers
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, file_of, make_case, run
 from harness.tests.workers import GPU, QUICK, Quiet
+
+with_stacks = pytest.mark.skipif(
+    shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None,
+    reason="py-spy is not installed: pip install 'nsa-harness[stacks]'",
+)
 
 
 @pytest.fixture
@@ -40,6 +46,7 @@ def hang(
     return m
 
 
+@with_stacks
 def test_a_hang_at_step_5_is_seen_its_stacks_are_kept_and_its_script_repeats_it(
     warm: Launcher, tmp_path: Path, clock: LeapingClock
 ) -> None:
@@ -85,6 +92,7 @@ def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
 BRIEF = replace(QUICK, min_samples=10, stall_s=0.2, accuracy=False)
 
 
+@with_stacks
 @pytest.mark.parametrize(
     ("how", "when", "outcome", "said"),
     [
