@@ -389,7 +389,8 @@ def finding_sentence(f: Finding) -> str:
         case Fact.EXPECTED:
             ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
             signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
-            return f"{value}; expected {' and '.join(signs)} ({f.detail})"
+            name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
+            return f"{name}{value}; expected {' and '.join(signs)} ({f.detail})"
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:

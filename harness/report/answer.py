@@ -176,7 +176,8 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
             text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
         effect = NONE
         if e is not None:
-            effect = units.measured(gap.metric, e) if d.is_control else units.slowdown(e)
+            control = f"control: {units.measured(gap.metric, e)}"
+            effect = control if d.is_control else units.slowdown(e)
             effect += "" if e.processes > 2 else f" ({plural('process', e.processes)})"
         rows.append((d.name, effect, text))
     if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:
@@ -189,8 +190,9 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         columns=(title, f">effect on the step{f' at {where}' if where else ''}", "conclusion"),
         rows=tuple(rows),
         remarks=(
-            "Ruled out: four effects of this size together would not do. Enough: the whole "
-            f"interval lies beyond the gap. Source of the gap: {gap.source}.",
+            "Ruled out: four effects of this size together would not do; a control, which lacks "
+            "the subject, does as well as was expected. Enough: the whole interval lies beyond the "
+            f"gap. Source of the gap: {gap.source}.",
         ),
     )
 
@@ -215,14 +217,25 @@ def next_steps(
             steps[step] = None
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
-        steps[f"Require what rules the suspects out: `{' '.join(remedies)}`"] = None
-    slow = (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases)
+        steps[f"Set `{' '.join(remedies)}`, so that what is enough by itself cannot run"] = None
+    slow = sorted(
+        (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
+        key=_shortfall,
+    )
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
-        steps[f"Speed up {part} of `{f.subject}`; the table of parts is under Profile"] = None
+        steps[f"Speed up {part} of `{f.subject}`"] = None
     if v.partial:
         steps[f"Run the cases that a filter left out: `harness run {suite}`"] = None
     return tuple(steps)[:MAX_STEPS]
+
+
+def _shortfall(f: Finding) -> float:
+    """The value over what is asked, of findings of one run: the farthest below first."""
+    value = f.estimate.value if f.estimate else 1.0
+    if f.partner:
+        return value
+    return min(value / f.low if f.low else 1.0, f.high / value if f.high else 1.0)
 
 
 def _steps(
@@ -237,8 +250,8 @@ def _steps(
         alone = commands.get(f.subject, f"{again} -f {shlex.quote(f.subject)}")
         yield f"Reproduce the {outcome_name(f.outcome)} of `{f.subject}`: `{alone}`"
     for f in [f for f in result.findings if f.fact is Fact.NO_PARTNER][:1]:
-        how = f": `{commands[f.partner]}`" if f.partner in commands else ""
-        yield f"Get a time of `{f.partner}`{how}"
+        how = f"`{commands[f.partner]}`" if f.partner in commands else f.detail
+        yield f"Get a time of `{f.partner}`: {how}"
     if few := [f for f in result.findings if f.fact is Fact.FEW]:
         single = [c for f in few for c in (cases.get(f.subject), cases.get(f.partner)) if c]
         once = [c for c in single if c.settings.processes < 2]
@@ -266,7 +279,7 @@ def _largest_part(measured: Sequence[Measurement]) -> str:
 # --- how far to trust it -----------------------------------------------------------------
 
 
-def trust(run: Run, summaries: Sequence[CaseSummary]) -> Iterator[str]:
+def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
@@ -277,7 +290,10 @@ def trust(run: Run, summaries: Sequence[CaseSummary]) -> Iterator[str]:
     ended = ", ".join(f"{n} {name}" for name, n in outcomes.most_common())
     yield f"{plural('case', len(summaries))}: {ended}"
     if compared := _compared(run.measurements):
-        yield compared
+        behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
+        asked = [m for m in run.measurements if m.case_id in behind]
+        none = bool(asked) and not any(m.accuracy and m.accuracy.tensors for m in asked)
+        yield f"{compared}{', but none of a case behind the answer' if none else ''}"
     if apart := [f"`{s.case.case_id}`" for s in summaries if s.apart_s]:
         yield f"not repeatable, so without a speed: {listed(apart, 1)}"
     if unsteady := [

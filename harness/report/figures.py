@@ -118,8 +118,8 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
     Args:
         names: Id of a group's first case -> `panel, curve`.
     """
-    drawn = [v for v in found if len(v.points) > 1]
-    if not drawn:
+    drawn = list(found)
+    if not any(len(v.points) > 1 for v in drawn):
         return None
     split = [names[v.first.case.case_id].partition(", ")[::2] for v in drawn]
     panels = list(dict.fromkeys(panel for panel, _ in split))[:MAX_PANELS]

@@ -264,8 +264,17 @@ def dead_axes_bullets(found: Oddities) -> Iterable[str]:
     whole = [d for d in found.dead if d.all_values and not d.time_differs]
     if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
         yield f"{listed([*dead])} {'has' if len(dead) == 1 else 'have'} no effect; see Profile."
-    if still := dict.fromkeys(f"`{i.axis}`" for i in found.still):
-        yield f"A speed does not change with {listed([*still])}; see Profile."
+    for i in found.still[:1]:
+        what = "a step takes the same time" if i.metric == "step_s" else "tokens/s are the same"
+        more = (
+            f" The same in {plural('other group', len(found.still) - 1)}."
+            if found.still[1:]
+            else ""
+        )
+        yield (
+            f"`{i.group}`: {what} from `{i.axis}` {units.scalar(i.low)} to {units.scalar(i.high)}; "
+            f"see Profile.{more}"
+        )
 
 
 def coverage_sentence(found: Oddities) -> str:

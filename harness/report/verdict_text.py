@@ -28,7 +28,11 @@ REQUIREMENTS = {
 
 def decided_by(v: Verdict) -> str:
     """`the rule “floor”`, or `all 5 rules`."""
-    return f"the rule “{v.rule.rule}”" if v.rule and v.decided_by == v.rule.rule else v.decided_by
+    if v.rule is None or v.decided_by != v.rule.rule:
+        return v.decided_by
+    alike = [r for r in v.rules if r.applies and r.counts and r.decision is v.rule.decision]
+    names = listed([f"“{r.rule}”" for r in alike])
+    return f"the {'rule' if len(alike) == 1 else 'rules'} {names}"
 
 
 def verdict_sentence(v: Verdict) -> str:

@@ -109,6 +109,19 @@ def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: 
     assert len(values(measured(**changes))["next_steps"]) <= answer.MAX_STEPS
 
 
+def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
+    error = Accuracy(tensors=(TensorError(name="", error=0.2, bound=0.5),))
+
+    def measure(c: Case) -> list[Measurement]:
+        vouched = c.provider == compared
+        return [replace(m, accuracy=error if vouched else None) for m in timed(c, 1.0)]
+
+    for compared in ("nsa", "dense"):
+        recorded = run(CASES, measure, rules=[replace(FLOOR, asks="")])
+        said = values(recorded)["trust"]
+        assert ("none of a case behind the answer" in said) == (compared == "dense")
+
+
 def test_a_go_asks_for_nothing() -> None:
     assert not steps(measured())
 
@@ -117,7 +130,7 @@ def test_labels_name_cases_and_the_partner_is_what_differs() -> None:
     labels = (("small model", to(workload="train", provider="nsa")),)
     recorded = measured(labels=labels, axis_names={"seq_len": "T"})
 
-    page = "\n".join(values(recorded)["answers"])
+    page = "\n".join(a for a in values(recorded)["answers"] if a.startswith("**"))
 
     assert "small model, T=" in page
     assert "as fast as dense (" in page
