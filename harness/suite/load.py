@@ -29,17 +29,10 @@ from harness.records import (
     Weight,
 )
 from harness.suite import program, sweep
+from harness.suite.decisions import CostModel, RuleModel, SuspectsModel
 from harness.suite.fields import Matching, checked, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
-from harness.suite.schema import (
-    CostModel,
-    MeasureModel,
-    RuleModel,
-    SuiteModel,
-    SuspectsModel,
-    WorkloadModel,
-    measure_setting,
-)
+from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel, measure_setting
 
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60

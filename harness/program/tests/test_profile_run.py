@@ -1,28 +1,24 @@
 """Steps of a program are counted by a hook in one more process."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from torch import nn
 
 from harness.messages import ASK_FOR_STACKS, MeasureOrder
 from harness.program import process, profile_run, step_hook
 from harness.program.profile_run import TimedProgram
 from harness.program.startup import sitecustomize
-from harness.program.step_hook import ANSWER, CLAIM, UNHEARD, HookOrder, StepHook
+from harness.program.step_hook import CLAIM, HookOrder
 from harness.records import (
     LINES,
     OPTIMIZER,
@@ -210,6 +206,26 @@ def test_the_timed_process_has_no_hook(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(sitecustomize.HERE) not in env["PYTHONPATH"]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
+    program = TRAINING_ON_GPU
+    case = case_of(tmp_path, "kernels: {must: ['*elementwise_kernel*']}", program=program)
+
+    measured = attested(case)
+
+    counters = counters_of(measured)
+    assert measured.outcome is Outcome.OK, measured.detail
+    assert measured.profile is not None
+    assert measured.profile.kernels
+    assert counters.exact
+    assert (counters.host_syncs, counters.host_device_copies) == (1, 1)
+    assert counters.kernel_launches is not None
+    assert counters.kernel_launches >= 4
+    assert counters.device_waits
+    assert measured.effective["device"] == "cuda"
+
+
 # --- what a program reads ----------------------------------------------------------------
 
 PARSER = """
@@ -346,180 +362,3 @@ def test_modules_are_found_by_their_package_or_their_folder() -> None:
     assert step_hook._places(("json",), ()).keys() >= {"json", "json.decoder"}
     assert __name__ not in step_hook._places(("json",), ())
     assert __name__ in step_hook._places((), (str(here),))
-
-
-# --- the hook ----------------------------------------------------------------------------
-
-
-class HookedSteps:
-    """Steps of this process, its hook and the notes of that."""
-
-    def __init__(self, folder: Path, *, by_lines: bool = True, skip: int = 2) -> None:
-        self.folder = folder
-        self.notes: list[dict[str, Any]] = []
-        self.model = nn.Linear(3, 3)
-        self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1) for _ in range(2)]
-        asked = HookOrder(
-            step=r"step (?P<step>\d+)", by_lines=by_lines, skip=skip, step_s=0.05, profile_s=0.1,
-            ends_at=time.monotonic() + 60,
-        )  # fmt: skip
-        self.hook = StepHook(asked, folder, lambda **note: self.notes.append(note))
-
-    def steps(self, numbers: range, *, line: bool = True) -> None:
-        for number in numbers:
-            self.step(number, line=line)
-
-    def step(self, number: int, *, line: bool = True) -> None:
-        self.model(torch.ones(1, 3)).sum().backward()
-        for optimizer in self.optimizers:
-            self.hook.optimizer_stepped(optimizer)
-        if line:
-            self.hook.line_written(f"step {number} done")
-            self.hook.line_written(f"step {number} evaluated")
-            self.hook.line_written("saved")
-
-    @property
-    def answer(self) -> dict[str, Any] | None:
-        path = self.folder / ANSWER
-        return json.loads(path.read_text()) if path.exists() else None
-
-
-def counted(hooked: HookedSteps) -> dict[str, Any]:
-    assert hooked.answer is not None, hooked.notes
-    counters: dict[str, Any] = hooked.answer["ran"]["counters"]
-    return counters
-
-
-def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
-    answers = []
-    for by_lines in (True, False):
-        folder = tmp_path / str(by_lines)
-        folder.mkdir()
-        hooked = HookedSteps(folder, by_lines=by_lines)
-        hooked.steps(range(1, 9))
-        assert hooked.answer is not None
-        assert hooked.answer["by"] == (LINES if by_lines else OPTIMIZER)
-        answers.append(counted(hooked))
-
-    assert answers[0] == answers[1]
-    assert answers[0]["steps"] == 2
-    assert answers[0]["differing"] == []
-    assert answers[0]["dispatched_ops"] > 3
-
-
-@pytest.mark.parametrize("more", [0, 3])
-def test_steps_that_differ_are_counted_as_far_as_the_program_goes(
-    more: int, tmp_path: Path
-) -> None:
-    hooked = HookedSteps(tmp_path)
-    hooked.hook._asked = replace(hooked.hook._asked, more_steps=more)
-    for number in range(1, 7 + more):
-        for _ in range(number):
-            torch.zeros(1)
-        hooked.step(number)
-
-    assert len(counted(hooked)["series"]["dispatched_ops"]) == 2 + more
-
-
-def test_without_lines_from_python_the_optimizer_counts(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
-    hooked.steps(range(1, 9), line=False)
-    assert not (tmp_path / CLAIM).exists()
-
-    (tmp_path / UNHEARD).touch()
-    hooked.steps(range(9, 20), line=False)
-
-    assert hooked.answer is not None
-    assert hooked.answer["by"] == OPTIMIZER
-
-
-def test_a_line_of_another_thread_does_not_count(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
-
-    thread = threading.Thread(target=hooked.hook.line_written, args=("step 1",))
-    thread.start()
-    thread.join()
-
-    assert not (tmp_path / CLAIM).exists()
-
-
-def test_a_process_without_operators_gives_no_answer(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
-    for number in range(1, 40):
-        hooked.hook.line_written(f"step {number}")
-
-    assert hooked.answer is None
-    assert "failed" in hooked.notes[0]
-
-
-def test_one_process_counts_until_it_ends(tmp_path: Path) -> None:
-    first, second = HookedSteps(tmp_path), HookedSteps(tmp_path)
-    first.step(1)
-    second.steps(range(1, 9))
-    assert second.answer is None
-
-    first.hook.process_ends()
-    second.steps(range(9, 20))
-
-    assert first.notes == [{"steps": 1}]
-    assert second.answer is not None
-
-
-def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
-    child = subprocess.Popen(["true"])
-    (tmp_path / CLAIM).write_text(str(child.pid))
-    hooked = HookedSteps(tmp_path)
-    try:
-        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-        hooked.step(1)
-    finally:
-        child.wait()
-
-    assert (tmp_path / CLAIM).read_text() == str(os.getpid())
-
-
-def test_a_forked_child_does_not_count_if_its_parent_does(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
-    hooked.hook.forked()
-    hooked.step(1)
-    assert (tmp_path / CLAIM).exists()
-
-    hooked.hook.forked()
-    hooked.steps(range(2, 20))
-
-    assert hooked.answer is None
-
-
-def test_an_error_in_counting_is_noted_and_not_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(**_: object) -> Iterator[None]:
-        yield
-        raise RuntimeError("CUPTI is in use")
-
-    monkeypatch.setattr("harness.measure.profile.requests", broken)
-    hooked = HookedSteps(tmp_path)
-    hooked.steps(range(1, 9))
-
-    assert hooked.notes == [{"failed": "RuntimeError: CUPTI is in use"}]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
-    program = TRAINING_ON_GPU
-    case = case_of(tmp_path, "kernels: {must: ['*elementwise_kernel*']}", program=program)
-
-    measured = attested(case)
-
-    counters = counters_of(measured)
-    assert measured.outcome is Outcome.OK, measured.detail
-    assert measured.profile is not None
-    assert measured.profile.kernels
-    assert counters.exact
-    assert (counters.host_syncs, counters.host_device_copies) == (1, 1)
-    assert counters.kernel_launches is not None
-    assert counters.kernel_launches >= 4
-    assert counters.device_waits
-    assert measured.effective["device"] == "cuda"

@@ -11,7 +11,8 @@ from ruamel.yaml import YAML
 from harness.errors import SuiteError
 from harness.records import METRICS, Case, MeasureSettings, Outcome
 from harness.suite import load as suites
-from harness.suite.schema import ExpectationModel, MeasureModel, json_schema
+from harness.suite.decisions import ExpectationModel
+from harness.suite.schema import MeasureModel, json_schema
 from harness.tests.good_suite import GOOD, ids
 
 SHIPPED = tuple(path.stem for path in suites.available())

@@ -12,7 +12,8 @@ from harness.suite import load as suites
 from harness.tests.command_line import harness
 from harness.tests.gate_repositories import git
 from reports.studies import foreign_repository as study
-from reports.studies.foreign_repository import PLANTED, Newcomer
+from reports.studies.foreign_files import PLANTED, SUITE_PATH
+from reports.studies.foreign_repository import Newcomer
 
 
 def here(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
@@ -41,7 +42,7 @@ def test_the_history_is_as_planted(newcomer: Newcomer) -> None:
         text = git(repo, "show", f"{sha}:nsa/attention.py")
         assert ("does_not_exist" in text) == (position in PLANTED.unbuildable)
         assert (f"SYNCS = {1 + (position >= PLANTED.sync_at)}\n") in text
-    cases = suites.load(str(repo / study.SUITE_PATH)).cases
+    cases = suites.load(str(repo / SUITE_PATH)).cases
     modes = {case.program.argv[3] for case in cases if case.program}
     assert modes == {"plain", "first", "deadlock", "endless", "select"}
 
