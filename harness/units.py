@@ -383,7 +383,9 @@ def finding_sentence(f: Finding) -> str:
         case Fact.FEW:
             return f"{value}, with one process on {'each side' if f.count > 1 else 'one side'}"
         case Fact.NO_PARTNER:
-            return f"nothing to compare with: {f.partner}: {f.detail}"
+            timed = f.outcome is Outcome.OK
+            why = f"no {f.metric}" if timed else ending_text(f.outcome, f.detail)
+            return f"nothing to compare with: {f.partner}: {why}"
         case Fact.LEFT_OUT:
             return f"a filter left out its {f.asked} cases"
         case Fact.EXPECTED:

@@ -58,7 +58,7 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
             for value in others:
                 both = [group for group in groups if {base, value} <= group.keys()]
                 both = [g for g in both if bool(g[base].tokens) == bool(g[value].tokens)]
-                pairs = [(_per_token(group[base]), _per_token(group[value])) for group in both]
+                pairs = [(per_token(group[base]), per_token(group[value])) for group in both]
                 if pairs:
                     found.append(_effect(workload, axis, base, value, pairs))
     return tuple(found)
@@ -77,7 +77,7 @@ def _has_a_speed(summary: CaseSummary) -> bool:
     return summary.outcome is Outcome.OK and "step_s" in summary.metrics
 
 
-def _per_token(summary: CaseSummary) -> Estimate:
+def per_token(summary: CaseSummary) -> Estimate:
     """Step time per token, or per step if the workload does not count tokens."""
     step = summary.metrics["step_s"]
     tokens = summary.tokens or 1
@@ -92,20 +92,32 @@ def _effect(
     value: Scalar,
     pairs: Sequence[tuple[Estimate, Estimate]],
 ) -> Effect:
-    logs = [math.log(b.value / a.value) for a, b in pairs]
-    mean = sum(logs) / len(logs)
-    half = half_width([estimate for pair in pairs for estimate in pair], len(pairs))
+    mean, ratios = mean_ratio(pairs), [b.value / a.value for a, b in pairs]
     return Effect(
         workload=workload,
         axis=axis,
         base=base,
         value=value,
-        ratio=math.exp(mean),
+        ratio=mean.value,
+        low=mean.low,
+        high=mean.high,
+        smallest=min(ratios),
+        largest=max(ratios),
+        pairs=len(pairs),
+    )
+
+
+def mean_ratio(pairs: Sequence[tuple[Estimate, Estimate]]) -> Estimate:
+    """Geometric mean of second over first, with the interval of exactly these pairs (Welch)."""
+    every = [estimate for pair in pairs for estimate in pair]
+    mean = sum(math.log(b.value / a.value) for a, b in pairs) / len(pairs)
+    half = half_width(every, len(pairs))
+    return Estimate(
+        value=math.exp(mean),
         low=None if half is None else math.exp(mean - half),
         high=None if half is None else math.exp(mean + half),
-        smallest=math.exp(min(logs)),
-        largest=math.exp(max(logs)),
-        pairs=len(pairs),
+        processes=min(e.processes for e in every),
+        samples=sum(e.samples for e in every),
     )
 
 

@@ -7,10 +7,10 @@ gap on the machine of the gap.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.analysis.statistics import half_width
+from harness.analysis.effects import mean_ratio, per_token
 from harness.records import (
     METRICS,
     Case,
@@ -98,7 +98,7 @@ def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Di
 
 def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:
     pairs = list(_pairs(suspect, gap.where, summaries))
-    effect = _mean([(_per_token(a), _per_token(b)) for a, b in pairs]) if pairs else None
+    effect = _spanning(pairs) if pairs else None
     if effect is None or effect.low is None or effect.high is None:
         return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, effect=effect)
     low, high, factor = effect.low, effect.high, gap.factor
@@ -144,33 +144,14 @@ def _pairs(
 
 
 def _there(where: Match, case: Case) -> bool:
-    """Whether a case lies in the configuration of the gap, as far as it has its axes."""
+    """Whether a case is in the configuration of the gap; an axis that it lacks does not count."""
     return all(case.get(name) in (*values, None) for name, values in where.criteria.items())
 
 
-def _per_token(summary: CaseSummary) -> tuple[Estimate, float]:
-    return summary.metrics["step_s"], float(summary.tokens or 1)
-
-
-def _mean(
-    pairs: Sequence[tuple[tuple[Estimate, float], tuple[Estimate, float]]],
-) -> Estimate:
-    """Geometric mean of the ratios. Where the pairs disagree, its interval spans all of them."""
-    logs = [
-        math.log(b.value / b_tokens) - math.log(a.value / a_tokens)
-        for (a, a_tokens), (b, b_tokens) in pairs
-    ]
-    every = [estimate for pair in pairs for estimate, _ in pair]
-    half = half_width(every, len(pairs))
-    mean = sum(logs) / len(logs)
-    low = high = None
-    if half is not None:
-        low = math.exp(min(mean - half, *logs)) if len(logs) > 1 else math.exp(mean - half)
-        high = math.exp(max(mean + half, *logs)) if len(logs) > 1 else math.exp(mean + half)
-    return Estimate(
-        value=math.exp(mean),
-        low=low,
-        high=high,
-        processes=min(e.processes for e in every),
-        samples=sum(e.samples for e in every),
-    )
+def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
+    """The mean effect. Where the pairs disagree, its interval spans all of them."""
+    steps = [(per_token(a), per_token(b)) for a, b in pairs]
+    mean, ratios = mean_ratio(steps), [b.value / a.value for a, b in steps]
+    if len(steps) == 1 or mean.low is None or mean.high is None:
+        return mean
+    return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness import units
 from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import times_better
 from harness.analysis.summary import not_repeatable
 from harness.records import (
     FAILURES,
+    WORST_FIRST,
     Case,
     CaseSummary,
     Decision,
@@ -48,7 +48,6 @@ KERNELS_THAT_RAN = "required kernels ran"
 EXPECTED = "expectations are met"
 """The rule that applies if an expectation counts in the verdict."""
 
-WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
 
 
@@ -179,19 +178,15 @@ def _as_expected(assessment: Assessment, case: Case) -> Finding:
     }.get(assessment.judgement, Decision.INCONCLUSIVE)
     fact = Fact.NO_METRIC if assessment.actual is None else Fact.EXPECTED
     known = {"metric": e.metric, "estimate": assessment.actual}
-    return _counted(
-        e.counts, [_of(case, decision, fact, **known, low=e.low, high=e.high, detail=e.source)]
-    )[0]
+    found = _of(case, decision, fact, **known, low=e.low, high=e.high, detail=e.source)
+    return _counted(e.counts, found)
 
 
-def _counted(counts: Weight, findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with the decisions that they may have at worst."""
-    if counts is not Weight.CONDITION:
-        return list(findings)
-    worse = (Decision.NO_GO, Decision.INCONCLUSIVE)
-    return [
-        replace(f, decision=Decision.CONDITIONAL) if f.decision in worse else f for f in findings
-    ]
+def _counted(counts: Weight, finding: Finding) -> Finding:
+    """The finding, at worst CONDITIONAL if it counts as a condition."""
+    if counts is not Weight.CONDITION or finding.decision is Decision.GO:
+        return finding
+    return replace(finding, decision=Decision.CONDITIONAL)
 
 
 def _built_in(name: str, findings: Sequence[Finding], *, passed: Fact) -> RuleResult:
@@ -234,7 +229,9 @@ def _judge_rule(
         findings = [judge_case(rule, s) for s in matched if s.outcome not in s.case.allow]
     if rule.asked and not (rule.pairs(s.case for s in summaries) if rule.against else matched):
         return _not_applied(rule.name, Fact.LEFT_OUT, stated=rule, asked=rule.asked)
-    decision, decisive = _settle(_counted(rule.counts, findings), _ORDERS[rule.quantifier])
+    decision, decisive = _settle(
+        [_counted(rule.counts, f) for f in findings], _ORDERS[rule.quantifier]
+    )
     perhaps = [f for f in findings if f.decision is Decision.INCONCLUSIVE and f.may_be_go]
     fair = rule.quantifier == "any" and decision is Decision.CONDITIONAL
     return RuleResult(
@@ -271,10 +268,8 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     if a is None or a.value <= 0:
         return found
     if b is None or b.value <= 0:
-        why = units.ending_text(theirs.outcome, theirs.detail)
-        detail = f"no {rule.quantity.title}" if theirs.outcome is Outcome.OK else why
-        found = replace(found, fact=Fact.NO_PARTNER, partner=partner, detail=detail)
-        return _counted(rule.missing, [found])[0]
+        found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
+        return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     found = _by_interval(rule, replace(found, partner=partner, estimate=ratio), ratio)
     if ratio.processes > 1:

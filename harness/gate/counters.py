@@ -17,7 +17,16 @@ from harness.analysis.counters import by_step, exact_counters
 from harness.gate import files
 from harness.gate.files import Moment
 from harness.gate.records import CounterChange
-from harness.records import COUNTERS, Case, Decision, Environment, Finding, Measurement, Outcome
+from harness.records import (
+    COUNTERS,
+    WORST_FIRST,
+    Case,
+    Decision,
+    Environment,
+    Finding,
+    Measurement,
+    Outcome,
+)
 
 FILE = "counters.json"
 CHECK = "counters per step"
@@ -152,8 +161,7 @@ def compare(
         counts = [{n: c for n, c in e.counts.items() if n not in varying} for e in exact]
         found = [_by_distribution(name, *steps) for name, steps in varying.items()]
         found.append(judge(*counts, source="the baseline"))
-        order = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.GO)
-        worst = min(found, key=lambda one: order.index(one[1].decision))
+        worst = min(found, key=lambda one: WORST_FIRST.index(one[1].decision))
         return (*chain(*(changes for changes, _ in found)),), worst[1]
     (before, no_a), (after, no_b) = counts_of(baseline), counts_of(candidate)
     sides = (("baseline", no_a), ("candidate", no_b))

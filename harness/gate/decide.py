@@ -14,9 +14,10 @@ from harness import units
 from harness.analysis import verdict
 from harness.gate import counters
 from harness.gate.policy import Exemption, Policy
-from harness.gate.records import WORST_FIRST, GateCase, LeftOut, Mode, State
+from harness.gate.records import GateCase, LeftOut, Mode, State
 from harness.records import (
     FAILURES,
+    WORST_FIRST,
     Case,
     CaseSummary,
     Change,
@@ -119,7 +120,7 @@ def _settled(
     """The case with its exemptions, decided by the worst finding that counts."""
     found, excuse, unexpected = _excused(found, case_id, state, policy, today)
     counting = [f for f in found if f.counts]
-    worst = min(counting, key=lambda f: WORST_FIRST[f.decision], default=None)
+    worst = min(counting, key=lambda f: WORST_FIRST.index(f.decision), default=None)
     if worst is None:
         decision, reason = Decision.GO, f"excused: {found[-1].reason}"
     else:
@@ -267,7 +268,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
     """The worst of all cases and findings, in one sentence."""
     whole = [f for f in findings if f.counts]
     decisions = [f.decision for f in whole] + [c.decision for c in cases]
-    worst = min(decisions, key=lambda d: WORST_FIRST[d], default=Decision.GO)
+    worst = min(decisions, key=WORST_FIRST.index, default=Decision.GO)
     decisive = [f"{f.check}: {f.reason}" for f in whole if f.decision is worst]
     concerned = [c for c in cases if c.decision is worst]
     if worst is not Decision.GO:

@@ -10,7 +10,6 @@ Schema history
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -176,15 +175,6 @@ class GateVerdict:
 
     def count(self, decision: Decision) -> int:
         return sum(case.decision is decision for case in self.cases)
-
-
-WORST_FIRST: Mapping[Decision, int] = {
-    Decision.NO_GO: 0,
-    Decision.INCONCLUSIVE: 1,
-    Decision.CONDITIONAL: 2,
-    Decision.GO: 3,
-}
-"""Order in which findings decide and cases are shown."""
 
 
 def document(verdict: GateVerdict) -> dict[str, object]:

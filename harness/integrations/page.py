@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from harness import units
-from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage, VerdictSubject
-from harness.records import Decision
+from harness.gate.records import GateCase, GateVerdict, Stage, VerdictSubject
+from harness.records import WORST_FIRST, Decision
 from harness.report.markdown import cell, code
 from harness.report.render import rendered
 from harness.report.verdict_text import (

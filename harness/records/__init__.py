@@ -31,6 +31,7 @@ from harness.records.comparison import (
 )
 from harness.records.environment import VARIABLE_PREFIXES, Environment, Git, Gpu, gpu_matches
 from harness.records.judged import (
+    WORST_FIRST,
     CaseSummary,
     Decision,
     Estimate,

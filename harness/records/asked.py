@@ -300,13 +300,13 @@ class Suite:
         Of several labels for the same axes the first one counts.
         """
         said: list[str] = []
-        told: set[str] = set()
+        named: set[str] = set()
         for name, match in self.labels:
             axes = match.criteria.keys() & case.axes.keys()
-            if match.accepts(case) and not told & axes:
+            if match.accepts(case) and not named & axes:
                 said.append(name)
-                told |= axes
+                named |= axes
         if not said:
             return ""
-        named = {axis: self.axis_names.get(axis, axis) for axis in case.swept if axis not in told}
-        return ", ".join((*said, *(f"{n}={_text(case.axes[a])}" for a, n in named.items())))
+        others = {a: self.axis_names.get(a, a) for a in case.swept if a not in named}
+        return ", ".join((*said, *(f"{n}={_text(case.axes[a])}" for a, n in others.items())))

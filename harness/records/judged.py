@@ -74,6 +74,10 @@ class Decision(StrEnum):
         return {Decision.GO: 0, Decision.NO_GO: 1}.get(self, 3)
 
 
+WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
+"""The order in which findings decide and cases are shown."""
+
+
 class Fact(StrEnum):
     """What a finding states; harness.units.finding_sentence makes a sentence of each."""
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from harness import units
 from harness.analysis.suspects import Conclusion, Diagnosis
-from harness.analysis.verdict import WORST_FIRST
 from harness.records import (
     METRICS,
+    WORST_FIRST,
     Case,
     CaseSummary,
     Decision,
@@ -46,8 +46,9 @@ def names(suite: Suite) -> dict[str, str]:
     return {i: name if name and count[name] == 1 else i for i, name in labels.items()}
 
 
-def named(result: RuleResult, suite: Suite) -> RuleResult:
-    """The result with short names for its cases. The partner of a pair is named by what differs."""
+def named(v: Verdict, suite: Suite) -> Verdict:
+    """The verdict with short names for its cases. The partner of a pair is named by what differs
+    from the case."""
     short, cases = names(suite), {c.case_id: c for c in suite.cases}
 
     def about(f: Finding) -> Finding:
@@ -58,11 +59,11 @@ def named(result: RuleResult, suite: Suite) -> RuleResult:
         name = short.get(f.subject) or _group(f, suite, cases)
         return replace(f, subject=name, partner=other)
 
-    return replace(
-        result,
-        findings=tuple(map(about, result.findings)),
-        perhaps=tuple(map(about, result.perhaps)),
-    )
+    def result(r: RuleResult) -> RuleResult:
+        found, perhaps = (tuple(map(about, of)) for of in (r.findings, r.perhaps))
+        return replace(r, findings=found, perhaps=perhaps)
+
+    return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 
 def _group(f: Finding, suite: Suite, cases: Mapping[str, Case]) -> str:
@@ -76,35 +77,36 @@ def _group(f: Finding, suite: Suite, cases: Mapping[str, Case]) -> str:
 
 
 def answers(v: Verdict, suite: Suite) -> Iterator[str]:
-    """A sentence for each part of the question, then each other rule that is not met."""
-    rules = [named(r, suite) for r in v.rules]
+    """A sentence for each part of the question, then each other rule that is not met. `v` has the
+    names to show."""
     diagnosed = suite.suspects.asks if suite.suspects else ""
     for part, question in suite.parts.items():
         if part == diagnosed:
             continue
-        yield f"**{question} {_part([r for r in rules if r.asks == part], v, suite)}"
+        yield f"**{question} {_part([r for r in v.rules if r.asks == part], v)}"
     if not suite.parts:
-        yield f"**{v.said}**: {verdict_sentence(replace(v, rule=v.rule and named(v.rule, suite)))}."
+        yield f"**{v.said}**: {verdict_sentence(v)}."
     worst = v.rule.rule if v.rule and not suite.parts else ""
-    for r in rules:
+    for r in v.rules:
         if r.asks in suite.parts or r.rule == worst or not r.applies:
             continue
         if r.decision is not Decision.GO:
             yield f"**{r.said}**: {r.rule}: {rule_sentence(r)}."
-    if left := [f"“{r.rule}”" for r in rules if not r.applies and r.stated and not r.asks]:
+    if left := [f"“{r.rule}”" for r in v.rules if not r.applies and r.stated and not r.asks]:
         yield f"Not asked in this run: {listed(left)}."
 
 
-def _part(rules: Sequence[RuleResult], v: Verdict, suite: Suite) -> str:
+def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
     """`Yes.** lowest of 10 pairs: 2.76x ...; 1x needed.`"""
     asked = [r for r in rules if r.applies]
     if not asked:
         other = any(f.fact is Fact.OTHER_DEVICE for r in rules for f in r.findings)
         why = f"this is {v.device}" if other else "a filter left out its cases"
         return f"Not measured**: {why}."
-    worst = min(asked, key=lambda r: WORST_FIRST.index(r.decision))
+    counting = [r for r in asked if r.counts]
+    worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
     said = "; ".join(f"{rule_sentence(r)}{_needed(r)}" for r in asked)
-    note = " (a note: it decides nothing)" if not any(r.counts for r in asked) else ""
+    note = "" if counting else " (a note: it decides nothing)"
     return f"{_word(worst)}**{note}: {said}."
 
 
@@ -231,7 +233,7 @@ def next_steps(
 
 
 def _shortfall(f: Finding) -> float:
-    """The value over what is asked, of findings of one run: the farthest below first."""
+    """The measured value as a share of the required one; the smallest is the largest miss."""
     value = f.estimate.value if f.estimate else 1.0
     if f.partner:
         return value
@@ -250,7 +252,8 @@ def _steps(
         alone = commands.get(f.subject, f"{again} -f {shlex.quote(f.subject)}")
         yield f"Reproduce the {outcome_name(f.outcome)} of `{f.subject}`: `{alone}`"
     for f in [f for f in result.findings if f.fact is Fact.NO_PARTNER][:1]:
-        how = f"`{commands[f.partner]}`" if f.partner in commands else f.detail
+        script = commands.get(f.partner)
+        how = f"`{script}`" if script else units.ending_text(f.outcome, f.detail)
         yield f"Get a time of `{f.partner}`: {how}"
     if few := [f for f in result.findings if f.fact is Fact.FEW]:
         single = [c for f in few for c in (cases.get(f.subject), cases.get(f.partner)) if c]

@@ -4,7 +4,7 @@ import datetime
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -114,7 +114,8 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     fits = scaling.fit(summaries)
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
-    pictures = _pictures(run, summaries, fits)
+    against = versus(summaries)
+    pictures = _pictures(run, summaries, fits, against)
     names = [p.name for p in pictures]
     no_git = "not available (not a git repository)"
     assessments = assess(suite, env, summaries)
@@ -123,15 +124,14 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     odd = oddities(run, summaries)
     used = time_use(run)
     failed = failures(summaries, run)
-    diagnoses = diagnose(suite, summaries)
+    diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
     sections = {
-        workload: _section(run, workload, members, axis_effects, names)
+        workload: _section(run, workload, members, axis_effects, against, names)
         for workload, members in _by_workload(summaries).items()
     }
     ratios = [r for r in suite.rules if r.against]
     compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
     judged = [s for workload, s in sections.items() if workload in compared]
-    named_rules = tuple(answer.named(r, suite) for r in verdict.rules)
     values: dict[str, object] = {
         "run": run,
         "device": text.device(env),
@@ -141,7 +141,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "verdict": verdict,
         "decided_by": decided_by(verdict),
         "answers": (
-            *answer.answers(verdict, suite),
+            *answer.answers(shown, suite),
             *answer.explained(diagnoses, suite, env.device_name),
             *(sentence for s in judged for sentence in s["crossovers"]),
             *text.overhead_bullet(run),
@@ -150,7 +150,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "next_steps": answer.next_steps(verdict, run, failed, diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict)),
-        "rules": tables.rules(replace(verdict, rules=named_rules), suite.parts),
+        "rules": tables.rules(shown, suite.parts),
         "correctness": answer.correctness(run, summaries),
         "sections": [*sections.values()],
         "profile": profile_section(run, summaries),
@@ -186,14 +186,17 @@ def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary
 
 
 def _pictures(
-    run: Run, summaries: Sequence[CaseSummary], fits: Sequence[ScalingFit]
+    run: Run,
+    summaries: Sequence[CaseSummary],
+    fits: Sequence[ScalingFit],
+    against: Sequence[Versus],
 ) -> tuple[Picture, ...]:
     drawn: list[Picture | None] = []
     for workload, members in _by_workload(summaries).items():
         names = tables.labels([s.case for s in members])
-        against = versus(members)
+        compared = [v for v in against if v.workload == workload]
         drawn.append(
-            figures.versus(workload, against, _group_names(run, members, against))
+            figures.versus(workload, compared, _group_names(run, members, compared))
             or figures.throughput(workload, members, names, run.suite, run.environment)
         )
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
@@ -249,6 +252,7 @@ def _section(
     workload: str,
     members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
+    against: Sequence[Versus],
     pictures: Sequence[str],
 ) -> dict[str, Any]:
     """The results of one workload."""
@@ -263,10 +267,10 @@ def _section(
     common, effective = tables.effective(members)
     sure = any(e.low is not None for s in members for e in s.metrics.values())
     several = len({c.provider for c in cases}) > 1
-    against = versus(members)
-    along = [v for v in against if len(v.points) > 1]
+    compared = [v for v in against if v.workload == workload]
+    along = [v for v in compared if len(v.points) > 1]
     groups = [[v for v in along if v.theirs == other] for other in {v.theirs: 0 for v in along}]
-    names = _group_names(run, members, against)
+    names = _group_names(run, members, compared)
     return {
         "title": workload,
         "fixed": fixed,

@@ -7,8 +7,8 @@ from functools import partial
 from harness import units
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.gate.counters import CHECK
-from harness.gate.records import WORST_FIRST, GateCase, GateVerdict, Stage
-from harness.records import Decision, Fact, Finding, Match, Rule, RuleResult, Verdict
+from harness.gate.records import GateCase, GateVerdict, Stage
+from harness.records import WORST_FIRST, Decision, Fact, Finding, Match, Rule, RuleResult, Verdict
 from harness.report.text import listed, plural
 from harness.units import finding_sentence
 
@@ -176,7 +176,7 @@ def _joined(findings: Sequence[Finding]) -> str:
 
 def worst_first(verdict: GateVerdict) -> list[GateCase]:
     """The cases by decision, the worst first; equal ones in the suite's order."""
-    return sorted(verdict.cases, key=lambda c: WORST_FIRST[c.decision])
+    return sorted(verdict.cases, key=lambda c: WORST_FIRST.index(c.decision))
 
 
 def case_counts(verdict: GateVerdict) -> str:

@@ -3,7 +3,7 @@
 Three samples are two windows. A process *hangs* if over both its CPU time, I/O, memory and stack
 stood still and the GPU was idle; or if they stood still but for a host that polls, while a kernel
 that computes nothing kept the GPU busy. Otherwise it is *busy*, and only its time limit ends it: an
-endless loop cannot be told from a long step.
+endless loop looks like a long step.
 """
 
 import re

@@ -70,7 +70,7 @@ class Quiet(RunObserver):
     def __init__(self) -> None:
         self.totals: list[int] = []
         self.phases: list[str] = []
-        self.told: list[str] = []
+        self.said: list[str] = []
         self.steps = 0
 
     def planned(self, total: int) -> None:
@@ -80,7 +80,7 @@ class Quiet(RunObserver):
         self.phases.append(name)
 
     def busy(self, case: Case, process: int, what: str) -> None:
-        self.told.append(what)
+        self.said.append(what)
 
     def progressed(self, case: Case, process: int, steps: int) -> None:
         self.steps = steps

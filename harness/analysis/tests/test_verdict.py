@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.summary import summarise
-from harness.analysis.verdict import EVERY_CASE_RAN, WORST_FIRST, judge
+from harness.analysis.verdict import EVERY_CASE_RAN, judge
 from harness.records import (
     FAILURES,
     METRICS,
+    WORST_FIRST,
     Case,
     CaseSummary,
     Decision,

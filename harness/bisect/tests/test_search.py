@@ -291,7 +291,7 @@ def test_the_same_blocks_give_the_same_probabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "asked_for"),
+    ("pairs", "needed"),
     [
         ([0.3, -0.2, 0.1, -0.3, 0.2], 5000),
         ([0.03, -0.02, 0.01, -0.03, 0.02], None),
@@ -302,7 +302,7 @@ def test_the_same_blocks_give_the_same_probabilities() -> None:
 )
 @pytest.mark.parametrize("search", [NoisySearch(8, 0.03), NoisyDdmin(3, 0.03)])
 def test_noise_that_hides_the_effect_is_told_after_ten_processes_with_their_number(
-    search: NoisySearch | NoisyDdmin, pairs: list[float], asked_for: int | None
+    search: NoisySearch | NoisyDdmin, pairs: list[float], needed: int | None
 ) -> None:
     search.blocks = []
     for log in pairs:
@@ -311,12 +311,12 @@ def test_noise_that_hides_the_effect_is_told_after_ten_processes_with_their_numb
         block = [ProcessReading(position=p, value=value) for p, value in ends]
         search.add(BisectStage.ANCHORS, block)
 
-    told = search.next()
+    answer = search.next()
 
-    assert isinstance(told, NextBlock) is (asked_for is None)
-    if not isinstance(told, NextBlock) and asked_for is not None:
-        (number,) = re.findall(r"([\d,]+) of them would show", told.reason)
-        assert int(number.replace(",", "")) == pytest.approx(asked_for, rel=0.5)
+    assert isinstance(answer, NextBlock) is (needed is None)
+    if not isinstance(answer, NextBlock) and needed is not None:
+        (number,) = re.findall(r"([\d,]+) of them would show", answer.reason)
+        assert int(number.replace(",", "")) == pytest.approx(needed, rel=0.5)
 
 
 def test_an_effect_may_be_larger_than_the_tolerance_of_a_stored_baseline() -> None:

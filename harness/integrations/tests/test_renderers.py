@@ -15,7 +15,6 @@ from harness.analysis import verdict as gate
 from harness.cli.console_verdict import shown
 from harness.gate import counters
 from harness.gate.records import (
-    WORST_FIRST,
     CounterChange,
     GateCase,
     GateSide,
@@ -29,7 +28,7 @@ from harness.integrations import page, run_verdict
 from harness.integrations.annotations import Annotation, AnnotationKind, annotations, command
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
-from harness.records import Case, Change, Decision, Finding, Measurement, Outcome
+from harness.records import WORST_FIRST, Case, Change, Decision, Finding, Measurement, Outcome
 from harness.tests import fake_runs
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
@@ -91,7 +90,7 @@ SHARED = Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason="GPU 
 
 
 def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
-    worst = min((c.decision for c in cases), key=WORST_FIRST.__getitem__, default=Decision.GO)
+    worst = min((c.decision for c in cases), key=WORST_FIRST.index, default=Decision.GO)
     return GateVerdict(
         **{
             "decision": worst,

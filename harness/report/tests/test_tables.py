@@ -34,13 +34,13 @@ def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() ->
         packages={"nsa": "{repository}/nsa"},
         variables={"PYTHONPATH": "/a b"},
     )
-    told, _ = context.build(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where), Path("r"))
+    page, _ = context.build(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where), Path("r"))
 
     rows = dict(tables.environment_rows(where))
     assert rows["interpreter"] == "/v/bin/python"
     assert rows["search path"] == "{repository}, {prefix}/lib"
     assert rows["imported packages"] == "nsa={repository}/nsa"
-    commands = told["commands"]
+    commands = page["commands"]
     assert isinstance(commands, tuple)
     assert {"export PYTHONPATH='/a b'", "# with /v/bin/python"} <= {*commands}
 
@@ -137,8 +137,8 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
         wild = [replace(made[0], samples_s=(1.6,) * 20), *made[1:]]
         return wild if c is cases[0] else made
 
-    told, pictures = context.build(run(cases, measure), Path("reports"))
+    page, pictures = context.build(run(cases, measure), Path("reports"))
 
-    assert str(told["sections"]).count("'not repeatable'") == 2
-    assert "not repeatable, so without a speed" in str(told["trust"])
+    assert str(page["sections"]).count("'not repeatable'") == 2
+    assert "not repeatable, so without a speed" in str(page["trust"])
     assert pictures

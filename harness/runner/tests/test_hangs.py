@@ -121,7 +121,7 @@ def test_a_process_that_finishes_no_step_is_named_at_start_up_in_a_step_and_in_t
 
     assert (m.outcome, said in m.detail) == (outcome, True), m.detail
     assert f"; last in _{how} (fault_workloads.py:" in m.detail
-    assert observer.told or outcome is not Outcome.TIMEOUT
+    assert observer.said or outcome is not Outcome.TIMEOUT
 
 
 @pytest.mark.free_gpu

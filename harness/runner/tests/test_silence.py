@@ -94,8 +94,8 @@ class Simulated:
 
     def __init__(self, *, timeout_s: float = 1e6, cores: float = 0.0, **each: object) -> None:
         case = make_case("good", settings=replace(QUICK, timeout_s=timeout_s))
-        self.told: list[str] = []
-        self.story = Story(AT, case, 0, self.take, busy=self.told.append)
+        self.said: list[str] = []
+        self.story = Story(AT, case, 0, self.take, busy=self.said.append)
         self.story.hear(PhaseBegan(name="warmup", at=AT), AT)
         self.at, self.steps = AT, 0
         self.cores, self.each = cores, each
@@ -153,7 +153,7 @@ def test_an_endless_loop_is_reported_as_busy_and_runs_into_the_time_limit() -> N
     ending = process.silent(1000.0)
 
     said = "busy: no step finished in {} s, in warmup; no step is known yet; it uses 1.0 CPU cores"
-    assert process.told == [f"{said.format(90.5)}; last in unknown code"]
+    assert process.said == [f"{said.format(90.5)}; last in unknown code"]
     assert ending is not None
     assert (ending.outcome, ending.detail) == (Outcome.TIMEOUT, said.format(400))
     assert ending.advice.startswith("if it is not stuck, set timeout_s to 2")
