@@ -387,7 +387,7 @@ def finding_sentence(f: Finding) -> str:
             why = f"no {f.metric}" if timed else ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {why}"
         case Fact.LEFT_OUT:
-            return f"a filter left out its {f.asked} cases"
+            return f"this run lacks its {f.asked} cases"
         case Fact.EXPECTED:
             ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
             signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]

@@ -270,7 +270,7 @@ class Suite:
     peers: tuple[str, ...] = ()
     """Providers that are not the subject: their failure leaves a gap in a comparison."""
     left_out: int = 0
-    """Cases of the suite that a filter left out."""
+    """Cases of the suite that the run lacks, because a filter left them out."""
     labels: tuple[tuple[str, Match], ...] = ()
     """Short names for the cases that each selects."""
     axis_names: Mapping[str, str] = field(default_factory=dict)

@@ -104,7 +104,7 @@ class Fact(StrEnum):
     ACROSS = "across"  # the interval contains a threshold
     FEW = "few"  # by one process of `count` cases of a pair: it indicates, but does not decide
     NO_PARTNER = "no_partner"  # the case in `partner` has no value; `detail` is why
-    LEFT_OUT = "left_out"  # a filter left out all of its cases
+    LEFT_OUT = "left_out"  # the run lacks all of its cases
     EXPECTED = "expected"  # the estimate beside the range from `low` to `high`; `detail` states it
 
 
@@ -193,7 +193,7 @@ class Verdict:
     here: Decision | None = None
     """What the rules that were asked say about the GPU of the run."""
     partial: str = ""
-    """`18 of 33 cases`, if a filter left out the others."""
+    """`18 of 33 cases`, if the run lacks the others."""
 
     @property
     def decided_by(self) -> str:

@@ -101,7 +101,7 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
     asked = [r for r in rules if r.applies]
     if not asked:
         other = any(f.fact is Fact.OTHER_DEVICE for r in rules for f in r.findings)
-        why = f"this is {v.device}" if other else "a filter left out its cases"
+        why = f"this is {v.device}" if other else "this run lacks its cases"
         return f"Not measured**: {why}."
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
@@ -228,7 +228,7 @@ def next_steps(
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {part} of `{f.subject}`"] = None
     if v.partial:
-        steps[f"Run the cases that a filter left out: `harness run {suite}`"] = None
+        steps[f"Run the cases of the suite that this run lacks: `harness run {suite}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
 

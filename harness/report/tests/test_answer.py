@@ -100,7 +100,7 @@ def steps(recorded: Run) -> str:
         ({"processes": 1}, "-f 'train/dense/*' -s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
         ({"decides_for": "A100"}, "Run it on an A100"),
-        ({"left_out": 4}, "Run the cases that a filter left out"),
+        ({"left_out": 4}, "Run the cases of the suite that this run lacks"),
         ({"failed": Outcome.CRASH}, "Reproduce the crash of `train/dense/seq_len=512`"),
     ],
 )
