@@ -346,7 +346,7 @@ def finding_sentence(f: Finding) -> str:
                 "from the others; repair it, or state `nondeterministic: <reason>` in the workload"
             )
         case Fact.ALLOWED:
-            return f"{f.outcome} is allowed: {f.detail}"
+            return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
         case Fact.ENDED:
             return ending_text(f.outcome, f.detail)
         case Fact.ATTESTED:
@@ -362,7 +362,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.NO_FIT:
             return f.detail
         case Fact.SINGLE_PROCESSES:
-            return f"{value}, from cases with one process each"
+            return f"{value}, one process a case"
         case Fact.NO_METRIC:
             why = f": {f.detail}" if f.detail else ""
             return f"{METRICS[f.metric].title} not available{why}"
@@ -371,7 +371,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.AT_LEAST:
             return f"timed out: at least {duration(f.bound or 0.0)} per step"
         case Fact.NO_INTERVAL:
-            return f"{value} from one process, so without an interval"
+            return f"{value}, one process"
         case Fact.NOT_FINITE:
             return f"{value} has no finite interval"
         case Fact.INTERVAL:
@@ -381,7 +381,7 @@ def finding_sentence(f: Finding) -> str:
                 return f"{value}: too few processes to decide"
             return f"{value} crosses a threshold"
         case Fact.FEW:
-            return f"{value}, with one process on {'each side' if f.count > 1 else 'one side'}"
+            return f"{value}, one process{' on each side' if f.count > 1 else ''}"
         case Fact.NO_PARTNER:
             timed = f.outcome is Outcome.OK
             why = f"no {f.metric}" if timed else ending_text(f.outcome, f.detail)
@@ -392,7 +392,8 @@ def finding_sentence(f: Finding) -> str:
             ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
             signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
             name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
-            return f"{name}{value}; expected {' and '.join(signs)} ({f.detail})"
+            source = f" ({f.detail})" if f.detail else ""
+            return f"{name}{value}; expected {' and '.join(signs)}{source}"
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:

@@ -155,7 +155,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload]
         ours, *others = dict.fromkeys(s.case.provider for s in cases)
-        axis = _longest(cases)
+        axis = longest(cases)
         for theirs in others:
             for group in groups_along(cases, "provider", axis):
                 sides = [
@@ -176,7 +176,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
     return tuple(found)
 
 
-def _longest(cases: Sequence[CaseSummary]) -> str:
+def longest(cases: Sequence[CaseSummary]) -> str:
     """The swept numeric axis with the most values; empty if none has two."""
     names = dict.fromkeys(name for s in cases for name in s.case.swept)
     count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}

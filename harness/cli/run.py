@@ -214,7 +214,7 @@ def show_(
     harness show latest
     harness show 20261121-0730 --rules a100-retest
     """
-    _conclude(_judged_by(rules, reader.load(store_root, run_id)), None, as_json)
+    _conclude(judged_by(rules, reader.load(store_root, run_id)), None, as_json)
 
 
 def report_(
@@ -229,10 +229,10 @@ def report_(
     \b
     harness report latest
     """
-    _conclude(_judged_by(rules, reader.load(store_root, run_id)), reports, as_json)
+    _conclude(judged_by(rules, reader.load(store_root, run_id)), reports, as_json)
 
 
-def _judged_by(rules: str | None, recorded: Run) -> Run:
+def judged_by(rules: str | None, recorded: Run) -> Run:
     """The run with the question, rules and expectations of another suite file."""
     if rules is None:
         return recorded
@@ -277,7 +277,7 @@ def verify(
                 f"{page} does not say from which run it was made",
                 "Name a report that `harness run` or `harness report` has written.",
             )
-        run = _judged_by(made.rules or None, reader.load(store_root, made.run_id))
+        run = judged_by(made.rules or None, reader.load(store_root, made.run_id))
         for path, now in context.pages(run, page, made.version).items():
             there = path.read_text(encoding="utf-8") if path.is_file() else ""
             lines = list(unified_diff(there.splitlines(), now.splitlines(), str(path), "now", n=0))

@@ -6,10 +6,11 @@ Every sentence comes from the rules, rows and records that the rest of the page 
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
+from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     METRICS,
@@ -21,6 +22,7 @@ from harness.records import (
     Finding,
     Measurement,
     Outcome,
+    Rule,
     RuleResult,
     Run,
     Suite,
@@ -29,71 +31,133 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
-from harness.report.tables import NONE, Table
-from harness.report.text import listed, outcome_name, plural
-from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
+from harness.report.markdown import symbol
+from harness.report.tables import NONE, Table, factors_text
+from harness.report.text import case_names, listed, outcome_name, plural, shared_name
+from harness.report.verdict_text import (
+    farthest,
+    needed_text,
+    outside,
+    rule_sentence,
+    verdict_sentence,
+)
+from harness.units import finding_sentence
 
-MAX_STEPS = 3
-"""Commands that the first screen offers."""
+MAX_STEPS, MAX_ROWS, MAX_OTHERS = 3, 8, 2
+"""Of the first screen: commands, rows of its table, and sentences on rules that no part asks."""
+_MISSED = (Judgement.BELOW, Judgement.ABOVE)
+_JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
+_ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
+"""Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
 _SLOW = (Fact.INTERVAL, Fact.EXPECTED)
 _LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
-
-
-def names(suite: Suite) -> dict[str, str]:
-    """Case id -> the suite's label for it, or the id if the suite has none or it is not unique."""
-    labels = {c.case_id: suite.label(c) for c in suite.cases}
-    count = Counter(labels.values())
-    return {i: name if name and count[name] == 1 else i for i, name in labels.items()}
 
 
 def named(v: Verdict, suite: Suite) -> Verdict:
     """The verdict with short names for its cases. The partner of a pair is named by what differs
     from the case."""
-    short, cases = names(suite), {c.case_id: c for c in suite.cases}
+    short, cases = case_names(suite), {c.case_id: c for c in suite.cases}
 
     def about(f: Finding) -> Finding:
         partner, ours = cases.get(f.partner), cases.get(f.subject)
         other = short.get(f.partner, f.partner)
         if partner and ours and partner.provider != ours.provider:
             other = partner.provider
-        name = short.get(f.subject) or _group(f, suite, cases)
+        group = [short[i] for i in f.cases if i in short]
+        name = short.get(f.subject) or (group and shared_name(group)) or f.subject
         return replace(f, subject=name, partner=other)
 
+    return _each(v, about)
+
+
+def brief(v: Verdict) -> Verdict:
+    """The verdict without the reasons that other sections give; what has no number comes first."""
+    return _each(v, lambda f: replace(f, detail="") if f.fact in _ELSEWHERE else f)
+
+
+def _each(v: Verdict, about: Callable[[Finding], Finding]) -> Verdict:
     def result(r: RuleResult) -> RuleResult:
-        found, perhaps = (tuple(map(about, of)) for of in (r.findings, r.perhaps))
-        return replace(r, findings=found, perhaps=perhaps)
+        found = sorted(map(about, r.findings), key=lambda f: f.estimate is not None)
+        return replace(r, findings=tuple(found), perhaps=tuple(map(about, r.perhaps)))
 
     return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 
-def _group(f: Finding, suite: Suite, cases: Mapping[str, Case]) -> str:
-    """The label that the cases of a group share, or the group's id."""
-    labels = [suite.label(cases[i]).split(", ") for i in f.cases if i in cases]
-    shared = [part for part in (labels or [[]])[0] if all(part in own for own in labels)]
-    return ", ".join(shared) if any(shared) else f.subject
+def headline(v: Verdict, run: Run) -> str:
+    """What to do, and the number that decides beside the one that is needed.
+
+    Args:
+        v: With the names to show, and brief.
+    """
+    partial = v.partial or not run.ended_at
+    match v.here or v.decision:
+        case _ if v.rule is None and not v.not_measured:
+            word = "Read"
+        case Decision.NO_GO | Decision.INCONCLUSIVE:
+            word = "Act"
+        case Decision.GO if not partial and not v.not_measured:
+            word = "Nothing to do"
+        case _:
+            word = "Act" if v.not_measured or not run.ended_at else "Read"
+    lacks = f"{v.not_measured} not measured. " if v.not_measured else ""
+    here = f"On {v.device}: " if v.not_measured else ""
+    decides = _deciding(v)
+    said = _number(decides) if decides else verdict_sentence(v)
+    return f"**{word}**: {lacks}{here}{said}."
 
 
-# --- the answer --------------------------------------------------------------------------
+def _deciding(v: Verdict) -> RuleResult | None:
+    """The rule of the worst decision: one with a number before one without, a missed one first."""
+    counted = [r for r in v.rules if r.applies and r.counts]
+    if not counted or v.rule is None:
+        return None
+    worst = [r for r in counted if r.decision is v.rule.decision]
+    numbers = [r for r in worst if any(f.estimate for f in r.findings)] or worst
+    return next((r for r in numbers if any(_misses(f, r.stated) for f in r.findings)), numbers[0])
 
 
-def answers(v: Verdict, suite: Suite) -> Iterator[str]:
-    """A sentence for each part of the question, then each other rule that is not met. `v` has the
-    names to show."""
+def _misses(f: Finding, stated: Rule | None) -> bool:
+    """Whether the value alone, without its interval, is worse than is needed."""
+    if f.estimate is None or stated is None:
+        return outside(f)
+    value, go = f.estimate.value, stated.go
+    return value < go if stated.higher_is_better else value > go
+
+
+def _number(r: RuleResult) -> str:
+    """The deciding number of a rule and the one that is needed."""
+    if missed := [f for f in r.findings if outside(f)]:
+        f = farthest(missed)
+        return f"{f.subject}: {finding_sentence(f)}"
+    return f"{rule_sentence(r, 1)}{_needed(r)}"
+
+
+def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
+    """A sentence for each part of the question, then each other rule that is not met, then the
+    expectations that decide nothing. `v` has the names to show."""
     diagnosed = suite.suspects.asks if suite.suspects else ""
     for part, question in suite.parts.items():
         if part == diagnosed:
             continue
         yield f"**{question} {_part([r for r in v.rules if r.asks == part], v)}"
     if not suite.parts:
-        yield f"**{v.said}**: {verdict_sentence(v)}."
+        yield f"**{v.said}**: {verdict_sentence(v, 1)}."
     worst = v.rule.rule if v.rule and not suite.parts else ""
-    for r in v.rules:
-        if r.asks in suite.parts or r.rule == worst or not r.applies:
-            continue
-        if r.decision is not Decision.GO:
-            yield f"**{r.said}**: {r.rule}: {rule_sentence(r)}."
+    others = [r for r in v.rules if r.asks not in suite.parts and r.rule != worst and r.applies]
+    decides = _deciding(v)
+    unmet = [r for r in others if r.decision is not Decision.GO and r is not decides]
+    for r in unmet[:MAX_OTHERS]:
+        yield f"**{r.said}**: {r.rule}: {rule_sentence(r, 1)}."
+    if more := [f"“{r.rule}”" for r in unmet[MAX_OTHERS:]]:
+        yield f"Not met either: {listed(more)}."
     if left := [f"“{r.rule}”" for r in v.rules if not r.applies and r.stated and not r.asks]:
         yield f"Not asked in this run: {listed(left)}."
+    asked = [a for a in noted if a.expectation.counts is Weight.NOTE and a.judgement in _JUDGED]
+    if asked:
+        missed = [a for a in asked if a.judgement in _MISSED]
+        met = sum(a.judgement is Judgement.MET for a in asked)
+        by = f"{len(missed)} missed ({factors_text(missed)})" if missed else f"{met} met"
+        yield f"Noted: of {plural('expectation', len(asked))} {by}."
 
 
 def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
@@ -105,9 +169,16 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
         return f"Not measured**: {why}."
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
-    said = "; ".join(f"{rule_sentence(r)}{_needed(r)}" for r in asked)
-    note = "" if counting else " (a note: it decides nothing)"
+    decides = _deciding(v)
+    said = "; ".join("see above" if r is decides else _short(r) for r in asked)
+    note = "" if counting else " (noted)"
     return f"{_word(worst)}**{note}: {said}."
+
+
+def _short(r: RuleResult) -> str:
+    """The reason, and what is needed where that is not in the question."""
+    plain = r.stated and r.stated.against and r.stated.go == 1
+    return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}"
 
 
 def _word(result: RuleResult) -> str:
@@ -118,8 +189,12 @@ def _word(result: RuleResult) -> str:
             return "Yes"
         case Decision.INCONCLUSIVE:
             return "Not decided"
+        case Decision.CONDITIONAL if Fact.EXPECTED in facts and not any(
+            map(outside, result.findings)
+        ):
+            return "Not decided"
         case Decision.CONDITIONAL if facts <= {Fact.FEW} and _beyond_go(result):
-            return "Yes, as far as one process shows"
+            return "Probably"
         case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
             every = len(result.findings) == result.judged
             return "Not measured" if every else "In part"
@@ -149,18 +224,19 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     if not found:
         yield f"{head}** The gap ({units.factor(gap.factor)}) is too small to explain by one run."
         return
-    by = {c: [d for d in found if d.conclusion is c] for c in Conclusion}
     parts = []
-    if enough := by[Conclusion.ENOUGH]:
+    if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
         seen = units.quantity(gap.metric, nearest.reached or 0.0)
-        many = f"; nearest to what was seen: {nearest.name} ({seen})" if len(enough) > 1 else ""
-        parts.append(f"enough by itself: {listed([d.name for d in enough])}{many}")
-    for c in (Conclusion.CONTRIBUTES, Conclusion.UNDECIDED, Conclusion.RULED_OUT):
-        if those := by[c]:
-            parts.append(f"{c}: {listed([d.name for d in those])}")
+        many = f"{len(enough)} suspects are each enough by themselves, nearest: "
+        one = "" if len(enough) > 1 else " is enough by itself"
+        parts.append(f"{'' if one else many}{nearest.name}{one} ({seen})")
+    elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
+        parts.append(f"contributes: {listed(some)}")
+    else:
+        parts.append("nothing that was tested is enough")
     if not gpu_matches(gap.gpu, device):
-        parts.append(f"the gap is from {gap.gpu}, the effects from {device}: no proof of a cause")
+        parts.append(f"the gap is from {gap.gpu}, so this does not prove the cause")
     yield f"{head}** {'; '.join(parts)}."
 
 
@@ -170,8 +246,16 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         return None
     gap = suite.suspects.gap
     rows = []
-    for d in found:
-        if d.conclusion is Conclusion.NOT_TESTED and d.effect is None:
+    tested = [d for d in found if d.effect or d.conclusion is not Conclusion.NOT_TESTED]
+    out = [d for d in tested if d.conclusion is Conclusion.RULED_OUT and not d.is_control]
+    out.sort(key=lambda d: d.effect.value if d.effect else 1.0)
+    over = len(tested) + (len(found) > len(tested)) - MAX_ROWS
+    small = out[: over + 1] if over > 0 else []
+    if small and (most := small[-1].effect):
+        effect = f"at most {units.slowdown(most)}"
+        rows.append((listed([d.name for d in small]), effect, str(Conclusion.RULED_OUT)))
+    for d in tested:
+        if d in small:
             continue
         e, text = d.effect, str(d.conclusion)
         if d.share:
@@ -191,11 +275,6 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
     return Table(
         columns=(title, f">effect on the step{f' at {where}' if where else ''}", "conclusion"),
         rows=tuple(rows),
-        remarks=(
-            "Ruled out: four effects of this size together would not do; a control, which lacks "
-            "the subject, does as well as was expected. Enough: the whole interval lies beyond the "
-            f"gap. Source of the gap: {gap.source}.",
-        ),
     )
 
 
@@ -206,29 +285,31 @@ def next_steps(
     v: Verdict, run: Run, failed: Sequence[Failure], diagnoses: Sequence[Diagnosis] = ()
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
-    cases = {c.case_id: c for c in run.suite.cases}
+    cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
+    if not run.ended_at:
+        return (f"Finish the run: `harness run --resume {shlex.quote(run.folder)}`",)
     steps: dict[str, None] = {}
     if v.not_measured:
-        took = f" (took {units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
+        took = f" ({units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
         steps[f"Run it on an {v.not_measured}{took}: `harness run {suite}`"] = None
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
-    for r in sorted(left, key=lambda r: WORST_FIRST.index(r.decision)):
-        for step in _steps(r, cases, commands, run):
-            steps[step] = None
+    left.sort(key=lambda r: WORST_FIRST.index(r.decision))
+    for step in _steps([f for r in left for f in r.findings], cases, short, commands, run):
+        steps[step] = None
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
-        steps[f"Set `{' '.join(remedies)}`, so that what is enough by itself cannot run"] = None
+        steps[f"Require `{' '.join(remedies)}`"] = None
     slow = sorted(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
-        steps[f"Speed up {part} of `{f.subject}`"] = None
+        steps[f"Speed up {short[f.subject]}: {part}"] = None
     if v.partial:
-        steps[f"Run the cases of the suite that this run lacks: `harness run {suite}`"] = None
+        steps[f"Run the rest of the suite: `harness run {suite}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
 
@@ -241,41 +322,47 @@ def _shortfall(f: Finding) -> float:
 
 
 def _steps(
-    result: RuleResult, cases: Mapping[str, Case], commands: Mapping[str, str], run: Run
+    found: Sequence[Finding],
+    cases: Mapping[str, Case],
+    short: Mapping[str, str],
+    commands: Mapping[str, str],
+    run: Run,
 ) -> Iterator[str]:
-    facts = {f.fact for f in result.findings}
     again = f"harness run {shlex.quote(run.suite.path)}"
-    if Fact.NOT_RUN in facts:
-        yield f"Finish the run: `harness run --resume {shlex.quote(run.folder)}`"
-    ended = [f for f in result.findings if f.fact is Fact.ENDED]
+    ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
-        alone = commands.get(f.subject, f"{again} -f {shlex.quote(f.subject)}")
-        yield f"Reproduce the {outcome_name(f.outcome)} of `{f.subject}`: `{alone}`"
-    for f in [f for f in result.findings if f.fact is Fact.NO_PARTNER][:1]:
-        script = commands.get(f.partner)
-        how = f"`{script}`" if script else units.ending_text(f.outcome, f.detail)
-        yield f"Get a time of `{f.partner}`: {how}"
-    if few := [f for f in result.findings if f.fact is Fact.FEW]:
-        single = [c for f in few for c in (cases.get(f.subject), cases.get(f.partner)) if c]
-        once = [c for c in single if c.settings.processes < 2]
-        groups = dict.fromkeys(f"{c.workload}/{c.provider}/*" for c in once)
-        filters = " ".join(f"-f {shlex.quote(g)}" for g in groups)
-        yield f"Measure in three processes: `{again} {filters} -s measure.processes=3`"
-    loose = [f for f in result.findings if f.fact in _LOOSE]
-    for f in loose[:1]:
-        more = 2 * max((c.settings.processes for i in f.cases if (c := cases.get(i))), default=3)
-        filters = " ".join(f"-f {shlex.quote(i)}" for i in f.cases[:2])
-        yield f"Decide “{result.rule}”: `{again} {filters} -s measure.processes={more}`"
+        alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
+        yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
+    if lacking := [f for f in found if f.fact is Fact.NO_PARTNER]:
+        ids = [f.partner for f in lacking]
+        named = listed([*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))])
+        script = next((commands[i] for i in ids if i in commands), "")
+        install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
+        first = f"Install what {named} need" if install else f"Time {named}"
+        yield f"{first}: `{script or f'{again} {_only(ids, cases)}'}`"
+    few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner)]
+    if once := [i for i in few if i in cases and cases[i].settings.processes < 2]:
+        yield f"Measure in three processes: `{again} {_only(once, cases)} -s measure.processes=3`"
+    if loose := [i for f in found if f.fact in _LOOSE for i in f.cases if i in cases]:
+        more = 2 * max(cases[i].settings.processes for i in loose)
+        only = _only(loose, cases)
+        yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
+
+
+def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
+    """`-f 'train/dense/*'`: the cases of their workloads and providers."""
+    groups = dict.fromkeys(f"{c.workload}/{c.provider}*" for i in ids if (c := cases.get(i)))
+    return " ".join(f"-f {shlex.quote(g)}" for g in groups)
 
 
 def _largest_part(measured: Sequence[Measurement]) -> str:
     """The kernel with the most time in a step, or the wait for the host if that is longer."""
     for m in measured:
         if (b := m.breakdown) is not None and (b.launch_gap or 0) > 0.5:
-            return f"the host: the GPU waits for {units.percent(b.launch_gap or 0)} of a step"
+            return f"the GPU waits for the host for {units.percent(b.launch_gap or 0)} of a step"
         if m.profile and m.profile.kernels:
             use = m.profile.kernels[0]
-            return f"`{use.name[:60]}`, the kernel with the most time"
+            return f"mostly `{symbol(use.name)}`"
     return ""
 
 
@@ -284,6 +371,7 @@ def _largest_part(measured: Sequence[Measurement]) -> str:
 
 def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
+    short = case_names(run.suite)
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
     if counts:
@@ -292,36 +380,32 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     outcomes = Counter(outcome_name(s.outcome) for s in summaries)
     ended = ", ".join(f"{n} {name}" for name, n in outcomes.most_common())
     yield f"{plural('case', len(summaries))}: {ended}"
-    if compared := _compared(run.measurements):
+    done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
+    if run.measurements:
         behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
-        asked = [m for m in run.measurements if m.case_id in behind]
-        none = bool(asked) and not any(m.accuracy and m.accuracy.tensors for m in asked)
-        yield f"{compared}{', but none of a case behind the answer' if none else ''}"
-    if apart := [f"`{s.case.case_id}`" for s in summaries if s.apart_s]:
-        yield f"not repeatable, so without a speed: {listed(apart, 1)}"
-    if unsteady := [
-        f"`{s.case.case_id}`"
-        for s in summaries
-        if any(m.steady is False and m.outcome is Outcome.OK for m in run.of(s.case.case_id))
-    ]:
-        yield f"no steady state, so the numbers may still change: {listed(unsteady, 1)}"
+        none = done and behind and not any(m.case_id in behind for m in done)
+        share, _ = _largest_error(done)
+        beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
+        counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
+        more = f"{beyond}{', none behind the answer' if none else ''}"
+        yield f"correctness checked in {counted}{more}"
+    for what, those in (
+        ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
+        ("no steady state", [s for s in summaries if _unsteady(run, s)]),
+    ):
+        if those:
+            one = short[those[0].case.case_id]
+            yield f"{what}: {one if len(those) == 1 else f'{len(those)} cases'}"
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
-        yield f"{plural('case', len(limited))} ran at a limited clock"
+        yield f"{len(limited)} at a limited clock"
     if not run.ended_at:
         yield "**the run is unfinished**"
 
 
-def _compared(measured: Sequence[Measurement]) -> str:
-    """`95 of 96 processes were compared with a reference, largest error 0.59 of its bound`."""
-    with_result = [m for m in measured if m.accuracy is not None and m.accuracy.tensors]
-    if not with_result:
-        return "nothing was compared with a reference" if measured else ""
-    largest = _largest_error(with_result)
-    return (
-        f"{len(with_result):,} of {plural('process', len(measured))} were compared with a "
-        f"reference; largest error {units.number(largest[0])} of its bound"
-    )
+def _unsteady(run: Run, s: CaseSummary) -> bool:
+    ok = (m for m in run.of(s.case.case_id) if m.outcome is Outcome.OK)
+    return any(m.steady is False for m in ok)
 
 
 def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
@@ -331,13 +415,15 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
 
 
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
-    """By workload and provider: how many processes were compared, how closely, and why not all."""
-    groups: dict[tuple[str, str], list[Measurement]] = {}
+    """By workload, and provider if these are few: how many processes were compared, how closely,
+    and why not all."""
+    groups: dict[str, list[Measurement]] = {}
+    several = len({(s.case.workload, s.case.provider) for s in summaries}) <= MAX_ROWS
     for s in summaries:
-        key = s.case.workload, s.case.provider
+        key = f"{s.case.workload} {s.case.provider}" if several else s.case.workload
         groups.setdefault(key, []).extend(run.of(s.case.case_id))
     rows = []
-    for (workload, provider), measured in groups.items():
+    for name, measured in groups.items():
         done = [m for m in measured if m.accuracy is not None and m.accuracy.tensors]
         share, tensor = _largest_error(done)
         why = Counter(
@@ -348,6 +434,6 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in why.most_common(2))
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
         counted = f"{len(done)} of {len(measured)}"
-        rows.append((f"{workload}/{provider}", counted, error, skipped or NONE))
+        rows.append((name, counted, error, skipped or NONE))
     columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
     return Table(columns=columns, rows=tuple(rows)) if rows else None

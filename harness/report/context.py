@@ -4,7 +4,7 @@ import datetime
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -21,13 +21,12 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
-from harness.records import CaseSummary, Measurement, Outcome, Run
+from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, Verdict
 from harness.report import answer, figures, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.profile import profile_section
-from harness.report.verdict_text import decided_by
 
 
 def write(run: Run, directory: Path) -> Path:
@@ -68,6 +67,7 @@ def _files(
         "page": quote(name),
         "appendix": appendix,
         "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
+        "inside": {p.name: (p.alt, PurePath(links[p.name]).name) for p in pictures},
     }
     pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
     texts = {to: render.rendered(template, printed) for to, template in pages.items()}
@@ -115,7 +115,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
     against = versus(summaries)
-    pictures = _pictures(run, summaries, fits, against)
+    pictures = _pictures(run, summaries, fits, against, verdict)
     names = [p.name for p in pictures]
     no_git = "not available (not a git repository)"
     assessments = assess(suite, env, summaries)
@@ -125,13 +125,22 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     used = time_use(run)
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
+    briefly, short = answer.brief(shown), text.case_names(suite)
+    groups = _by_workload(summaries)
     sections = {
         workload: _section(run, workload, members, axis_effects, against, names)
-        for workload, members in _by_workload(summaries).items()
+        for workload, members in groups.items()
     }
     ratios = [r for r in suite.rules if r.against]
     compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
-    judged = [s for workload, s in sections.items() if workload in compared]
+    crossed = [v for v in against if v.crossover and v.workload in compared]
+    met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
+    ahead = [[v for v in against if (v.workload, v.theirs) == one] for one in met]
+    stated = [x.match for x in (*suite.rules, *suite.expectations)]
+    asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
+    asked = asked or {*sections}
+    of_asked = [s for s in summaries if s.case.workload in asked]
+    fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
     values: dict[str, object] = {
         "run": run,
         "device": text.device(env),
@@ -139,40 +148,48 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "commit": env.git.commit if env.git else no_git,
         "dirty": env.uncommitted,
         "verdict": verdict,
-        "decided_by": decided_by(verdict),
+        "headline": answer.headline(briefly, run),
         "answers": (
-            *answer.answers(shown, suite),
+            *answer.answers(briefly, suite, assessments),
             *answer.explained(diagnoses, suite, env.device_name),
-            *(sentence for s in judged for sentence in s["crossovers"]),
+            *(text.crossover_sentence(of, {}, 0) for of in ahead),
             *text.overhead_bullet(run),
             *text.dead_axes_bullets(odd),
         ),
         "next_steps": answer.next_steps(verdict, run, failed, diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict)),
-        "rules": tables.rules(shown, suite.parts),
+        "rules": tables.rules(briefly, suite.parts),
         "correctness": answer.correctness(run, summaries),
         "sections": [*sections.values()],
-        "profile": profile_section(run, summaries),
+        "asked": [s for w, s in sections.items() if w in asked],
+        "others": [s for w, s in sections.items() if w not in asked],
+        "profile": profile_section(run, summaries, of_asked),
         "oddities": text.oddity_sentences(odd),
         "compared": text.coverage_sentence(odd),
-        "flags": tuple(text.flag_sentences(run)),
+        "flags": tuple(text.flag_sentences(run, unread=False)),
+        "unread": tuple(text.flag_sentences(run, unread=True)),
         "failures": failed,
         "not_run": tables.not_run(summaries, run),
-        "expectations": tables.expectations(assessments) if assessments else None,
-        "low_targets": tuple(f"{text.target_text(t)}." for t in targets),
-        "scaling": tables.scaling(fits) if fits else None,
+        "expectations": tables.expectations(assessments, short),
+        "targets": text.targets_sentence(targets) if targets else "",
+        "low_targets": tuple(f"{text.target_text(t, short)}." for t in targets),
+        "judged_scaling": tables.scaling(fitted, short) if fitted else None,
+        "scaling": tables.scaling(fits, short) if fits else None,
         "scaling_pictures": [n for n in names if n.startswith("scaling-")],
+        "judged_pictures": [n for n in names if n in {_scaling(f) for f in fitted}],
         "telemetry_missing": "" if "utilisation" in names else _telemetry_missing(run),
         "steadiness": steadiness.table(spreads(run), summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
         "cost": tables.cost(summaries, run),
+        "machine": tables.environment_line(env),
         "environment": tables.environment(run),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
         "commands": _commands(run),
+        "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
     return values, pictures
@@ -190,6 +207,7 @@ def _pictures(
     summaries: Sequence[CaseSummary],
     fits: Sequence[ScalingFit],
     against: Sequence[Versus],
+    verdict: Verdict,
 ) -> tuple[Picture, ...]:
     drawn: list[Picture | None] = []
     for workload, members in _by_workload(summaries).items():
@@ -202,9 +220,10 @@ def _pictures(
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
-    shown = _representative(run)
+    shown = _representative(run, verdict)
     if shown is not None:
-        drawn.append(figures.telemetry(shown, f"{shown.case_id}, process {shown.process}"))
+        name = text.case_names(run.suite)[shown.case_id]
+        drawn.append(figures.telemetry(shown, f"{name}, process {shown.process}"))
     return tuple(p for p in drawn if p is not None)
 
 
@@ -230,14 +249,28 @@ def _group_labels(fits: Sequence[ScalingFit]) -> dict[str, str]:
     return {group: " ".join(x for x in p if x not in shared) or p[1] for group, p in parts.items()}
 
 
-def _representative(run: Run) -> Measurement | None:
-    """The ok process with the most telemetry while it was timed."""
+def _fits(rule: Rule, fit: ScalingFit, suite: Suite) -> bool:
+    """Whether a rule asks for the growth of this group."""
+    ids = {p.case_id for p in fit.points}
+    return rule.axis == fit.axis and any(
+        c.case_id in ids and rule.match.accepts(c) for c in suite.cases
+    )
+
+
+def _scaling(fit: ScalingFit) -> str:
+    """The name of the figure that shows a group."""
+    return f"scaling-{figures.slug(fit.workload)}-{figures.slug(fit.axis)}"
+
+
+def _representative(run: Run, verdict: Verdict) -> Measurement | None:
+    """The ok process with the most telemetry while it was timed, of the cases that rules judge."""
+    judged = {i for r in verdict.rules if r.stated and r.applies for i in r.evidence}
 
     def count(m: Measurement) -> int:
         return max(len(readings(m, c, TIMED)) for c in ("gpu_utilisation", "cpu_utilisation"))
 
     ok = [m for m in run.measurements if m.outcome is Outcome.OK and count(m)]
-    return max(ok, key=count, default=None)
+    return max([m for m in ok if m.case_id in judged] or ok, key=count, default=None)
 
 
 def _telemetry_missing(run: Run) -> str:
@@ -258,6 +291,7 @@ def _section(
     """The results of one workload."""
     cases = [s.case for s in members]
     moving = tables.varying(cases)
+    several = len({c.provider for c in cases}) > 1
     fixed = ", ".join(
         f"{name}={units.scalar(value)}"
         for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
@@ -265,23 +299,36 @@ def _section(
     )
     picture = f"speed-{figures.slug(workload)}"
     common, effective = tables.effective(members)
+    ids, where = tables.essential(members)
+    page = [s for s in members if s.case.case_id in ids]
     sure = any(e.low is not None for s in members for e in s.metrics.values())
-    several = len({c.provider for c in cases}) > 1
     compared = [v for v in against if v.workload == workload]
     along = [v for v in compared if len(v.points) > 1]
     groups = [[v for v in along if v.theirs == other] for other in {v.theirs: 0 for v in along}]
+    full = tables.pivot(members, run) if several else tables.results(members, run)
+    shown = full
+    if some := len(page) < len(members):
+        shown = tables.pivot(page, run, along) if several else tables.results(page, run)
+        which = f"Rows with {where}" if where else "The first rows"
+        said = f"{which}; the appendix has all {len(full.rows)}."
+        shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
     names = _group_names(run, members, compared)
     return {
         "title": workload,
         "fixed": fixed,
         "picture": picture if picture in pictures else "",
-        "table": tables.pivot(members, run) if several else tables.results(members, run),
+        "table": shown,
+        "full": full if some else None,
         "crossovers": [text.crossover_sentence(group, names) for group in groups],
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "effects": [
-            text.effect_sentence(e)
-            for e in axis_effects
-            if e.workload == workload and not (several and e.axis == "provider")
+            *text.effect_sentences(
+                [
+                    e
+                    for e in axis_effects
+                    if e.workload == workload and not (several and e.axis == "provider")
+                ]
+            )
         ],
         "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
         "common": common,
@@ -292,12 +339,13 @@ def _section(
 def _commands(run: Run) -> tuple[str, ...]:
     env = run.environment
     lines = [f"git checkout {env.git.commit}"] if env.git else []
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in env.variables.items()]
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
     rules = f" --rules {shlex.quote(run.judged_by)}" if run.judged_by else ""
+    only = shlex.quote(run.suite.cases[0].case_id)
+    lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
     lines.append(f"harness report {run.run_id}{rules}  # this report again, from the stored run")
     return tuple(lines)
 
@@ -326,6 +374,6 @@ def _elapsed(run: Run) -> str:
     if run.elapsed_s is not None:
         return units.duration(run.elapsed_s)
     if not (run.started_at and run.ended_at):
-        return "not available (the run is unfinished)"
+        return "unfinished"
     start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))
     return units.duration((end - start).total_seconds())

@@ -216,7 +216,7 @@ def scaling(
     axes.set_ylabel("step time", color=MUTED)
     _title(figure, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
     figure.legend(handles, names, loc="outside lower left", frameon=False, fontsize=8.5)
-    alt = f"Step time of {workload} along {axis}; exponents: {', '.join(names)}"
+    alt = f"Step time of {workload} along {axis} of {len(drawn)} groups, with fitted exponents"
     return Picture(name=f"scaling-{slug(workload)}-{slug(axis)}", alt=alt, png=_png(figure))
 
 

@@ -16,9 +16,16 @@ from harness.records import (
     Run,
     Use,
 )
-from harness.report.markdown import clipped
+from harness.report.markdown import clipped, symbol
 from harness.report.tables import NONE, Table, labels
-from harness.report.text import command_text, folder_text, plural, unavailable, variables_text
+from harness.report.text import (
+    case_names,
+    command_text,
+    folder_text,
+    plural,
+    unavailable,
+    variables_text,
+)
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -36,19 +43,28 @@ _HEADS = {
 }
 
 
-def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any]:
-    """What the section shows, by name: four tables or None, and sentences."""
-    first = {s.case.case_id: _first(run, s) for s in summaries}
+def profile_section(
+    run: Run, summaries: Sequence[CaseSummary], asked: Sequence[CaseSummary] = ()
+) -> dict[str, Any]:
+    """What the section shows, by name: tables or None, and sentences.
+
+    Args:
+        asked: The cases whose parts the page shows, if not all; the appendix has the others.
+    """
+    first, names = {s.case.case_id: _first(run, s) for s in summaries}, case_names(run.suite)
     return {
         "programs": _programs(run, summaries),
-        "bottlenecks": _bottlenecks(run, summaries),
-        "parts": _parts(summaries, first),
+        "bottlenecks": _bottlenecks(run, summaries, names),
+        "parts": _parts(asked or summaries, first, names),
+        "other_parts": _parts([s for s in summaries if asked and s not in asked], first, names),
         "counts": _counts(summaries, first),
         "missing": tuple(_missing(first)),
     }
 
 
-def _bottlenecks(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
+def _bottlenecks(
+    run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
+) -> Table | None:
     """Each kind of bottleneck, its cases, and the evidence of the longest of them; None without a
     GPU."""
     if run.environment.gpu is None:
@@ -63,7 +79,7 @@ def _bottlenecks(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     rows = []
     for limit in (limit for limit in Limit if limit in kinds):
         _, s, found = max(kinds[limit], key=lambda one: one[0])
-        evidence = f"`{s.case.case_id}`: {_evidence(found, _first(run, s))}"
+        evidence = f"{names[s.case.case_id]}: {_evidence(found, _first(run, s))}"
         rows.append((str(limit), f"{len(kinds[limit])} of {len(summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest")
     return Table(columns=columns, rows=tuple(rows)) if rows else None
@@ -125,7 +141,9 @@ def _frame(b: Breakdown, named: tuple[str, float] | None) -> str:
 
 
 def _parts(
-    summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
+    summaries: Sequence[CaseSummary],
+    first: Mapping[str, Measurement | None],
+    names: Mapping[str, str],
 ) -> Table | None:
     """Where the longest step of each workload and provider goes: with kernels, or without a GPU
     with operators."""
@@ -145,7 +163,7 @@ def _parts(
         total = sum(u.time_s for u in uses)
         rows.append(
             (
-                f"`{case_id}`",
+                names[case_id],
                 *([gap] if on_device else []),
                 f"{named[0]} {units.percent(named[1])}" if named else NONE,
                 _frame(b, named) or NONE,
@@ -163,7 +181,7 @@ def _parts(
 def _use(use: Use, total_s: float) -> str:
     where = f" in {use.where}" if use.where else ""
     share = f" {units.percent(use.time_s / total_s)}" if total_s else ""
-    return f"`{clipped(use.name, LETTERS)}`{where} ×{use.calls:g}{share}"
+    return f"`{clipped(symbol(use.name), LETTERS)}`{where} ×{use.calls:g}{share}"
 
 
 # --- counts ------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from harness import units
-from harness.analysis.expectation import Assessment, timeout_bound
+from harness.analysis.effects import Versus, longest
+from harness.analysis.expectation import Assessment, Judgement, timeout_bound
 from harness.analysis.overhead import by_phase
-from harness.analysis.scaling import ScalingFit, groups_along
+from harness.analysis.scaling import ScalingFit, group_of, groups_along, positive
 from harness.analysis.statistics import times_better
 from harness.analysis.summary import why_absent
 from harness.records import (
@@ -22,10 +24,19 @@ from harness.records import (
     Verdict,
 )
 from harness.report.markdown import clipped
-from harness.report.text import JUDGEMENTS, outcome_name, unavailable
+from harness.report.text import (
+    JUDGEMENTS,
+    case_names,
+    listed,
+    outcome_name,
+    plural,
+    shared_name,
+    unavailable,
+)
 from harness.report.verdict_text import requirement_text, rule_sentence
 
-MAX_AXIS_COLUMNS = 4
+MAX_AXIS_COLUMNS, MAX_ROWS, MAX_CASES = 4, 12, 4
+"""Of a page: axes with a column of their own, rows of a table of results, cases in one cell."""
 MAX_DETAIL = 240
 """Letters of a reason."""
 _DETAILS = ("step_cycles",)
@@ -68,6 +79,17 @@ def labels(cases: Sequence[Case]) -> dict[str, str]:
     }
 
 
+def essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], str]:
+    """Ids of the cases that a page shows, and in words which: all, or those at the far end."""
+    axis = longest(summaries)
+    far = max((positive(s, axis) for s in summaries), default=0.0)
+    some = [s for s in summaries if positive(s, axis) == far]
+    few = len(groups_along(summaries, "provider")) <= MAX_ROWS
+    kept, where = (summaries, "") if few or not far else (some, f"{axis}={far:g}")
+    first = groups_along(kept, "provider")[:MAX_ROWS]
+    return {s.case.case_id for group in first for s in group}, where
+
+
 def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = False) -> Table:
     """Speed, utilisation and memory of one workload's cases.
 
@@ -90,7 +112,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         metrics = [m for m in metrics if m not in _DETAILS]
     rows = []
     for s in summaries:
-        first = [f"`{names[s.case.case_id]}`"]
+        first = [run.suite.label(s.case) or f"`{names[s.case.case_id]}`"]
         if heads != ("case",):
             first = [units.scalar(v) if (v := s.case.get(a)) is not None else NONE for a in heads]
         rows.append((*first, *(_metric_cell(s, m, intervals) for m in metrics), _count(s)))
@@ -100,11 +122,18 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     return Table(columns=columns, rows=tuple(rows), remarks=remarks)
 
 
-def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
+def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = ()) -> Table:
     """One row a configuration, one column a provider, and how the first compares with each other.
 
     The metric is that of the first rule on these cases, or tokens/s.
+
+    Args:
+        found: Comparisons along an axis of which the cases have the last value; each row then has
+            those at the other values, too.
     """
+    earlier = {(group_of(v.first.case, v.axis), v.theirs): dict(v.points[:-1]) for v in found}
+    xs = sorted({x for points in earlier.values() for x in points})
+    axis = found[0].axis if found else ""
     ours, *others = providers = [*dict.fromkeys(s.case.provider for s in summaries)]
     asked = (
         r.metric
@@ -123,11 +152,19 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
         values = (units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes)
         cells = (_metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
-        ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
-        rows.append((*((label,) if all(labels) else values), *cells, *ratios))
+        ratios = (_against(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
+        group = group_of(side[ours].case, axis) if ours in side else ""
+        before = (
+            _ratio_cell(points[x], brief=True) if x in points else NONE
+            for p in others[:MAX_RATIOS]
+            for points in [earlier.get((group, p), {})]
+            for x in xs
+        )
+        rows.append((*((label,) if all(labels) else values), *cells, *before, *ratios))
     columns = (
         *(("case",) if all(labels) else axes),
         *(f">{p}" for p in providers),
+        *(f">against {p} at {x:g}" for p in others[:MAX_RATIOS] for x in xs),
         *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
     )
     remark = (
@@ -137,15 +174,20 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
 
-def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
+def _against(ours: Estimate | None, theirs: Estimate | None) -> str:
     if ours is None or theirs is None:
         return NONE
-    ratio = times_better(ours, theirs, higher_is_better=False)
+    return _ratio_cell(times_better(ours, theirs, higher_is_better=False))
+
+
+def _ratio_cell(ratio: Estimate, *, brief: bool = False) -> str:
+    """`1.45x [1.40 … 1.50] slower`; `~` in front if the interval contains 1."""
     faster = ratio.value >= 1
     if not faster:
-        ratio = times_better(theirs, ours, higher_is_better=False)
+        low, high = (None if e is None else 1 / e for e in (ratio.high, ratio.low))
+        ratio = replace(ratio, value=1 / ratio.value, low=low, high=high)
     open_ = "~ " if ratio.low is not None and ratio.low <= 1 else ""
-    single = ratio.processes < 2  # a guard band is no interval
+    single = brief or ratio.processes < 2  # a guard band is no interval
     text = units.number(ratio.value, 3) + "x" if single else units.times(ratio)
     return f"{open_}{text} {'faster' if faster else 'slower'}"
 
@@ -154,12 +196,21 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
     """Every rule with its decision; those that answer the question first, in its order."""
     order = [*parts, ""]
     ranked = sorted(verdict.rules, key=lambda r: order.index(r.asks))
-    rows = ((r.rule, requirement_text(r), r.said, rule_sentence(r)) for r in ranked)
-    columns = ("rule", "requires", "decision", "because")
-    if not parts:
-        return Table(columns=columns, rows=tuple(rows))
-    asked = tuple((parts.get(r.asks, ""), *row) for r, row in zip(ranked, rows, strict=True))
-    return Table(columns=("question", *columns), rows=asked)
+    rows = [
+        (parts.get(r.asks, r.rule), requirement_text(r), r.said, rule_sentence(r)) for r in ranked
+    ]
+    head = "part of the question, or rule" if parts else "rule"
+    return Table(columns=(head, "requires", "decision", "because"), rows=tuple(rows))
+
+
+def environment_line(e: Environment) -> str:
+    """`NVIDIA H200 (GPU-9ba9c8ba), driver 580.1, CUDA 13.0; torch 2.11, flash-attn absent; ...`."""
+    parts = [f"CPU only: {e.cpu} ({e.gpu_unavailable})"]
+    if e.gpu:
+        parts = [f"{e.gpu.name} ({e.gpu.uuid[:12]}), driver {e.gpu.driver}"]
+    named = [n for n in ("torch", "cuda", "triton", "flash-attn", "python") if n in e.versions]
+    parts.append(", ".join(f"{n} {e.versions[n] or 'absent'}" for n in named))
+    return "; ".join([*filter(None, parts), f"{e.cpu_count} cores"])
 
 
 def environment(run: Run) -> Table:
@@ -229,42 +280,62 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     return _pairs(common), Table(columns=("case", "observed"), rows=tuple(rows))
 
 
-def expectations(assessments: Sequence[Assessment]) -> Table:
-    rows = []
+def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) -> Table | None:
+    """One row an expectation that this GPU is asked, with its farthest case; the rest in a line."""
+    groups: dict[int, list[Assessment]] = {}
     for a in assessments:
-        e = a.expectation
-        stated = "" if e.gpu == "*" else f" on {e.gpu}"
-        source = f" ({e.source})" if e.source else ""
+        groups.setdefault(id(a.expectation), []).append(a)
+    rows, elsewhere = [], []
+    for of in groups.values():
+        e = of[0].expectation
+        if of[0].judgement is Judgement.OTHER_GPU:
+            elsewhere.append((e.gpu.strip("*"), len(of)))
+            continue
+        shared = shared_name([names[a.case_id] for a in of])
+        worst = max(of, key=lambda a: (bool(a.factors), a.factors, a.actual is None))
+        others = [p for p in names[worst.case_id].split(", ") if p not in shared.split(", ")]
+        counts = Counter(JUDGEMENTS[a.judgement] for a in of)
+        results = listed([f"{n} {word}" if len(of) > 1 else word for word, n in counts.items()])
+        expected = f"{METRICS[e.metric].title} {_range(e.metric, e.low, e.high)}"
+        cases = f"{shared or names[worst.case_id]}{f' ({len(of)} cases)' if of[1:] else ''}"
+        at = f" ({', '.join(others)})" if of[1:] and others else ""
         rows.append(
-            (
-                f"`{a.case_id}`",
-                f"{METRICS[e.metric].title}: {_range(e.metric, e.low, e.high)}{stated}{source}",
-                _actual(a),
-                _distance(a),
-                JUDGEMENTS[a.judgement],
-            )
+            (cases, expected, e.source or NONE, _actual(worst) + at, _distance(of), results)
         )
-    return Table(columns=("case", "expected", "actual", "factor", "judgement"), rows=tuple(rows))
+    remarks = []
+    if elsewhere:
+        gpus = listed(sorted({gpu for gpu, _ in elsewhere}))
+        asked = plural("case", sum(n for _, n in elsewhere))
+        stated = plural("expectation", len(elsewhere))
+        remarks = [f"Not asked on this GPU: {stated} for {gpus} ({asked})."]
+    columns = ("cases", "expected", "source", ">actual, farthest case", "factor", "result")
+    return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if groups else None
 
 
-def scaling(fits: Sequence[ScalingFit]) -> Table:
+def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> Table:
+    """One row a group: the exponent of all points, and of the last octave, which a long case will
+    follow."""
     rows = []
     for f in fits:
+        exponent, last = NONE, NONE
+        if f.exponent is not None and not f.steepens:
+            exponent = units.cell("scaling_exponent", f.exponent)
+        if f.last is not None:
+            start, end = f.last_ends
+            last = f"{units.cell('scaling_exponent', f.last)} from {start:g} to {end:g}"
         timed = sum(p.step_s is not None for p in f.points)
-        exponent = (
-            _unknown(f.reason) if f.exponent is None else units.cell("scaling_exponent", f.exponent)
-        )
-        rows.append((f"`{f.group}`", f.axis, exponent, str(timed), str(f.censored), f.note or NONE))
-    return Table(
-        columns=("group", "axis", "exponent [95 %]", ">measured", ">timed out", "note"),
-        rows=tuple(rows),
-    )
+        late = f", {f.censored} timed out" if f.censored else ""
+        shared = shared_name([names[p.case_id] for p in f.points])
+        rows.append((shared, f.axis, exponent, last, f"{timed}{late}", f.note or f.reason or NONE))
+    columns = ("cases", "along", ">exponent [95 %]", ">last octave", ">points", "note")
+    return Table(columns=columns, rows=tuple(rows))
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Cases that a provider declined, that the machine was not fit for, or that did not start.
-    Failures have a section of their own."""
-    rows = []
+    """Cases that a provider declined, that the machine was not fit for, or that did not start; one
+    row a reason. Failures have a section of their own."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    names = case_names(run.suite)
     for s in summaries:
         outcome, measured = s.outcome, run.of(s.case.case_id)
         declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
@@ -279,10 +350,12 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         allowed = s.case.allow.get(outcome) if outcome else None
         reason = clipped(why.strip(), MAX_DETAIL) or NONE
         peer = "yes, a peer" if s.case.provider in run.suite.peers else "no"
-        rows.append((f"`{s.case.case_id}`", outcome_name(outcome), reason, allowed or peer))
+        key = outcome_name(outcome), reason, allowed or peer
+        rows.setdefault(key, []).append(names[s.case.case_id])
     if not rows:
         return None
-    return Table(columns=("case", "outcome", "why", "allowed"), rows=tuple(rows))
+    shown = ((listed(cases, MAX_CASES), *key) for key, cases in rows.items())
+    return Table(columns=("cases", "outcome", "why", "allowed"), rows=tuple(shown))
 
 
 def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
@@ -295,11 +368,11 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
     if (price := plan.usd_per_gpu_hour) is not None:
         columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
         units_of.append(partial(_dollars, usd_per_hour=price))
-    rows = []
+    rows, names = [], case_names(run.suite)
     for s in summaries:
         if plan.match.accepts(s.case):
             cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
-            rows.append((f"`{s.case.case_id}`", *cells))
+            rows.append((names[s.case.case_id], *cells))
     return Table(columns=("case", *columns), rows=tuple(rows)) if rows else None
 
 
@@ -344,9 +417,9 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = timeout_bound(s, metric)
     if bound is not None and metric == "step_s":
-        return f"> {units.duration(bound)} (timeout)"
+        return f"over {units.duration(bound)} (timeout)"
     if bound is not None:
-        return f"< {units.plain(metric, bound)} (timeout)"
+        return f"under {units.plain(metric, bound)} (timeout)"
     if metric == "step_s":
         return "not repeatable" if s.apart_s else outcome_name(s.outcome)
     return NONE
@@ -390,18 +463,28 @@ def _actual(a: Assessment) -> str:
         return units.cell(metric, a.actual)
     if a.bound is None:
         return _unknown("no measurement")
-    sign = "<" if METRICS[metric].higher_is_better else ">"
+    sign = "under" if METRICS[metric].higher_is_better else "over"
     return f"{sign} {units.plain(metric, a.bound)} (timeout)"
 
 
-def _distance(a: Assessment) -> str:
-    if not a.factors:
-        return "within" if a.actual is not None else NONE
-    value, low = a.actual.value if a.actual else a.bound, a.expectation.low
-    side = "below" if low is not None and value is not None and value < low else "above"
-    over = "more than " if a.actual is None else ""
-    ends = list(dict.fromkeys(units.factor(f) for f in a.factors))
-    return f"{over}{' to '.join(ends)} {side}"
+def _distance(of: Sequence[Assessment]) -> str:
+    """`1.62x to 1.72x below`, of the cases outside the range."""
+    if not any(a.factors for a in of):
+        return "within" if any(a.actual for a in of) else NONE
+    return factors_text([a for a in of if a.factors])
+
+
+def factors_text(outside: Sequence[Assessment]) -> str:
+    """By how much these miss their expectation: the nearest and the farthest, and the side."""
+    ends = sorted(a.factors[0] for a in outside)
+    by = list(dict.fromkeys(units.factor(f) for f in (ends[0], ends[-1])))
+    over = "more than " if all(a.actual is None for a in outside) else ""
+    sides = dict.fromkeys(
+        "below" if low is not None and value is not None and value < low else "above"
+        for a in outside
+        for value, low in [(a.actual.value if a.actual else a.bound, a.expectation.low)]
+    )
+    return f"{over}{' to '.join(by)} {' or '.join(sides)}"
 
 
 def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:

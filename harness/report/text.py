@@ -25,15 +25,20 @@ from harness.records import (
     Outcome,
     Run,
     Scalar,
+    Suite,
 )
 
 DIFFERENT, MIXED = 1.1, 2.0
 """Ratio between pairs from which their range is printed; and from which their mean describes none
 of them and has no interval."""
-MAX_NAMES = 4
+MAX_NAMES = 2
 """Configurations that a sentence on the crossover names."""
 TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
+_UNREAD = (
+    "Set by cases and never read up to the counted steps",
+    "Passed and never read from the parsed arguments by then",
+)
 JUDGEMENTS = {
     Judgement.MET: "met",
     Judgement.BELOW: "below",
@@ -79,6 +84,30 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
 
 
+def case_names(suite: Suite) -> dict[str, str]:
+    """Case id -> the suite's label for it, or its provider and swept axes; each name once."""
+    several = len({c.workload for c in suite.cases}) > 1
+    names, groups = {}, dict[str, list[Case]]()
+    for c in suite.cases:
+        axes = (f"{suite.axis_names.get(a, a)}={units.scalar(c.axes[a])}" for a in c.swept)
+        words = ", ".join([f"{c.workload} {c.provider}" if several else c.provider, *axes])
+        groups.setdefault(suite.label(c) or words, []).append(c)
+    for label, cases in groups.items():
+        first = cases[0]
+        apart = len({(c.workload, c.provider) for c in cases}) == len(cases)
+        for c in cases:
+            where = "" if c.workload == first.workload else f"{c.workload}: "
+            whose = "" if c.provider == first.provider else f" ({c.provider})"
+            names[c.case_id] = f"{where}{label}{whose}" if apart else c.case_id
+    return names
+
+
+def shared_name(names: Sequence[str]) -> str:
+    """The parts that names of cases share."""
+    split = [name.split(", ") for name in names]
+    return ", ".join(part for part in split[0] if all(part in own for own in split))
+
+
 def outcome_name(outcome: Outcome | None) -> str:
     return "not run" if outcome is None else outcome.value.replace("_", " ")
 
@@ -98,11 +127,20 @@ def _names(names: Iterable[str]) -> str:
 # --- targets, time and sampling ---------------------------------------------------------
 
 
-def target_text(t: Target) -> str:
-    """The rule “floor” asks for 785 tokens/s of `x`: 0.12 % MFU on A100, 850x below its peak."""
+def targets_sentence(targets: Sequence[Target]) -> str:
+    """How little the stated tokens/s ask for; the appendix has each."""
+    most = max(targets, key=lambda t: t.mfu)
+    return (
+        f"{plural('target', len(targets))} in tokens/s prove little when met: the highest asks for "
+        f"{units.percent(most.mfu)} of the peak of {most.peak.gpu} (see the appendix)."
+    )
+
+
+def target_text(t: Target, names: Mapping[str, str]) -> str:
+    """The rule “floor” asks for 785 tokens/s of x: 0.12 % MFU on A100, 850x below its peak."""
     return (
         f"{t.stated_by} asks for {units.quantity('tokens_per_s', t.tokens_per_s)} of "
-        f"`{t.case_id}`: {units.percent(t.mfu)} MFU on {t.peak.gpu}, "
+        f"{names[t.case_id]}: {units.percent(t.mfu)} MFU on {t.peak.gpu}, "
         f"{units.factor(1 / t.mfu)} below its peak "
         f"({units.number(t.peak.flops_per_s / 1e12)} TFLOP/s, dense {t.peak.precision})"
     )
@@ -172,60 +210,79 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
 # --- effects of axes ---------------------------------------------------------------------
 
 
-def effect_sentence(e: Effect) -> str:
-    """`gc=on` against `gc=off`: +24 % [+20 … +28] (4 pairs of cases)."""
-    once = "; one process a case, so no interval" if e.low is None and not _mixed(e) else ""
-    return f"{_effect(e)} ({plural('pair', e.pairs)} of cases{once})."
+def effect_sentences(found: Sequence[Effect]) -> Iterable[str]:
+    """One sentence an axis: `gc`, on against off: +24 % [+20 … +28] (4 pairs)."""
+    for axis in dict.fromkeys(e.axis for e in found):
+        own = [e for e in found if e.axis == axis]
+        for base in dict.fromkeys(e.base for e in own):
+            first, *more = [e for e in own if e.base == base]
+            head = f"`{axis}`, {units.scalar(first.value)} against {units.scalar(base)}"
+            parts = [f"{units.scalar(e.value)}: {_effect(e)}" for e in more]
+            yield f"{head}: {'; '.join((_effect(first), *parts))}."
 
 
 def _effect(e: Effect) -> str:
-    """An effect on the step time: a range with its mean where the pairs differ widely."""
-    value, base = _value(e.axis, e.value), _value(e.axis, e.base)
+    """An effect on the step time: a range where the pairs differ widely or in direction."""
+    pairs = plural("pair", e.pairs)
     if _mixed(e):
-        return f"{value} against {base}: {_span(e)}, {_slower(e.ratio)} on average"
+        return f"{_span(e)} by pair, no mean ({pairs})"
     amount = _slower(e.ratio, e.low, e.high)
     if e.negligible:
         amount = f"unchanged ({amount})"
     elif e.low is not None and e.high is not None and e.low <= 1 <= e.high:
         amount = f"no difference shown ({amount})"
+    elif e.low is None:
+        pairs += ", one process a case"
     differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
-    spread = f", by pair {_span(e)}" if differ else ""
-    return f"{value} against {base}: {amount}{spread}"
+    return f"{amount}{f', {_span(e)} by pair' if differ else ''} ({pairs})"
 
 
-def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str:
+def crossover_sentence(
+    found: Sequence[Versus], names: Mapping[str, str], most: int = MAX_NAMES
+) -> str:
     """Where the first provider gets ahead of another; both ends of each range are measured.
 
     Args:
         names: Id of a group's first case -> name of the group.
+        most: Configurations that are named; more are counted.
     """
     v = found[0]
     where: dict[str, list[str]] = {}
     for one in found:
-        (least, first), (most, last) = one.points[0], one.points[-1]
+        (least, first), (end, last) = one.points[0], one.points[-1]
         if one.crossover:
             below, above = one.crossover
             place = f"gets ahead between {below:g} and {above:g}"
         elif first.low is not None and first.low > 1:
             place = f"is ahead already at {least:g}"
         elif last.high is not None and last.high < 1:
-            place = f"is behind up to {most:g}"
+            place = f"is behind up to {end:g}"
         else:
             place = "is neither ahead nor behind for certain"
-        where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
-    parts = [f"{place} ({listed(those, MAX_NAMES)})" for place, those in where.items()]
+        where.setdefault(place, []).append(names.get(one.first.case.case_id, "").replace(", ", " "))
+    parts = [
+        f"{place} ({listed(those) if len(those) <= most else len(those)})"
+        for place, those in where.items()
+    ]
     if len(parts) == 1 and len(found) > 1:
         parts = [f"{next(iter(where))}, in all {len(found)} configurations"]
     return f"Against {v.theirs}, along `{v.axis}`: {v.ours} {'; '.join(parts)}."
 
 
 def _span(e: Effect) -> str:
-    """From the pair that the axis slows least to the one that it slows most."""
-    if e.smallest >= TWOFOLD:
-        return f"{units.change(e.smallest)} to {_slower(e.largest)}"
-    if e.largest <= 1 / TWOFOLD:
-        return f"{units.change(1 / e.largest)} to {_slower(e.smallest)}"
-    return f"{_slower(e.smallest)} to {_slower(e.largest)}"
+    """`28 % to 60 % slower`, `4.4x faster to 21 % slower`: the ends of the range of the pairs."""
+    (low, one), (high, other) = _end(e.smallest), _end(e.largest)
+    if one == other == "faster":
+        low, high = high, low
+    return f"{low}{'' if one == other else f' {one}'} to {high} {other}"
+
+
+def _end(ratio: float) -> tuple[str, str]:
+    """`("4.4x", "faster")`, `("21 %", "slower")`."""
+    word = "slower" if ratio >= 1 else "faster"
+    if 1 / TWOFOLD < ratio < TWOFOLD:
+        return f"{100 * abs(ratio - 1):.0f} %", word
+    return units.change(max(ratio, 1 / ratio)), word
 
 
 def _slower(ratio: float, low: float | None = None, high: float | None = None) -> str:
@@ -260,21 +317,10 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
 
 
 def dead_axes_bullets(found: Oddities) -> Iterable[str]:
-    """The axes that change nothing, or no speed; the section Profile has the evidence."""
+    """The axes that change nothing; the section Profile has the evidence."""
     whole = [d for d in found.dead if d.all_values and not d.time_differs]
     if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
         yield f"{listed([*dead])} {'has' if len(dead) == 1 else 'have'} no effect; see Profile."
-    for i in found.still[:1]:
-        what = "a step takes the same time" if i.metric == "step_s" else "tokens/s are the same"
-        more = (
-            f" The same in {plural('other group', len(found.still) - 1)}."
-            if found.still[1:]
-            else ""
-        )
-        yield (
-            f"`{i.group}`: {what} from `{i.axis}` {units.scalar(i.low)} to {units.scalar(i.high)}; "
-            f"see Profile.{more}"
-        )
 
 
 def coverage_sentence(found: Oddities) -> str:
@@ -350,8 +396,12 @@ def _invariances(alike: Sequence[Invariance]) -> str:
     return f"{text}: {why}.{more}"
 
 
-def flag_sentences(run: Run) -> Iterable[str]:
-    """Variables that are set, and options that carry axes: which the program was seen to read."""
+def flag_sentences(run: Run, *, unread: bool | None = None) -> Iterable[str]:
+    """Variables that are set, and options that carry axes: which the program was seen to read.
+
+    Args:
+        unread: Only those that it never read, or only the others.
+    """
     cases = {c.case_id: c for c in run.suite.cases}
     read: set[str] = set()
     known: set[str] = set()
@@ -368,10 +418,10 @@ def flag_sentences(run: Run) -> Iterable[str]:
             around |= m.flags_read.keys() - own.keys()
     for what, names in (
         ("Set by cases and read by the program", known & read),
-        ("Set by cases and never read up to the counted steps", known - read),
-        ("Passed and never read from the parsed arguments by then", passed - read),
+        (_UNREAD[0], known - read),
+        (_UNREAD[1], passed - read),
         ("Set by cases; not known whether the program read them", unknown),
         ("Set in the environment but read by no case", around - read - passed),
     ):
-        if names:
+        if names and unread in (None, what in _UNREAD):
             yield f"{what}: {_names(sorted(names))}."

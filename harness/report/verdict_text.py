@@ -8,12 +8,23 @@ from harness import units
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage
-from harness.records import WORST_FIRST, Decision, Fact, Finding, Match, Rule, RuleResult, Verdict
+from harness.records import (
+    WORST_FIRST,
+    Decision,
+    Fact,
+    Finding,
+    Match,
+    Outcome,
+    Rule,
+    RuleResult,
+    Verdict,
+)
 from harness.report.text import listed, plural
-from harness.units import finding_sentence
+from harness.units import ending_text, finding_sentence
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
+_NUMBERS = (Fact.INTERVAL, Fact.ACROSS, Fact.FEW, Fact.NO_INTERVAL)
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
 REQUIREMENTS = {
@@ -26,26 +37,21 @@ REQUIREMENTS = {
 # --- rules and verdict of a suite --------------------------------------------------------
 
 
-def decided_by(v: Verdict) -> str:
-    """`the rule “floor”`, or `all 5 rules`."""
-    if v.rule is None or v.decided_by != v.rule.rule:
-        return v.decided_by
-    alike = [r for r in v.rules if r.applies and r.counts and r.decision is v.rule.decision]
-    names = listed([f"“{r.rule}”" for r in alike])
-    return f"the {'rule' if len(alike) == 1 else 'rules'} {names}"
-
-
-def verdict_sentence(v: Verdict) -> str:
+def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:
         return f"no rule of the suite is asked in this run on {v.device}"
     if v.decided_by != v.rule.rule:
         return f"{v.decided_by} are met"
-    return f"{v.rule.rule}: {rule_sentence(v.rule)}"
+    return f"{v.rule.rule}: {rule_sentence(v.rule, most)}"
 
 
-def rule_sentence(result: RuleResult) -> str:
-    """Why a rule decided as it did."""
+def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
+    """Why a rule decided as it did.
+
+    Args:
+        most: Reasons that the sentence gives.
+    """
     stated = result.stated
     if stated is None and result.decision is Decision.GO:
         return _built_in_met(result)
@@ -66,33 +72,51 @@ def rule_sentence(result: RuleResult) -> str:
             of = f"{len(result.findings)} of {result.judged} {noun}, {side}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     text = f"{len(result.findings)} of {result.judged} {noun}: " if result.judged > 1 else ""
-    text += _joined(result.findings)
+    text += _joined(result.findings, most)
     if result.perhaps:
-        text += f"; undecided, GO is possible: {_joined(result.perhaps)}"
+        text += f"; undecided, GO is possible: {_joined(result.perhaps, most)}"
     return text
 
 
 def _missed(result: RuleResult) -> str:
-    """`8 of 8 missed, by 1.1x to 1.7x: training: 6,090 tokens/s; expected ≥ 10,500 (...)`."""
-    factors = []
-    for f in result.findings:
-        if f.estimate and f.estimate.value > 0:
-            ends = [e / f.estimate.value for e in (f.low, f.high) if e]
-            factors.append((max((max(r, 1 / r) for r in ends), default=1.0), f))
-    (least, _), (most, farthest) = (pick(factors, key=lambda p: p[0]) for pick in (min, max))
-    by = units.factor(most) if least == most else f"{units.factor(least)} to {units.factor(most)}"
-    undecided = "not met" if result.decision is Decision.INCONCLUSIVE else "missed"
-    rest = len(result.findings) - len(factors)
-    more = f"; {rest} not measured" if rest else ""
-    return (
-        f"{len(factors)} of {result.judged} {undecided}, by {by}, farthest: {farthest.subject}: "
-        f"{finding_sentence(farthest)}{more}"
+    """`8 of 8 missed, by 1.1x to 1.7x, farthest: training: 6,090 tokens/s; expected ≥ 10,500`."""
+    missed = [f for f in result.findings if outside(f)]
+    rest = [f for f in result.findings if f not in missed]
+    open_ = f"{len(rest)} not decided" if rest else ""
+    if not missed:
+        shown = next(f for f in rest if f.fact is Fact.EXPECTED)
+        return f"{open_} of {result.judged}: {shown.subject}: {finding_sentence(shown)}"
+    far = farthest(missed)
+    ends = list(
+        dict.fromkeys(units.factor(_distance(f)) for f in (min(missed, key=_distance), far))
     )
+    return (
+        f"{len(missed)} of {result.judged} missed, by {' to '.join(ends)}, farthest: "
+        f"{far.subject}: {finding_sentence(far)}{f'; {open_}' if open_ else ''}"
+    )
+
+
+def outside(f: Finding) -> bool:
+    """Whether the whole interval misses the expected range."""
+    e = f.estimate
+    if e is None or e.low is None or e.high is None:
+        return False
+    return (f.low is not None and e.high < f.low) or (f.high is not None and e.low > f.high)
+
+
+def farthest(findings: Sequence[Finding]) -> Finding:
+    """The finding that misses its range by the largest factor."""
+    return max(findings, key=_distance)
+
+
+def _distance(f: Finding) -> float:
+    ends = [end / f.estimate.value for end in (f.low, f.high) if f.estimate and end]
+    return max((max(r, 1 / r) for r in ends), default=1.0)
 
 
 def _worst(findings: Sequence[Finding], stated: Rule) -> Finding | None:
     """Of several cases with the same answer, the one with the worst value."""
-    alike = len({f.fact for f in findings}) == 1 and findings[0].fact in (Fact.INTERVAL, Fact.FEW)
+    alike = len({f.fact for f in findings}) == 1 and findings[0].fact in _NUMBERS
     measured = [(f.estimate.value, f) for f in findings if alike and f.estimate]
     if stated.quantifier != "all" or not 1 < len(measured) == len(findings):
         return None
@@ -109,8 +133,7 @@ def _built_in_met(result: RuleResult) -> str:
     ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
     if not result.findings:
         return ran
-    allowed = "; ".join(f"{f.subject}: {finding_sentence(f)}" for f in result.findings)
-    return f"{ran} or ended as the suite allows ({allowed})"
+    return f"{ran} or ended as the suite allows ({_joined(result.findings, 1)})"
 
 
 def requirement_text(result: RuleResult) -> str:
@@ -157,15 +180,20 @@ def _criteria(match: Match) -> str:
     return f" with {chosen}" if chosen else ""
 
 
-def _joined(findings: Sequence[Finding]) -> str:
+def _joined(findings: Sequence[Finding], most: int) -> str:
     """The first findings as a sentence; those with the same reason share it."""
     by_reason: dict[str, list[str]] = {}
     for f in findings:
-        by_reason.setdefault(finding_sentence(f), []).append(f.subject)
-    shown = list(by_reason.items())[:MAX_SUBJECTS]
+        reason, subject = finding_sentence(f), f.subject
+        if f.fact is Fact.NO_PARTNER and f.outcome is not Outcome.OK:
+            # Which cases lack this partner is in the table of results.
+            ending = ending_text(f.outcome, f.detail)
+            same = [x.partner for x in findings if ending_text(x.outcome, x.detail) == ending]
+            reason, subject = f"no time of {listed([*dict.fromkeys(same)])} ({ending})", ""
+        by_reason.setdefault(reason, []).append(subject)
+    shown = list(by_reason.items())[:most]
     text = "; ".join(
-        f"{listed(names, MAX_SUBJECTS)}: {reason}" if any(names) else reason
-        for reason, names in shown
+        f"{listed(names, most)}: {reason}" if any(names) else reason for reason, names in shown
     )
     rest = len(findings) - sum(len(names) for _, names in shown)
     return f"{text}; and {rest} more" if rest else text

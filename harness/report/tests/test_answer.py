@@ -19,6 +19,7 @@ from harness.records import (
 )
 from harness.report import answer
 from harness.report.tests.test_report import values
+from harness.report.text import case_names
 from harness.tests.fake_runs import run, sweep, timed
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
@@ -77,7 +78,7 @@ def word(recorded: Run, part: str) -> str:
         ({"dense_s": 1.5}, "Not quite"),
         ({"dense_s": 0.5}, "No"),
         ({"dense_s": 2.0}, "Not decided"),
-        ({"processes": 1}, "Yes, as far as one process shows"),
+        ({"processes": 1}, "Probably"),
         ({"processes": 1, "dense_s": 1.5}, "Not quite"),
         ({"failed": Outcome.HANG, "peers": ("dense",)}, "Not measured"),
         ({"rules": (FLOOR, replace(RATIO, gpu="A100"))}, "Not measured"),
@@ -97,11 +98,11 @@ def steps(recorded: Run) -> str:
 @pytest.mark.parametrize(
     ("changes", "command"),
     [
-        ({"processes": 1}, "-f 'train/dense/*' -s measure.processes=3`"),
+        ({"processes": 1}, "-f 'train/dense*' -s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
         ({"decides_for": "A100"}, "Run it on an A100"),
-        ({"left_out": 4}, "Run the cases of the suite that this run lacks"),
-        ({"failed": Outcome.CRASH}, "Reproduce the crash of `train/dense/seq_len=512`"),
+        ({"left_out": 4}, "Run the rest of the suite"),
+        ({"failed": Outcome.CRASH}, "Reproduce the crash of dense, seq_len=512: `harness run"),
     ],
 )
 def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: str) -> None:
@@ -119,7 +120,7 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
     for compared in ("nsa", "dense"):
         recorded = run(CASES, measure, rules=[replace(FLOOR, asks="")])
         said = values(recorded)["trust"]
-        assert ("none of a case behind the answer" in said) == (compared == "dense")
+        assert ("none behind the answer" in said) == (compared == "dense")
 
 
 def test_a_go_asks_for_nothing() -> None:
@@ -140,7 +141,7 @@ def test_labels_name_cases_and_the_partner_is_what_differs() -> None:
 def test_a_label_that_fits_two_cases_alike_is_not_used() -> None:
     recorded = measured(labels=(("all", to(seq_len=512)), ("all", to(seq_len=2048))))
 
-    assert set(answer.names(recorded.suite).values()) == {c.case_id for c in CASES}
+    assert set(case_names(recorded.suite).values()) == {c.case_id for c in CASES}
 
 
 def test_correctness_counts_processes_and_names_the_reason() -> None:
@@ -152,7 +153,7 @@ def test_correctness_counts_processes_and_names_the_reason() -> None:
 
     built = values(run(CASES, measure))
 
-    assert "6 of 12 processes were compared with a reference" in built["trust"]
+    assert "correctness checked in 6 of 12 processes" in built["trust"]
     assert [row[1:] for row in built["correctness"].rows] == [
         ("6 of 6", "0.4 (dq)", "–"),
         ("0 of 6", "–", "96 GiB: 6"),
@@ -164,7 +165,7 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
 
     trust = values(replace(recorded, ended_at=""))["trust"]
 
-    assert "may still change: `train/nsa/seq_len=2048`" in trust
+    assert "no steady state: nsa, seq_len=2048" in trust
     assert "unfinished" in trust
 
 
