@@ -1,0 +1,48 @@
+"""The page of every stored run: one screen that decides, and a page that can be read."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.cli.run import judged_by
+from harness.report import context, figures
+from harness.store.reader import load
+
+ROOT = Path(__file__).parents[2]
+STORE = ROOT / "reports" / "runs"
+RUNS = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
+WORDS, ROWS, LINES = 200, 8, 150
+"""Of the screen without its table, of that table, and of the page below the screen."""
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def page(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
+    """The page of a run by the rules of its suite, and the ids of its cases."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(figures, "_png", lambda _: b"")  # drawing takes most of the time
+        run = load(Path("reports/runs"), request.param)
+        rules = f"suites/{run.suite.name}.yaml"
+        run = judged_by(rules if Path(rules).is_file() else None, run)
+        to = Path("reports/page.md")
+        yield context.pages(run, to, 1)[to], [c.case_id for c in run.suite.cases]
+
+
+def test_the_screen_can_be_read_in_thirty_seconds(page: tuple[str, list[str]]) -> None:
+    text, ids = page
+    screen = text.partition("\n## Verdict")[0].splitlines()[1:]
+    rows = [line for line in screen if line.startswith("|")]
+    said = "\n".join(line for line in screen if line not in rows)
+
+    assert len(re.findall(r"\S*\w\S*", said)) <= WORDS
+    assert len(rows) <= 2 + ROWS
+    assert [i for i in ids if f"{i}`" in said or f"{i} " in said] == []
+    assert re.match(r"\*\*(Nothing to do|Read|Act)\*\*: ", screen[1])
+
+
+def test_the_page_below_the_screen_is_short(page: tuple[str, list[str]]) -> None:
+    below = page[0].partition("\n## Verdict")[2].splitlines()
+
+    assert len(below) <= LINES
