@@ -325,6 +325,7 @@ def _better(metric: str) -> str:
 def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
     value = measured(f.metric, f.estimate) if f.estimate else ""
+    value = f"exponent {value}" if value and f.metric == "scaling_exponent" else value
     if f.estimate and f.partner:
         # One process has a guard band, which is no interval of anything measured.
         ratio = number(f.estimate.value, 3) + "x" if f.fact is Fact.FEW else times(f.estimate)

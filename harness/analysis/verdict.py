@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
-from harness.analysis.scaling import ScalingFit
+from harness.analysis.scaling import FLAT, ScalingFit
 from harness.analysis.statistics import times_better
 from harness.analysis.summary import not_repeatable
 from harness.records import (
@@ -317,7 +317,8 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
     elif fit.exponent is None:
         return found
     else:
-        found = replace(found, detail="")
+        flat = abs(fit.exponent.value) < FLAT
+        found = replace(found, detail=f"(hardly depends on {rule.axis})" if flat else "")
     assert found.estimate is not None
     if found.estimate.processes < 2:
         return replace(found, fact=Fact.SINGLE_PROCESSES)

@@ -196,6 +196,11 @@ class Verdict:
     """`18 of 33 cases`, if the run lacks the others."""
 
     @property
+    def asked(self) -> bool:
+        """Whether a rule of the suite, not only one that every suite has, was asked."""
+        return any(r.applies and (r.stated or r.asks) for r in self.rules)
+
+    @property
     def decided_by(self) -> str:
         if self.rule is None:
             return "no applicable rule"
@@ -207,9 +212,8 @@ class Verdict:
     @property
     def said(self) -> str:
         """`CONDITIONAL`, `measured`, or `A100 not measured; NVIDIA H200: CONDITIONAL`."""
-        stated = any(r.stated for r in self.rules)
         text = str(self.decision if self.here is None else self.here)
-        if not stated and self.decision is Decision.GO:
+        if not self.asked and (self.rule is None or text == Decision.GO):
             text = "measured"
         if self.not_measured:
             text = f"{self.not_measured} not measured; {self.device}: {text}"

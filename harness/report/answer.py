@@ -91,7 +91,7 @@ def headline(v: Verdict, run: Run) -> str:
     """
     partial = v.partial or not run.ended_at
     match v.here or v.decision:
-        case _ if v.rule is None and not v.not_measured:
+        case _ if not v.asked and not v.not_measured:
             word = "Read"
         case Decision.NO_GO | Decision.INCONCLUSIVE:
             word = "Act"
@@ -102,8 +102,9 @@ def headline(v: Verdict, run: Run) -> str:
     lacks = f"{v.not_measured} not measured. " if v.not_measured else ""
     here = f"On {v.device}: " if v.not_measured else ""
     decides = _deciding(v)
-    said = _number(decides) if decides else verdict_sentence(v)
-    return f"**{word}**: {lacks}{here}{said}."
+    said = _number(decides) if decides and v.asked else verdict_sentence(v)
+    unfinished = "" if run.ended_at else "the run is unfinished; "
+    return f"**{word}**: {lacks}{unfinished}{here}{said}."
 
 
 def _deciding(v: Verdict) -> RuleResult | None:
@@ -155,9 +156,11 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
     asked = [a for a in noted if a.expectation.counts is Weight.NOTE and a.judgement in _JUDGED]
     if asked:
         missed = [a for a in asked if a.judgement in _MISSED]
-        met = sum(a.judgement is Judgement.MET for a in asked)
-        by = f"{len(missed)} missed ({factors_text(missed)})" if missed else f"{met} met"
-        yield f"Noted: of {plural('expectation', len(asked))} {by}."
+        met = [a for a in asked if a.judgement is Judgement.MET]
+        word = "missed" if missed else "met" if len(met) == len(asked) else "not decided"
+        those = missed or (met if word == "met" else asked)
+        by = f" ({factors_text(missed)})" if missed else ""
+        yield f"Noted: {len(those)} of {plural('expectation', len(asked))} {word}{by}."
 
 
 def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
@@ -221,6 +224,9 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
         return
     gap = suite.suspects.gap
     head = f"**{suite.parts.get(suite.suspects.asks, 'What explains the gap?')}"
+    if found and all(d.conclusion is Conclusion.NOT_TESTED for d in found):
+        yield f"{head} Not tested** in this run."
+        return
     if not found:
         yield f"{head}** The gap ({units.factor(gap.factor)}) is too small to explain by one run."
         return
@@ -242,7 +248,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
 
 def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
     """One row a suspect: its effect, and the conclusion against the gap."""
-    if suite.suspects is None or not found:
+    if suite.suspects is None or all(d.conclusion is Conclusion.NOT_TESTED for d in found):
         return None
     gap = suite.suspects.gap
     rows = []
@@ -399,8 +405,6 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
         yield f"{len(limited)} at a limited clock"
-    if not run.ended_at:
-        yield "**the run is unfinished**"
 
 
 def _unsteady(run: Run, s: CaseSummary) -> bool:

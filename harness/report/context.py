@@ -136,7 +136,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     crossed = [v for v in against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
     ahead = [[v for v in against if (v.workload, v.theirs) == one] for one in met]
-    stated = [x.match for x in (*suite.rules, *suite.expectations)]
+    stated = [*(r.match for r in suite.rules), *(e.match for e in suite.expectations)]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
     asked = asked or {*sections}
     of_asked = [s for s in summaries if s.case.workload in asked]
@@ -152,7 +152,10 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "answers": (
             *answer.answers(briefly, suite, assessments),
             *answer.explained(diagnoses, suite, env.device_name),
-            *(text.crossover_sentence(of, {}, 0) for of in ahead),
+            *(
+                text.crossover_sentence(of, _group_names(run, groups[of[0].workload], of), 1)
+                for of in ahead
+            ),
             *text.overhead_bullet(run),
             *text.dead_axes_bullets(odd),
         ),

@@ -132,7 +132,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
             those at the other values, too.
     """
     earlier = {(group_of(v.first.case, v.axis), v.theirs): dict(v.points[:-1]) for v in found}
-    xs = sorted({x for points in earlier.values() for x in points})
+    xs = sorted({x for points in earlier.values() for x in points})[-MAX_AXIS_COLUMNS:]
     axis = found[0].axis if found else ""
     ours, *others = providers = [*dict.fromkeys(s.case.provider for s in summaries)]
     asked = (
@@ -194,10 +194,14 @@ def _ratio_cell(ratio: Estimate, *, brief: bool = False) -> str:
 
 def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
     """Every rule with its decision; those that answer the question first, in its order."""
-    order = [*parts, ""]
+    order, count = [*parts, ""], Counter(r.asks for r in verdict.rules)
     ranked = sorted(verdict.rules, key=lambda r: order.index(r.asks))
     rows = [
-        (parts.get(r.asks, r.rule), requirement_text(r), r.said, rule_sentence(r)) for r in ranked
+        (
+            parts.get(r.asks, r.rule) + (f" ({r.rule})" if r.asks and count[r.asks] > 1 else ""),
+            *(requirement_text(r), r.said, rule_sentence(r)),
+        )
+        for r in ranked
     ]
     head = "part of the question, or rule" if parts else "rule"
     return Table(columns=(head, "requires", "decision", "because"), rows=tuple(rows))

@@ -136,11 +136,12 @@ def targets_sentence(targets: Sequence[Target]) -> str:
     )
 
 
-def target_text(t: Target, names: Mapping[str, str]) -> str:
+def target_text(t: Target, names: Mapping[str, str] | None = None) -> str:
     """The rule “floor” asks for 785 tokens/s of x: 0.12 % MFU on A100, 850x below its peak."""
+    case = names[t.case_id] if names else f"`{t.case_id}`"
     return (
         f"{t.stated_by} asks for {units.quantity('tokens_per_s', t.tokens_per_s)} of "
-        f"{names[t.case_id]}: {units.percent(t.mfu)} MFU on {t.peak.gpu}, "
+        f"{case}: {units.percent(t.mfu)} MFU on {t.peak.gpu}, "
         f"{units.factor(1 / t.mfu)} below its peak "
         f"({units.number(t.peak.flops_per_s / 1e12)} TFLOP/s, dense {t.peak.precision})"
     )

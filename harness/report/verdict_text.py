@@ -40,7 +40,9 @@ REQUIREMENTS = {
 def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:
-        return f"no rule of the suite is asked in this run on {v.device}"
+        return "no rule of the suite is asked in this run"
+    if not v.asked and v.rule.decision is Decision.GO:
+        return f"no rule decides; {rule_sentence(v.rule, most)}"
     if v.decided_by != v.rule.rule:
         return f"{v.decided_by} are met"
     return f"{v.rule.rule}: {rule_sentence(v.rule, most)}"
@@ -64,8 +66,10 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     noun = "fits" if stated and stated.axis else "pairs" if stated and stated.against else "cases"
     if result.rule == EXPECTED and any(f.fact is Fact.EXPECTED for f in result.findings):
         return _missed(result)
-    if stated and (worst := _worst(result.findings, stated)):
+    if stated and (worst := _worst(result, stated)):
         side = "lowest" if stated.higher_is_better else "highest"
+        if stated.quantifier == "any":
+            return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
         some = len(result.findings) < result.judged
         of = f"{side} of {result.judged} {noun}"
         if some:
@@ -114,14 +118,19 @@ def _distance(f: Finding) -> float:
     return max((max(r, 1 / r) for r in ends), default=1.0)
 
 
-def _worst(findings: Sequence[Finding], stated: Rule) -> Finding | None:
-    """Of several cases with the same answer, the one with the worst value."""
-    alike = len({f.fact for f in findings}) == 1 and findings[0].fact in _NUMBERS
-    measured = [(f.estimate.value, f) for f in findings if alike and f.estimate]
-    if stated.quantifier != "all" or not 1 < len(measured) == len(findings):
+def _worst(result: RuleResult, stated: Rule) -> Finding | None:
+    """Of several cases with the same answer, the one with the worst value; the best if one is
+    enough for the rule."""
+    found = result.findings
+    alike = len({f.fact for f in found}) == 1 and found[0].fact in _NUMBERS
+    measured = [(f.estimate.value, f) for f in found if alike and f.estimate]
+    one = stated.quantifier == "any"
+    if result.judged < 2 or (len(measured) < 2 and not one) or len(measured) < len(found):
         return None
-    pick = min if stated.higher_is_better else max
-    return pick(measured, key=lambda pair: pair[0])[1]
+    if one and (result.decision is not Decision.GO or result.perhaps):
+        return None
+    pick = min if stated.higher_is_better != one else max
+    return pick(measured, key=lambda pair: pair[0])[1] if measured else None
 
 
 def _built_in_met(result: RuleResult) -> str:

@@ -9,6 +9,8 @@ import pytest
 from harness.records import (
     Accuracy,
     Case,
+    Decision,
+    Expectation,
     Match,
     Measurement,
     Outcome,
@@ -91,6 +93,33 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
     assert (word(recorded, "fast"), word(recorded, "faster")) == ("Yes", said)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "**Nothing to do**: lowest of 2 cases: "),
+        ({"left_out": 4}, "**Read**: lowest"),
+        ({"dense_s": 1.5}, "**Read**: lowest of 2 pairs: 1.5"),
+        ({"dense_s": 0.5}, "**Act**: lowest of 2 pairs: 0.499x"),
+        ({"failed": Outcome.CRASH}, "**Act**: "),
+        ({"decides_for": "A100"}, "**Act**: A100 not measured. On "),
+        ({"rules": ()}, "**Read**: no rule decides"),
+    ],
+)
+def test_the_first_line_says_what_to_do_and_why(changes: dict[str, Any], said: str) -> None:
+    assert values(measured(**changes))["headline"].startswith(said)
+
+
+def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
+    slow = Expectation(metric="step_s", match=to(provider="nsa"), high=0.5)
+    built = values(measured(expectations=(slow, replace(slow, gpu="A100"))))
+
+    assert any(a.startswith("Noted: 2 of 2 expectations missed (") for a in built["answers"])
+    assert built["verdict"].decision is Decision.GO
+    table = built["expectations"]
+    assert [(row[0], row[-1]) for row in table.rows] == [("nsa (2 cases)", "2 above")]
+    assert table.remarks == ("Not asked on this GPU: 1 expectation for A100 (2 cases).",)
+
+
 def steps(recorded: Run) -> str:
     return "\n".join(values(recorded)["next_steps"])
 
@@ -166,7 +195,7 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
     trust = values(replace(recorded, ended_at=""))["trust"]
 
     assert "no steady state: nsa, seq_len=2048" in trust
-    assert "unfinished" in trust
+    assert "unfinished" in values(replace(recorded, ended_at=""))["headline"]
 
 
 def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:
@@ -213,6 +242,25 @@ def test_a_crossover_lies_between_measured_lengths(
     (section,) = values(crossing(ratios, processes))["sections"]
 
     assert section["crossovers"] == [f"Against dense, along `seq_len`: nsa {said} (train)."]
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_crossover_that_no_rule_asks_for_is_not_in_the_answer(judged: bool) -> None:
+    recorded = crossing(AHEAD)
+    rules = (replace(RATIO, asks="", go=0.1, abort=None),) if judged else ()
+    built = values(replace(recorded, suite=replace(recorded.suite, rules=rules)))
+
+    assert any("gets ahead" in sentence for sentence in built["answers"]) == judged
+
+
+def test_a_long_table_has_its_far_end_on_the_page_and_all_of_it_in_the_appendix() -> None:
+    (section,) = values(crossing({2**n: 2.0 for n in range(8, 22)}))["sections"]
+
+    (row,) = section["table"].rows
+    lengths = [f">against dense at {2**n}" for n in range(17, 21)]
+    assert section["table"].columns == (">nsa", ">dense", *lengths, ">nsa against dense")
+    assert row[2:6] == ("2.00x faster",) * 4
+    assert len(section["full"].rows) == 14
 
 
 def test_a_table_has_a_column_a_provider_and_how_they_compare() -> None:

@@ -25,6 +25,7 @@ from harness.records import (
     Use,
     Verdict,
 )
+from harness.report.markdown import symbol
 from harness.report.profile import profile_section
 from harness.tests import fake_runs
 
@@ -216,3 +217,20 @@ def test_a_missing_kernel_is_a_no_go() -> None:
     others = [m for m in run.measurements if m.case_id != cases[0].case_id]
 
     assert judged(replace(run, measurements=(*broken, *others))).decision is Decision.NO_GO
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "void at::native::elementwise_kernel<128, 4, f(int)>(int, T)",
+            "at::native::elementwise_kernel",
+        ),
+        ("(anonymous namespace)::sort<float>", "sort"),
+        ("_backward_kernel", "_backward_kernel"),
+        ("gemm(float*, int)", "gemm"),
+        ("<lambda>", "<lambda>"),
+    ],
+)
+def test_a_kernel_of_c_plus_plus_has_a_legible_name(name: str, said: str) -> None:
+    assert symbol(name) == said
