@@ -271,7 +271,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         if declined:
             outcome, why = declined.outcome, declined.detail
         elif outcome is None:
-            why = "the run ended before this case started"
+            why = s.detail or "the run ended before this case started"
         elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
             why = s.detail  # judged afterwards
         else:
