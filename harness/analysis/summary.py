@@ -97,7 +97,11 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
         for case, of, own in zip(run.suite.cases, evidence, rates, strict=True)
     ]
     inert = inert_work(run, found)
-    return tuple(_without_work(s, inert.get(s.case.case_id)) for s in found)
+    known = (_without_work(s, inert.get(s.case.case_id)) for s in found)
+    if run.stopped is None:
+        return tuple(known)
+    why = units.stop_text(run.stopped)
+    return tuple(s if s.outcome else replace(s, stop=run.stopped, detail=why) for s in known)
 
 
 def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
+from harness.analysis.overhead import ExpectedTime
 from harness.machine.doctor import Check, Grade, worst
 from harness.machine.doctor import verdict as verdict_of
 from harness.machine.drift import Difference
@@ -162,16 +164,18 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite) -> RenderableType:
-    """What a run would do."""
+def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
+    """What a run would do, and how long it will take."""
     runs_programs = any(c.program for c in suite.cases)
-    columns = ("case", "processes", "limit each", "environment", *["command"][:runs_programs])
-    rows = table(*columns, right=("processes", "limit each"))
-    for c in suite.cases:
+    right = ("processes", "limit each", "expected")
+    columns = ("case", *right, "environment", *["command"][:runs_programs])
+    rows = table(*columns, right=right)
+    for c, time in zip(suite.cases, expected, strict=True):
         rows.add_row(
             escape(c.case_id),
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
+            _span(time.low_s, time.high_s),
             escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
             *([escape(command_text(c))] if runs_programs else []),
         )
@@ -179,9 +183,28 @@ def plan(suite: Suite) -> RenderableType:
     return Group(
         Text(f"{suite.title}: {suite.question}"),
         rows,
-        Text(f"{plural('case', len(suite.cases))}, {plural('process', processes)}"),
-        Text("Read from the suite file only; a workload may still decline a case when it runs."),
+        Text(
+            f"{plural('case', len(suite.cases))}, {plural('process', processes)}; expected in all: "
+            + _span(sum(e.low_s for e in expected), sum(e.high_s for e in expected))
+        ),
+        *_sources(expected),
+        Text("No workload was started; it may still decline a case when it runs."),
     )
+
+
+def _span(low_s: float, high_s: float) -> str:
+    ends = dict.fromkeys(map(units.duration, (low_s, high_s)))
+    return " to ".join(ends)
+
+
+def _sources(expected: Sequence[ExpectedTime]) -> Iterator[Text]:
+    """Where the expected times are from."""
+    by_run = Counter(e.run_id for e in expected)
+    for run_id, count in sorted(by_run.items(), reverse=True):
+        how = (
+            f"as in run {run_id}" if run_id else "sample_s to timeout_s a process: not run here yet"
+        )
+        yield Text(f"Expected times of {plural('case', count)}: {how}")
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:

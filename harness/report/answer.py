@@ -228,7 +228,8 @@ def next_steps(
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {part} of `{f.subject}`"] = None
     if v.partial:
-        steps[f"Run the cases of the suite that this run lacks: `harness run {suite}`"] = None
+        rest = _resumed(run) if run.stopped else f"harness run {suite}"
+        steps[f"Run the cases of the suite that this run lacks: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
 
@@ -246,7 +247,7 @@ def _steps(
     facts = {f.fact for f in result.findings}
     again = f"harness run {shlex.quote(run.suite.path)}"
     if Fact.NOT_RUN in facts:
-        yield f"Finish the run: `harness run --resume {shlex.quote(run.folder)}`"
+        yield f"Finish the run: `{_resumed(run)}`"
     ended = [f for f in result.findings if f.fact is Fact.ENDED]
     for f in ended[:1]:
         alone = commands.get(f.subject, f"{again} -f {shlex.quote(f.subject)}")
@@ -266,6 +267,12 @@ def _steps(
         more = 2 * max((c.settings.processes for i in f.cases if (c := cases.get(i))), default=3)
         filters = " ".join(f"-f {shlex.quote(i)}" for i in f.cases[:2])
         yield f"Decide “{result.rule}”: `{again} {filters} -s measure.processes={more}`"
+
+
+def _resumed(run: Run) -> str:
+    """The command that measures what a run lacks."""
+    more = " --no-abort" if run.stopped and run.stopped.rule else ""
+    return f"harness run --resume {shlex.quote(run.folder)}{more}"
 
 
 def _largest_part(measured: Sequence[Measurement]) -> str:

@@ -271,7 +271,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         if declined:
             outcome, why = declined.outcome, declined.detail
         elif outcome is None:
-            why = "the run ended before this case started"
+            why = s.detail or "the run ended before this case started"
         elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
             why = s.detail  # judged afterwards
         else:
@@ -343,10 +343,8 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
             text = f"{text} ({s.roofline_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = timeout_bound(s, metric)
-    if bound is not None and metric == "step_s":
-        return f"> {units.duration(bound)} (timeout)"
     if bound is not None:
-        return f"< {units.plain(metric, bound)} (timeout)"
+        return f"{units.bound_text(metric, bound)} (timeout)"
     if metric == "step_s":
         return "not repeatable" if s.apart_s else outcome_name(s.outcome)
     return NONE
@@ -390,8 +388,7 @@ def _actual(a: Assessment) -> str:
         return units.cell(metric, a.actual)
     if a.bound is None:
         return _unknown("no measurement")
-    sign = "<" if METRICS[metric].higher_is_better else ">"
-    return f"{sign} {units.plain(metric, a.bound)} (timeout)"
+    return f"{units.bound_text(metric, a.bound)} (timeout)"
 
 
 def _distance(a: Assessment) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness import units
 from harness.errors import HarnessError
 from harness.records import Measurement, Run
 from harness.store import reader
@@ -133,7 +134,8 @@ def _rows(run: Run) -> Iterator[Row]:
         }
         measured = run.of(case.case_id)
         if not measured:
-            yield {**of_case, "outcome": NOT_RUN}
+            why = units.stop_text(run.stopped) if run.stopped else ""
+            yield {**of_case, "outcome": NOT_RUN, "detail": why}
         for m in measured:
             yield from _process_rows(of_case, m)
 
