@@ -11,11 +11,12 @@ Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches a
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean, median
 
+from harness import units
 from harness.analysis.counters import launches
 from harness.analysis.expectation import SUSPICIOUS_MFU, Peak, peak, precision_of, stated_peak
 from harness.analysis.statistics import median_clock_hz, readings
@@ -152,6 +153,10 @@ class ClockLimit:
         """Share of the step that full clock would save, at most."""
         return 1 - self.clock_hz / self.max_hz
 
+    def __str__(self) -> str:
+        clocks = " of ".join(units.number(hz / 1e6) for hz in (self.clock_hz, self.max_hz))
+        return f"{clocks} MHz, limited by {self.by} in {self.limited} of {self.readings} readings"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
@@ -169,6 +174,8 @@ class Bottleneck:
     frame: Frame | None = None
     """The function in which the host is seen most while the GPU waits, if that is often."""
     clock: ClockLimit | None = None
+    evidence: str = ""
+    """The numbers, as a sentence."""
 
     @property
     def wait(self) -> float:
@@ -193,7 +200,9 @@ def bottleneck(
         return None
     clock = clock_limit(ok, max_clock_hz)
     if all(m.steady is False and m.kept_s[0] > COLD * m.kept_s[-1] for m in ok):
-        return Bottleneck(limit=Limit.COLD, clock=clock)
+        first, last = (units.duration(ok[0].kept_s[i]) for i in (0, -1))
+        text = f"no steady state; samples from {first} to {last}"
+        return Bottleneck(limit=Limit.COLD, clock=clock, evidence=text)
     timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)
     waits: Mapping[Limit, float] = {}
     frame = None
@@ -206,7 +215,8 @@ def bottleneck(
     elif nvml := [r for m in ok if (r := readings(m, "gpu_utilisation", ("sampling",)))]:
         busy = fmean(map(fmean, nvml))
     else:
-        return Bottleneck(limit=Limit.NOT_MEASURED, clock=clock)
+        text = "neither a profile nor five readings of NVML while sampling"
+        return Bottleneck(limit=Limit.NOT_MEASURED, clock=clock, evidence=text)
     roofline = summary.metrics.get("roofline_share")
     share = roofline.value if roofline else None
     if busy < HOST_BELOW:
@@ -220,7 +230,7 @@ def bottleneck(
     else:
         by = {"compute": Limit.COMPUTE, "bandwidth": Limit.BANDWIDTH}
         limit = by.get(summary.roofline_by, Limit.LAUNCHES)
-    return Bottleneck(
+    found = Bottleneck(
         limit=limit,
         busy=busy,
         profiled=timed is not None,
@@ -229,6 +239,29 @@ def bottleneck(
         frame=frame,
         clock=clock,
     )
+    counts = (timed.counters if timed else None) or Counters()
+    text = "; ".join(_evidence(found, summary.roofline_by, counts.host_syncs or 0))
+    return replace(found, evidence=text)
+
+
+def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
+    """`GPU works for 17 % of the step; launches explain 23 % of the wait; host in x (41 %)`."""
+    by = "" if found.profiled else " by NVML while sampling, no profile"
+    yield f"GPU works for {units.percent(found.busy or 0.0)} of the step{by}"
+    if found.limit in (*WAITS, Limit.HOST):
+        for kind, part in found.waits.items():
+            yield f"{kind} explain {units.percent(part)} of the wait"
+    if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
+        if syncs:
+            yield f"{syncs:,} host sync{'s' if syncs > 1 else ''} a step"
+        if f := found.frame:
+            yield f"host most often in `{f.function}` ({units.percent(f.share)})"
+        elif not found.profiled:
+            yield "cause not profiled"
+    if found.share is not None and (found.busy or 0) >= BUSY_FROM:
+        yield f"{units.percent(found.share)} of the {bound_by} bound"
+    if found.clock:
+        yield str(found.clock)
 
 
 def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[Limit, float]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import units
-from harness.analysis.roofline import BUSY_FROM, WAITS, Bottleneck, Limit, bottleneck
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck
 from harness.analysis.scaling import groups_along
 from harness.records import (
     COUNTERS,
@@ -20,7 +20,7 @@ from harness.records import (
 )
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table, labels
-from harness.report.text import command_text, folder_text, plural, unavailable, variables_text
+from harness.report.text import command_text, folder_text, unavailable, variables_text
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -69,42 +69,11 @@ def _bottlenecks(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     rows = []
     for kind in sorted(kinds, key=lambda kind: [*Limit].index(kinds[kind][0][2].limit)):
         _, s, found = max(kinds[kind], key=lambda one: one[0])
-        evidence = f"`{s.case.case_id}`: {_evidence(found, s, _first(run, s))}"
+        evidence = f"`{s.case.case_id}`: {found.evidence}"
         rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest")
     remarks = tuple(_in_cycles(summaries)) if any("power" in kind for kind in kinds) else ()
     return Table(columns=columns, rows=tuple(rows), remarks=remarks) if rows else None
-
-
-def _evidence(found: Bottleneck, s: CaseSummary, m: Measurement | None) -> str:
-    """`GPU works for 17 % of the step; launches explain 23 % of the wait; host in x (41 %)`."""
-    parts = []
-    if found.busy is not None:
-        by = " by NVML while sampling, no profile" if not found.profiled else ""
-        parts.append(f"GPU works for {units.percent(found.busy)} of the step{by}")
-    elif found.limit is Limit.COLD and m:
-        first, last = (units.duration(m.kept_s[i]) for i in (0, -1))
-        parts.append(f"no steady state; samples from {first} to {last}")
-    else:
-        parts.append("neither a profile nor five readings of NVML while sampling")
-    if found.limit in (*WAITS, Limit.HOST):
-        parts += [
-            f"{kind} explain {units.percent(x)} of the wait" for kind, x in found.waits.items()
-        ]
-    if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
-        if m and m.counters and m.counters.host_syncs:
-            parts.append(f"{plural('host sync', m.counters.host_syncs)} a step")
-        if found.frame:
-            seen = f"`{found.frame.function}` ({units.percent(found.frame.share)})"
-            parts.append(f"host most often in {seen}")
-        elif not found.profiled:
-            parts.append("cause not profiled")
-    if found.share is not None and (found.busy or 0) >= BUSY_FROM:
-        parts.append(f"{units.percent(found.share)} of the {s.roofline_by} bound")
-    if c := found.clock:
-        clocks = " of ".join(f"{units.number(hz / 1e6)}" for hz in (c.clock_hz, c.max_hz))
-        parts.append(f"{clocks} MHz, limited by {c.by} in {c.limited} of {c.readings} readings")
-    return "; ".join(parts)
 
 
 def _in_cycles(summaries: Sequence[CaseSummary]) -> Iterator[str]:
