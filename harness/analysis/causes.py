@@ -159,22 +159,20 @@ def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
                 unread.setdefault(s.case.case_id, f"sets {name}, which was never read")
     yield from _one(CauseKind.DEAD, unread)
     for d in oddities(run, ours).dead:
-        if d.axes == ("provider",) or not d.all_values or known & {*d.axes}:
+        if d.axes == ("provider",) or not d.all_values or d.time_differs or known & {*d.axes}:
             continue
-        names = {
-            s.case.program.carried.get(a, a) if s.case.program else a: s.case.case_id
-            for s in ours
-            if (s.case.workload, s.case.provider) == (d.workload, d.provider)
-            for a in d.axes
-        }
-        was_read = any(m.flags_read.get(n) for n, case_id in names.items() for m in run.of(case_id))
+        own = [s.case for s in ours if s.case.workload == d.workload]
+        own = [c for c in own if c.provider == d.provider]
+        names = {c.program.carried.get(a, a) if c.program else a for c in own for a in d.axes}
+        processes = [m for c in own for m in run.of(c.case_id)]
+        was_read = any(m.flags_read.get(name) for m in processes for name in names)
         head = f"{'/'.join(d.axes)} {'was read but ' if was_read else ''}has no effect"
         values = " and ".join(", ".join(map(units.scalar, v)) for v in d.values)
         same = f"the same operators, counters and results with {values}"
         yield Cause(
             kind=CauseKind.FALLBACK if was_read else CauseKind.DEAD,
             evidence=f"{head}: {same}",
-            cases=tuple(names.values()),
+            cases=tuple(c.case_id for c in own),
         )
 
 
