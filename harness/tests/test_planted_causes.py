@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.causes import CauseKind, causes
+from harness.analysis.comparison import NodeChange, node_change
 from harness.analysis.summary import summarise
 from harness.records import (
     Breakdown,
@@ -27,7 +28,7 @@ from harness.records import (
     TensorDigest,
     Use,
 )
-from harness.tests.fake_runs import ended, run, sweep, timed
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
 PEAKS = Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
 FULL_HZ = 1.98e9
@@ -284,3 +285,51 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+
+
+# --- between two runs --------------------------------------------------------------------
+
+
+def later(
+    node: dict[str, Any] | None = None, nsa: float = 1.0, dense: float = 1.0
+) -> NodeChange | None:
+    """What explains that a later run, on a changed node, takes so many times as long."""
+    both = [
+        c for provider in ("nsa", "dense") for c in sweep(provider=provider, seq_len=[512, 1024])
+    ]
+    before = run(both, lambda c: timed(c, 0.05))
+    by = {"nsa": nsa, "dense": dense}
+    env = environment(gpu=replace(H200, **(node or {})))
+    now = run(both, lambda c: timed(c, 0.05 * by[c.provider], seed=1), env=env)
+    pairs = list(zip(summarise(before), summarise(now), strict=True))
+    return node_change(before.environment, env, pairs)
+
+
+LESS_POWER: dict[str, Any] = {"power_limit_w": 500.0}
+
+
+def test_a_changed_node_explains_what_moved_every_provider_alike() -> None:
+    found = later(LESS_POWER, nsa=1.12, dense=1.2)
+
+    assert found is not None
+    assert found.what == ("power limit 700 W → 500 W",)
+    assert found.moved == pytest.approx({"nsa": 1.12, "dense": 1.2}, rel=0.02)
+    faster = later({"driver": "580.1"}, nsa=0.9, dense=0.85)
+    assert faster is not None
+    assert faster.what == ("driver 570.124.06 → 580.1",)
+
+
+@pytest.mark.parametrize(
+    ("node", "nsa", "dense"),
+    [
+        ({}, 1.2, 1.2),  # nothing of the node is known to have changed
+        (LESS_POWER, 1.2, 1.0),  # dense did not move: the code did
+        (LESS_POWER, 1.6, 1.1),  # what both share does not explain the first
+        (LESS_POWER, 1.2, 0.8),
+        (LESS_POWER, 1.0, 1.0),
+    ],
+)
+def test_a_changed_node_does_not_excuse_the_code(
+    node: dict[str, Any], nsa: float, dense: float
+) -> None:
+    assert later(node, nsa=nsa, dense=dense) is None
