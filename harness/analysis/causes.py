@@ -114,7 +114,7 @@ def _one(kind: CauseKind, seen: Mapping[str, str]) -> Iterator[Cause]:
 
 
 def _misconfigured(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
-    seen = {}
+    seen: dict[str, str] = {}
     for s in ours:
         for axis, asked in s.case.axes.items():
             ran = s.effective.get(axis, asked)
@@ -132,7 +132,8 @@ def _setting(value: Scalar) -> str:
 
 def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
     """Overflows of float16, and cases that ran other kernels than they must."""
-    overflows, fallbacks = {}, {}
+    overflows: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
     for case_id, processes in measured.items():
         for m in processes:
             origins = m.evidence.origins if m.evidence else ()
@@ -150,7 +151,8 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
 
 def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
     """Axes whose values all do the same, and variables that a program never read."""
-    unread, known = {}, set()
+    unread: dict[str, str] = {}
+    known: set[str] = set()
     for s in ours:
         flags = [m.flags_read for m in run.of(s.case.case_id) if m.outcome is Outcome.OK]
         for name in s.case.env if flags else ():
@@ -202,7 +204,7 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
 
 def _leaks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
     """Memory that grows in every quarter of the sampling of every process."""
-    seen = {}
+    seen: dict[str, str] = {}
     for case_id, processes in measured.items():
         for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
             used = [readings(m, channel, ("sampling",)) for m in processes]

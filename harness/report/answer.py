@@ -30,7 +30,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
-from harness.report.remedies import MINOR, remedy
+from harness.report.remedies import MINOR, relevant, remedy
 from harness.report.tables import NONE, Table
 from harness.report.text import listed, outcome_name, plural
 from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
@@ -227,8 +227,7 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Set `{' '.join(remedies)}`, so that what is enough by itself cannot run"] = None
-    if left or not any(r.stated for r in v.rules):
-        steps |= dict.fromkeys([remedy(c, run) for c in found if c not in urgent][:1])
+    later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     slow = sorted(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
@@ -236,6 +235,7 @@ def next_steps(
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {part} of `{f.subject}`"] = None
+    steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
         steps[f"Run the cases of the suite that this run lacks: `harness run {suite}`"] = None
     return tuple(steps)[:MAX_STEPS]

@@ -85,8 +85,9 @@ def _in_cycles(summaries: Sequence[CaseSummary]) -> Iterator[str]:
         for theirs in others:
             ratios = [theirs.metrics[n].value / ours.metrics[n].value for n in names]
             pairs.append((abs(math.log(ratios[0] / ratios[1])), ours, theirs, ratios))
-    most, ours, theirs, ratios = max(pairs, key=lambda pair: pair[0], default=(0.0, None, None, []))
-    if ours and theirs and most > UNEQUAL:
+    for most, ours, theirs, ratios in sorted(pairs, key=lambda pair: -pair[0])[:1]:
+        if most < UNEQUAL:
+            return
         time, cycles = (
             f"{units.factor(max(r, 1 / r))} {'faster' if r > 1 else 'slower'}" for r in ratios
         )

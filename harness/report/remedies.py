@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.records import Run
+from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.records import Decision, Run, Verdict
 from harness.report.tables import NONE, Table
 from harness.report.text import plural
 
@@ -50,9 +51,17 @@ def remedy(cause: Cause, run: Run) -> str:
     elif any(c.program for c in run.suite.cases if c.case_id == case):
         command = command.replace(GRAPH, AGAIN)
     named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
-    saves = cause.share is not None and cause.share < 1
-    gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if saves else ""
+    gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if cause.share else ""
     return f"{action.format(value=cause.require)}: `{command.format(**named)}`{gain}"
+
+
+def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
+    """The causes that spoil numbers, and those in cases that miss a rule; all without a rule."""
+    if not any(r.stated for r in v.rules):
+        return [*found]
+    missed = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
+    cases = {case_id for r in missed for case_id in r.evidence}
+    return [c for c in found if c.share is None or cases & {*c.cases}]
 
 
 def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
@@ -87,6 +96,13 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
                 "spoils numbers" if c.share is None else f"costs {units.percent(c.share)} at most"
             )
             yield f"**Cause: {c.kind}** ({cost}): {_where(c, names)}: {c.evidence}."
+
+
+def required(diagnoses: Sequence[Diagnosis]) -> str:
+    """The line of a suite that keeps out what is enough by itself; empty without a remedy."""
+    enough = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH]
+    pairs = [r.replace("=", ": ", 1) for r in enough if re.fullmatch(r"[A-Z_0-9]+=[^\s,]+", r)]
+    return f"env: {{{', '.join(pairs)}}}" if pairs else ""
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:

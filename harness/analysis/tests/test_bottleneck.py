@@ -56,7 +56,7 @@ def limit(
             samples_s=(STEP_S,) * 20,
             **changes,
         )
-        for m in timed(one, STEP_S, telemetry=nvml and {"gpu_utilisation": nvml})
+        for m in timed(one, STEP_S, telemetry={"gpu_utilisation": nvml} if nvml else None)
     ]
     metrics = {"step_s": estimate(STEP_S)}
     metrics |= {} if share is None else {"roofline_share": estimate(share)}
