@@ -9,10 +9,17 @@ import numpy as np
 from harness import units
 from harness.analysis import counters, statistics
 from harness.analysis.dead_axes import inert_work
-from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.roofline import RooflineBound, bound
-from harness.analysis.statistics import LAG_S, MIN_READINGS, POWER_CAP, THROTTLE, TIMED, readings
+from harness.analysis.statistics import (
+    LAG_S,
+    MIN_READINGS,
+    POWER_CAP,
+    THROTTLE,
+    TIMED,
+    median_clock_hz,
+    readings,
+)
 from harness.records import (
     COUNTERS,
     METRICS,

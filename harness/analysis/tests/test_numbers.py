@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import discards, overhead, roofline
+from harness.analysis import overhead, roofline, statistics
 from harness.analysis import verdict as gate
 from harness.analysis.expectation import stated_peak
 from harness.analysis.roofline import bound
@@ -96,7 +96,7 @@ def discarded(channels: dict[str, tuple[float, ...]], samples: int = 20) -> Any:
     )
     telemetry = Telemetry(t_s=tuple(i * 0.1 for i in range(count)), channels=channels)
     sampling = Phase(name="sampling", start_s=0.0, end_s=0.05 * samples)
-    return discards.unfit(measured, telemetry, [sampling])
+    return statistics.unfit(measured, telemetry, [sampling])
 
 
 def with_discards(indices: Iterable[int]) -> Run:
