@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
@@ -28,11 +29,14 @@ from harness.records import (
     Verdict,
 )
 from harness.report.markdown import plain
+from harness.report.pivots import PivotTables
 from harness.report.tables import environment_rows
 from harness.report.text import command_text, outcome_name, plural
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
+HEADING = 16
+"""Columns of the heading of a pivot table's column: many run ids fit beside each other."""
 LOG_WIDTH = 160
 """Columns of a file or a pipe, such as a CI log."""
 
@@ -213,6 +217,19 @@ def suites(found: Sequence[Suite]) -> RenderableType:
     for s in found:
         rows.add_row(s.name, str(len(s.cases)), escape(s.question))
     return rows
+
+
+def pivot(found: PivotTables) -> RenderableType:
+    """Pivot tables with their headings."""
+    lines: list[RenderableType] = []
+    for heading, part in found.parts:
+        heads = [escape("\n".join(wrap(name.lstrip(">"), HEADING))) for name in part.columns]
+        numbers = [h for h, name in zip(heads, part.columns, strict=True) if name.startswith(">")]
+        rows = table(*heads, right=numbers)
+        for row in part.rows:
+            rows.add_row(*map(escape, row))
+        lines += [Text(heading, style="bold"), rows, *map(Text, part.remarks), Text()]
+    return Group(*lines[:-1])
 
 
 def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:

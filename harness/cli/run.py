@@ -23,7 +23,7 @@ from harness.git.repository import ignore_line
 from harness.machine import drift, nvml
 from harness.machine.gpu_idle import mismatch
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
-from harness.report import render, text
+from harness.report import pivots, render, text
 from harness.runner.launcher import Launcher
 from harness.runner.order import Budget
 from harness.runner.rig import Rig, take
@@ -284,18 +284,41 @@ def overhead(
 
 
 def show_(
-    run_id: options.RunArgument = "latest",
+    run_ids: options.RunsArgument = None,
     rules: options.RulesOption = None,
+    rows: options.RowsOption = "",
+    cols: options.ColsOption = "",
+    only: options.FilterOption = None,
+    metric: options.MetricOption = "",
+    form: options.FormatOption = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Show a recorded run: its cases, and the verdict by its suite's rules.
+    """Show a recorded run: its cases, and the verdict by its suite's rules; or a table of runs.
 
     \b
     harness show latest
     harness show 20261121-0730 --rules a100-retest
+    harness show latest --rows seq_len --cols provider --metric peak_memory_bytes
+    harness show RUN RUN --cols gpu --format markdown    # platforms side by side
+
+    A pivot table takes any axis, also workload, provider, gpu, commit and run. It is split where
+    cases differ in an axis that is neither in its rows nor in its columns.
     """
-    _conclude(_judged_by(rules, reader.load(store_root, run_id)), None, as_json)
+    asked = bool(rows or cols)
+    pivot_only = {"--filter": only, "--metric": metric, "--format": form}
+    options.require_pivot(asked, pivot_only, {"--rules": rules, "--json": as_json})
+    named = (reader.load(store_root, name) for name in run_ids or ["latest"])
+    runs = [*{run.run_id: run for run in named}.values()]
+    if not asked:
+        if len(runs) > 1:
+            raise HarnessError("several runs need a pivot table", "Add --cols run.")
+        _conclude(_judged_by(rules, runs[0]), None, as_json)
+    cases = pivots.cases(runs, only or ())
+    metric = metric or "step_s"
+    cells = pivots.values(metric)
+    found = pivots.pivot(cases, options.axes(rows), options.axes(cols), metric, cells)
+    options.print_pivot(found, form, console.pivot(found))
 
 
 def report_(

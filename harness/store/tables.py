@@ -74,11 +74,12 @@ def to_csv(runs: Iterable[Run]) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        writer.writerows({n: _cell(value) for n, value in row.items()} for row in _rows(run))
+        writer.writerows({n: csv_cell(value) for n, value in row.items()} for row in _rows(run))
     return text.getvalue()
 
 
-def _cell(value: Value) -> str:
+def csv_cell(value: Value) -> str:
+    """A value as CSV writes it; numbers keep every digit."""
     if value is None:
         return ""
     if isinstance(value, str) and value.startswith(_FORMULA):

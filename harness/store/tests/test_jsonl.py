@@ -176,7 +176,7 @@ def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:
     typed = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
 
     text = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
-    assert [{k: tables._cell(v) for k, v in row.items()} for row in typed] == text
+    assert [{k: tables.csv_cell(v) for k, v in row.items()} for row in typed] == text
 
 
 def test_without_pyarrow_the_error_names_the_package(
