@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
+from harness.analysis.causes import Cause
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
@@ -32,6 +33,7 @@ from harness.records import (
 )
 from harness.report.failures import Failure
 from harness.report.markdown import symbol
+from harness.report.remedies import MINOR, relevant, remedy
 from harness.report.tables import NONE, Table, factors_text
 from harness.report.text import case_names, listed, outcome_name, plural, shared_name
 from harness.report.verdict_text import (
@@ -288,15 +290,20 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
 
 
 def next_steps(
-    v: Verdict, run: Run, failed: Sequence[Failure], diagnoses: Sequence[Diagnosis] = ()
+    v: Verdict,
+    run: Run,
+    failed: Sequence[Failure],
+    diagnoses: Sequence[Diagnosis] = (),
+    found: Sequence[Cause] = (),
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
     if not run.ended_at:
-        return (f"Finish the run: `harness run --resume {shlex.quote(run.folder)}`",)
-    steps: dict[str, None] = {}
+        return (f"Finish the run: `{_resumed(run)}`",)
+    urgent = [c for c in found if c.share is None and c.kind not in MINOR]
+    steps = dict.fromkeys(remedy(c, run) for c in urgent)
     if v.not_measured:
         took = f" ({units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
         steps[f"Run it on an {v.not_measured}{took}: `harness run {suite}`"] = None
@@ -307,15 +314,18 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Require `{' '.join(remedies)}`"] = None
+    later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     slow = sorted(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
-    for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
+    for f in [f for f in slow if not later and _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {short[f.subject]}: {part}"] = None
+    steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
-        steps[f"Run the rest of the suite: `harness run {suite}`"] = None
+        rest = _resumed(run) if run.stopped else f"harness run {suite}"
+        steps[f"Run the rest of the suite: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
 
@@ -361,6 +371,12 @@ def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
     return " ".join(f"-f {shlex.quote(g)}" for g in groups)
 
 
+def _resumed(run: Run) -> str:
+    """The command that measures what a run lacks."""
+    more = " --no-abort" if run.stopped and run.stopped.rule else ""
+    return f"harness run --resume {shlex.quote(run.folder)}{more}"
+
+
 def _largest_part(measured: Sequence[Measurement]) -> str:
     """The kernel with the most time in a step, or the wait for the host if that is longer."""
     for m in measured:
@@ -394,10 +410,10 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
         more = f"{beyond}{', none behind the answer' if none else ''}"
-        yield f"correctness checked in {counted}{more}"
+        yield f"correctness: {counted}{more}"
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        ("no steady state", [s for s in summaries if _unsteady(run, s)]),
+        ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             one = short[those[0].case.case_id]

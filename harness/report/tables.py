@@ -85,7 +85,7 @@ def essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], str]:
     far = max((positive(s, axis) for s in summaries), default=0.0)
     some = [s for s in summaries if positive(s, axis) == far]
     few = len(groups_along(summaries, "provider")) <= MAX_ROWS
-    kept, where = (summaries, "") if few or not far else (some, f"{axis}={far:g}")
+    kept, where = (summaries, "") if few or not far else (some, f"{axis}={far:.10g}")
     first = groups_along(kept, "provider")[:MAX_ROWS]
     return {s.case.case_id for group in first for s in group}, where
 
@@ -104,7 +104,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         heads: tuple[str, ...] = ("case",)
     else:
         heads = axes or ("provider",)
-    free = {r.metric: r for c in cases if c.program for r in c.program.readings}
+    free = dict.fromkeys(r.metric for c in cases if c.program for r in c.program.readings)
     timed = (name for name, metric in METRICS.items() if not metric.counted)  # see report.ran
     known = [*timed, *(name for name in free if name not in METRICS)]
     metrics = [m for m in known if any(m in s.metrics for s in summaries)]
@@ -114,12 +114,22 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     for s in summaries:
         first = [run.suite.label(s.case) or f"`{names[s.case.case_id]}`"]
         if heads != ("case",):
-            first = [units.scalar(v) if (v := s.case.get(a)) is not None else NONE for a in heads]
-        rows.append((*first, *(_metric_cell(s, m, intervals) for m in metrics), _count(s)))
-    titles = _TITLES | {n: f"{n} ({r.unit})" for n, r in free.items() if n not in METRICS}
-    columns = (*heads, *(f">{titles[m]}" for m in metrics), ">n")
+            first = axis_cells(s.case, heads)
+        rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
+    named = titles(cases)
+    columns = (*heads, *(f">{named[m]}" for m in metrics), ">n")
     remarks = () if intervals else tuple(_missing(summaries, run))
     return Table(columns=columns, rows=tuple(rows), remarks=remarks)
+
+
+def titles(cases: Sequence[Case]) -> dict[str, str]:
+    """Metric -> how a table calls it, also those that only a program of these cases knows."""
+    own = (r for c in cases if c.program for r in c.program.readings)
+    return {r.metric: f"{r.metric} ({r.unit})" for r in own} | _TITLES
+
+
+def axis_cells(case: Case, axes: Sequence[str]) -> list[str]:
+    return [units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes]
 
 
 def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = ()) -> Table:
@@ -149,8 +159,8 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
     rows = []
     for side, label in zip(groups, labels, strict=True):
         case = next(iter(side.values())).case
-        values = (units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes)
-        cells = (_metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
+        values = axis_cells(case, axes)
+        cells = (metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
         ratios = (_against(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
         group = group_of(side[ours].case, axis) if ours in side else ""
@@ -164,7 +174,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
     columns = (
         *(("case",) if all(labels) else axes),
         *(f">{p}" for p in providers),
-        *(f">against {p} at {x:g}" for p in others[:MAX_RATIOS] for x in xs),
+        *(f">against {p} at {x:.10g}" for p in others[:MAX_RATIOS] for x in xs),
         *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
     )
     remark = (
@@ -326,7 +336,7 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> Table:
             exponent = units.cell("scaling_exponent", f.exponent)
         if f.last is not None:
             start, end = f.last_ends
-            last = f"{units.cell('scaling_exponent', f.last)} from {start:g} to {end:g}"
+            last = f"{units.cell('scaling_exponent', f.last)} from {start:.10g} to {end:.10g}"
         timed = sum(p.step_s is not None for p in f.points)
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
@@ -346,7 +356,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         if declined:
             outcome, why = declined.outcome, declined.detail
         elif outcome is None:
-            why = "the run ended before this case started"
+            why = s.detail or "the run ended before this case started"
         elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
             why = s.detail  # judged afterwards
         else:
@@ -411,7 +421,7 @@ def _pairs(mapping: Mapping[str, Scalar] | Mapping[str, str]) -> str:
     return ", ".join(f"{k}={units.scalar(v)}" for k, v in mapping.items())
 
 
-def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
+def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     estimate = s.metrics.get(metric)
     if estimate is not None:
         whole = intervals or metric in ("tokens_per_s", "step_s")
@@ -420,10 +430,8 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
             text = f"{text} ({s.roofline_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = timeout_bound(s, metric)
-    if bound is not None and metric == "step_s":
-        return f"over {units.duration(bound)} (timeout)"
     if bound is not None:
-        return f"under {units.plain(metric, bound)} (timeout)"
+        return f"{units.bound_text(metric, bound)} (timeout)"
     if metric == "step_s":
         return "not repeatable" if s.apart_s else outcome_name(s.outcome)
     return NONE
@@ -467,8 +475,7 @@ def _actual(a: Assessment) -> str:
         return units.cell(metric, a.actual)
     if a.bound is None:
         return _unknown("no measurement")
-    sign = "under" if METRICS[metric].higher_is_better else "over"
-    return f"{sign} {units.plain(metric, a.bound)} (timeout)"
+    return f"{units.bound_text(metric, a.bound)} (timeout)"
 
 
 def _distance(of: Sequence[Assessment]) -> str:

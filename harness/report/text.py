@@ -5,6 +5,7 @@ bisection (its page).
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -238,36 +239,44 @@ def _effect(e: Effect) -> str:
     return f"{amount}{f', {_span(e)} by pair' if differ else ''} ({pairs})"
 
 
-def crossover_sentence(
-    found: Sequence[Versus], names: Mapping[str, str], most: int = MAX_NAMES
-) -> str:
+def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str:
     """Where the first provider gets ahead of another; both ends of each range are measured.
 
     Args:
         names: Id of a group's first case -> name of the group.
-        most: Configurations that are named; more are counted.
     """
     v = found[0]
     where: dict[str, list[str]] = {}
     for one in found:
         (least, first), (end, last) = one.points[0], one.points[-1]
         if one.crossover:
-            below, above = one.crossover
-            place = f"gets ahead between {below:g} and {above:g}"
+            place = f"gets ahead between {_range(one.crossover)}"
         elif first.low is not None and first.low > 1:
-            place = f"is ahead already at {least:g}"
+            place = f"is ahead already at {least:.10g}"
         elif last.high is not None and last.high < 1:
-            place = f"is behind up to {end:g}"
+            place = f"is behind up to {end:.10g}"
         else:
             place = "is neither ahead nor behind for certain"
-        where.setdefault(place, []).append(names.get(one.first.case.case_id, "").replace(", ", " "))
+        where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
     parts = [
-        f"{place} ({listed(those) if len(those) <= most else len(those)})"
+        f"{place} ({listed(those) if len(those) <= MAX_NAMES else len(those)})"
         for place, those in where.items()
     ]
     if len(parts) == 1 and len(found) > 1:
         parts = [f"{next(iter(where))}, in all {len(found)} configurations"]
     return f"Against {v.theirs}, along `{v.axis}`: {v.ours} {'; '.join(parts)}."
+
+
+def crossover_brief(found: Sequence[Versus]) -> str:
+    """`nsa overtakes dense at T 8192 and 16384 (8 of 10), ...`: where it does."""
+    v = found[0]
+    count = Counter(_range(one.crossover) for one in found if one.crossover)
+    parts = [f"{ends} ({n} of {len(found)})" for ends, n in count.most_common()]
+    return f"{v.ours} overtakes {v.theirs} between `{v.axis}` {', '.join(parts)}."
+
+
+def _range(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.10g} and {ends[1]:.10g}"
 
 
 def _span(e: Effect) -> str:
@@ -315,13 +324,6 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
     sentences = (*map(_dead_axes, dead.values()), *map(_varying, found.varying))
     return (*sentences, *map(_invariances, still.values()))
-
-
-def dead_axes_bullets(found: Oddities) -> Iterable[str]:
-    """The axes that change nothing; the section Profile has the evidence."""
-    whole = [d for d in found.dead if d.all_values and not d.time_differs]
-    if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
-        yield f"{listed([*dead])} {'has' if len(dead) == 1 else 'have'} no effect; see Profile."
 
 
 def coverage_sentence(found: Oddities) -> str:

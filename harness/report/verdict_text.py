@@ -75,7 +75,8 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         if some:
             of = f"{len(result.findings)} of {result.judged} {noun}, {side}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
-    text = f"{len(result.findings)} of {result.judged} {noun}: " if result.judged > 1 else ""
+    some = len(result.findings) < result.judged
+    text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
     text += _joined(result.findings, most)
     if result.perhaps:
         text += f"; undecided, GO is possible: {_joined(result.perhaps, most)}"
