@@ -169,19 +169,15 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "others": [s for w, s in sections.items() if w not in asked],
         "profile": profile_section(run, summaries, of_asked),
         "oddities": text.oddity_sentences(odd),
-        "compared": text.coverage_sentence(odd),
-        "flags": tuple(text.flag_sentences(run, unread=False)),
-        "unread": tuple(text.flag_sentences(run, unread=True)),
+        "flags": tuple(text.flag_sentences(run)),
         "failures": failed,
         "not_run": tables.not_run(summaries, run),
         "expectations": tables.expectations(assessments, short),
-        "targets": text.targets_sentence(targets) if targets else "",
         "low_targets": tuple(f"{text.target_text(t, short)}." for t in targets),
         "judged_scaling": tables.scaling(fitted, short) if fitted else None,
         "scaling": tables.scaling(fits, short) if fits else None,
         "scaling_pictures": [n for n in names if n.startswith("scaling-")],
         "judged_pictures": [n for n in names if n in {_scaling(f) for f in fitted}],
-        "telemetry_missing": "" if "utilisation" in names else _telemetry_missing(run),
         "steadiness": steadiness.table(spreads(run), summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
@@ -214,7 +210,7 @@ def _pictures(
 ) -> tuple[Picture, ...]:
     drawn: list[Picture | None] = []
     for workload, members in _by_workload(summaries).items():
-        names = tables.labels([s.case for s in members])
+        names = text.case_names(run.suite)
         compared = [v for v in against if v.workload == workload]
         drawn.append(
             figures.versus(workload, compared, _group_names(run, members, compared))
@@ -274,13 +270,6 @@ def _representative(run: Run, verdict: Verdict) -> Measurement | None:
 
     ok = [m for m in run.measurements if m.outcome is Outcome.OK and count(m)]
     return max([m for m in ok if m.case_id in judged] or ok, key=count, default=None)
-
-
-def _telemetry_missing(run: Run) -> str:
-    reasons = dict.fromkeys(
-        why for m in run.measurements if m.telemetry for why in m.telemetry.unavailable.values()
-    )
-    return "; ".join(reasons) or "no probe took a reading while an ok process was timed"
 
 
 def _section(

@@ -19,7 +19,7 @@ from harness.records import (
     Use,
 )
 from harness.report.markdown import clipped, symbol
-from harness.report.tables import NONE, Table, labels
+from harness.report.tables import NONE, Table
 from harness.report.text import (
     case_names,
     command_text,
@@ -60,7 +60,7 @@ def profile_section(
         "bottlenecks": _bottlenecks(run, summaries, names),
         "parts": _parts(asked or summaries, first, names),
         "other_parts": _parts([s for s in summaries if asked and s not in asked], first, names),
-        "counts": _counts(summaries, first),
+        "counts": _counts(summaries, first, names),
         "missing": tuple(_missing(first)),
     }
 
@@ -196,7 +196,9 @@ def _use(use: Use, total_s: float) -> str:
 
 
 def _counts(
-    summaries: Sequence[CaseSummary], first: Mapping[str, Measurement | None]
+    summaries: Sequence[CaseSummary],
+    first: Mapping[str, Measurement | None],
+    names: Mapping[str, str],
 ) -> Table | None:
     """A case a row; cases of one workload and provider with equal counts share one."""
     counted = [m.counters for m in first.values() if m and m.counters]
@@ -206,7 +208,6 @@ def _counts(
         if any(name in s.metrics for s in summaries)
         or any(getattr(c, name) is not None for c in counted)
     ]
-    names = labels([s.case for s in summaries])
     rows: dict[tuple[str, ...], list[str]] = {}
     for s in summaries:
         m = first[s.case.case_id]
@@ -220,13 +221,8 @@ def _counts(
     table: list[tuple[str, ...]] = []
     for (head, *counts), members in rows.items():
         alone = heads.count(head) == 1
-        table.append((f"`{head}`" if alone else f"`{head}`: {_members(members, head)}", *counts))
+        table.append((f"`{head}`" if alone else " or ".join(members), *counts))
     return Table(columns=("cases", *(f">{_HEADS[n]}" for n in shown)), rows=tuple(table))
-
-
-def _members(names: Sequence[str], head: str) -> str:
-    provider = head.partition("/")[2]
-    return " or ".join(" ".join(n.replace(provider, "", 1).split()) or n for n in names)
 
 
 def _count(summary: CaseSummary, m: Measurement, name: str) -> str:

@@ -69,16 +69,6 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     return tuple(n for n in names if len({(type(v), v) for v in (c.get(n) for c in cases)}) > 1)
 
 
-def labels(cases: Sequence[Case]) -> dict[str, str]:
-    """Case id -> the shortest name that tells these cases apart."""
-    names = varying(cases)
-    return {
-        c.case_id: "  ".join(_part(n, c.get(n)) for n in names if c.get(n) is not None)
-        or c.provider
-        for c in cases
-    }
-
-
 def essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], str]:
     """Ids of the cases that a page shows, and in words which: all, or those at the far end."""
     axis = longest(summaries)
@@ -99,7 +89,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     """
     cases = [s.case for s in summaries]
     axes = varying(cases)
-    names = labels(cases)
+    names = case_names(run.suite)
     if len(axes) > MAX_AXIS_COLUMNS:
         heads: tuple[str, ...] = ("case",)
     else:
@@ -112,9 +102,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         metrics = [m for m in metrics if m not in _DETAILS]
     rows = []
     for s in summaries:
-        first = [run.suite.label(s.case) or f"`{names[s.case.case_id]}`"]
-        if heads != ("case",):
-            first = axis_cells(s.case, heads)
+        first = [names[s.case.case_id]] if heads == ("case",) else axis_cells(s.case, heads)
         rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
     named = titles(cases)
     columns = (*heads, *(f">{named[m]}" for m in metrics), ">n")
@@ -407,10 +395,6 @@ def timeline(run: Run) -> Table:
 
 
 # --- cells -------------------------------------------------------------------------------
-
-
-def _part(name: str, value: Scalar | None) -> str:
-    return units.scalar(value) if name == "provider" else f"{name}={units.scalar(value)}"
 
 
 def _unknown(why: str) -> str:

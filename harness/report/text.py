@@ -36,10 +36,6 @@ MAX_NAMES = 2
 """Configurations that a sentence on the crossover names."""
 TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
-_UNREAD = (
-    "Set by cases and never read up to the counted steps",
-    "Passed and never read from the parsed arguments by then",
-)
 JUDGEMENTS = {
     Judgement.MET: "met",
     Judgement.BELOW: "below",
@@ -126,15 +122,6 @@ def _names(names: Iterable[str]) -> str:
 
 
 # --- targets, time and sampling ---------------------------------------------------------
-
-
-def targets_sentence(targets: Sequence[Target]) -> str:
-    """How little the stated tokens/s ask for; the appendix has each."""
-    most = max(targets, key=lambda t: t.mfu)
-    return (
-        f"{plural('target', len(targets))} in tokens/s prove little when met: the highest asks for "
-        f"{units.percent(most.mfu)} of the peak of {most.peak.gpu} (see the appendix)."
-    )
 
 
 def target_text(t: Target, names: Mapping[str, str] | None = None) -> str:
@@ -326,17 +313,6 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
     return (*sentences, *map(_invariances, still.values()))
 
 
-def coverage_sentence(found: Oddities) -> str:
-    """How many pairs of cases could be compared; empty without pairs."""
-    if not found.pairs:
-        return ""
-    return (
-        f"Axes without effect were looked for in {found.compared} of "
-        f"{plural('pair', found.pairs)} of cases that differ in one axis: those with counters and "
-        "outputs or reported metrics."
-    )
-
-
 def _dead_axes(alike: Sequence[DeadAxis]) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
     d = replace(
@@ -399,12 +375,8 @@ def _invariances(alike: Sequence[Invariance]) -> str:
     return f"{text}: {why}.{more}"
 
 
-def flag_sentences(run: Run, *, unread: bool | None = None) -> Iterable[str]:
-    """Variables that are set, and options that carry axes: which the program was seen to read.
-
-    Args:
-        unread: Only those that it never read, or only the others.
-    """
+def flag_sentences(run: Run) -> Iterable[str]:
+    """Variables that are set, and options that carry axes: which the program was seen to read."""
     cases = {c.case_id: c for c in run.suite.cases}
     read: set[str] = set()
     known: set[str] = set()
@@ -421,10 +393,10 @@ def flag_sentences(run: Run, *, unread: bool | None = None) -> Iterable[str]:
             around |= m.flags_read.keys() - own.keys()
     for what, names in (
         ("Set by cases and read by the program", known & read),
-        (_UNREAD[0], known - read),
-        (_UNREAD[1], passed - read),
+        ("Set by cases and never read up to the counted steps", known - read),
+        ("Passed and never read from the parsed arguments by then", passed - read),
         ("Set by cases; not known whether the program read them", unknown),
         ("Set in the environment but read by no case", around - read - passed),
     ):
-        if names and unread in (None, what in _UNREAD):
+        if names:
             yield f"{what}: {_names(sorted(names))}."

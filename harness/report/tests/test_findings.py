@@ -19,7 +19,7 @@ from harness.records import (
     TensorDigest,
 )
 from harness.report.tests.test_report import values
-from harness.report.text import coverage_sentence, flag_sentences, oddity_sentences
+from harness.report.text import flag_sentences, oddity_sentences
 from harness.tests.fake_runs import case, run, sweep, timed
 
 DEAD = DeadAxis(
@@ -123,11 +123,6 @@ def test_counts_that_vary_in_words(second: tuple[float, float], follows: str) ->
 
     assert "110 (90 to 110 in 8 steps) with 512" in sentence
     assert follows in sentence
-
-
-def test_the_pairs_that_could_be_compared_are_counted() -> None:
-    assert coverage_sentence(Oddities()) == ""
-    assert " in 3 of 5 pairs of cases " in coverage_sentence(Oddities(pairs=5, compared=3))
 
 
 # --- of a run ----------------------------------------------------------------------------
