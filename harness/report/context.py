@@ -14,7 +14,7 @@ from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.causes import causes
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, Versus, effects, versus
+from harness.analysis.effects import Effect, Versus, effects, longest, versus
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import done, modest
@@ -272,6 +272,17 @@ def _representative(run: Run, verdict: Verdict) -> Measurement | None:
     return max([m for m in ok if m.case_id in judged] or ok, key=count, default=None)
 
 
+def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], str]:
+    """Ids of the cases that a page shows, and in words which: all, or those at the far end."""
+    axis = longest(summaries)
+    far = max((scaling.positive(s, axis) for s in summaries), default=0.0)
+    some = [s for s in summaries if scaling.positive(s, axis) == far]
+    few = len(scaling.groups_along(summaries, "provider")) <= tables.MAX_ROWS
+    kept, where = (summaries, "") if few or not far else (some, f"{axis}={far:.10g}")
+    first = scaling.groups_along(kept, "provider")[: tables.MAX_ROWS]
+    return {s.case.case_id for group in first for s in group}, where
+
+
 def _section(
     run: Run,
     workload: str,
@@ -291,7 +302,7 @@ def _section(
     )
     picture = f"speed-{figures.slug(workload)}"
     common, effective = tables.effective(members)
-    ids, where = tables.essential(members)
+    ids, where = _essential(members)
     page = [s for s in members if s.case.case_id in ids]
     sure = any(e.low is not None for s in members for e in s.metrics.values())
     compared = [v for v in against if v.workload == workload]

@@ -93,7 +93,7 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
     for i, c in enumerate(found):
         if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK):
             brief = c.share is not None and c.kind is not CauseKind.FALLBACK
-            why = f"** in {plural('case', len(c.cases))}; see Profile"
+            why = f"** in {plural('case', len(c.cases))}"
             yield f"**Cause: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness import units
-from harness.analysis.effects import Versus, longest
+from harness.analysis.effects import Versus
 from harness.analysis.expectation import Assessment, Judgement, timeout_bound
 from harness.analysis.overhead import by_phase
-from harness.analysis.scaling import ScalingFit, group_of, groups_along, positive
+from harness.analysis.scaling import ScalingFit, group_of, groups_along
 from harness.analysis.statistics import times_better
 from harness.analysis.summary import why_absent
 from harness.records import (
@@ -67,17 +67,6 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     names = dict.fromkeys(["provider", *(n for c in cases for n in c.swept)])
     # 1 and True are equal, but different values.
     return tuple(n for n in names if len({(type(v), v) for v in (c.get(n) for c in cases)}) > 1)
-
-
-def essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], str]:
-    """Ids of the cases that a page shows, and in words which: all, or those at the far end."""
-    axis = longest(summaries)
-    far = max((positive(s, axis) for s in summaries), default=0.0)
-    some = [s for s in summaries if positive(s, axis) == far]
-    few = len(groups_along(summaries, "provider")) <= MAX_ROWS
-    kept, where = (summaries, "") if few or not far else (some, f"{axis}={far:.10g}")
-    first = groups_along(kept, "provider")[:MAX_ROWS]
-    return {s.case.case_id for group in first for s in group}, where
 
 
 def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = False) -> Table:

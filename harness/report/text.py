@@ -255,10 +255,10 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str
 
 
 def crossover_brief(found: Sequence[Versus]) -> str:
-    """`nsa overtakes dense at T 8192 and 16384 (8 of 10), ...`: where it does."""
+    """`nsa overtakes dense at T 8192 and 16384 (8), ...`: where it does."""
     v = found[0]
     count = Counter(_range(one.crossover) for one in found if one.crossover)
-    parts = [f"{ends} ({n} of {len(found)})" for ends, n in count.most_common()]
+    parts = [f"{ends} ({n})" for ends, n in count.most_common()]
     return f"{v.ours} overtakes {v.theirs} between `{v.axis}` {', '.join(parts)}."
 
 
