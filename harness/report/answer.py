@@ -451,7 +451,9 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         )
         skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in why.most_common(2))
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
-        counted = f"{len(done)} of {len(measured)}"
+        length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
+        on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""
+        counted = f"{len(done)} of {len(measured)}{on}"
         rows.append((name, counted, error, skipped or NONE))
     columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
     return Table(columns=columns, rows=tuple(rows)) if rows else None

@@ -189,13 +189,14 @@ def test_correctness_counts_processes_and_names_the_reason() -> None:
 
     def measure(c: Case) -> list[Measurement]:
         skipped = Accuracy(skipped="96 GiB") if c.provider == "dense" else error
-        return [replace(m, accuracy=skipped) for m in timed(c, 1.0)]
+        seen = {} if skipped is not error else {"checked_tokens": 1024}
+        return [replace(m, accuracy=skipped, effective=seen) for m in timed(c, 1.0)]
 
     built = values(run(CASES, measure))
 
     assert "correctness: 6 of 12 processes" in built["trust"]
     assert [row[1:] for row in built["correctness"].rows] == [
-        ("6 of 6", "0.4 (dq)", "–"),
+        ("6 of 6, 1,024 tokens", "0.4 (dq)", "–"),
         ("0 of 6", "–", "96 GiB: 6"),
     ]
 
