@@ -346,6 +346,13 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
     return max(((t.error / t.bound, t.name) for t in tensors), default=(0.0, ""))
 
 
+def _sampled(compared: Sequence[Measurement]) -> str:
+    """`, 90 of 8,192 to 92 of 65,536 rows`, where not every row was compared."""
+    rows = {m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled}
+    said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
+    return f", {' to '.join(dict.fromkeys((said[0], said[-1])))} rows" if said else ""
+
+
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     """By workload and provider: how many processes were compared, how closely, and why not all."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
@@ -363,7 +370,7 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         )
         skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in why.most_common(2))
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
-        counted = f"{len(done)} of {len(measured)}"
+        counted = f"{len(done)} of {len(measured)}{_sampled(done)}"
         rows.append((f"{workload}/{provider}", counted, error, skipped or NONE))
     columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
     return Table(columns=columns, rows=tuple(rows)) if rows else None
