@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from harness import __main__
 from harness.cli import main as cli
+from harness.cli.console import EXIT_REFUSED
 from harness.cli.progress import ProgressBar
 from harness.git import repository
 from harness.runner import launcher
@@ -313,6 +314,25 @@ def test_a_defect_is_exit_4_with_its_traceback_and_never_a_no_go(
     assert f"\n{type(defect).__name__}" in result.stderr
     assert "Report it" in result.stderr
     assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_an_output_that_is_not_read_to_its_end_is_no_defect_and_no_verdict(
+    words: list[str], tmp_path: Path
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *words],
+            cwd=tmp_path,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+
+    assert done.returncode == EXIT_REFUSED
+    assert b"defect" not in done.stderr
 
 
 def test_a_broken_installation_is_exit_4(
