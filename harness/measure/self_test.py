@@ -36,7 +36,7 @@ LINE_UP_CYCLES = 200_000
 GPU_SIDE, CPU_SIDE = 8192, 1024
 """Rows of the square matrices."""
 COPY_BYTES, CPU_COPY_BYTES = 2**30, 2**26
-LAUNCHES = 2000
+LAUNCHES, SYNCS = 2000, 500
 TURNS, COOL_S = 6, 0.01
 """Products at each precision, in turns; before each the GPU cools and its power budget recovers."""
 
@@ -75,6 +75,7 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
             flops_per_s=products.reached(),
             bytes_per_s=_bandwidth(),
             launch_s=_least_each_s(_empty_kernel(), LAUNCHES),
+            sync_s=_least_each_s(torch.zeros((), device="cuda").item, SYNCS),
         ),
     )
 

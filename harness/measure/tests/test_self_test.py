@@ -128,7 +128,7 @@ def test_the_self_test_passes_here(warm: Launcher) -> None:
     assert proof.refuted == ()
     assert proof.peaks.flops_per_s["fp32"] > 1e8
     assert proof.peaks.bytes_per_s is not None
-    assert proof.peaks.launch_s is None
+    assert proof.peaks.launch_s is proof.peaks.sync_s is None
 
 
 def test_a_fast_stopwatch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +217,8 @@ def test_the_self_test_passes_on_a_gpu() -> None:
     assert proof.peaks.flops_per_s["bf16"] > 1e14
     assert proof.peaks.launch_s is not None
     assert 5e-7 < proof.peaks.launch_s < 2e-5
+    assert proof.peaks.sync_s is not None
+    assert proof.peaks.launch_s < proof.peaks.sync_s < 2e-4
 
 
 @pytest.mark.gpu
