@@ -35,7 +35,14 @@ from harness.report.failures import Failure
 from harness.report.markdown import symbol
 from harness.report.remedies import MINOR, relevant, remedy
 from harness.report.tables import NONE, Table, factors_text
-from harness.report.text import case_names, listed, outcome_name, plural, shared_name
+from harness.report.text import (
+    case_names,
+    listed,
+    outcome_name,
+    plural,
+    rest_command,
+    shared_name,
+)
 from harness.report.verdict_text import (
     farthest,
     needed_text,
@@ -301,7 +308,7 @@ def next_steps(
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
     if not run.ended_at:
-        return (f"Finish the run: `{_resumed(run)}`",)
+        return (f"Finish the run: `{rest_command(run.stopped, run.folder)}`",)
     urgent = [c for c in found if c.share is None and c.kind not in MINOR]
     steps = dict.fromkeys(remedy(c, run) for c in urgent)
     if v.not_measured:
@@ -324,7 +331,7 @@ def next_steps(
         steps[f"Speed up {short[f.subject]}: {part}"] = None
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
-        rest = _resumed(run) if run.stopped else f"harness run {suite}"
+        rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
         steps[f"Run the rest of the suite: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
@@ -369,12 +376,6 @@ def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
     """`-f 'train/dense/*'`: the cases of their workloads and providers."""
     groups = dict.fromkeys(f"{c.workload}/{c.provider}*" for i in ids if (c := cases.get(i)))
     return " ".join(f"-f {shlex.quote(g)}" for g in groups)
-
-
-def _resumed(run: Run) -> str:
-    """The command that measures what a run lacks."""
-    more = " --no-abort" if run.stopped and run.stopped.rule else ""
-    return f"harness run --resume {shlex.quote(run.folder)}{more}"
 
 
 def _largest_part(measured: Sequence[Measurement]) -> str:
@@ -432,6 +433,13 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
     return max(((t.error / t.bound, t.name) for t in tensors), default=(0.0, ""))
 
 
+def _sampled(compared: Sequence[Measurement]) -> str:
+    """`, 90 of 8,192 to 92 of 65,536 rows`, where not every row was compared."""
+    rows = {m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled}
+    said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
+    return f", {' to '.join(dict.fromkeys((said[0], said[-1])))} rows" if said else ""
+
+
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     """By workload, and provider if these are few: how many processes were compared, how closely,
     and why not all."""
@@ -453,7 +461,7 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
         length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
         on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""
-        counted = f"{len(done)} of {len(measured)}{on}"
+        counted = f"{len(done)} of {len(measured)}{on}{_sampled(done)}"
         rows.append((name, counted, error, skipped or NONE))
     columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
     return Table(columns=columns, rows=tuple(rows)) if rows else None

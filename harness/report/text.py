@@ -26,6 +26,7 @@ from harness.records import (
     Outcome,
     Run,
     Scalar,
+    Stop,
     Suite,
 )
 
@@ -103,6 +104,12 @@ def shared_name(names: Sequence[str]) -> str:
     """The parts that names of cases share."""
     split = [name.split(", ") for name in names]
     return ", ".join(part for part in split[0] if all(part in own for own in split))
+
+
+def rest_command(stop: Stop | None, folder: object) -> str:
+    """The command that measures what a run lacks."""
+    more = " --no-abort" if stop and stop.rule else ""
+    return f"harness run --resume {shlex.quote(str(folder))}{more}"
 
 
 def outcome_name(outcome: Outcome | None) -> str:
