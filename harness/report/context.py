@@ -64,7 +64,6 @@ def _files(
     printed = {
         **values,
         "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
-        "date": day,
         "page": quote(name),
         "appendix": appendix,
         "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
@@ -118,7 +117,6 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     against = versus(summaries)
     pictures = _pictures(run, summaries, fits, against, verdict)
     names = [p.name for p in pictures]
-    no_git = "not available (not a git repository)"
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     axis_effects = effects(summaries)
@@ -145,8 +143,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     values: dict[str, object] = {
         "run": run,
         "device": text.device(env),
-        "branch": env.git.branch if env.git else no_git,
-        "commit": env.git.commit if env.git else no_git,
+        "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "verdict": verdict,
         "headline": answer.headline(briefly, run),

@@ -25,7 +25,6 @@ from harness.records import (
     Measurement,
     Outcome,
     Run,
-    Scalar,
     Stop,
     Suite,
 )
@@ -118,10 +117,6 @@ def outcome_name(outcome: Outcome | None) -> str:
 
 def device(environment: Environment) -> str:
     return environment.gpu.name if environment.gpu else f"CPU ({environment.cpu})"
-
-
-def _value(axis: str, value: Scalar) -> str:
-    return f"`{axis}={units.scalar(value)}`"
 
 
 def _names(names: Iterable[str]) -> str:
