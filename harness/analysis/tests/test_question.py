@@ -331,3 +331,15 @@ def test_a_curve_that_steepens_is_judged_by_its_last_octave(
     assert found.estimate is not None
     assert found.estimate.value == pytest.approx(last, abs=0.02)
     assert "4096 to 8192" in found.detail
+
+
+def test_a_growth_that_a_fixed_cost_hides_says_so() -> None:
+    cases = sweep(seq_len=[512, 1024, 2048, 4096])
+    rule = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=1.3)
+    made = run(cases, lambda c: timed(c, 1.0, cv=0.001), rules=[rule])
+    summaries = summarise(made)
+
+    found = of(judge(made.suite, environment(), summaries, fit(summaries)), "growth")
+
+    assert found.decision is GO
+    assert "hardly depends on seq_len" in found.findings[0].detail

@@ -121,6 +121,19 @@ def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
     assert table.remarks == ("Not asked on this GPU: 1 expectation for A100 (2 cases).",)
 
 
+def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:
+    recorded = measured(failed=Outcome.UNSUPPORTED, peers=("dense",))
+    lacking = [
+        replace(m, detail="flash-linear-attention is not installed") if m.detail == "" else m
+        for m in recorded.measurements
+    ]
+    built = values(replace(recorded, measurements=tuple(lacking)))
+
+    assert "no time of dense (unsupported)" in built["headline"]
+    assert "not installed" not in f"{built['headline']}{built['answers']}{built['rules']}"
+    assert str(built["not_run"]).count("not installed") == 1
+
+
 def steps(recorded: Run) -> str:
     return "\n".join(values(recorded)["next_steps"])
 
