@@ -1,7 +1,8 @@
 """Effect of the provider, or of an axis with two values, on the speed of otherwise equal cases.
 
 If the whole interval of one pair of cases is below that of another, their mean describes neither:
-the effect is then that in each level of the axis that separates the pairs.
+the effect is then that in each level of the axis that separates the pairs. Below: the first
+provider against the others, and the parts of a step.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Any
 
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import half_width, times_better
-from harness.records import CaseSummary, Estimate, Outcome, Scalar
+from harness.records import Case, CaseSummary, Estimate, Outcome, Run, Scalar
 
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
@@ -235,11 +236,12 @@ class Versus:
     ours: str
     theirs: str
     axis: str
-    """Empty if no numeric axis has two values; there is then one point."""
     first: CaseSummary
     """Ours at the first point: it names the group."""
     points: tuple[tuple[float, Estimate], ...]
     """Value of the axis, ascending, and the ratio."""
+    roofline: tuple[tuple[float, float], ...] = ()
+    """The ratio that ours would have at the roofline, where it is known."""
 
     @property
     def crossover(self) -> tuple[float, float] | None:
@@ -253,29 +255,28 @@ class Versus:
 
 
 def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
-    """The first provider of each workload against its others, where cases are equal otherwise."""
+    """The first provider of each workload against its others along the numeric axis with the most
+    values, where cases are equal otherwise."""
     found = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload]
         ours, *others = dict.fromkeys(s.case.provider for s in cases)
         axis = _longest(cases)
         for theirs in others:
-            for group in groups_along(cases, "provider", axis):
-                sides = [
-                    {
-                        positive(s, axis): s
-                        for s in group
-                        if s.case.provider == p and _has_a_speed(s)
-                    }
-                    for p in (ours, theirs)
-                ]
-                both = sorted(sides[0].keys() & sides[1].keys())
-                if both:
-                    steps = [[of[x].metrics["step_s"] for of in sides] for x in both]
-                    ratios = [times_better(a, b, higher_is_better=False) for a, b in steps]
-                    points = tuple(zip(both, ratios, strict=True))
-                    known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
-                    found.append(Versus(first=sides[0][both[0]], points=points, **known))
+            partner = {a.case.case_id: b for a, b in _pairs(cases, "provider", ours, theirs)}
+            both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
+            for group in groups_along(both, axis):
+                ascending = sorted(group, key=lambda s: positive(s, axis))
+                points, roofline = [], []
+                for s in ascending:
+                    steps = (one.metrics["step_s"] for one in (s, partner[s.case.case_id]))
+                    ratio = times_better(*steps, higher_is_better=False)
+                    points.append((positive(s, axis), ratio))
+                    if share := s.metrics.get("roofline_share"):
+                        roofline.append((positive(s, axis), ratio.value / share.value))
+                known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
+                curve = {"points": tuple(points), "roofline": tuple(roofline)}
+                found.append(Versus(first=ascending[0], **known, **curve))
     return tuple(found)
 
 
@@ -285,3 +286,77 @@ def _longest(cases: Sequence[CaseSummary]) -> str:
     count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}
     best = max(count, key=lambda n: count[n], default="")
     return best if count.get(best, 0) > 1 else ""
+
+
+# --- where the time of a step goes ---------------------------------------------------------
+
+OTHER, OUTSIDE = "other kernels", "outside kernels"
+WHOLE = "whole"
+"""Value of an axis whose other values are parts of it."""
+MAX_STACKS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Parts of a case's step with their seconds. Those of a profile add up to the step."""
+
+    case: Case
+    step_s: float
+    parts: Mapping[str, float]
+    alone: bool = False
+    """Whether each part was timed by itself: there is no profile."""
+
+
+def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
+    """The longest of each group of cases along their longest axis, the longest step first."""
+    found: list[Stack] = []
+    for workload in dict.fromkeys(s.case.workload for s in summaries):
+        cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
+        axis = _longest(cases)
+        profiled = [(s, stack) for s in cases if (stack := _profiled(run, s.case))]
+        last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
+        found += [stack for s, stack in profiled if s in last]
+        found += [] if profiled else _alone(cases)
+    return tuple(sorted(found, key=lambda stack: -stack.step_s)[:MAX_STACKS])
+
+
+def _profiled(run: Run, case: Case) -> Stack | None:
+    """Kernel time by range, and the rest of the step; None unless two ranges are named.
+
+    Kernels that run side by side share the time.
+    """
+    m = next((m for m in run.of(case.case_id) if m.breakdown and m.profile), None)
+    if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
+        return None
+    step_s, parts = m.breakdown.step_s, dict[str, float]()
+    for use in m.profile.kernels:
+        name = _part(use.where)
+        parts[name] = parts.get(name, 0.0) + use.time_s
+    busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
+    if len(parts.keys() - {OTHER}) < 2:
+        return None
+    parts = {name: t * min(1.0, busy_s / total_s) for name, t in parts.items()}
+    parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
+    return Stack(case=case, step_s=step_s, parts={**parts, OUTSIDE: step_s - busy_s})
+
+
+def _part(where: str) -> str:
+    """`nsa.select` -> `select`; PyTorch's `Optimizer.step#AdamW.step` -> `optimiser`."""
+    return "optimiser" if where.startswith("Optimizer.") else where.rpartition(".")[2] or OTHER
+
+
+def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
+    """Cases that are whole, with the parts that are equal in all else, or the only one so named."""
+    for whole in cases:
+        for axis in (name for name, value in whole.case.axes.items() if value == WHOLE):
+            like = [s for s in cases if s.case.provider == whole.case.provider]
+            near = [s for g in groups_along(like, axis) if whole in g for s in g]
+            parts: dict[str, float] = {}
+            for value in dict.fromkeys(s.case.get(axis) for s in like if s is not whole):
+                named = [s for s in like if s.case.get(axis) == value]
+                equal = [s for s in near if s in named] or named
+                if len(equal) == 1 and value != WHOLE:
+                    parts[str(value)] = equal[0].metrics["step_s"].value
+            if len(parts) > 1:
+                step_s = whole.metrics["step_s"].value
+                yield Stack(case=whole.case, step_s=step_s, parts=parts, alone=True)

@@ -223,6 +223,16 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str
     return f"Against {v.theirs}, along `{v.axis}`: {v.ours} {'; '.join(parts)}."
 
 
+def span_of_speeds(ratios: Sequence[float]) -> str:
+    """From the least to the greatest: `2.8x to 4.6x faster than`, `1.1x slower than`; both ways:
+    `0.52x to 1.2x as fast as`."""
+    low, high = min(ratios), max(ratios)
+    word = "faster than" if low >= 1 else "slower than" if high < 1 else "as fast as"
+    ends = (1 / high, 1 / low) if high < 1 else (low, high)
+    texts = dict.fromkeys(units.factor(end) for end in ends)
+    return f"{' to '.join(texts)} {word}"
+
+
 def _span(e: Effect) -> str:
     """From the pair that the axis slows least to the one that it slows most."""
     if e.smallest >= TWOFOLD:

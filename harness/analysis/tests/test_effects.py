@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.effects import MAX_LEVELS, effects
+from harness.analysis.effects import MAX_LEVELS, OTHER, OUTSIDE, Stack, effects, stacks, versus
 from harness.analysis.summary import summarise
-from harness.records import Case, Measurement, Outcome
+from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
 from harness.tests.fake_runs import case, ended, run, sweep, timed
 
 
@@ -171,3 +171,107 @@ def test_workloads_that_do_the_same_are_compared_by_the_axis_that_each_fixes() -
     assert (found.ratio, found.pairs) == (pytest.approx(3, rel=0.01), 1)
     assert effects(summarise(run(other, measure))) == ()
     assert not any(e.other for e in effects(summarise(run(swept, measure))))
+
+
+# --- where the time of a step goes ---------------------------------------------------------
+
+
+def seen(busy_s: float, **kernels: float) -> Profile:
+    """A profile of a step of 0.1 s with this time of kernels in each range."""
+    return Profile(
+        kernels=tuple(
+            Use(name="k", where=f"nsa.{where}" if where != "none" else "", calls=1, time_s=t)
+            for where, t in kernels.items()
+        ),
+        breakdown=Breakdown(step_s=0.1, profiled_step_s=0.12, device_busy_s=busy_s),
+    )
+
+
+def stacked(*cases: Case, profile: Profile | None = None, **step_s: float) -> tuple[Stack, ...]:
+    def measure(c: Case) -> list[Measurement]:
+        step = step_s.get(str(c.axes.get("branch")), 0.1)
+        return timed(c, step, cv=0, profile=profile, samples_s=(step,) * 20)
+
+    recorded = run(cases, measure)
+    return stacks(recorded, summarise(recorded))
+
+
+@pytest.mark.parametrize(
+    ("profile", "parts"),
+    [
+        pytest.param(
+            seen(0.06, select=0.04, window=0.01, none=0.01),
+            {"select": 0.04, "window": 0.01, OTHER: 0.01, OUTSIDE: 0.04},
+            id="one after another",
+        ),
+        pytest.param(
+            seen(0.06, select=0.08, window=0.04),
+            {"select": 0.04, "window": 0.02, OTHER: 0, OUTSIDE: 0.04},
+            id="side by side, so they share the time",
+        ),
+        pytest.param(
+            seen(0.09, select=0.04, window=0.01),
+            {"select": 0.04, "window": 0.01, OTHER: 0.04, OUTSIDE: 0.01},
+            id="kernels that the record lacks",
+        ),
+        pytest.param(
+            seen(0.11, select=0.04, window=0.07),
+            {"select": 0.4 / 11, "window": 0.7 / 11, OTHER: 0, OUTSIDE: 0},
+            id="the profiled step was longer",
+        ),
+    ],
+)
+def test_the_parts_of_a_profile_add_up_to_the_step(
+    profile: Profile, parts: dict[str, float]
+) -> None:
+    (found,) = stacked(case({"seq_len": 512}), profile=profile)
+
+    assert found.parts == pytest.approx(parts)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+
+
+def test_one_range_is_no_stack_and_the_longest_of_a_sweep_is_shown() -> None:
+    two = seen(0.06, select=0.04, window=0.01)
+
+    assert stacked(case({"seq_len": 512}), profile=seen(0.06, none=0.05, select=0.01)) == ()
+    assert [s.case.axes["seq_len"] for s in stacked(*sweep(seq_len=[512, 2048]), profile=two)] == [
+        2048
+    ]
+
+
+def test_pytorchs_range_of_a_step_is_the_optimiser() -> None:
+    adam = Use(name="adam", where="Optimizer.step#AdamW.step", calls=1, time_s=0.02)
+    profile = seen(0.06, optimiser=0.01, select=0.03)
+
+    (found,) = stacked(
+        case({"seq_len": 512}), profile=replace(profile, kernels=(*profile.kernels, adam))
+    )
+
+    assert found.parts["optimiser"] == pytest.approx(0.03)
+
+
+def test_parts_timed_alone_are_a_stack_only_without_a_profile() -> None:
+    times = {"whole": 0.1, "select": 0.09, "window": 0.02, "scores": 0.005}
+    cases = [
+        case({"branch": name, "pass": "forward" if name == "scores" else "both"}) for name in times
+    ]
+
+    (found,) = stacked(*cases, **times)
+
+    assert found.alone
+    assert found.parts == pytest.approx({"select": 0.09, "window": 0.02, "scores": 0.005})
+    assert found.step_s == pytest.approx(0.1)
+    profiled = stacked(*cases, profile=seen(0.06, select=0.04, window=0.01), **times)
+    assert not any(s.alone for s in profiled)
+
+
+def test_the_speed_up_at_the_roofline_is_that_of_ours_without_its_distance() -> None:
+    cases = [case({"seq_len": n}, provider=p) for p in ("ours", "dense") for n in (0, 512, 2048)]
+    summaries = summarise(run(cases, lambda c: timed(c, 0.1 if c.provider == "ours" else 0.3)))
+    share = replace(summaries[0].metrics["step_s"], value=0.5)
+    shared = [replace(s, metrics={**s.metrics, "roofline_share": share}) for s in summaries]
+
+    (found,) = versus(shared)
+
+    assert [x for x, _ in found.points] == [512, 2048]  # 0 has no place on a logarithmic axis
+    assert found.roofline == tuple((x, pytest.approx(2 * r.value)) for x, r in found.points)
