@@ -81,12 +81,12 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
         cases = by_workload[first] + by_workload[second]
         for axis in dict.fromkeys(name for s in cases for name in s.case.axes):
             ends = [{s.case.axes.get(axis) for s in by_workload[w]} for w in (first, second)]
-            (base, *more), (value, *rest) = ends
-            if more or rest or base == value or base is None or value is None:
+            (start, *more), (end, *rest) = ends
+            if more or rest or start == end or start is None or end is None:
                 continue
-            pairs = _pairs(cases, axis, base, value, "workload")
-            known = {"workload": second, "other": first, "axis": axis, "base": base}
-            found += _effects(pairs, **known, value=value)
+            pairs = _pairs(cases, axis, start, end, "workload")
+            known = {"workload": second, "other": first, "axis": axis, "base": start}
+            found += _effects(pairs, **known, value=end)
     return tuple(found)
 
 
@@ -267,16 +267,25 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
             both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
             for group in groups_along(both, axis):
                 ascending = sorted(group, key=lambda s: positive(s, axis))
-                points, roofline = [], []
+                points: list[tuple[float, Estimate]] = []
+                roofline: list[tuple[float, float]] = []
                 for s in ascending:
-                    steps = (one.metrics["step_s"] for one in (s, partner[s.case.case_id]))
-                    ratio = times_better(*steps, higher_is_better=False)
+                    step, other = s.metrics["step_s"], partner[s.case.case_id].metrics["step_s"]
+                    ratio = times_better(step, other, higher_is_better=False)
                     points.append((positive(s, axis), ratio))
                     if share := s.metrics.get("roofline_share"):
                         roofline.append((positive(s, axis), ratio.value / share.value))
-                known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
-                curve = {"points": tuple(points), "roofline": tuple(roofline)}
-                found.append(Versus(first=ascending[0], **known, **curve))
+                found.append(
+                    Versus(
+                        workload=workload,
+                        ours=ours,
+                        theirs=theirs,
+                        axis=axis,
+                        first=ascending[0],
+                        points=tuple(points),
+                        roofline=tuple(roofline),
+                    )
+                )
     return tuple(found)
 
 
@@ -329,9 +338,10 @@ def _profiled(run: Run, case: Case) -> Stack | None:
     if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
         return None
     step_s, parts = m.breakdown.step_s, dict[str, float]()
-    for use in m.profile.kernels:
-        name = _part(use.where)
-        parts[name] = parts.get(name, 0.0) + use.time_s
+    listed = ((use.where, use.time_s) for use in m.profile.kernels)  # in old runs: the longest
+    for where, time_s in m.breakdown.kernels_by_range.items() or listed:
+        name = _part(where)
+        parts[name] = parts.get(name, 0.0) + time_s
     busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
     if len(parts.keys() - {OTHER}) < 2:
         return None
@@ -341,8 +351,11 @@ def _profiled(run: Run, case: Case) -> Stack | None:
 
 
 def _part(where: str) -> str:
-    """`nsa.select` -> `select`; PyTorch's `Optimizer.step#AdamW.step` -> `optimiser`."""
-    return "optimiser" if where.startswith("Optimizer.") else where.rpartition(".")[2] or OTHER
+    """`nsa.select` -> `select`; PyTorch's `Optimizer.step#AdamW.step` -> `optimiser`, and its
+    `nccl:all_reduce` -> `communication`."""
+    known = {"Optimizer.": "optimiser", "nccl:": "communication"}
+    name = next((part for start, part in known.items() if where.startswith(start)), "")
+    return name or where.rpartition(".")[2].replace("_", " ") or OTHER
 
 
 def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:

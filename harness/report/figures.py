@@ -107,11 +107,11 @@ def throughput(
     axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
     axes.set_yticklabels(names)
     _legend(figure, metric, colours, list(thresholds.values()))
-    ends = ranked if METRICS[metric].higher_is_better else ranked[::-1]
+    worst_first = ranked if METRICS[metric].higher_is_better else ranked[::-1]
     said = [
         f"{word} {METRICS[metric].title}, {units.value(metric, s.metrics[metric])}: "
         f"{labels[s.case.case_id]}"
-        for word, s in (("best", ends[-1]), ("worst", ends[0]))
+        for word, s in (("best", worst_first[-1]), ("worst", worst_first[0]))
     ]
     return _picture(f"speed-{slug(workload)}", figure, *said)
 
@@ -270,9 +270,9 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
     ]
     figure.legend(handles, parts, loc="outside lower center", ncols=8, frameon=False, fontsize=8)
     most, seconds = max(found[0].parts.items(), key=lambda part: part[1])
-    share = units.percent(round(seconds / found[0].step_s, 2))
     name, step = names[found[0].case.case_id], units.duration(found[0].step_s)
-    return _picture("where", figure, f"{name}: {share} of {step} are {most}")
+    part = units.percent(round(seconds / found[0].step_s, 2))
+    return _picture("where", figure, f"{name}: {part} of {step} are {most}")
 
 
 def telemetry(measurement: Measurement, label: str) -> Picture | None:

@@ -112,7 +112,12 @@ def test_an_effect_that_two_axes_change_is_split_by_both() -> None:
 
 
 def test_providers_are_not_pooled_where_another_axis_separates_as_well() -> None:
-    grown = {("nsa", 512): 1.3, ("nsa", 2048): 1.32, ("dense", 512): 1.3, ("dense", 2048): 2.6}
+    grown: dict[tuple[str, Any], float] = {
+        ("nsa", 512): 1.3,
+        ("nsa", 2048): 1.32,
+        ("dense", 512): 1.3,
+        ("dense", 2048): 2.6,
+    }
     cases = [
         case({"seq_len": length, "gc": gc}, provider=provider)
         for provider, length in grown
@@ -147,14 +152,16 @@ def test_axes_that_only_change_together_are_one() -> None:
         for gc in ("off", "on")
     ]
 
-    found = effects(summarise(run(cases, lambda c: timed(c, c.axes["batch"] * 0.01, cv=0.002))))
+    found = effects(
+        summarise(run(cases, lambda c: timed(c, float(c.axes["batch"]) * 0.01, cv=0.002)))
+    )
 
     together = next(e for e in found if e.axis == "seq_len/batch")
     assert (together.base, together.value, together.pairs) == ("2048/16", "8192/4", 2)
 
 
 def test_workloads_that_do_the_same_are_compared_by_the_axis_that_each_fixes() -> None:
-    def one(workload: str, graph: str, batch: int, **more: Any) -> Case:
+    def one(workload: str, graph: str, batch: int, **more: Any) -> Any:
         made = case({"batch": batch, "graph": graph}, workload=workload)
         return replace(made, factory="m:train", swept=("batch",), **more)
 
@@ -187,7 +194,7 @@ def seen(busy_s: float, **kernels: float) -> Profile:
     )
 
 
-def stacked(*cases: Case, profile: Profile | None = None, **step_s: float) -> tuple[Stack, ...]:
+def stacked(*cases: Case, profile: Profile | None = None, **step_s: Any) -> tuple[Stack, ...]:
     def measure(c: Case) -> list[Measurement]:
         step = step_s.get(str(c.axes.get("branch")), 0.1)
         return timed(c, step, cv=0, profile=profile, samples_s=(step,) * 20)
@@ -239,15 +246,22 @@ def test_one_range_is_no_stack_and_the_longest_of_a_sweep_is_shown() -> None:
     ]
 
 
-def test_pytorchs_range_of_a_step_is_the_optimiser() -> None:
-    adam = Use(name="adam", where="Optimizer.step#AdamW.step", calls=1, time_s=0.02)
-    profile = seen(0.06, optimiser=0.01, select=0.03)
+def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_counts() -> None:
+    profile = seen(0.06, select=0.03)
+    every = {
+        "Optimizer.step#AdamW.step": 0.02,
+        "nsa.optimiser": 0.01,
+        "nccl:all_reduce": 0.01,
+        "nsa.feed_forward": 0.02,
+    }
+    assert profile.breakdown is not None
+    profile = replace(profile, breakdown=replace(profile.breakdown, kernels_by_range=every))
 
-    (found,) = stacked(
-        case({"seq_len": 512}), profile=replace(profile, kernels=(*profile.kernels, adam))
+    (found,) = stacked(case({"seq_len": 512}), profile=profile)
+
+    assert found.parts == pytest.approx(
+        {"optimiser": 0.03, "communication": 0.01, "feed forward": 0.02, OTHER: 0, OUTSIDE: 0.04}
     )
-
-    assert found.parts["optimiser"] == pytest.approx(0.03)
 
 
 def test_parts_timed_alone_are_a_stack_only_without_a_profile() -> None:
@@ -274,4 +288,4 @@ def test_the_speed_up_at_the_roofline_is_that_of_ours_without_its_distance() -> 
     (found,) = versus(shared)
 
     assert [x for x, _ in found.points] == [512, 2048]  # 0 has no place on a logarithmic axis
-    assert found.roofline == tuple((x, pytest.approx(2 * r.value)) for x, r in found.points)
+    assert [y for _, y in found.roofline] == pytest.approx([2 * r.value for _, r in found.points])

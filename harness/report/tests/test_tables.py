@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
@@ -147,7 +148,7 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
 
 
 def test_a_curve_that_bends_is_stated_by_segment() -> None:
-    steps = {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099}
+    steps: dict[Any, float] = {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099}
 
     def measure(c: Case) -> list[Measurement]:
         return timed(c, steps[c.axes["seq_len"]], cv=0.001)
