@@ -12,6 +12,7 @@ from urllib.parse import quote
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
+from harness.analysis.causes import causes
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, Stack, Versus, effects, per_token, stacks, versus
 from harness.analysis.expectation import assess
@@ -22,7 +23,7 @@ from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
 from harness.records import CaseSummary, Measurement, Outcome, Run, gpu_matches
-from harness.report import answer, figures, render, steadiness, tables, text
+from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code
@@ -122,7 +123,8 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     axis_effects = effects(summaries)
-    odd = oddities(run, summaries)
+    odd, found = oddities(run, summaries), causes(run, summaries)
+    names_of = answer.names(suite)
     used = time_use(run)
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
@@ -146,9 +148,12 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
             *answer.explained(diagnoses, suite, env.device_name),
             *(sentence for s in judged for sentence in s["crossovers"]),
             *text.overhead_bullet(run),
-            *text.dead_axes_bullets(odd),
+            *remedies.sentences(remedies.relevant(found, verdict), names_of),
+            *text.constant_speed_bullet(odd),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found),
+        "causes": remedies.table(found, names_of),
+        "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict)),
         "rules": tables.rules(shown, suite.parts),
