@@ -308,18 +308,29 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> Table:
     follow."""
     rows = []
     for f in fits:
-        exponent, last = NONE, NONE
-        if f.exponent is not None and not f.steepens:
-            exponent = units.cell("scaling_exponent", f.exponent)
+        last = NONE
         if f.last is not None:
             start, end = f.last_ends
             last = f"{units.cell('scaling_exponent', f.last)} from {start:.10g} to {end:.10g}"
         timed = sum(p.step_s is not None for p in f.points)
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
-        rows.append((shared, f.axis, exponent, last, f"{timed}{late}", f.note or f.reason or NONE))
+        rows.append((shared, f.axis, growth(f), last, f"{timed}{late}", f.note or NONE))
     columns = ("cases", "along", ">exponent [95 %]", ">last octave", ">points", "note")
     return Table(columns=columns, rows=tuple(rows))
+
+
+def growth(f: ScalingFit) -> str:
+    """The exponent, or that of each segment: `flat to 512, then 0.91 [0.88 … 0.94] to 2,048`."""
+    *bent, last = f.segments or (None,)
+    if last is None or not bent:
+        fitted = f.exponent
+        return units.cell("scaling_exponent", fitted) if fitted else _unknown(f.reason)
+    parts = [
+        f"{'flat' if s.flat else units.number(s.exponent.value, 2)} to {s.end.x:,g}" for s in bent
+    ]
+    end = "flat" if last.flat else units.cell("scaling_exponent", last.exponent)
+    return f"{', '.join(parts)}, then {end} to {last.end.x:,g}"
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:

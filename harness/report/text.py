@@ -29,9 +29,8 @@ from harness.records import (
     Suite,
 )
 
-DIFFERENT, MIXED = 1.1, 2.0
-"""Ratio between pairs from which their range is printed; and from which their mean describes none
-of them and has no interval."""
+DIFFERENT = 1.1
+"""Ratio between pairs from which their range is printed."""
 MAX_NAMES = 2
 """Configurations that a sentence on the crossover names."""
 TWOFOLD = 2.0
@@ -203,19 +202,23 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
 
 def effect_sentences(found: Sequence[Effect]) -> Iterable[str]:
     """One sentence an axis: `gc`, on against off: +24 % [+20 … +28] (4 pairs)."""
-    for axis in dict.fromkeys(e.axis for e in found):
-        own = [e for e in found if e.axis == axis]
-        for base in dict.fromkeys(e.base for e in own):
-            first, *more = [e for e in own if e.base == base]
-            head = f"`{axis}`, {units.scalar(first.value)} against {units.scalar(base)}"
-            parts = [f"{units.scalar(e.value)}: {_effect(e)}" for e in more]
-            yield f"{head}: {'; '.join((_effect(first), *parts))}."
+    for axis, base, other in dict.fromkeys((e.axis, e.base, e.other) for e in found):
+        own = [e for e in found if (e.axis, e.base, e.other) == (axis, base, other)]
+        against = f"{units.scalar(base)}{f' in {other}' if other else ''}"
+        parts, last = [], own[0].value
+        for e in own:
+            parts.append(f"{f'{units.scalar(e.value)}: ' if e.value != last else ''}{_effect(e)}")
+            last = e.value
+        head = f"`{axis}`, {units.scalar(own[0].value)} against {against}"
+        yield f"{head}: {'; '.join(parts)}."
 
 
 def _effect(e: Effect) -> str:
-    """An effect on the step time: a range where the pairs differ widely or in direction."""
+    """An effect on the step time: only a range where the pairs disagree."""
     pairs = plural("pair", e.pairs)
-    if _mixed(e):
+    if e.within:
+        pairs += f", {listed([f'{axis}={units.scalar(at)}' for axis, at in e.within.items()])}"
+    if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
         return f"{_span(e)} by pair, no mean ({pairs})"
     amount = _slower(e.ratio, e.low, e.high)
     if e.negligible:
@@ -268,6 +271,16 @@ def _range(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.10g} and {ends[1]:.10g}"
 
 
+def span_of_speeds(ratios: Sequence[float]) -> str:
+    """From the least to the greatest: `2.8x to 4.6x faster than`, `1.1x slower than`; both ways:
+    `0.52x to 1.2x as fast as`."""
+    low, high = min(ratios), max(ratios)
+    word = "faster than" if low >= 1 else "slower than" if high < 1 else "as fast as"
+    ends = (1 / high, 1 / low) if high < 1 else (low, high)
+    texts = dict.fromkeys(units.factor(end) for end in ends)
+    return f"{' to '.join(texts)} {word}"
+
+
 def _span(e: Effect) -> str:
     """`28 % to 60 % slower`, `4.4x faster to 21 % slower`: the ends of the range of the pairs."""
     (low, one), (high, other) = _end(e.smallest), _end(e.largest)
@@ -290,13 +303,6 @@ def _slower(ratio: float, low: float | None = None, high: float | None = None) -
         return units.change(ratio, low, high) + (" slower" if ratio >= TWOFOLD else "")
     ends = None if high is None else 1 / high, None if low is None else 1 / low
     return f"{units.change(1 / ratio, *ends)} faster"
-
-
-def _mixed(e: Effect) -> bool:
-    """Whether the pairs differ so widely, or in direction, that their mean describes none."""
-    return e.pairs > 1 and (
-        e.largest / e.smallest > MIXED or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT
-    )
 
 
 # --- axes without effect, variables ------------------------------------------------------
