@@ -197,6 +197,12 @@ def quadratic(c: Case, m: Measurement) -> Measurement:
     return slower(m, by, profile=seen)
 
 
+def dense_attention(c: Case, m: Measurement) -> Measurement:
+    """As steep, but so is nearly all of the work."""
+    times = int(c.axes["seq_len"]) / 512
+    return replace(quadratic(c, m), flops=int((m.flops or 0) * (1 + times) / 2))
+
+
 def limited(mask: int, clock: float) -> Damage:
     def damage(c: Case, m: Measurement) -> Measurement:
         hot = channel(m, "gpu_throttle_reasons", lambda _: mask)
@@ -205,8 +211,16 @@ def limited(mask: int, clock: float) -> Damage:
     return damage
 
 
+def rarely_limited(c: Case, m: Measurement) -> Measurement:
+    """Somebody locked the clock; the power limit is in force now and then."""
+    m = channel(m, "gpu_throttle_reasons", lambda at: 0x4 if at < 0.3 else 0x0)
+    return slower(channel(m, "gpu_sm_clock_hz", lambda _: 0.8 * FULL_HZ), 1.25)
+
+
 def shared(c: Case, m: Measurement) -> Measurement:
-    return slower(channel(m, "gpu_foreign_processes", lambda at: float(at > 0.3)), 1.5)
+    """The neighbour is gone when the profile is taken."""
+    m = channel(m, "gpu_foreign_processes", lambda at: float(at > 0.3))
+    return replace(m, samples_s=tuple(s * 1.5 for s in m.samples_s))
 
 
 def occupied(c: Case, m: Measurement) -> Measurement:
@@ -283,6 +297,8 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (nothing, CASES, None),
         (nothing, GC, None),
         (busy_node, CASES, None),
+        (dense_attention, CASES, None),
+        (rarely_limited, CASES, None),
         (interaction, GC, None),
     ],
 )
@@ -290,6 +306,21 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+
+
+def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
+    def both(first: float, second: float) -> list[CauseKind]:
+        """A step that waits so many times its work, and checkpointing at its price; with a leak."""
+
+        def damage(c: Case, m: Measurement) -> Measurement:
+            frames = (Frame(function="metrics.py:4 log", share=0.8),)
+            seen = waiting(leak(c, m), first, frames=frames)
+            return slower(seen, second) if c.axes["gc"] == "on" else seen
+
+        return kinds(planted(damage, GC))
+
+    assert both(2.0, 1.3) == [CauseKind.LEAK, CauseKind.HOST, CauseKind.SETTING]
+    assert both(1.4, 3.0) == [CauseKind.LEAK, CauseKind.SETTING, CauseKind.HOST]
 
 
 # --- of real processes, without a GPU ----------------------------------------------------
