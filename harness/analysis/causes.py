@@ -75,8 +75,8 @@ class Cause:
     share: float | None = None
     """Of the step of the first case: removing the cause saves at most this. None if it spoils
     numbers."""
-    require: str = ""
-    """The value of a setting without which it cannot come back, as `NAME=value`."""
+    about: str = ""
+    """The value of a setting that is faster, as `NAME=value`, or the range that is steep."""
 
 
 def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
@@ -337,13 +337,14 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
             evidence=f"{text} ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)",
             cases=tuple(slowest),
             share=1 - 1 / factor,
-            require=value,
+            about=value,
         )
 
 
 def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     """Ranges of the profile whose time grows faster over the last octave than the work does."""
-    seen = []
+    seen: list[tuple[float, str, str]] = []
+    names: dict[str, str] = {}
     for axis in dict.fromkeys(name for s in sound for name in s.case.swept):
         for group in groups_along([s for s in sound if positive(s, axis)], axis):
             ranked = sorted(group, key=lambda s: positive(s, axis))
@@ -362,7 +363,9 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
                     )
                     text += f"; the FLOPs as {axis}^{work:.2f}" if a.flops and b.flops else ""
                     seen.append((part, b.case.case_id, text))
-    yield from _dearest(CauseKind.STEEP, seen)
+                    names.setdefault(text, name)
+    for cause in _dearest(CauseKind.STEEP, seen):
+        yield replace(cause, about=names[cause.evidence])
 
 
 def _ranges(processes: Sequence[Measurement]) -> Mapping[str, float]:

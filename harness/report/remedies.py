@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.analysis.suspects import Conclusion, Diagnosis
-from harness.records import Decision, Run, Verdict
+from harness.analysis.suspects import Conclusion, Diagnosis, parts_of, savings
+from harness.records import Decision, Finding, RuleResult, Run, Verdict
 from harness.report.tables import NONE, Table
 from harness.report.text import plural
 
@@ -27,7 +27,7 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
     CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
-    CauseKind.STEEP: ("Make this range follow the work", AGAIN),
+    CauseKind.STEEP: ("Make {value} grow as the work does", AGAIN),
     CauseKind.SETTING: ("Set `{value}`", AGAIN),
     CauseKind.POWER: (
         "Compare in cycles, or raise the power limit",
@@ -45,14 +45,14 @@ def remedy(cause: Cause, run: Run) -> str:
     """`Set `gc=off`: `harness run ...`; gain at most 1.35x`."""
     action, command = _REMEDIES[cause.kind]
     case = cause.cases[0]
-    if cause.require:  # the same case with the other value
-        name = cause.require.partition("=")[0]
-        case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.require, case)
+    if cause.kind is CauseKind.SETTING:  # the same case with the other value
+        name = cause.about.partition("=")[0]
+        case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.about, case)
     elif any(c.program for c in run.suite.cases if c.case_id == case):
         command = command.replace(GRAPH, AGAIN)
     named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
     gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if cause.share else ""
-    return f"{action.format(value=cause.require)}: `{command.format(**named)}`{gain}"
+    return f"{action.format(value=cause.about)}: `{command.format(**named)}`{gain}"
 
 
 def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
@@ -112,9 +112,56 @@ def _where(c: Cause, names: Mapping[str, str]) -> str:
 
 def _required(c: Cause) -> str:
     """The lines of YAML that keep a cause out."""
-    name, _, value = c.require.partition("=")
+    name, _, value = c.about.partition("=")
     if c.kind is CauseKind.SETTING:
         return f"`env: {{{name}: {value}}}`" if name.isupper() else f"`axes: {{{name}: {value}}}`"
     if c.kind is CauseKind.SYNCS:
         return "`verdict: [{name: no host sync, metric: host_syncs, go: 0}]`"
     return ""
+
+
+# --- what keeps a case from its rule -----------------------------------------------------
+
+
+def savings_table(v: Verdict, run: Run, names: Mapping[str, str]) -> Table | None:
+    """What each part of the step can save, for the case that misses its rule farthest; None if no
+    such case has a profile."""
+    missed = [
+        (1 / worse if (worse := _times(r, f)) else 0.0, r, f)
+        for r in v.rules
+        if r.applies and r.stated and r.decision is not Decision.GO
+        for f in r.findings
+        if f.estimate and f.subject in names
+    ]
+    for achieved, r, f in sorted(missed, key=lambda one: one[0]):
+        gpu = run.environment.gpu
+        found = parts_of(run.of(f.subject), gpu.max_sm_clock_hz if gpu else None)
+        if not found or not 0 < achieved < 1 or r.stated is None:
+            continue
+        step_s, parts = found
+        rows = [
+            (
+                s.name,
+                units.duration(s.most_s),
+                f"enough if {units.factor(s.faster)} faster"
+                if s.faster
+                else f"contributes, at most {units.percent(s.share)}"
+                if s.share
+                else str(s.conclusion),
+            )
+            for s in savings(step_s, achieved * step_s, parts)
+        ]
+        over = units.duration((1 - achieved) * step_s)
+        head = f"what keeps {names[f.subject]} from “{r.rule}” ({over} of {units.duration(step_s)})"
+        return Table(columns=(head, ">most it can save", "conclusion"), rows=tuple(rows))
+    return None
+
+
+def _times(result: RuleResult, f: Finding) -> float:
+    """How many times as fast the case must become; 0 if the rule is not about speed."""
+    rule, value = result.stated, f.estimate.value if f.estimate else 0.0
+    if rule is None or value <= 0 or rule.axis:
+        return 0.0
+    if rule.against or rule.metric == "tokens_per_s":
+        return rule.go / value
+    return value / rule.go if rule.metric == "step_s" else 0.0
