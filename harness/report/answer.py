@@ -30,7 +30,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
-from harness.report.remedies import MINOR, relevant, remedy
+from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up
 from harness.report.tables import NONE, Table
 from harness.report.text import listed, outcome_name, plural
 from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
@@ -232,6 +232,9 @@ def next_steps(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
+    if over := excess(v, run):
+        steps[speed_up(over, names(run.suite), run)] = None
+        slow = []
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {part} of `{f.subject}`"] = None
