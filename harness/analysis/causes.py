@@ -320,22 +320,26 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
             continue
-        work = [s.flops / (s.tokens or 1) for s in both if s.flops]
-        if max(work, default=0) > SAME_WORK * min(work, default=0) or not (
-            work or e.axis.isupper()
-        ):
-            continue
-        if (min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)) < SETTING:
+        alike = groups_along(both, e.axis)
+        work = [[s.flops / (s.tokens or 1) for s in group if s.flops] for group in alike]
+        known = [of for of in work if len(of) > 1]
+        other_work = any(max(of) > SAME_WORK * min(of) for of in known)
+        if other_work or not (known or e.axis.isupper()):
             continue
         slow, quick = (e.value, e.base) if e.ratio > 1 else (e.base, e.value)
+        slowest = tuple(s.case.case_id for s in both if s.case.get(e.axis) == slow)
+        if (
+            not slowest
+            or (min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)) < SETTING
+        ):
+            continue
         factor = max(e.ratio, 1 / e.ratio)
-        slowest = [s.case.case_id for s in both if s.case.get(e.axis) == slow]
         name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
         text = f"{name} makes a step {units.factor(factor)} slower than {value}"
         yield Cause(
             kind=CauseKind.SETTING,
             evidence=f"{text} ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)",
-            cases=tuple(slowest),
+            cases=slowest,
             share=1 - 1 / factor,
             about=value,
         )
