@@ -336,13 +336,23 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         factor = max(e.ratio, 1 / e.ratio)
         name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
         text = f"{name} makes a step {units.factor(factor)} slower than {value}"
+        text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
+        less, more = (_memory(both, e.axis, at) for at in (slow, quick))
+        if less and more > SETTING * less:
+            text += f"; {value} needs {units.factor(more / less)} the memory"
         yield Cause(
             kind=CauseKind.SETTING,
-            evidence=f"{text} ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)",
+            evidence=text,
             cases=slowest,
             share=1 - 1 / factor,
             about=value,
         )
+
+
+def _memory(cases: Sequence[CaseSummary], axis: str, value: Scalar) -> float:
+    """Mean peak memory of the cases with this value, in bytes; 0 if unknown."""
+    at = [s.metrics.get("peak_memory_bytes") for s in cases if s.case.get(axis) == value]
+    return fmean(e.value for e in at if e) if all(at) else 0.0
 
 
 def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:

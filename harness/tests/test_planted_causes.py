@@ -316,6 +316,20 @@ def test_a_planted_cause_is_the_only_one_named(
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
 
 
+def test_a_setting_that_buys_memory_says_so() -> None:
+    def frugal(c: Case, m: Measurement) -> Measurement:
+        less = 0.4 if c.axes["gc"] == "on" else 1.0
+        return replace(checkpointing(c, m), peak_memory_bytes=int(8e9 * less))
+
+    def said(damage: Damage) -> str:
+        made = planted(damage, GC)
+        (cause,) = causes(made, summarise(made))
+        return cause.evidence
+
+    assert said(frugal).endswith("; gc=off needs 2.5x the memory")
+    assert "memory" not in said(checkpointing)
+
+
 def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
     def both(first: float, second: float) -> list[CauseKind]:
         """A step that waits so many times its work, and checkpointing at its price; with a leak."""
