@@ -322,14 +322,14 @@ def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
         axis = _longest(cases)
-        profiled = [(s, stack) for s in cases if (stack := _profiled(run, s.case))]
+        profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
         found += [stack for s, stack in profiled if s in last]
         found += [] if profiled else _alone(cases)
     return tuple(sorted(found, key=lambda stack: -stack.step_s)[:MAX_STACKS])
 
 
-def _profiled(run: Run, case: Case) -> Stack | None:
+def stack_of(run: Run, case: Case) -> Stack | None:
     """Kernel time by range, and the rest of the step; None unless two ranges are named.
 
     Kernels that run side by side share the time.

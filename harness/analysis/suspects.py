@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.analysis.effects import mean_ratio, per_token
+from harness.analysis.effects import mean_ratio, per_token, stack_of
 from harness.analysis.roofline import clock_limit
 from harness.records import (
     METRICS,
@@ -19,8 +19,8 @@ from harness.records import (
     Estimate,
     Gap,
     Match,
-    Measurement,
     Outcome,
+    Run,
     Suite,
     Suspect,
 )
@@ -195,21 +195,13 @@ def savings(step_s: float, limit_s: float, parts: Mapping[str, float]) -> tuple[
     return tuple(found)
 
 
-def parts_of(
-    measured: Sequence[Measurement], max_clock_hz: float | None
-) -> tuple[float, Mapping[str, float]] | None:
-    """The step of the first profiled process and its parts in seconds: kernels by range, host and
-    launches, and what a clock limit costs. The last overlaps the others. None without ranges."""
-    for m in measured:
-        b, kernels = m.breakdown, m.profile.kernels if m.profile else ()
-        if b is None or not b.device_busy_s or not any(u.where for u in kernels):
-            continue
-        parts: dict[str, float] = {}
-        for use in kernels:
-            name = use.where or "other kernels"
-            parts[name] = parts.get(name, 0.0) + use.time_s
-        parts["host and launches"] = max(0.0, b.step_s - b.device_busy_s)
-        if limit := clock_limit(measured, max_clock_hz):
-            parts[f"{limit.by} limit"] = limit.lost * b.step_s
-        return b.step_s, parts
-    return None
+def parts_of(run: Run, case: Case) -> tuple[float, Mapping[str, float]] | None:
+    """The step of a profiled case and its parts, in seconds, with what a clock limit costs: that
+    overlaps the others. None without two ranges."""
+    stack = stack_of(run, case)
+    if stack is None:
+        return None
+    gpu = run.environment.gpu
+    limit = clock_limit(run.of(case.case_id), gpu.max_sm_clock_hz if gpu else None)
+    clock = {f"{limit.by} limit": limit.lost * stack.step_s} if limit else {}
+    return stack.step_s, {**stack.parts, **clock}

@@ -144,9 +144,9 @@ def excess(v: Verdict, run: Run) -> Excess | None:
         for f in r.findings
         if (times := _times(r.stated, f)) > 1
     ]
-    gpu = run.environment.gpu
+    cases = {c.case_id: c for c in run.suite.cases}
     for times, rule, case_id in sorted(missed, reverse=True):
-        if found := parts_of(run.of(case_id), gpu.max_sm_clock_hz if gpu else None):
+        if case_id in cases and (found := parts_of(run, cases[case_id])):
             step_s, parts = found
             limit_s = step_s / times
             return Excess(
