@@ -153,6 +153,11 @@ class Profile:
     """Why there is no profile; empty if there is one."""
     no_kernels: str = ""
     """Why the kernels are unknown; empty if they are known."""
+    trace: str = ""
+    """Chrome trace of the profiled steps, compressed: its path, relative to the run folder. Empty
+    unless `harness run --trace` kept one."""
+    trace_bytes: int = 0
+    """Size of that file; without one, the size before compression of a trace that was too large."""
 
 
 LINES = "progress lines"

@@ -336,6 +336,14 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
         where = named(folder / PurePath(logs[0]).parent, link=False)
         lines.append(f"{where}: output of {text.plural('process', len(logs))}")
+    profiles = [m.profile for m in run.measurements if m.profile and m.profile.trace_bytes]
+    if traces := [p for p in profiles if p.trace]:
+        first = named(folder / traces[0].trace, link=False)
+        size = units.size(sum(p.trace_bytes for p in traces))
+        others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
+        lines.append(f"{first}{others}: Chrome traces, {size}, for https://ui.perfetto.dev")
+    if large := len(profiles) - len(traces):
+        lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
 
 
