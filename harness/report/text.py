@@ -25,11 +25,11 @@ from harness.records import (
     Outcome,
     Run,
     Scalar,
+    Stop,
 )
 
-DIFFERENT, MIXED = 1.1, 2.0
-"""Ratio between pairs from which their range is printed; and from which their mean describes none
-of them and has no interval."""
+DIFFERENT = 1.1
+"""Ratio between pairs from which their range is printed."""
 MAX_NAMES = 4
 """Configurations that a sentence on the crossover names."""
 TWOFOLD = 2.0
@@ -77,6 +77,12 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
     for (why, places), whats in alike.items():
         where = "" if len(places) == cases else f" in {listed(places, 2)}"
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
+
+
+def rest_command(stop: Stop | None, folder: object) -> str:
+    """The command that measures what a run lacks."""
+    more = " --no-abort" if stop and stop.rule else ""
+    return f"harness run --resume {shlex.quote(str(folder))}{more}"
 
 
 def outcome_name(outcome: Outcome | None) -> str:
@@ -173,16 +179,21 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
 
 
 def effect_sentence(e: Effect) -> str:
-    """`gc=on` against `gc=off`: +24 % [+20 … +28] (4 pairs of cases)."""
-    once = "; one process a case, so no interval" if e.low is None and not _mixed(e) else ""
-    return f"{_effect(e)} ({plural('pair', e.pairs)} of cases{once})."
+    """`gc=on` against `gc=off`, with `seq_len=512`: +24 % [+20 … +28] (4 pairs of cases)."""
+    note = "; one process a case, so no interval" if e.low is None else ""
+    if e.disagree:
+        note = " that differ, so no mean"
+    return f"{_effect(e)} ({plural('pair', e.pairs)} of cases{note})."
 
 
 def _effect(e: Effect) -> str:
-    """An effect on the step time: a range with its mean where the pairs differ widely."""
-    value, base = _value(e.axis, e.value), _value(e.axis, e.base)
-    if _mixed(e):
-        return f"{value} against {base}: {_span(e)}, {_slower(e.ratio)} on average"
+    """An effect on the step time: only a range where the pairs disagree."""
+    other = f" in {e.other}" if e.other else ""
+    head = f"{_value(e.axis, e.value)} against {_value(e.axis, e.base)}{other}"
+    if e.within:
+        head += f", with {listed([_value(axis, at) for axis, at in e.within.items()])}"
+    if e.disagree:
+        return f"{head}: {_span(e)}"
     amount = _slower(e.ratio, e.low, e.high)
     if e.negligible:
         amount = f"unchanged ({amount})"
@@ -190,7 +201,7 @@ def _effect(e: Effect) -> str:
         amount = f"no difference shown ({amount})"
     differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
     spread = f", by pair {_span(e)}" if differ else ""
-    return f"{value} against {base}: {amount}{spread}"
+    return f"{head}: {amount}{spread}"
 
 
 def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str:
@@ -219,6 +230,16 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str
     return f"Against {v.theirs}, along `{v.axis}`: {v.ours} {'; '.join(parts)}."
 
 
+def span_of_speeds(ratios: Sequence[float]) -> str:
+    """From the least to the greatest: `2.8x to 4.6x faster than`, `1.1x slower than`; both ways:
+    `0.52x to 1.2x as fast as`."""
+    low, high = min(ratios), max(ratios)
+    word = "faster than" if low >= 1 else "slower than" if high < 1 else "as fast as"
+    ends = (1 / high, 1 / low) if high < 1 else (low, high)
+    texts = dict.fromkeys(units.factor(end) for end in ends)
+    return f"{' to '.join(texts)} {word}"
+
+
 def _span(e: Effect) -> str:
     """From the pair that the axis slows least to the one that it slows most."""
     if e.smallest >= TWOFOLD:
@@ -234,13 +255,6 @@ def _slower(ratio: float, low: float | None = None, high: float | None = None) -
         return units.change(ratio, low, high) + (" slower" if ratio >= TWOFOLD else "")
     ends = None if high is None else 1 / high, None if low is None else 1 / low
     return f"{units.change(1 / ratio, *ends)} faster"
-
-
-def _mixed(e: Effect) -> bool:
-    """Whether the pairs differ so widely, or in direction, that their mean describes none."""
-    return e.pairs > 1 and (
-        e.largest / e.smallest > MIXED or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT
-    )
 
 
 # --- axes without effect, variables ------------------------------------------------------
