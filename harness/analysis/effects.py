@@ -318,7 +318,7 @@ class Stack:
 
 def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
     """The longest of each group of cases along their longest axis, the longest step first: of each
-    workload and provider one at least, so that an operator is beside the model that calls it."""
+    factory and provider one at least, so that an operator is beside the model that calls it."""
     found: list[Stack] = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
@@ -328,7 +328,7 @@ def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
         found += [stack for s, stack in profiled if s in last]
         found += [] if profiled else _alone(cases)
     found.sort(key=lambda stack: -stack.step_s)
-    kinds = [(stack.case.workload, stack.case.provider) for stack in found]
+    kinds = [(stack.case.factory, stack.case.provider) for stack in found]
     firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
     shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
     return tuple(stack for stack in found if stack in shown)

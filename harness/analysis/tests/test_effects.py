@@ -259,11 +259,14 @@ def test_one_range_is_no_stack_and_the_longest_of_a_sweep_is_shown() -> None:
 def test_an_operator_is_shown_beside_many_cases_of_the_model() -> None:
     model = sweep(gc=[str(i) for i in range(MAX_STACKS)])
     operator = case({"branch": "op"}, workload="operator")
+    checked = case({"branch": "same"}, workload="checked", factory=model[0].factory)
+    profile = seen(0.06, select=0.04, window=0.01)
 
-    found = stacked(*model, operator, profile=seen(0.06, select=0.04, window=0.01), op=0.01)
+    found = stacked(*model, operator, checked, profile=profile, op=0.01, same=0.02)
 
     assert len(found) == MAX_STACKS
     assert found[-1].case == operator
+    assert checked not in [s.case for s in found]
 
 
 def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_counts() -> None:
