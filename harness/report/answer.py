@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
-from harness.analysis.causes import Cause
+from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
@@ -33,7 +33,7 @@ from harness.records import (
 )
 from harness.report.failures import Failure
 from harness.report.markdown import symbol
-from harness.report.remedies import MINOR, relevant, remedy
+from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up
 from harness.report.tables import NONE, Table, factors_text
 from harness.report.text import (
     case_names,
@@ -326,6 +326,9 @@ def next_steps(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
+    if over := excess(v, run):
+        steps[speed_up(over, short, run)] = None
+        slow, later = [], [c for c in later if c.kind is not CauseKind.STEEP]
     for f in [f for f in slow if not later and _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {short[f.subject]}: {part}"] = None
@@ -434,10 +437,11 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
 
 
 def _sampled(compared: Sequence[Measurement]) -> str:
-    """`, 90 of 8,192 to 92 of 65,536 rows`, where not every row was compared."""
-    rows = {m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled}
+    """`; 6 by 90 of 8,192 to 92 of 65,536 rows`, if not all compared every row."""
+    rows = [m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled]
     said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
-    return f", {' to '.join(dict.fromkeys((said[0], said[-1])))} rows" if said else ""
+    ends = " to ".join(dict.fromkeys((said[0], said[-1]))) if said else ""
+    return f"; {len(said)} by {ends} rows" if said else ""
 
 
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:

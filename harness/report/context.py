@@ -38,6 +38,9 @@ from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.profile import profile_section, where_table
 
+PERFETTO = "https://ui.perfetto.dev"
+"""Shows Chrome traces."""
+
 
 def write(run: Run, directory: Path) -> Path:
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
@@ -135,7 +138,7 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
     briefly, short = answer.brief(shown), text.case_names(suite)
-    groups = _by_workload(summaries)
+    groups, over = _by_workload(summaries), remedies.excess(verdict, run)
     sections = {
         workload: _section(run, workload, members, axis_effects, against, names)
         for workload, members in groups.items()
@@ -161,10 +164,13 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
             *answer.explained(diagnoses, suite, env.device_name),
             *map(text.crossover_brief, ahead),
             *text.overhead_bullet(run),
-            *remedies.sentences(remedies.relevant(found, verdict), short),
+            *remedies.sentences(
+                [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
+            ),
         ),
         "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found),
         "causes": remedies.table(found, short),
+        "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict)),
@@ -388,7 +394,7 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         first = named(folder / traces[0].trace, link=False)
         size = units.size(sum(p.trace_bytes for p in traces))
         others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
-        lines.append(f"{first}{others}: Chrome traces, {size}, for https://ui.perfetto.dev")
+        lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
     if large := len(profiles) - len(traces):
         lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
