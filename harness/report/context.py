@@ -21,28 +21,59 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
+from harness.errors import ReportError
 from harness.records import CaseSummary, Measurement, Outcome, Run
 from harness.report import answer, figures, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
-from harness.report.markdown import code
+from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section
+from harness.report.since import since
 from harness.report.verdict_text import decided_by
+from harness.store.reader import is_full
+
+AUTHOR = "Test Engineer"
+"""Of a report, if none is given."""
+NO_RUN = "none"
+"""`harness report --against none`: compare with no run."""
 
 
-def write(run: Run, directory: Path) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a page has beside the record of its run."""
+
+    against: Run | None = None
+    """The earlier run that it is compared with."""
+    notes: str = ""
+    """Name of the file in the run's folder with a person's notes."""
+    author: str = AUTHOR
+
+
+def write(run: Run, directory: Path, beside: Beside | None = None, version: int = 1) -> Path:
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
+
+    Args:
+        version: Which full run of its suite this is. Other runs and studies are named as such.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    values, pictures = build(run, directory)
+    values, pictures = build(run, directory, beside)
     return render.write(
         directory,
         _day(run),
         run.suite.subject,
-        lambda name, version: _files(run, values, pictures, name, version),
+        lambda name, mark: _files(run, values, pictures, name, mark),
+        _mark(run, version),
     )
+
+
+def _mark(run: Run, version: int) -> str:
+    """`v2`, `partial 6ffe` or `study 459c`; the last two by the run's id."""
+    own = run.run_id.rpartition("-")[2]
+    if run.suite.name != PurePath(run.suite.path).stem:
+        return f"study {own}"
+    return f"v{version}" if is_full(run) else f"partial {own}"
 
 
 def _day(run: Run) -> datetime.date:
@@ -54,16 +85,16 @@ def _files(
     values: Mapping[str, object],
     pictures: Sequence[Picture],
     name: str,
-    version: int,
+    mark: str,
 ) -> dict[str, bytes]:
     """Path below the directory -> content, the page last."""
     day = _day(run)
-    start = f"figures/{day}-{figures.slug(run.suite.subject)}-v{version}"
+    start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
     links = {p.name: f"{start}-{p.name}.png" for p in pictures}
     appendix = f"{start}-appendix.md"
     printed = {
         **values,
-        "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
+        "title": f"{day} Test Engineer Report - {run.suite.subject} {mark}",
         "date": day,
         "page": quote(name),
         "appendix": appendix,
@@ -82,34 +113,45 @@ class Written:
     """What a page says of how it was made."""
 
     run_id: str
-    rules: str
+    mark: str
+    """The last words of its title: `v2`."""
+    rules: str = ""
     """The suite file that judged it; empty for the run's own."""
-    version: int
+    against: str = ""
+    """The run that it is compared with; empty for none."""
+    notes: str = ""
+    author: str = AUTHOR
 
 
 def written(page: str) -> Written | None:
     """How a report was made, by its own words; None if this is not a report of a run."""
-    title = re.search(r"^# .* v(\d+)$", page, re.MULTILINE)
+    title = re.search(r"^# .* ((?:v|partial |study )[\w.]+)$", page, re.MULTILINE)
     command = re.search(r"^harness report (.+?)  #", page, re.MULTILINE)
     if title is None or command is None:
         return None
     run_id, *options = shlex.split(command[1])
-    return Written(run_id=run_id, rules=options[-1] if options else "", version=int(title[1]))
+    named = {n.removeprefix("--"): v for n, v in zip(options[::2], options[1::2], strict=True)}
+    if named.get("against") == NO_RUN:
+        del named["against"]
+    return Written(run_id=run_id, mark=title[1], **named)
 
 
-def pages(run: Run, page: Path, version: int) -> dict[Path, str]:
+def pages(run: Run, page: Path, mark: str, beside: Beside | None = None) -> dict[Path, str]:
     """The texts of a report and its appendix, as they would be written now."""
-    values, pictures = build(run, page.parent)
-    files = _files(run, values, pictures, page.name, version)
+    values, pictures = build(run, page.parent, beside)
+    files = _files(run, values, pictures, page.name, mark)
     return {page.parent / n: data.decode() for n, data in files.items() if n.endswith(".md")}
 
 
-def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, ...]]:
+def build(
+    run: Run, directory: Path, beside: Beside | None = None
+) -> tuple[dict[str, object], tuple[Picture, ...]]:
     """The values that the template prints, by name, except those of a version; the figures.
 
     Args:
         directory: Folder of the report; records below it are linked.
     """
+    beside = beside or Beside()
     summaries = summarise(run)
     fits = scaling.fit(summaries)
     suite, env = run.suite, run.environment
@@ -134,6 +176,9 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     judged = [s for workload, s in sections.items() if workload in compared]
     values: dict[str, object] = {
         "run": run,
+        "author": beside.author,
+        "since": since(beside.against, run, summaries, verdict) if beside.against else None,
+        "notes": _notes(run, beside.notes) if beside.notes else "",
         "device": text.device(env),
         "branch": env.git.branch if env.git else no_git,
         "commit": env.git.commit if env.git else no_git,
@@ -172,10 +217,19 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
-        "commands": _commands(run),
+        "commands": _commands(run, beside),
         "artefacts": _artefacts(run, directory),
     }
     return values, pictures
+
+
+def _notes(run: Run, name: str) -> str:
+    try:
+        return quoted(Path(run.folder, PurePath(name).name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(
+            f"cannot read the notes on {run.run_id}: {error}", "Give them again: --notes FILE."
+        ) from error
 
 
 def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
@@ -289,7 +343,7 @@ def _section(
     }
 
 
-def _commands(run: Run) -> tuple[str, ...]:
+def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
     env = run.environment
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"export {name}={shlex.quote(value)}" for name, value in env.variables.items()]
@@ -297,8 +351,15 @@ def _commands(run: Run) -> tuple[str, ...]:
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
-    rules = f" --rules {shlex.quote(run.judged_by)}" if run.judged_by else ""
-    lines.append(f"harness report {run.run_id}{rules}  # this report again, from the stored run")
+    author = beside.author if beside.author != AUTHOR else ""
+    options = {
+        "--rules": run.judged_by,
+        "--against": beside.against.run_id if beside.against else NO_RUN,
+        "--notes": beside.notes,
+        "--author": author,
+    }
+    again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
+    lines.append(f"harness report {again}  # this report again, from the stored run")
     return tuple(lines)
 
 

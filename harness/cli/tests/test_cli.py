@@ -96,7 +96,7 @@ def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -
     assert "Verdict: measured" in shown.stdout
     assert "% work (accuracy, counting, warm-up, sampling)" in " ".join(shown.stdout.split())
     assert reported.returncode == 0
-    (again,) = (recorded / "reports").glob("*Fakes v2.md")
+    (again,) = (recorded / "reports").glob("*Fakes v1.1.md")
     assert harness("verify", str(again), cwd=recorded).returncode == 0
     again.write_text(again.read_text(encoding="utf-8").replace("measured", "GO"), "utf-8")
     assert harness("verify", str(again), cwd=recorded).returncode == 1

@@ -241,8 +241,8 @@ def test_a_report_says_how_it_was_made(tmp_path: Path) -> None:
 
     made = context.written(text)
     assert made is not None
-    assert (made.run_id, made.version) == ("r1", 1)
-    again = context.pages(recorded, page, made.version)
+    assert (made.run_id, made.mark) == ("r1", "v1")
+    again = context.pages(recorded, page, made.mark)
     assert again[page] == text
     assert len(again) == 2
     assert all(path.read_text(encoding="utf-8") == now for path, now in again.items())
