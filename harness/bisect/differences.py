@@ -69,12 +69,11 @@ def inherited(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, 
 
 
 @contextmanager
-def only(inherited: Mapping[str, str], first: Environment, second: Environment) -> Iterator[None]:
-    """Of the variables that both runs recorded, let only these reach a worker."""
+def only(inherited: Mapping[str, str], *runs: Environment) -> Iterator[None]:
+    """Of the variables that all runs recorded, let only these reach a worker."""
     before = dict(os.environ)
     for name in before:
-        recorded = name.startswith(first.prefixes) and name.startswith(second.prefixes)
-        if recorded and name not in KEPT:
+        if name not in KEPT and all(name.startswith(run.prefixes) for run in runs):
             del os.environ[name]
     os.environ.update(inherited)
     try:

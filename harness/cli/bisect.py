@@ -25,7 +25,9 @@ def bisect(
     ] = "",
     overrides: options.SetOption = None,
     good: Annotated[str, typer.Option(metavar="REV", help="A good commit.")] = "",
-    bad: Annotated[str, typer.Option(metavar="REV", help="A later, bad commit.")] = "HEAD",
+    bad: Annotated[
+        str, typer.Option(metavar="REV", help="A later, bad commit.", show_default="HEAD")
+    ] = "",
     metric: Annotated[
         str | None,
         typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
@@ -66,6 +68,13 @@ def bisect(
     budget: Annotated[
         float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
     ] = None,
+    run: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Take the case from a stored run, whose commit is the end that is not given.",
+        ),
+    ] = "",
     runs: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="RUN RUN", help="Search the differences between two stored runs."),
@@ -85,6 +94,7 @@ def bisect(
     \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
     harness bisect counters --case selected --good v1.2 --counter host_syncs
+    harness bisect --run 20261121-0730 --case train --good v1.2
     harness bisect --runs 20261119-0712 20261121-0730 --case train
     harness bisect --resume latest --budget 30
 
@@ -96,6 +106,8 @@ def bisect(
         "--set": overrides,
         "--case": case,
         "--good": good,
+        "--bad": bad,
+        "--run": run,
         "--runs": runs,
         **{f"--{name}": value for name, value in criterion.items()},
         "--build": build,
@@ -118,14 +130,29 @@ def bisect(
             )
         start = Journal.resume(state, resume)
     elif runs is not None:
-        if suite or good or overrides:
+        if suite or good or bad or run or overrides:
             raise HarnessError(
                 "--runs takes suite and code from the two runs",
-                "Remove the suite, --set and --good.",
+                "Remove the suite, --set, --run, --good and --bad.",
             )
         first, second = (reader.load(stored, name) for name in runs)
         here = _repository_here()
         start = subjects.of_runs(first, second, here, pattern=case, criterion=criterion, **common)
+    elif run:
+        if suite or overrides:
+            raise HarnessError(
+                "--run takes the case as the stored run has it", "Remove the suite and --set."
+            )
+        start = subjects.of_run(
+            reader.load(stored, run),
+            Repository.around(Path.cwd()),
+            pattern=case,
+            criterion=criterion,
+            good=good,
+            bad=bad,
+            enter_merges=enter_merges is not False,
+            **common,
+        )
     elif suite and good:
         repository = Repository.around(Path.cwd())
         loaded = suites.load(suite, overrides=overrides or ())
@@ -134,7 +161,7 @@ def bisect(
         start = CommitsRequest(
             started_at=processes.now(),
             repository=str(repository.root),
-            history=history.between(repository, good, bad),
+            history=history.between(repository, good, bad or "HEAD"),
             suite=replace(loaded, cases=(one,)),
             case=criteria.prepared(one, chosen),
             criterion=chosen,
@@ -143,7 +170,7 @@ def bisect(
         )
     else:
         raise HarnessError(
-            "a bisection needs a suite, --case and --good, or --runs",
+            "a bisection needs a suite, --case and --good, or --run and --case, or --runs",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     resources = processes.Resources(

@@ -385,7 +385,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found.append(answer)
         word = "right" if answer.right else "WRONG"
         sys.stderr.write(f"{word}: {answer.planted}: {answer.said[:DETAIL]}\n")
-    (options.page or me.folder / "page.md").write_text(text := page(found, device or "CPU"))
+    text = page(found, device or "CPU").replace(str(me.folder), "FOLDER")
+    (options.page or me.folder / "page.md").write_text(text)
     sys.stdout.write(text)
     raise SystemExit(0 if all(a.right for a in found) else 1)
 
