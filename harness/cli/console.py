@@ -12,14 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
-from harness.machine.doctor import Check, Grade, worst
 from harness.machine.doctor import verdict as verdict_of
+from harness.machine.doctor import worst
 from harness.machine.drift import Difference
 from harness.records import (
     METRICS,
     CaseSummary,
+    Check,
     Decision,
     Environment,
+    Grade,
     Outcome,
     SelfTest,
     Suite,

@@ -91,7 +91,9 @@ def run(
     if report:
         render.check_writable(reports)
     with ExitStack() as held:
-        rig, launcher, here = take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
+        rig, launcher, here = take(
+            held, chosen, command=command(), wait_s=wait_for_gpu, say=say, store=store_root
+        )
         if before is not None:
             drift.require_alike(before, here)
         work = launcher.preflight(chosen)

@@ -29,7 +29,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
-from harness.report.tables import NONE, Table
+from harness.report.tables import NONE, Table, power_limit
 from harness.report.text import listed, outcome_name, plural
 from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
 
@@ -308,6 +308,8 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
         yield f"{plural('case', len(limited))} ran at a limited clock"
+    if (gpu := run.environment.gpu) and gpu.power_limit_w is not None:
+        yield power_limit(gpu)
     if not run.ended_at:
         yield "**the run is unfinished**"
 

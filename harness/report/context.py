@@ -214,6 +214,7 @@ def build(
         "self_test_checks": steadiness.self_test_checks(run),
         "cost": tables.cost(summaries, run),
         "environment": tables.environment(run),
+        "doctor": tuple(text.doctor_bullets(env)),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
