@@ -1,7 +1,6 @@
 """The commands `report` and `verify`: dated pages of recorded runs, and whether they still fit."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
@@ -131,7 +130,7 @@ def verify(
     raise typer.Exit(int(differ))
 
 
-def _differences(page: Path, store_root: Path) -> dict[Path, Sequence[str]]:
+def _differences(page: Path, store_root: Path) -> dict[Path, list[str]]:
     """Each text of a report, with how it differs from what its record says now."""
     from harness.report import context  # imports matplotlib, which is slow
 

@@ -155,7 +155,9 @@ def _endings(
     name: Mapping[str, str],
 ) -> tuple[list[str], list[str], list[str]]:
     """Cases that failed before and not now, that fail now and not before, and that still fail."""
-    fixed, broken, still = [], [], []
+    fixed: list[str] = []
+    broken: list[str] = []
+    still: list[str] = []
     for s in summaries:
         case_id, then, now = s.case.case_id, ended.get(s.case.case_id), s.outcome
         if then is None or now is None:

@@ -1,5 +1,6 @@
 """What changed since an earlier run, and by which name a run's page is counted."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ STEPS: dict[str, float | Outcome] = {
 }
 
 
-def measured(steps: dict[str, float | Outcome], *, gpu: Gpu = H200, **changes: Any) -> Run:
+def measured(steps: Mapping[str, float | Outcome], *, gpu: Gpu = H200, **changes: Any) -> Run:
     """A run of one case a name."""
 
     def measure(c: Case) -> list[Measurement]:
