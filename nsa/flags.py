@@ -1,15 +1,16 @@
 """The environment, read once and nowhere else in `nsa`.
 
 `Flags` holds the NSA_* switches; `Launch` the rank of a process from torchrun. Both are frozen and
-passed down. A field has the name of its variable: `sel_ranges_v2` is NSA_SEL_RANGES_V2. An unknown
-NSA_* name, a value that is not accepted, and flags that contradict each other raise FlagError;
-there is no fallback to a default.
+passed down; `c_compiler` names the compiler. A field has the name of its variable: `sel_ranges_v2`
+is NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that is not accepted, and flags that contradict
+each other raise FlagError; there is no fallback to a default.
 
 A Flags record notes which of its fields were read, so that a variable that was set but never read
 can be reported (`Flags.asked_for`). Comparing or printing a record reads all fields.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -274,3 +275,8 @@ class Launch:
             if not text.isdecimal():
                 raise FlagError(f"{names[key]}={text!r}: must be a whole number")
         return cls(**{key: int(text) for key, text in given.items()})
+
+
+def c_compiler() -> str:
+    """The C compiler that Triton and torch.compile use: CC, or one on PATH; empty without one."""
+    return os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc", "clang")), "")

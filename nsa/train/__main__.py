@@ -1,8 +1,8 @@
 """Train the byte-level LM: `python -m nsa.train --preset small --dataset text --steps 300`.
 
 Under torchrun every process reads its own share of the data, and gradients are averaged. An option
-takes precedence over its NSA_* variable, and the variable over the preset; the boot line names the
-source of each setting.
+takes precedence over its NSA_* variable, and the variable over the preset; on a GPU the rest is
+what is fast there (nsa.train.fast). The boot line names the source of each setting.
 Exit status: 0 trained; 1 the loss became NaN or infinite; 2 the request cannot be carried out;
 130 interrupted.
 """
@@ -29,6 +29,7 @@ from nsa.flags import FlagError, Flags, Launch
 from nsa.train.config import COMPILE, Precision, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
 from nsa.train.devices import process_group
+from nsa.train.fast import ROUTE_FLAGS, fast_settings
 from nsa.train.loop import Trainer, describe_routes
 from nsa.train.progress import (
     Progress,
@@ -45,7 +46,6 @@ PRESET_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "125m": {
         "seq_len": 2048,
         "batch_size": 1,
-        "checkpointing": "on",
         "precision": "bf16",
         "lr": 3e-4,
     },
@@ -54,18 +54,6 @@ PRESET_SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of each preset in nsa.config that differ from TrainConfig's defaults."""
 
-_ROUTE_FLAGS = {
-    "NSA_FORCE_PARITY",
-    "NSA_FORCE_SEL_MASK",
-    "NSA_SEL_RANGES_V2",
-    "NSA_USE_FA2",
-    "NSA_USE_FA2_CMP",
-    "NSA_USE_FA2_WIN",
-    "NSA_USE_SEL_PACK",
-    "NSA_USE_SEL_VARLEN",
-    "NSA_USE_TRITON",
-    "NSA_USE_TRITON_SEL",
-}
 _REMEDIES: Mapping[Precision, str] = {
     "fp32": "Lower --lr.",
     "bf16": "Lower --lr, or use --precision fp32.",
@@ -151,9 +139,9 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def configure(
-    preset: str, options: Mapping[str, Any], flags: Flags
+    preset: str, options: Mapping[str, Any], flags: Flags, launch: Launch | None = None
 ) -> tuple[TrainConfig, dict[str, str]]:
-    """Decide every setting: option, then NSA_* variable, then preset.
+    """Decide every setting: option, then NSA_* variable, then preset, then what is fast there.
 
     Args:
         preset: A name in nsa.config.PRESETS.
@@ -161,8 +149,7 @@ def configure(
             `attention`, of the model.
 
     Returns:
-        The configuration; and for each setting that came from a variable, the variable, by the
-        setting's name.
+        The configuration; and by the name of a setting its variable, or the reason of a fast one.
 
     Raises:
         ValueError: A setting is out of range, or two settings contradict each other.
@@ -182,9 +169,12 @@ def configure(
     model = PRESETS[preset]
     if attention := settings.pop("attention", None):
         model = replace(model, attention=attention)
-    return TrainConfig(model=model, **settings), {
-        name: origin for name, origin in origins.items() if name not in options
-    }
+    origins = {name: origin for name, origin in origins.items() if name not in options}
+    for name, (value, why) in fast_settings(
+        settings, model.attention, flags, launch or Launch()
+    ).items():
+        settings[name], origins[name] = value, why
+    return TrainConfig(model=model, **settings), origins
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -192,7 +182,7 @@ def _run(options: argparse.Namespace) -> None:
     names = {f.name for f in fields(TrainConfig)} | {"attention"}
     given = {name: value for name, value in vars(options).items() if name in names}
     try:
-        config, origins = configure(options.preset, given, flags)
+        config, origins = configure(options.preset, given, flags, launch)
     except ValueError as error:
         raise UsageError(str(error)) from error
     origins |= {name: option for name, option in options.origins.items() if name in names}
@@ -225,7 +215,7 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
     """What will run, with the source of every setting that does not come from the preset."""
     c = trainer.config
     dense = c.model.attention == "dense"  # the flags choose routes of NSA's branches only
-    if not dense and (chosen := sorted(_ROUTE_FLAGS & flags.set_names)):
+    if not dense and (chosen := sorted(ROUTE_FLAGS & flags.set_names)):
         origins = {**origins, "routes": ",".join(chosen)}
     if "NSA_PREFILL_BATCHED" in flags.set_names:
         origins = {**origins, "prefill": "NSA_PREFILL_BATCHED"}
@@ -338,7 +328,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m nsa.train",
-        description="Train the byte-level LM with NSA or dense attention.",
+        description="Train the byte-level LM with NSA or dense attention. On a GPU it runs by "
+        "Triton kernels, compiled and as a CUDA graph, as far as the settings allow.",
         epilog="NSA_* environment variables choose routes and defaults: see nsa/README.md.",
         allow_abbrev=False,
     )
@@ -384,8 +375,15 @@ def _parser() -> argparse.ArgumentParser:
         help="layers recomputed in the backward pass",
     )
     recompute("--no-gc", dest="checkpointing", nargs=0, const="off", help="same as --gc off")
-    add("--compile", type=_one_of(COMPILE), help="compile everything but attention: off or on")
-    add("--cuda-graph", nargs=0, const=True, help="replay every step as one CUDA graph")
+    add(
+        "--compile",
+        type=_one_of(COMPILE),
+        help="compile everything but attention: off or on (default on a GPU: on)",
+    )
+    graph = parser.add_mutually_exclusive_group()
+    replay = partial(graph.add_argument, action=_Set, default=argparse.SUPPRESS, nargs=0)
+    replay("--cuda-graph", const=True, help="replay every step as one CUDA graph")
+    replay("--no-cuda-graph", dest="cuda_graph", const=False, help="launch kernel by kernel")
     add("--steps", type=_at_least(1), help="optimiser steps, and length of the schedule")
     add("--warmup-steps", type=_at_least(0), help="steps of linear warm-up")
     add("--dataset", metavar="NAME", help="synthetic, text, fineweb_edu or fineweb_edu:PATH")

@@ -200,8 +200,8 @@ class Trainer:
             except CaptureError as error:
                 raise TrainError(
                     f"this step cannot be captured as a CUDA graph: {error}",
-                    "Choose routes that do not wait for the device (nsa/README.md), or omit "
-                    "--cuda-graph.",
+                    "Choose routes that do not wait for the device (nsa/README.md), or use "
+                    "--no-cuda-graph.",
                 ) from error
             self._seen.replayed = True
         self._set_rate(rate)
@@ -352,7 +352,7 @@ class Trainer:
 
 def _check_graph(config: TrainConfig, device: torch.device, launch: Launch) -> None:
     """Raise TrainError where a step cannot be a CUDA graph."""
-    without = "or omit --cuda-graph."
+    without = "or use --no-cuda-graph."
     if device.type != "cuda":
         raise TrainError(f"a CUDA graph needs a GPU, not {device}", f"Use --device cuda, {without}")
     if launch.world_size > 1:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.config import PRESETS
+from nsa.config import PRESETS, Routes
 from nsa.errors import TrainError
-from nsa.flags import Flags
+from nsa.flags import Flags, Launch
+from nsa.train import fast
 from nsa.train.__main__ import configure, main
 from nsa.train.data import DataError
 from nsa.train.loop import Trainer
@@ -69,6 +70,75 @@ def test_options_win_over_variables_and_these_over_the_preset() -> None:
     assert (config.checkpointing, config.precision) == ("off", "bf16")
     assert config.model == replace(PRESETS["125m"], attention="dense")
     assert origins == {"batch_size": "NSA_BATCH_SIZE", "checkpointing": "NSA_NO_GC"}
+
+
+TRITON, FAST = Routes.triton(), fast.FAST
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "flags", "processes", "expected"),
+    [
+        ("125m", {}, {}, 1, (TRITON, FAST, "on", FAST, True, FAST)),
+        ("125m", {"attention": "dense"}, {}, 1, (None, "", "on", FAST, True, FAST)),
+        ("125m", {"compile": "off", "cuda_graph": False}, {}, 1, (TRITON, FAST, "off", "", 0, "")),
+        ("125m", {}, {"NSA_USE_SEL_PACK": "1"}, 1, (None, "", "on", FAST, False, "packed waits")),
+        ("125m", {}, {"NSA_FORCE_SEL_MASK": "1"}, 1, (None, "", "on", FAST, True, FAST)),
+        ("125m", {}, {"NSA_PREFILL_BATCHED": "0"}, 1, (TRITON, FAST, "on", FAST, False, "token")),
+        ("125m", {"precision": "fp16"}, {}, 1, (TRITON, FAST, "on", FAST, False, "loss scale")),
+        ("125m", {}, {}, 2, (TRITON, FAST, "on", FAST, False, "several processes")),
+        ("small", {}, {}, 1, (None, "bf16 or fp16", "on", FAST, True, FAST)),
+    ],
+)
+def test_a_gpu_trains_by_the_fast_settings_that_the_others_allow(
+    monkeypatch: pytest.MonkeyPatch,
+    preset: str,
+    options: dict[str, Any],
+    flags: dict[str, str],
+    processes: int,
+    expected: tuple[Any, ...],
+) -> None:
+    _as_on_a_gpu(monkeypatch)
+
+    config, why = configure(
+        preset, {"device": "cuda", **options}, Flags.from_env(flags), Launch(world_size=processes)
+    )
+
+    assert (config.routes, config.compile, config.cuda_graph) == expected[::2]
+    for name, said in zip(("routes", "compile", "cuda_graph"), expected[1::2], strict=True):
+        assert said in why.get(name, "") if said else name not in why
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiler", "routes", "compile_"),
+    [
+        ((7, 5), "gcc", "needs compute capability 8.0", FAST),
+        ((8, 0), "gcc", FAST, FAST),
+        ((8, 0), "", "triton finds no C compiler", "no C compiler is found"),
+    ],
+)
+def test_a_gpu_or_a_host_that_lacks_something_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    compiler: str,
+    routes: str,
+    compile_: str,
+) -> None:
+    _as_on_a_gpu(monkeypatch, capability, compiler)
+
+    config, why = configure("125m", {"device": "cuda"}, Flags())
+
+    assert routes in why["routes"]
+    assert (config.routes is not None) == (routes == FAST)
+    assert (why["compile"], config.compile) == (compile_, "on" if compiler else "off")
+
+
+def _as_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), compiler: str = "gcc"
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(fast, "training_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr("shutil.which", lambda name: name if name == compiler else None)
 
 
 # --- command line ------------------------------------------------------------------------
