@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,6 @@ from harness.machine import drift
 from harness.records import (
     CaseSummary,
     Change,
-    Comparison,
     Decision,
     Environment,
     Estimate,
@@ -36,6 +36,12 @@ from harness.store.reader import RunHeader
 
 MOST = 3
 """Cases that one sentence names."""
+GROUPS = ("Improved", "Regressed", "Fixed", "Open", "Limits")
+WORDS = {
+    "same": "the same within 5 %",
+    "undecided": "not decided",
+    "not compared": "not compared (too few steady processes, or the case changed)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,35 +66,36 @@ def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
 
 
 def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verdict) -> Since:
-    """How a run differs from an earlier one.
+    """How a run differs from an earlier one, whose cases are judged by the rules of the later.
 
     Args:
         summaries: Of the later run, as its verdict.
     """
-    found = compare.runs(before, now, across=True, calibrations=None)
-    earlier_ones = summarise(before)
-    ended = {s.case.case_id: s.outcome for s in earlier_ones}
-    name = _names(now.suite)
-    by = {c: [g for g in found.cases if _decided(g) is c] for c in Change}
-    fixed, broken, open_ = _endings(ended, summaries, name)
-    was = _judged(replace(before, suite=_with_rules_of(now.suite, before.suite)), earlier_ones)
-    rules = {k: list(v) for k, v in _rules(was, verdict).items()}
-    groups = {
-        "Improved": [_moved(g, name) for g in _largest(by[Change.FASTER])],
-        "Regressed": [
-            *broken,
-            *rules["worse"],
-            *(_moved(g, name) for g in _largest(by[Change.SLOWER])),
-        ],
-        "Fixed": [*fixed, *rules["fixed"]],
-        "Open": [*open_, *rules["open"]],
-        "Limits": [*_limits(before.suite, now.suite)],
-    }
-    bullets = [f"**{k}**: {listed(v, MOST)}." for k, v in groups.items() if v]
+    found, then = compare.runs(before, now, across=True, calibrations=None), summarise(before)
+    suite = replace(now.suite, cases=before.suite.cases)
+    was = gate.judge(suite, before.environment, then, scaling.fit(then))
+    name = {i: f"`{i}`" if name == i else name for i, name in names(now.suite).items()}
+    both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
+    said: dict[str, list[str]] = {k: [] for k in GROUPS}
+    for group, text in (
+        *_ended({s.case.case_id: s.outcome for s in then}, summaries, name),
+        *_rules(was, verdict),
+        *_moved(both, name),
+        *_limits(before.suite, now.suite),
+    ):
+        said[group].append(text)
+    bullets = [f"**{group}**: {listed(texts, MOST)}." for group, texts in said.items() if texts]
+    counts = Counter(str(g.change or "not compared") for g in both)
+    total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
+    new = sum(g.state is State.NEW for g in found.cases)
+    total += f"; {plural('case', new)} only in this run" if new else ""
     return Since(
         head=_head(before, now),
-        bullets=(*bullets, _rest(found.cases, by)),
-        details=_table(found.cases, name),
+        bullets=(*bullets, f"{plural('case', len(both))} in both runs: {total}."),
+        details=Table(
+            columns=("case", ">step before", ">step now", ">change [99 %]", "conclusion"),
+            rows=tuple(_row(g, name) for g in both),
+        ),
     )
 
 
@@ -100,7 +107,7 @@ def _head(before: Run, now: Run) -> str:
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
     return (
         f"Compared with run `{before.run_id}` of {day}, {code}. {changed}. Step times; 99 % "
-        "intervals, which include the variation between days."
+        "intervals, which include the variation between days and cards."
     )
 
 
@@ -114,133 +121,75 @@ def _node(before: Environment, now: Environment) -> list[str]:
 def _difference(d: drift.Difference) -> str:
     if d.name == "GPU UUID":
         return f"another card ({d.baseline[:12]}, now {d.candidate[:12]})"
-    if d.name == "power limit (W)":
-        return f"power limit {float(d.baseline):g} W, now {float(d.candidate):g} W"
-    return f"{d.name} {d.baseline}, now {d.candidate}"
+    watts = ".0" if "(W)" in d.name else ""
+    return f"{d.name} {d.baseline.removesuffix(watts)}, now {d.candidate.removesuffix(watts)}"
 
 
-# --- cases -------------------------------------------------------------------------------
+# --- what changed: a group and a sentence ------------------------------------------------
 
 
-def _names(suite: Suite) -> Mapping[str, str]:
-    return {i: f"`{i}`" if name == i else name for i, name in names(suite).items()}
+def _moved(cases: Sequence[GateCase], name: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """`2.0x [1.9 … 2.1] faster`, the largest change first."""
+    for g in sorted(cases, key=lambda g: -abs(math.log(g.comparison.ratio if g.comparison else 1))):
+        c = g.comparison
+        if c is None or g.change not in (Change.FASTER, Change.SLOWER):
+            continue
+        e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
+        group = "Regressed"
+        if g.change is Change.FASTER:
+            low, high = c.high and 1 / c.high, c.low and 1 / c.low
+            group, e = "Improved", replace(e, value=1 / c.ratio, low=low, high=high)
+        yield group, f"{name[g.case_id]} {units.times(e)} {g.change}"
 
 
-def _decided(case: GateCase) -> Change | None:
-    return case.change if case.state is State.COMPARED else None
+def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:
+    before, now = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
+    ratio = NONE
+    if c := g.comparison:
+        ratio = units.change(c.ratio, c.low, c.high)
+    elif g.baseline_s and g.candidate_s:
+        ratio = units.change(g.candidate_s / g.baseline_s)
+    return name[g.case_id], before, now, ratio, str(g.change or g.reason)
 
 
-def _largest(cases: Sequence[GateCase]) -> list[GateCase]:
-    return sorted(cases, key=lambda g: -abs(math.log(g.comparison.ratio)) if g.comparison else 0.0)
-
-
-def _moved(case: GateCase, name: Mapping[str, str]) -> str:
-    assert case.comparison is not None
-    return f"{name[case.case_id]} {_ratio(case.comparison)}"
-
-
-def _ratio(c: Comparison) -> str:
-    """`1.12x [1.05 … 1.20] faster`."""
-    value, low, high, word = c.ratio, c.low, c.high, "slower"
-    if value < 1:
-        value, word = 1 / value, "faster"
-        low, high = (None if end is None else 1 / end for end in (c.high, c.low))
-    e = Estimate(value=value, low=low, high=high, processes=c.pairs, samples=c.pairs)
-    return f"{units.times(e)} {word}"
-
-
-def _endings(
-    ended: Mapping[str, Outcome | None],
+def _ended(
+    before: Mapping[str, Outcome | None],
     summaries: Sequence[CaseSummary],
     name: Mapping[str, str],
-) -> tuple[list[str], list[str], list[str]]:
-    """Cases that failed before and not now, that fail now and not before, and that still fail."""
-    fixed: list[str] = []
-    broken: list[str] = []
-    still: list[str] = []
+) -> Iterator[tuple[str, str]]:
+    """Cases that failed before or fail now, unless the suite allows it."""
     for s in summaries:
-        case_id, then, now = s.case.case_id, ended.get(s.case.case_id), s.outcome
+        then, now = before.get(s.case.case_id), s.outcome
         if then is None or now is None:
             continue
-        failed, failing = (o is not Outcome.OK and o not in s.case.allow for o in (then, now))
-        if failed and not failing:
-            fixed.append(f"{name[case_id]} ({outcome_name(then)} before)")
-        elif failing:
-            (broken if then is Outcome.OK else still).append(
-                f"{name[case_id]} ({outcome_name(now)})"
-            )
-    return fixed, broken, still
+        failed, fails = (o is not Outcome.OK and o not in s.case.allow for o in (then, now))
+        if fails:
+            group = "Regressed" if then is Outcome.OK else "Open"
+            yield group, f"{name[s.case.case_id]} ({outcome_name(now)})"
+        elif failed:
+            yield "Fixed", f"{name[s.case.case_id]} ({outcome_name(then)} before)"
 
 
-def _rest(cases: Sequence[GateCase], by: Mapping[Change, Sequence[GateCase]]) -> str:
-    """How many cases are the same, undecided, or not compared."""
-    both = [g for g in cases if g.state not in (State.NEW, State.MISSING)]
-    compared = sum(map(len, by.values()))
-    counts = {
-        "moved": len(by[Change.FASTER]) + len(by[Change.SLOWER]),
-        "the same within 5 %": len(by[Change.SAME]),
-        "not decided": len(by[Change.UNDECIDED]),
-        "not compared (too few steady processes, or the case changed)": len(both) - compared,
-        "new": sum(g.state is State.NEW for g in cases),
-    }
-    said = [f"{n} {what}" for what, n in counts.items() if n]
-    return f"{plural('case', len(both))} in both runs: {', '.join(said)}."
+def _rules(was: Verdict, now: Verdict) -> Iterator[tuple[str, str]]:
+    """Rules that were missed or are missed. Cases that failed are named themselves."""
 
+    def asked(r: RuleResult) -> bool:
+        return r.applies and r.counts and r.rule != gate.EVERY_CASE_RAN
 
-def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
-    rows = []
-    for g in cases:
-        if g.state in (State.NEW, State.MISSING):
+    before = {r.rule: r.decision for r in was.rules if asked(r)}
+    for r in now.rules:
+        then, met = before.get(r.rule), r.decision is Decision.GO
+        if then is None or not asked(r) or (met and then is Decision.GO):
             continue
-        before, now = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
-        ratio = NONE
-        if g.baseline_s and g.candidate_s:
-            ratio = units.change(g.candidate_s / g.baseline_s)
-        if g.comparison:
-            ratio = units.change(g.comparison.ratio, g.comparison.low, g.comparison.high)
-        why = str(g.change) if _decided(g) else g.reason
-        rows.append((name[g.case_id], before, now, ratio, why))
-    columns = ("case", ">step before", ">step now", ">change [99 %]", "conclusion")
-    return Table(columns=columns, rows=tuple(rows))
+        group = "Fixed" if met else "Regressed" if then is Decision.GO else "Open"
+        said = "as before" if then is r.decision else f"{then} before"
+        yield group, f"“{r.rule}” is {r.decision} ({said})"
 
 
-# --- rules -------------------------------------------------------------------------------
-
-
-def _with_rules_of(judging: Suite, measured: Suite) -> Suite:
-    """The cases of one suite, to be judged by another."""
-    return replace(judging, cases=measured.cases, left_out=measured.left_out)
-
-
-def _judged(run: Run, summaries: Sequence[CaseSummary]) -> Verdict:
-    return gate.judge(run.suite, run.environment, summaries, scaling.fit(summaries))
-
-
-def _rules(was: Verdict, now: Verdict) -> Mapping[str, Iterator[str]]:
-    """Rules of today that were missed and are met, the reverse, and that are still missed."""
-    before = {r.rule: r for r in was.rules if _asked(r)}
-    pairs = [(before[r.rule], r) for r in now.rules if _asked(r) and r.rule in before]
-    met = Decision.GO
-    return {
-        "fixed": (_both(a, b) for a, b in pairs if a.decision is not met and b.decision is met),
-        "worse": (_both(a, b) for a, b in pairs if a.decision is met and b.decision is not met),
-        "open": (_both(a, b) for a, b in pairs if met not in (a.decision, b.decision)),
-    }
-
-
-def _asked(result: RuleResult) -> bool:
-    """Whether a rule decides something that the list of cases does not show."""
-    return result.applies and result.counts and result.rule != gate.EVERY_CASE_RAN
-
-
-def _both(before: RuleResult, now: RuleResult) -> str:
-    then = "as before" if before.decision is now.decision else f"{before.decision} before"
-    return f"“{now.rule}” is {now.decision} ({then})"
-
-
-def _limits(before: Suite, now: Suite) -> Iterator[str]:
+def _limits(before: Suite, now: Suite) -> Iterator[tuple[str, str]]:
     """Rules of the same name whose limit changed."""
-    stated = {r.name: r for r in before.rules}
+    stated = {r.name: limits_text(r) for r in before.rules}
     for rule in now.rules:
-        if (old := stated.get(rule.name)) and limits_text(old) != limits_text(rule):
-            yield f"the limit of “{rule.name}” was {limits_text(old)}, is {limits_text(rule)}"
+        old, new = stated.get(rule.name), limits_text(rule)
+        if old not in (None, new):
+            yield "Limits", f"the limit of “{rule.name}” was {old}, is {new}"

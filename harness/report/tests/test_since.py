@@ -63,7 +63,8 @@ def test_a_report_says_what_is_better_worse_fixed_and_open() -> None:
     assert "what=mended` (crash before)" in line(text, "Fixed")
     assert line(text, "Open").startswith("**Open**: `train/nsa/what=still` (hang)")
     assert "every case ran" not in text
-    assert "6 cases in both runs: 2 moved, 1 not decided, 3 not compared" in text
+    assert "6 cases in both runs: 3 not compared" in text
+    assert ", 1 faster, 1 slower, 1 not decided." in text
     assert "The node is the same" in text
 
 
@@ -91,8 +92,8 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
     other_node = section(measured(steps, gpu=other), before)
 
     assert "another card (GPU-5d1e0f4c, now GPU-other); driver 570.124.06, now 590.1" in other_node
-    assert "power limit 700 W, now 600 W" in other_node
-    assert "1 moved" in same_node
+    assert "power limit (W) 700, now 600" in other_node
+    assert "1 slower" in same_node
     assert "1 not decided" in other_node
 
 
