@@ -9,7 +9,7 @@ import datetime
 import math
 from collections.abc import Callable, Mapping
 
-from harness.records import METRICS, Estimate, Fact, Finding, Outcome
+from harness.records import METRICS, Estimate, Fact, Finding, Outcome, Stop
 
 MOST_PLACES = 4
 """Most decimal places of the end of a wide interval."""
@@ -335,7 +335,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.STATED:
             return f.reason
         case Fact.NOT_RUN:
-            return "did not run"
+            return ending_text(None, f.detail)
         case Fact.RAN:
             return "ran"
         case Fact.TOO_FEW_PROCESSES:
@@ -367,9 +367,9 @@ def finding_sentence(f: Finding) -> str:
             why = f": {f.detail}" if f.detail else ""
             return f"{METRICS[f.metric].title} not available{why}"
         case Fact.AT_MOST:
-            return f"timed out: at most {quantity(f.metric, f.bound or 0.0)}"
+            return f"timed out: {bound_text(f.metric, f.bound or 0.0)}{_suffix(f.metric)}"
         case Fact.AT_LEAST:
-            return f"timed out: at least {duration(f.bound or 0.0)} per step"
+            return f"timed out: {bound_text(f.metric, f.bound or 0.0)} per step"
         case Fact.NO_INTERVAL:
             return f"{value} from one process, so without an interval"
         case Fact.NOT_FINITE:
@@ -387,12 +387,29 @@ def finding_sentence(f: Finding) -> str:
             why = f"no {f.metric}" if timed else ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {why}"
         case Fact.LEFT_OUT:
-            return f"this run lacks its {f.asked} cases"
+            why = f": {f.detail}" if f.detail else ""
+            return f"this run lacks its {f.asked} cases{why}"
         case Fact.EXPECTED:
             ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
             signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
             name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
             return f"{name}{value}; expected {' and '.join(signs)} ({f.detail})"
+
+
+def bound_text(metric: str, bound: float) -> str:
+    """`under 10.8`, `over 51.2 s`: what a timeout leaves of a metric, rounded so that it stays
+    true."""
+    unit = 10.0 ** (math.floor(math.log10(bound)) - 2) if bound > 0 else 1.0
+    if METRICS[metric].higher_is_better:
+        return f"under {plain(metric, math.ceil(bound / unit - 1e-9) * unit)}"
+    return f"over {plain(metric, math.floor(bound / unit + 1e-9) * unit)}"
+
+
+def stop_text(stop: Stop) -> str:
+    """`decided by rule “floor”`, `the budget of 10 min was spent`."""
+    if stop.budget_s is None:
+        return f"decided by rule “{stop.rule}”"
+    return f"the budget of {number(stop.budget_s / MINUTE_S)} min was spent"
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:

@@ -31,7 +31,17 @@ from harness.analysis.statistics import (
     order_free_p,
     t_factor,
 )
-from harness.records import ByCase, Change, Comparison, Pair, Thresholds, least_pairs, thresholds_of
+from harness.records import (
+    ByCase,
+    CaseSummary,
+    Change,
+    Comparison,
+    Environment,
+    Pair,
+    Thresholds,
+    least_pairs,
+    thresholds_of,
+)
 
 _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
 
@@ -42,6 +52,9 @@ SLOW = 0.05
 NEARLY_ALWAYS = 0.99
 POWER = 0.9
 """Probability of finding a change of the stated smallest effect."""
+NODE_MOVED, ALIKE = 1.02, 2.0
+"""Ratio of step times by which each provider moved at least if the node did it, and how many times
+as far (on logarithms) the one that moved most."""
 
 
 # --- the screen --------------------------------------------------------------------------
@@ -401,3 +414,46 @@ def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
 
 def _percent(log: float) -> str:
     return f"{math.expm1(log):+.1%}"
+
+
+# --- the node or the code ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """A change of the node that moved every provider alike: the node, not the code."""
+
+    what: tuple[str, ...]
+    """`power limit 700 W → 500 W`, `driver 570 → 580`."""
+    moved: Mapping[str, float]
+    """Provider -> step time now over before, geometric mean over its cases."""
+
+
+def node_change(
+    before: Environment,
+    now: Environment,
+    pairs: Sequence[tuple[CaseSummary, CaseSummary]],
+) -> NodeChange | None:
+    """What of the node explains that all providers moved, if two or more did and moved alike.
+
+    Args:
+        pairs: The same case in the earlier and in the later run.
+    """
+    if before.gpu is None or now.gpu is None:
+        return None
+    watts = [
+        f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else "" for gpu in (before.gpu, now.gpu)
+    ]
+    known = ("power limit", *watts), ("driver", before.gpu.driver, now.gpu.driver)
+    what = tuple(f"{name} {a} → {b}" for name, a, b in known if a and b and a != b)
+    logs: dict[str, list[float]] = {}
+    for a, b in pairs:
+        steps = [s.metrics["step_s"].value for s in (a, b) if "step_s" in s.metrics]
+        if len(steps) == 2:
+            logs.setdefault(b.case.provider, []).append(math.log(steps[1] / steps[0]))
+    means = {provider: float(np.mean(of)) for provider, of in logs.items()}
+    least, most = (pick(means.values(), default=0.0) for pick in (min, max))
+    low, high = (least, most) if least > 0 else (-most, -least)
+    if not what or len(means) < 2 or low < math.log(NODE_MOVED) or high > ALIKE * low:
+        return None
+    return NodeChange(what=what, moved={name: math.exp(mean) for name, mean in means.items()})

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and what reading the probes costs the code under test.
+"""Where the time of a run goes, how long a run will take, and what reading the probes costs.
 
 The cost is the ratio of processes with telemetry to processes without it. The runner alternates
 the two (A B, B A, A B, ...), so that neither is always first and slow drift affects both. Each
@@ -6,12 +6,13 @@ adjacent pair gives one ratio of medians; their logarithms have a t-interval. Al
 count equally.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.analysis import statistics
-from harness.records import Outcome, Run, Suite
+from harness.records import Case, Outcome, Run, Suite
 
 LIMIT = 0.005
 """Largest share of the step time that reading the probes may cost."""
@@ -138,4 +139,60 @@ def time_use(run: Run) -> TimeUse | None:
         sampling_s=spent.get(SAMPLING, 0.0) if spent else None,
         processes=len(run.measurements),
         lives_s=lives_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTime:
+    """How long the processes of one case will take in all."""
+
+    case_id: str
+    processes: int
+    low_s: float
+    high_s: float
+    run_id: str = ""
+    """The run in which they took as long; empty where only the settings of the case are known:
+    then from `sample_s` to `timeout_s` a process."""
+
+
+def expected_times(suite: Suite, runs: Iterable[Run]) -> tuple[ExpectedTime, ...]:
+    """The expected time of each case, by the first of the runs that measured it alike.
+
+    Args:
+        runs: Of the same suite on the same GPU model, newest first.
+    """
+    found: dict[str, ExpectedTime] = {}
+    for run in runs:
+        then = {c.case_id: c for c in run.suite.cases}
+        for case in suite.cases:
+            lives_s = [m.wall_s for m in run.of(case.case_id)]
+            if case.case_id in found or not lives_s or not _alike(then[case.case_id], case):
+                continue
+            failed = any(m.outcome is not Outcome.OK for m in run.of(case.case_id))
+            count = len(lives_s) if failed else case.settings.processes
+            took_s = count * sum(lives_s) / len(lives_s)
+            found[case.case_id] = ExpectedTime(
+                case_id=case.case_id,
+                processes=count,
+                low_s=took_s,
+                high_s=took_s,
+                run_id=run.run_id,
+            )
+        if len(found) == len(suite.cases):
+            break
+    return tuple(found.get(c.case_id) or _by_settings(c) for c in suite.cases)
+
+
+def _alike(then: Case, now: Case) -> bool:
+    """Whether a process takes as long as then: the settings are equal, the number aside."""
+    return replace(then.settings, processes=now.settings.processes) == now.settings
+
+
+def _by_settings(case: Case) -> ExpectedTime:
+    given = case.settings
+    return ExpectedTime(
+        case_id=case.case_id,
+        processes=given.processes,
+        low_s=given.processes * min(given.sample_s, given.timeout_s),
+        high_s=given.processes * given.timeout_s,
     )

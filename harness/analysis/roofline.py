@@ -10,15 +10,23 @@ is not a bound. Peaks of data sheets are used for MFU only, and for the targets 
 Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches added.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import fmean, median
 
+from harness import units
+from harness.analysis.counters import launches
 from harness.analysis.expectation import SUSPICIOUS_MFU, Peak, peak, precision_of, stated_peak
+from harness.analysis.statistics import median_clock_hz, readings
 from harness.records import (
+    Breakdown,
     Case,
     CaseSummary,
+    Counters,
     Environment,
+    Frame,
     Measurement,
     Outcome,
     Peaks,
@@ -35,6 +43,17 @@ NEAR = 0.6
 """Share of the roofline from which its term is the limit."""
 COLD = 1.5
 """First sample over last, without a steady state, from which a case is still starting."""
+HALF = 0.5
+"""Share of a wait, or of the readings, from which one cause has its name."""
+OFTEN = 0.25
+"""Share of the host's time from which a function is named."""
+FULL_CLOCK = 0.95
+"""Share of the GPU's largest clock below which a limit costs something."""
+_LIMITS = {"thermal": 0x8 | 0x20 | 0x40, "power": 0x4 | 0x80}
+"""NVML's reasons, as statistics.THROTTLE and POWER_CAP name them."""
+_DATA = re.compile(r"dataloader|\b(data|loader|batch)\b", re.IGNORECASE)
+_COMMUNICATION = re.compile(r"nccl|c10d|gloo|\bcommunication\b", re.IGNORECASE)
+"""Ranges, and kernels, of one kind: as PyTorch names them, or by these words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +120,42 @@ class Limit(StrEnum):
 
     NOT_MEASURED = "not measured"
     COLD = "cold start"
+    DATA = "data"
+    COMMUNICATION = "communication"
+    SYNCS = "host syncs"
     LAUNCHES = "launches"
     HOST = "host"
     BOTH = "host and GPU"
     COMPUTE = "compute"
     BANDWIDTH = "memory bandwidth"
     BELOW = "GPU kernels, below the roofline"
-    GPU = "GPU, roofline unknown"
+    GPU = "GPU, class of kernels not measured"
+
+
+WAITS = (Limit.DATA, Limit.COMMUNICATION, Limit.SYNCS, Limit.LAUNCHES)
+"""What the wait of a GPU may be for, in the order in which it is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockLimit:
+    """A GPU that cannot keep its clock while a case is sampled."""
+
+    by: str
+    """power or thermal."""
+    limited: int
+    readings: int
+    clock_hz: float
+    """Median while sampling."""
+    max_hz: float
+
+    @property
+    def lost(self) -> float:
+        """Share of the step that full clock would save, at most."""
+        return 1 - self.clock_hz / self.max_hz
+
+    def __str__(self) -> str:
+        clocks = " of ".join(units.number(hz / 1e6) for hz in (self.clock_hz, self.max_hz))
+        return f"{clocks} MHz, limited by {self.by} in {self.limited} of {self.readings} readings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,45 +164,63 @@ class Bottleneck:
 
     limit: Limit
     busy: float | None = None
-    """Share of the step in which the GPU works; by NVML if there is no profile."""
+    """Share of the step in which the GPU works, exposed communication aside; by NVML if there is no
+    profile."""
     profiled: bool = False
-    launches: float | None = None
-    """Share of the wait that launching its kernels one by one explains."""
+    waits: Mapping[Limit, float] = field(default_factory=dict)
+    """Share of the GPU's wait that each known cause explains, at most 1."""
     share: float | None = None
     """Of the roofline."""
+    frame: Frame | None = None
+    """The function in which the host is seen most while the GPU waits, if that is often."""
+    clock: ClockLimit | None = None
+    evidence: str = ""
+    """The numbers, as a sentence."""
+
+    @property
+    def wait(self) -> float:
+        """Share of the step in which the GPU does not work."""
+        return 0.0 if self.busy is None else max(0.0, 1 - self.busy)
 
 
 def bottleneck(
-    summary: CaseSummary, measured: Sequence[Measurement], peaks: Peaks
+    summary: CaseSummary,
+    measured: Sequence[Measurement],
+    peaks: Peaks,
+    max_clock_hz: float | None = None,
 ) -> Bottleneck | None:
     """What limits a case on a GPU; None for one without a time.
 
-    A GPU that works for less than HOST_BELOW of the step waits for the host: for launches, if these
-    explain half of the wait. One that works for BUSY_FROM or more is limited by the term of its
-    roofline bound, if it reaches NEAR of that.
+    A GPU that works for less than HOST_BELOW of the step waits: for whatever explains half of the
+    wait, or for the rest of the host. One that works for BUSY_FROM or more is limited by the term
+    of its roofline bound, if it reaches NEAR of that.
     """
     ok = [m for m in measured if m.outcome is Outcome.OK and m.kept_s]
     if not ok:
         return None
+    clock = clock_limit(ok, max_clock_hz)
     if all(m.steady is False and m.kept_s[0] > COLD * m.kept_s[-1] for m in ok):
-        return Bottleneck(limit=Limit.COLD)
+        first, last = (units.duration(ok[0].kept_s[i]) for i in (0, -1))
+        text = f"no steady state; samples from {first} to {last}"
+        return Bottleneck(limit=Limit.COLD, clock=clock, evidence=text)
     timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)
-    nvml = summary.metrics.get("gpu_utilisation")
-    launches = None
+    waits: Mapping[Limit, float] = {}
+    frame = None
     if timed is not None and timed.breakdown is not None:
-        gap = timed.breakdown.launch_gap or 0.0
-        busy = 1 - gap
-        count = timed.counters.kernel_launches if timed.counters else None
-        if count and peaks.launch_s and gap > 0:
-            launches = min(1.0, count * peaks.launch_s / (gap * timed.breakdown.step_s))
-    elif nvml is not None:
-        busy = nvml.value
+        busy, waits = _waits(timed, timed.breakdown, peaks)
+        gaps = {name: part for name, part in timed.breakdown.gap_by_range.items() if name}
+        most = max(gaps, key=lambda name: gaps[name], default="")
+        seen = sorted(timed.breakdown.frames, key=lambda f: f.where != most)
+        frame = next((f for f in seen if f.share >= OFTEN), None)
+    elif nvml := [r for m in ok if (r := readings(m, "gpu_utilisation", ("sampling",)))]:
+        busy = fmean(map(fmean, nvml))
     else:
-        return Bottleneck(limit=Limit.NOT_MEASURED)
+        text = "neither a profile nor five readings of NVML while sampling"
+        return Bottleneck(limit=Limit.NOT_MEASURED, clock=clock, evidence=text)
     roofline = summary.metrics.get("roofline_share")
     share = roofline.value if roofline else None
     if busy < HOST_BELOW:
-        limit = Limit.LAUNCHES if launches is not None and launches >= 0.5 else Limit.HOST
+        limit = next((kind for kind, part in waits.items() if part >= HALF), Limit.HOST)
     elif busy < BUSY_FROM:
         limit = Limit.BOTH
     elif share is None:
@@ -164,8 +230,91 @@ def bottleneck(
     else:
         by = {"compute": Limit.COMPUTE, "bandwidth": Limit.BANDWIDTH}
         limit = by.get(summary.roofline_by, Limit.LAUNCHES)
-    return Bottleneck(
-        limit=limit, busy=busy, profiled=timed is not None, launches=launches, share=share
+    found = Bottleneck(
+        limit=limit,
+        busy=busy,
+        profiled=timed is not None,
+        waits=waits,
+        share=share,
+        frame=frame,
+        clock=clock,
+    )
+    counts = (timed.counters if timed else None) or Counters()
+    text = "; ".join(_evidence(found, summary.roofline_by, counts.host_syncs or 0))
+    return replace(found, evidence=text)
+
+
+def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
+    """`GPU works for 17 % of the step; launches explain 23 % of the wait; host in x (41 %)`."""
+    by = "" if found.profiled else " by NVML while sampling, no profile"
+    yield f"GPU works for {units.percent(found.busy or 0.0)} of the step{by}"
+    if found.limit in (*WAITS, Limit.HOST):
+        for kind, part in found.waits.items():
+            yield f"{kind} explain {units.percent(part)} of the wait"
+    if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
+        if syncs:
+            yield f"{syncs:,} host sync{'s' if syncs > 1 else ''} a step"
+        if f := found.frame:
+            yield f"host most often in `{f.function}` ({units.percent(f.share)})"
+        elif not found.profiled:
+            yield "cause not profiled"
+    if found.share is not None and (found.busy or 0) >= BUSY_FROM:
+        yield f"{units.percent(found.share)} of the {bound_by} bound"
+    if found.clock:
+        yield str(found.clock)
+
+
+def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[Limit, float]]:
+    """The share of the step in which the GPU works, and what its wait is for.
+
+    Communication that no other kernel hides is a wait, though its kernels run.
+    """
+    busy_s, kernels = b.device_busy_s or 0.0, m.profile.kernels if m.profile else ()
+    others_s = sum(u.time_s for u in kernels if not _COMMUNICATION.search(f"{u.where} {u.name}"))
+    sent_s = sum(u.time_s for u in kernels) - others_s
+    exposed_s = min(sent_s, max(0.0, busy_s - others_s))
+    gap_s = max(0.0, b.step_s - busy_s)
+    wait_s = gap_s + exposed_s
+    counts = m.counters or Counters()
+    syncs = max(counts.host_syncs or 0, counts.device_waits or 0)
+    known = (
+        gap_s * _in_range(b, _DATA),
+        exposed_s + gap_s * _in_range(b, _COMMUNICATION),
+        syncs * (peaks.sync_s or 0.0),
+        (launches(m) or 0) * (peaks.launch_s or 0.0),
+    )
+    waits = {
+        kind: min(1.0, s / wait_s) for kind, s in zip(WAITS, known, strict=True) if s > 0 < wait_s
+    }
+    return max(0.0, 1 - wait_s / b.step_s), waits
+
+
+def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
+    """Share of the GPU's idle time that a kind of range explains, at least: what comes before its
+    kernels, the host seen in it meanwhile, or its time on the host beyond that of the GPU's work.
+    """
+
+    def share(of: Mapping[str, float]) -> float:
+        return sum(part for name, part in of.items() if names.search(name))
+
+    gap = b.launch_gap or 0.0
+    beyond = (share(b.host_by_range) - (1 - gap)) / gap if gap else 0.0
+    seen = sum(f.share for f in b.frames if names.search(f.where))
+    return max(share(b.gap_by_range), seen, beyond)
+
+
+def clock_limit(ok: Sequence[Measurement], max_hz: float | None) -> ClockLimit | None:
+    """The limit in force in half of the readings while sampling, if it costs clock."""
+    masks = [int(x) for m in ok for x in readings(m, "gpu_throttle_reasons", ("sampling",))]
+    clocks = [hz for m in ok if (hz := median_clock_hz(m.telemetry, m.phases))]
+    if not masks or not clocks or not max_hz or median(clocks) >= FULL_CLOCK * max_hz:
+        return None
+    limited = {by: sum(bool(mask & bits) for mask in masks) for by, bits in _LIMITS.items()}
+    by = max(limited, key=lambda name: limited[name])
+    if limited[by] < HALF * len(masks):
+        return None
+    return ClockLimit(
+        by=by, limited=limited[by], readings=len(masks), clock_hz=median(clocks), max_hz=max_hz
     )
 
 

@@ -14,7 +14,7 @@ reports/studies/README.md has the coverage.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma, stdtrit
 
-from harness.records import Estimate, Measurement, Telemetry
+from harness.records import Estimate, Measurement, Phase, Telemetry
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -59,6 +59,11 @@ THROTTLE = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+_THROTTLED = sum(THROTTLE)
+CLOCK_DROP = 0.85
+"""An SM clock below this share of the process's median while sampling has dropped."""
+FOREIGN_REACH_S = 1.0
+"""Other processes are counted once a second, so one may have started this long before."""
 
 
 # --- estimates over processes -----------------------------------------------------------
@@ -258,6 +263,46 @@ def _null_distribution(ranks: tuple[int, ...], taken: int) -> Floats:
     return np.asarray(counts[taken] / counts[taken].sum())
 
 
+# --- ratios ------------------------------------------------------------------------------
+
+
+def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) -> Estimate:
+    """How many times better the first is, with the interval of the ratio (Welch) if both have one.
+
+    One process has no scatter. Its interval is then a guard band: twice the disagreement between
+    the other's processes, and at least GUARD.
+    """
+    ratio = ours.value / theirs.value if higher_is_better else theirs.value / ours.value
+    half = half_width((ours, theirs), 1)
+    if half is None:
+        spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
+        half = math.log1p(max(GUARD, 2 * (spread - 1)))
+    return Estimate(
+        value=ratio,
+        low=ratio / math.exp(half),
+        high=ratio * math.exp(half),
+        processes=min(ours.processes, theirs.processes),
+        samples=min(ours.samples, theirs.samples),
+    )
+
+
+def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
+    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
+    variances, freedoms = [], []
+    for e in estimates:
+        if e.low is None or e.high is None:
+            return None
+        freedoms.append(e.freedom or e.processes - 1)
+        error = math.log(e.high / e.low) / 2 / factor_of(e)
+        variances.append((error / pairs) ** 2)
+    total = sum(variances)
+    if total == 0:
+        return 0.0
+    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
+    confidence = max(map(confidence_of, estimates))
+    return t_factor(freedom, 0.5 + confidence / 2) * math.sqrt(total)
+
+
 # --- telemetry ---------------------------------------------------------------------------
 
 
@@ -304,38 +349,61 @@ def _cold_s(measurement: Measurement) -> float:
     return sum(measurement.warmup_s[: cold[-1] + 1]) if cold else 0.0
 
 
-def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) -> Estimate:
-    """How many times better the first is, with the interval of the ratio (Welch) if both have one.
+# --- samples to discard -----------------------------------------------------------------
+# A sample is discarded if it overlaps a time in which the GPU was throttled, another process used
+# it, or its clock had dropped. A bad reading covers the time from the reading before it to the one
+# after. Failed and missing readings discard nothing; the telemetry lists the missing channels. The
+# power cap is not a reason: a card under load stays at its limit. Its clock varies, which
+# step_cycles shows.
 
-    One process has no scatter. Its interval is then a guard band: twice the disagreement between
-    the other's processes, and at least GUARD.
-    """
-    ratio = ours.value / theirs.value if higher_is_better else theirs.value / ours.value
-    half = half_width((ours, theirs), 1)
-    if half is None:
-        spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
-        half = math.log1p(max(GUARD, 2 * (spread - 1)))
-    return Estimate(
-        value=ratio,
-        low=ratio / math.exp(half),
-        high=ratio * math.exp(half),
-        processes=min(ours.processes, theirs.processes),
-        samples=min(ours.samples, theirs.samples),
+
+def unfit(
+    measurement: Measurement, telemetry: Telemetry | None, phases: Sequence[Phase]
+) -> Mapping[str, tuple[int, ...]]:
+    """Reason -> indices of the samples to discard; each sample is under its first reason. The clock
+    is compared with its median while the process sampled."""
+    if telemetry is None or not measurement.samples_at_s:
+        return {}
+    begins = np.asarray(measurement.samples_at_s)
+    ends = begins + np.asarray(measurement.host_samples_s)
+    slow_hz = CLOCK_DROP * (median_clock_hz(telemetry, phases) or 0.0)
+    reasons: tuple[tuple[str, str, float, Callable[[float], bool]], ...] = (
+        ("throttled", "gpu_throttle_reasons", 0.0, lambda mask: bool(int(mask) & _THROTTLED)),
+        ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count: count > 0),
+        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz: hertz < slow_hz),
     )
+    found: dict[str, tuple[int, ...]] = {}
+    taken = np.zeros(len(begins), dtype=bool)
+    for reason, channel, reach_s, is_bad in reasons:
+        hit = np.zeros(len(begins), dtype=bool)
+        for start, end in _windows(telemetry, channel, reach_s, is_bad):
+            hit |= (begins < end) & (ends > start)
+        hit &= ~taken
+        taken |= hit
+        if hit.any():
+            found[reason] = tuple(int(i) for i in np.flatnonzero(hit))
+    return found
 
 
-def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
-    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
-    variances, freedoms = [], []
-    for e in estimates:
-        if e.low is None or e.high is None:
-            return None
-        freedoms.append(e.freedom or e.processes - 1)
-        error = math.log(e.high / e.low) / 2 / factor_of(e)
-        variances.append((error / pairs) ** 2)
-    total = sum(variances)
-    if total == 0:
-        return 0.0
-    freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
-    confidence = max(map(confidence_of, estimates))
-    return t_factor(freedom, 0.5 + confidence / 2) * math.sqrt(total)
+def median_clock_hz(telemetry: Telemetry | None, phases: Sequence[Phase]) -> float | None:
+    """Median SM clock while a process sampled; None if it was not read."""
+    sampling = next((p for p in phases if p.name == "sampling"), None)
+    if telemetry is None or sampling is None:
+        return None
+    inside = between(telemetry, "gpu_sm_clock_hz", sampling.start_s, sampling.end_s)
+    return float(np.median(inside)) if inside else None
+
+
+def _windows(
+    telemetry: Telemetry, channel: str, reach_s: float, is_bad: Callable[[float], bool]
+) -> list[tuple[float, float]]:
+    """The times that the bad readings of a channel cover."""
+    t_s, last = telemetry.t_s, len(telemetry.t_s) - 1
+    return [
+        (
+            min(t_s[i - 1] if i else float("-inf"), t - reach_s),
+            t_s[i + 1] if i < last else float("inf"),
+        )
+        for i, (t, value) in enumerate(zip(t_s, telemetry.channels.get(channel, ()), strict=False))
+        if value is not None and is_bad(value)
+    ]

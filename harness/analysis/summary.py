@@ -9,10 +9,17 @@ import numpy as np
 from harness import units
 from harness.analysis import counters, statistics
 from harness.analysis.dead_axes import inert_work
-from harness.analysis.discards import median_clock_hz
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.roofline import RooflineBound, bound
-from harness.analysis.statistics import LAG_S, MIN_READINGS, POWER_CAP, THROTTLE, TIMED, readings
+from harness.analysis.statistics import (
+    LAG_S,
+    MIN_READINGS,
+    POWER_CAP,
+    THROTTLE,
+    TIMED,
+    median_clock_hz,
+    readings,
+)
 from harness.records import (
     COUNTERS,
     METRICS,
@@ -97,7 +104,11 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
         for case, of, own in zip(run.suite.cases, evidence, rates, strict=True)
     ]
     inert = inert_work(run, found)
-    return tuple(_without_work(s, inert.get(s.case.case_id)) for s in found)
+    known = (_without_work(s, inert.get(s.case.case_id)) for s in found)
+    if run.stopped is None:
+        return tuple(known)
+    why = units.stop_text(run.stopped)
+    return tuple(s if s.outcome else replace(s, stop=run.stopped, detail=why) for s in known)
 
 
 def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:

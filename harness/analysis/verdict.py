@@ -6,6 +6,9 @@ without statistics: code that is wrong or out of memory, and a timeout whose bou
 
 A ratio rule judges pairs in the same way. A pair with a single process on one side is at most
 CONDITIONAL, and a partner without a value is what the rule says of it.
+
+Cases that a stopped run has left are not asked, as if a filter had left them out; but a rule that
+has some of its cases is INCONCLUSIVE by the others.
 """
 
 import math
@@ -65,9 +68,12 @@ def judge(
     """
     stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
     by_id = {s.case.case_id: s for s in summaries}
-    about = [ran(case, by_id.get(case.case_id), suite.peers) for case in suite.cases]
+    stopped = {s.case.case_id for s in summaries if s.stop}
+    asked = [case for case in suite.cases if case.case_id not in stopped]
+    about = [ran(case, by_id.get(case.case_id), suite.peers) for case in asked]
     every_case_ran = _built_in(EVERY_CASE_RAN, about, passed=Fact.RAN)
-    expected = _expected(assess(suite, environment, summaries), by_id, environment)
+    there = [s for s in summaries if not s.stop]
+    expected = _expected(assess(suite, environment, there), by_id, environment)
     results = (every_case_ran, *_attested(summaries), *expected, *stated)
     worst = min(
         (r for r in results if r.applies and r.counts), key=lambda r: WORST_FIRST.index(r.decision)
@@ -83,7 +89,7 @@ def judge(
         device=environment.device_name,
         not_measured=suite.decides_for if elsewhere else "",
         here=worst.decision if elsewhere else None,
-        partial=f"{len(suite.cases)} of {whole} cases" if suite.left_out else "",
+        partial=f"{len(asked)} of {whole} cases" if len(asked) < whole else "",
     )
 
 
@@ -227,8 +233,10 @@ def _judge_rule(
         findings = _exponents(rule, matched, fits)
     else:
         findings = [judge_case(rule, s) for s in matched if s.outcome not in s.case.allow]
-    if rule.asked and not (rule.pairs(s.case for s in summaries) if rule.against else matched):
-        return _not_applied(rule.name, Fact.LEFT_OUT, stated=rule, asked=rule.asked)
+    there = [s.case for s in summaries if not s.stop]
+    if (rule.asked or len(there) < len(summaries)) and not rule.needs(there):
+        why = next((s.detail for s in summaries if s.stop), "")
+        return _not_applied(rule.name, Fact.LEFT_OUT, stated=rule, asked=rule.asked, detail=why)
     decision, decisive = _settle(
         [_counted(rule.counts, f) for f in findings], _ORDERS[rule.quantifier]
     )
@@ -328,7 +336,7 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     """What one case says about a rule for one of its metrics."""
     case, outcome = summary.case, summary.outcome
     if outcome is None:
-        return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
+        return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN, detail=summary.detail)
     if _is_no_go(outcome):
         return _ended(summary, Decision.NO_GO)
     if outcome is Outcome.TIMEOUT:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import console_verdict, options
+from harness.analysis.summary import SPEEDS
+from harness.cli import console, console_verdict, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
@@ -18,6 +19,8 @@ from harness.gate.records import GateVerdict, Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
+from harness.report import pivots
+from harness.report.pivots import PivotTables
 from harness.store import reader
 from harness.suite import load as suites
 
@@ -36,7 +39,11 @@ def compare(
             help="Measure this suite instead of the policy's; for commits only. Repeatable.",
         ),
     ] = None,
+    rows: options.RowsOption = "",
+    cols: options.ColsOption = "",
     only: options.FilterOption = None,
+    metric: options.MetricOption = "",
+    form: options.FormatOption = None,
     counters: options.CountersOption = False,
     across: Annotated[
         bool,
@@ -57,9 +64,13 @@ def compare(
     harness compare RUN RUN                  # as stored; includes the variation between days
     harness compare main HEAD                # measured now, in interleaved processes
     harness compare HEAD . --suite smoke     # your uncommitted changes, in a copy
+    harness compare RUN RUN --rows seq_len --cols provider --format markdown    # as a table
 
     Exit status: 0 no case is slower; 1 a case is slower or fails; 3 a case is undecided.
     """
+    asked = bool(rows or cols)
+    pivot_only = {"--metric": metric, "--format": form}
+    options.require_pivot(asked, pivot_only, {"--json": as_json, "--counters": counters})
     if baseline == WORKING_TREE:
         raise HarnessError(
             "the working tree must be the candidate",
@@ -78,9 +89,18 @@ def compare(
                 across=across,
                 calibrations=baselines,
             )
+            if asked:
+                before = comparing.named_alike(first, second, only or ())
+                found = _pivot(answer, before, second, rows, cols, metric or "step_s")
+                shown = console_verdict.shown(answer, console.pivot(found))
+                options.print_pivot(found, form, shown)
+                raise typer.Exit(answer.exit_status)
         case [None, None]:
-            if across:
-                raise HarnessError("--across applies to stored runs only", "Remove --across.")
+            if across or asked:
+                name = "--across" if across else "--rows and --cols"
+                raise HarnessError(
+                    f"{name} applies to stored runs only", f"Remove {name}, or name two runs."
+                )
             request = Request(
                 mode=Mode.COUNTERS if counters else Mode.RELATIVE,
                 base=baseline,
@@ -108,6 +128,28 @@ def compare(
     else:
         out.print(console_verdict.shown(answer))
     raise typer.Exit(answer.exit_status)
+
+
+def _pivot(
+    answer: GateVerdict, before: Run, after: Run, rows: str, cols: str, metric: str
+) -> PivotTables:
+    """The compared cases in a pivot table.
+
+    Raises:
+        HarnessError: No such axis, or no such metric to compare.
+    """
+    if metric in SPEEDS and metric != "step_s":
+        raise HarnessError(
+            f"{metric} is not compared: it follows step_s", "Use --metric step_s, the default."
+        )
+    compared = {c.case_id for c in answer.cases}
+    baseline, candidate = (
+        [s for s in pivots.cases([run]) if s.case.case_id in compared] for run in (before, after)
+    )
+    both = {s.case.case_id: s for s in (*baseline, *candidate)}.values()
+    cells = pivots.changes(metric, answer.cases, baseline)
+    named = (options.axes(rows), options.axes(cols))
+    return pivots.pivot([*both], *named, metric, cells, suffix=", candidate over baseline")
 
 
 def _run_of(name: str, root: Path) -> Run | None:

@@ -2,8 +2,10 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
@@ -12,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
+from harness.analysis.overhead import ExpectedTime
 from harness.machine.doctor import verdict as verdict_of
 from harness.machine.doctor import worst
 from harness.machine.drift import Difference
@@ -28,11 +31,14 @@ from harness.records import (
     Verdict,
 )
 from harness.report.markdown import plain
+from harness.report.pivots import PivotTables
 from harness.report.tables import environment_rows
 from harness.report.text import command_text, outcome_name, plural
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
+HEADING = 16
+"""Columns of the heading of a pivot table's column: many run ids fit beside each other."""
 LOG_WIDTH = 160
 """Columns of a file or a pipe, such as a CI log."""
 
@@ -164,16 +170,18 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite) -> RenderableType:
-    """What a run would do."""
+def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
+    """What a run would do, and how long it will take."""
     runs_programs = any(c.program for c in suite.cases)
-    columns = ("case", "processes", "limit each", "environment", *["command"][:runs_programs])
-    rows = table(*columns, right=("processes", "limit each"))
-    for c in suite.cases:
+    right = ("processes", "limit each", "expected")
+    columns = ("case", *right, "environment", *["command"][:runs_programs])
+    rows = table(*columns, right=right)
+    for c, time in zip(suite.cases, expected, strict=True):
         rows.add_row(
             escape(c.case_id),
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
+            _span(time.low_s, time.high_s),
             escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
             *([escape(command_text(c))] if runs_programs else []),
         )
@@ -181,9 +189,28 @@ def plan(suite: Suite) -> RenderableType:
     return Group(
         Text(f"{suite.title}: {suite.question}"),
         rows,
-        Text(f"{plural('case', len(suite.cases))}, {plural('process', processes)}"),
-        Text("Read from the suite file only; a workload may still decline a case when it runs."),
+        Text(
+            f"{plural('case', len(suite.cases))}, {plural('process', processes)}; expected in all: "
+            + _span(sum(e.low_s for e in expected), sum(e.high_s for e in expected))
+        ),
+        *_sources(expected),
+        Text("No workload was started; it may still decline a case when it runs."),
     )
+
+
+def _span(low_s: float, high_s: float) -> str:
+    ends = dict.fromkeys(map(units.duration, (low_s, high_s)))
+    return " to ".join(ends)
+
+
+def _sources(expected: Sequence[ExpectedTime]) -> Iterator[Text]:
+    """Where the expected times are from."""
+    by_run = Counter(e.run_id for e in expected)
+    for run_id, count in sorted(by_run.items(), reverse=True):
+        how = (
+            f"as in run {run_id}" if run_id else "sample_s to timeout_s a process: not run here yet"
+        )
+        yield Text(f"Expected times of {plural('case', count)}: {how}")
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:
@@ -192,6 +219,19 @@ def suites(found: Sequence[Suite]) -> RenderableType:
     for s in found:
         rows.add_row(s.name, str(len(s.cases)), escape(s.question))
     return rows
+
+
+def pivot(found: PivotTables) -> RenderableType:
+    """Pivot tables with their headings."""
+    lines: list[RenderableType] = []
+    for heading, part in found.parts:
+        heads = [escape("\n".join(wrap(name.lstrip(">"), HEADING))) for name in part.columns]
+        numbers = [h for h, name in zip(heads, part.columns, strict=True) if name.startswith(">")]
+        rows = table(*heads, right=numbers)
+        for row in part.rows:
+            rows.add_row(*map(escape, row))
+        lines += [Text(heading, style="bold"), rows, *map(Text, part.remarks), Text()]
+    return Group(*lines[:-1])
 
 
 def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:

@@ -15,16 +15,20 @@ from harness.records import Decision
 from harness.report.verdict_text import case_reason, change_text, undecided_text, worst_first
 
 
-def shown(verdict: GateVerdict) -> RenderableType:
-    """The two sides of a comparison and how they differ; every case; the answer last."""
+def shown(verdict: GateVerdict, table_of_cases: RenderableType | None = None) -> RenderableType:
+    """The two sides of a comparison and how they differ; every case; the answer last.
+
+    Args:
+        table_of_cases: Shown in place of every case.
+    """
     lines: list[RenderableType] = []
     cases = worst_first(verdict)
     if verdict.subject is VerdictSubject.COMPARISON:
         lines += [_sides(verdict), Text()]
         lines += [differences(verdict.differences, "baseline", "candidate"), Text()]
         cases.sort(key=lambda c: c.state in (State.NEW, State.MISSING))
-    if cases:
-        lines.append(_cases(cases))
+    if table_of_cases or cases:
+        lines.append(table_of_cases or _cases(cases))
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
     if verdict.left_out:
         first, count = verdict.left_out[0], len(verdict.left_out)

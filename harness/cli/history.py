@@ -18,6 +18,7 @@ from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import METRICS, Outcome
+from harness.report.pivots import require_metric
 from harness.store import index
 from harness.store.index import HistoryPoint, Index, RunFilter
 from harness.store.reader import RunHeader
@@ -116,12 +117,8 @@ def history(
         return case_id, points or _none_of(known, suite, store_root)
 
     case_id, points = index.ask(store_root, question, say)
-    measured = {name for point in points for name in point.metrics}
-    if metric not in METRICS and metric not in measured:
-        names = sorted(measured or METRICS)
-        near = difflib.get_close_matches(metric, names, 1, 0.5)
-        meant = f"Did you mean {near[0]}? " if near else ""
-        raise HarnessError(f"no metric {metric!r}", f"{meant}Metrics: {', '.join(names)}.")
+    if metric not in METRICS:
+        require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
     if as_json:
         document({"case": case_id, "metric": metric, "points": [asdict(p) for p in points]})
     elif points:
@@ -155,7 +152,7 @@ def reports(
     \b
     harness index reports --store reports/runs
     """
-    from harness.report import newest  # imports matplotlib, which is slow
+    from harness.report.series import newest  # imports matplotlib, which is slow
 
     newest.write(folder, store_root, say)
     show(f"{folder / 'README.md'}: the newest reports are listed")

@@ -2,13 +2,28 @@
 
 import json
 import sys
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 
 from harness.cli.console import console
+from harness.errors import HarnessError
+from harness.report.markdown import plain
+from harness.report.pivots import PivotTables
 from harness.store import reader
+
+
+class PivotFormat(StrEnum):
+    """How a pivot table is printed."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+
 
 out = console()
 err = console(stderr=True)
@@ -25,10 +40,9 @@ RulesOption = Annotated[
     str | None,
     typer.Option("--rules", metavar="SUITE", help="Judge by the rules of this suite file instead."),
 ]
-RunArgument = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="Run id, the beginning of one, a run's folder, or latest."),
-]
+_RUN = "Run id, the beginning of one, a run's folder, or latest."
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
+RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help=_RUN)]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the recorded runs.")]
 ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder of the dated reports.")]
 BaselinesOption = Annotated[
@@ -57,6 +71,27 @@ SetOption = Annotated[
         metavar="NAME=VALUE",
         help="Set an axis (seq_len=512,1024) or a setting (measure.processes=1). Repeatable.",
     ),
+]
+RowsOption = Annotated[
+    str,
+    typer.Option(
+        "--rows",
+        metavar="AXES",
+        help="Make a pivot table: axes of its rows, with commas; default all that vary.",
+    ),
+]
+ColsOption = Annotated[
+    str,
+    typer.Option(
+        "--cols", metavar="AXES", help="Make a pivot table: axes of its columns, with commas."
+    ),
+]
+MetricOption = Annotated[
+    str,
+    typer.Option("--metric", "-m", help="Metric of the pivot table; default step_s."),
+]
+FormatOption = Annotated[
+    PivotFormat | None, typer.Option("--format", help="Format of the pivot table; default text.")
 ]
 CountersOption = Annotated[
     bool,
@@ -105,6 +140,33 @@ Limit = Annotated[
 def command() -> tuple[str, ...]:
     """The command line of this process, as records keep it."""
     return ("harness", *sys.argv[1:])
+
+
+def axes(text: str) -> tuple[str, ...]:
+    """The names in the value of --rows or --cols."""
+    return tuple(name for part in text.split(",") if (name := part.strip()))
+
+
+def require_pivot(asked: bool, only: Mapping[str, object], never: Mapping[str, object]) -> None:
+    """Raise HarnessError if an option is given that a pivot table alone has, or does not have."""
+    given = [name for name, value in (never if asked else only).items() if value]
+    if given and asked:
+        raise HarnessError(
+            f"a pivot table has no {given[0]}", "Remove it, or remove --rows and --cols."
+        )
+    if given:
+        raise HarnessError(
+            f"{given[0]} applies to a pivot table", "Add its axes, such as --cols provider."
+        )
+
+
+def print_pivot(found: PivotTables, form: PivotFormat | None, shown: RenderableType) -> None:
+    """Print a pivot table; as text it is `shown`."""
+    if form in (None, PivotFormat.TEXT):
+        out.print(shown)
+    else:
+        text = found.csv() if form is PivotFormat.CSV else found.markdown()
+        write(plain(text).encode())
 
 
 def show(text: str) -> None:

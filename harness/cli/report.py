@@ -12,6 +12,7 @@ from harness.cli import options
 from harness.cli.options import say, show
 from harness.errors import HarnessError
 from harness.records import Run
+from harness.report.series import since
 from harness.store import reader
 from harness.suite import load as suites
 
@@ -34,7 +35,7 @@ def written(
         against: A run of the same store, `none`, or `newest`: the newest earlier full run of the
             suite on the same GPU model.
     """
-    from harness.report import context, since  # imports matplotlib, which is slow
+    from harness.report import context  # imports matplotlib, which is slow
 
     before = since.earlier(recorded, say)
     if against == NEWEST:

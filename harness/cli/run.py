@@ -1,7 +1,7 @@
 """The commands `run`, `overhead`, `show` and `report`: measure a suite, show what was recorded."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from harness import units
 from harness.analysis import overhead as sampling
 from harness.analysis import roofline, scaling, summary
 from harness.analysis import verdict as gate
@@ -17,21 +18,24 @@ from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
-from harness.errors import HarnessError
+from harness.errors import HarnessError, ProbeError
 from harness.git.repository import ignore_line
-from harness.machine import drift
+from harness.machine import drift, nvml
 from harness.machine.gpu_idle import mismatch
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
-from harness.report import render, text
+from harness.report import pivots, render, text
 from harness.runner.launcher import Launcher
+from harness.runner.order import Budget
 from harness.runner.rig import Rig, take
-from harness.runner.run import run_suite, settled
+from harness.runner.run import run_suite
 from harness.runner.self_test import run_self_test, skipped_self_test
-from harness.store import reader
+from harness.store import index, reader
 from harness.store import writer as store_writer
 from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
+NEWEST = 3
+"""Runs of a suite that are read for the expected times of its cases."""
 
 
 def run(
@@ -46,9 +50,25 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Show the plan and stop. Reads the suite file only; starts no workload.",
+            help="Show the plan with its expected minutes, and stop; starts no workload.",
         ),
     ] = False,
+    budget_min: Annotated[
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="MINUTES",
+            min=0.1,
+            help="Measure first what decides, and stop before MINUTES are over.",
+        ),
+    ] = None,
+    abort: Annotated[
+        bool,
+        typer.Option(
+            "--abort/--no-abort",
+            help="Stop as soon as a rule with abort_early is NO-GO, or measure every case.",
+        ),
+    ] = True,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
@@ -71,6 +91,8 @@ def run(
             "a run needs either a suite or --resume RUN",
             "For example: harness run suites/smoke.yaml",
         )
+    if dry_run and budget_min:
+        raise HarnessError("--dry-run shows the whole plan; --budget does not apply", "Remove one.")
     if resume is not None and (only or overrides or dry_run):
         raise HarnessError(
             "--resume continues the recorded plan; --filter, --set and --dry-run do not apply",
@@ -80,14 +102,22 @@ def run(
     if suite is not None:
         chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
         if dry_run:
+            expected = _expected(chosen, store_root, _device(chosen))
             if as_json:
-                document({"suite": chosen.name, "cases": [asdict(c) for c in chosen.cases]})
+                times = [asdict(e) for e in expected]
+                cases = [asdict(c) for c in chosen.cases]
+                document({"suite": chosen.name, "cases": cases, "expected": times})
             else:
-                out.print(console.plan(chosen))
+                out.print(console.plan(chosen, expected))
             return
     elif resume is not None:
         before = reader.load(store_root, resume)
         chosen = before.suite
+        if before.stopped and before.stopped.rule and abort:
+            raise HarnessError(
+                f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
+                f"To measure the rest: harness run --resume {before.folder} --no-abort",
+            )
     if report:
         render.check_writable(reports)
     with ExitStack() as held:
@@ -101,20 +131,32 @@ def run(
             say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
         for target in roofline.modest(chosen, here, work):
             say(f"warning: {text.target_text(target)}")
-        done: Collection[tuple[str, int]] = ()
         if before is None:
             writer = store_writer.create(store_root, chosen, here)
         else:
-            writer, recorded = store_writer.resume(
+            writer, before = store_writer.resume(
                 store_root,
                 before.folder,
                 notes=[str(d) for d in drift.differences(before.environment, here)],
             )
-            done = settled(chosen, recorded.measurements)
+        budget = None
+        if budget_min:
+            known = [e for e in _expected(chosen, store_root, here.device_name) if e.run_id]
+            budget = Budget(
+                total_s=budget_min * units.MINUTE_S,
+                ends_at=began + budget_min * units.MINUTE_S,
+                expected_s={e.case_id: e.high_s / e.processes for e in known},
+            )
         rig.measures(writer.run_id)
         with writer:
-            if _carry_out(chosen, rig, launcher, here, writer, done, self_test=self_test):
-                writer.finish(wall_s=time.monotonic() - began if before is None else None)
+            _carry_out(
+                *(chosen, rig, launcher, here, writer),
+                before=before,
+                began=began,
+                self_test=self_test,
+                abort=abort,
+                budget=budget,
+            )
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     recorded = reader.load(store_root, writer.run_id)
@@ -127,11 +169,20 @@ def _carry_out(
     launcher: Launcher,
     here: Environment,
     writer: store_writer.RunWriter,
-    done: Collection[tuple[str, int]] = (),
     *,
-    self_test: bool,
-) -> bool:
-    """Self-test the probes and measure what is not done; False where the self-test failed."""
+    began: float,
+    before: Run | None = None,
+    self_test: bool = True,
+    abort: bool = False,
+    budget: Budget | None = None,
+) -> None:
+    """Self-test the probes, and if they pass, measure what is left and finish the run.
+
+    Args:
+        began: When the command started, by time.monotonic.
+        before: What a resumed run has measured.
+        abort: Whether rules with abort_early may end the run.
+    """
     say(f"{writer.run_id}: {suite.question}")
     try:
         rig.observe(here)
@@ -143,17 +194,20 @@ def _carry_out(
         writer.append(tested)
         if tested.refuted:
             err.print(console.failed_self_test(tested, writer.folder))
-            return False
+            return
         with ProgressBar(err, suite) as progress:
-            run_suite(
+            stopped = run_suite(
                 suite,
                 writer=writer,
                 probes=rig.probes,
                 observer=progress,
-                done=done,
                 launcher=launcher,
+                recorded=before.measurements if before else (),
                 gpu=rig.gpu,
                 unfit=mismatch(suite.requires, here),
+                device=here.device_name,
+                decide=(lambda: _judged(reader.read(writer.folder)[0])[-1]) if abort else None,
+                budget=budget,
             )
     except KeyboardInterrupt:
         say(
@@ -161,7 +215,34 @@ def _carry_out(
             f"  Continue with: harness run --resume {writer.folder}"
         )
         raise typer.Exit(EXIT_UNDECIDED) from None
-    return True
+    writer.finish(wall_s=None if before else time.monotonic() - began, stopped=stopped)
+    if stopped:
+        more = " --no-abort" if stopped.rule else ""
+        say(
+            f"stopped: {units.stop_text(stopped)}\n"
+            f"  To measure the rest: harness run --resume {writer.folder}{more}"
+        )
+
+
+def _device(suite: Suite) -> str:
+    """The GPU that workers will use, or `cpu`; starts none."""
+    if suite.device == "cpu":
+        return "cpu"
+    try:
+        return nvml.gpus()[0].name
+    except ProbeError:
+        return "cpu"
+
+
+def _expected(suite: Suite, store_root: Path, device: str) -> tuple[sampling.ExpectedTime, ...]:
+    """The expected time of each case, by the newest stored runs of the suite on this device."""
+    stored: Sequence[reader.RunHeader] = ()
+    if store_root.is_dir():
+        choice = index.RunFilter(suite=suite.name)
+        stored = index.ask(store_root, lambda known: known.runs(choice), say)
+    alike = [h for h in stored if h.device == device and not h.problem][-NEWEST:]
+    runs = (reader.load(store_root, Path(h.folder)) for h in reversed(alike))
+    return sampling.expected_times(suite, runs)
 
 
 def overhead(
@@ -184,14 +265,14 @@ def overhead(
 
     Exit status: 0 at most 0.5 % of the step time; 1 more; 3 undecided.
     """
+    began = time.monotonic()
     chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
     chosen = sampling.arranged(chosen, processes=processes)
     with ExitStack() as held:
         rig, launcher, here = take(held, chosen, command=command(), wait_s=0.0, say=say)
         launcher.preflight(chosen)
         with store_writer.create(store_root, chosen, here) as writer:
-            if _carry_out(chosen, rig, launcher, here, writer, self_test=True):
-                writer.finish()
+            _carry_out(chosen, rig, launcher, here, writer, began=began)
     recorded = reader.load(store_root, writer.run_id)
     found = sampling.overhead(recorded)
     if as_json:
@@ -204,18 +285,41 @@ def overhead(
 
 
 def show_(
-    run_id: options.RunArgument = "latest",
+    run_ids: options.RunsArgument = None,
     rules: options.RulesOption = None,
+    rows: options.RowsOption = "",
+    cols: options.ColsOption = "",
+    only: options.FilterOption = None,
+    metric: options.MetricOption = "",
+    form: options.FormatOption = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Show a recorded run: its cases, and the verdict by its suite's rules.
+    """Show a recorded run: its cases, and the verdict by its suite's rules; or a table of runs.
 
     \b
     harness show latest
     harness show 20261121-0730 --rules a100-retest
+    harness show latest --rows seq_len --cols provider --metric peak_memory_bytes
+    harness show RUN RUN --cols gpu --format markdown    # platforms side by side
+
+    A pivot table takes any axis, also workload, provider, gpu, commit and run. It is split where
+    cases differ in an axis that is neither in its rows nor in its columns.
     """
-    _conclude(pages.judged_by(rules, reader.load(store_root, run_id)), None, as_json)
+    asked = bool(rows or cols)
+    pivot_only = {"--filter": only, "--metric": metric, "--format": form}
+    options.require_pivot(asked, pivot_only, {"--rules": rules, "--json": as_json})
+    named = (reader.load(store_root, name) for name in run_ids or ["latest"])
+    runs = [*{run.run_id: run for run in named}.values()]
+    if not asked:
+        if len(runs) > 1:
+            raise HarnessError("several runs need a pivot table", "Add --cols run.")
+        _conclude(pages.judged_by(rules, runs[0]), None, as_json)
+    cases = pivots.cases(runs, only or ())
+    metric = metric or "step_s"
+    cells = pivots.values(metric)
+    found = pivots.pivot(cases, options.axes(rows), options.axes(cols), metric, cells)
+    options.print_pivot(found, form, console.pivot(found))
 
 
 def report_(
@@ -253,9 +357,7 @@ def report_(
 
 def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
     """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
-    cases = summary.summarise(recorded)
-    fits = scaling.fit(cases)
-    verdict = gate.judge(recorded.suite, recorded.environment, cases, fits)
+    cases, verdict = _judged(recorded)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:
@@ -274,6 +376,12 @@ def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
     raise typer.Exit(verdict.decision.exit_status)
 
 
+def _judged(recorded: Run) -> tuple[Sequence[CaseSummary], Verdict]:
+    cases = summary.summarise(recorded)
+    fits = scaling.fit(cases)
+    return cases, gate.judge(recorded.suite, recorded.environment, cases, fits)
+
+
 def _conclusion(
     recorded: Run, cases: Sequence[CaseSummary], verdict: Verdict, markdown: Path | None
 ) -> dict[str, object]:
@@ -281,6 +389,7 @@ def _conclusion(
         "run": recorded.run_id,
         "folder": recorded.folder,
         "finished": bool(recorded.ended_at),
+        "stopped": asdict(recorded.stopped) if recorded.stopped else None,
         "device": recorded.environment.device_name,
         "report": str(markdown) if markdown else None,
         "self_test": asdict(recorded.self_test) if recorded.self_test else None,

@@ -62,14 +62,11 @@ def runs(
     """
     if baseline.run_id == candidate.run_id:
         raise HarnessError(f"both are run {baseline.run_id}", "Name two runs: harness list runs.")
-    before = {c.case_id: c for c in baseline.suite.cases if passes(c.case_id, filters)}
-    after = {c.case_id: c for c in candidate.suite.cases if passes(c.case_id, filters)}
+    baseline = named_alike(baseline, candidate, filters)
+    before, after = _passing(baseline, filters), _passing(candidate, filters)
     if not (before.keys() | after.keys()):
         raise HarnessError(f"no case of the two runs matches {list(filters)}")
     one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
-    names = _partners(before.values(), after.values()) if one_suite else {}
-    baseline = _renamed(baseline, names)
-    before = {names.get(i, i): replace(c, case_id=names.get(i, i)) for i, c in before.items()}
     both = [case_id for case_id in after if case_id in before]
     around = drift.differences(baseline.environment, candidate.environment)
     differs = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
@@ -144,6 +141,18 @@ def is_across(case: GateCase) -> bool:
 
 
 # --- cases of two runs ---------------------------------------------------------------------
+
+
+def named_alike(baseline: Run, candidate: Run, filters: Sequence[str]) -> Run:
+    """The baseline with the candidate's names of cases that differ in settings only."""
+    if baseline.suite.sha256 != candidate.suite.sha256:
+        return baseline
+    sides = (_passing(run, filters).values() for run in (baseline, candidate))
+    return _renamed(baseline, _partners(*sides))
+
+
+def _passing(run: Run, filters: Sequence[str]) -> dict[str, Case]:
+    return {c.case_id: c for c in run.suite.cases if passes(c.case_id, filters)}
 
 
 def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str]:

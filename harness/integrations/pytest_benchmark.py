@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness import __version__
+from harness import __version__, units
 from harness.errors import HarnessError
 from harness.records import (
     Case,
@@ -269,8 +269,10 @@ def benchmarks(run: Run) -> dict[str, object]:
 
 def left_out(run: Run) -> dict[str, str]:
     """The cases that are left out, and how they ended."""
+    why = units.stop_text(run.stopped) if run.stopped else ""
+    absent = {units.ending_text(None, why)}
     ends = {
-        case.case_id: {str(m.outcome) for m in run.of(case.case_id)} or {"did not run"}
+        case.case_id: {str(m.outcome) for m in run.of(case.case_id)} or absent
         for case in run.suite.cases
     }
     return {

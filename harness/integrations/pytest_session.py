@@ -32,8 +32,9 @@ from harness.records import (
 from harness.report.markdown import plain
 from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
 from harness.runner.launcher import Launcher
+from harness.runner.order import settled
 from harness.runner.rig import Rig, take
-from harness.runner.run import RunObserver, run_suite, settled
+from harness.runner.run import RunObserver, run_suite
 from harness.store import reader as store
 from harness.store.writer import create, join
 

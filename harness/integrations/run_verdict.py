@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 
 from harness import units
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, VerdictSubject
+from harness.gate.records import (
+    GateCase,
+    GateSide,
+    GateVerdict,
+    LeftOut,
+    Mode,
+    Stage,
+    State,
+    VerdictSubject,
+)
 from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
 from harness.report.verdict_text import rule_sentence, verdict_sentence
 
@@ -28,7 +37,12 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         ),
         device=run.environment.device_name,
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",
-        cases=tuple(_case(run, seen, verdict) for seen in cases),
+        cases=tuple(_case(run, seen, verdict) for seen in cases if not seen.stop),
+        left_out=tuple(
+            LeftOut(case_id=seen.case.case_id, suite=run.suite.path, reason=seen.detail)
+            for seen in cases
+            if seen.stop
+        ),
         findings=tuple(
             Finding(check=r.rule, decision=r.decision, reason=rule_sentence(r), counts=r.applies)
             for r in verdict.rules

@@ -68,7 +68,7 @@ from harness.records.measured import (
     require_times,
 )
 from harness.records.metrics import METRICS, Metric
-from harness.records.outcome import FAILURES, Clock, Outcome, Scalar
+from harness.records.outcome import FAILURES, Clock, Outcome, Scalar, Stop
 from harness.records.profile import (
     COUNTERS,
     LINES,

@@ -133,6 +133,8 @@ class Rule:
     go: float
     abort: float | None = None
     """Without it, a missed `go` is NO-GO."""
+    abort_early: bool = False
+    """Its cases run first; if it is then NO-GO, the run ends."""
     match: Match = field(default_factory=Match)
     quantifier: str = "all"
     """`all`: the worst matched case decides. `any`: the best one."""
@@ -162,6 +164,13 @@ class Rule:
     @property
     def higher_is_better(self) -> bool:
         return self.against is not None or self.quantity.higher_is_better
+
+    def needs(self, cases: Iterable[Case]) -> list[Case]:
+        """The cases that decide the rule: the matched ones, or both sides of its pairs."""
+        known = list(cases)
+        if self.against is None:
+            return [case for case in known if self.match.accepts(case)]
+        return [*{c.case_id: c for pair in self.pairs(known) for c in pair}.values()]
 
     def pairs(self, cases: Iterable[Case]) -> list[tuple[Case, Case]]:
         """The matched cases with their partners: equal in all axes that `against` does not name.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.records.asked import Case, Rule
-from harness.records.outcome import Outcome, Scalar
+from harness.records.outcome import Outcome, Scalar, Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,8 @@ class CaseSummary:
     """Why `attested` is False."""
     differing: tuple[int, ...] = ()
     """Processes whose first output is not the one of the first process."""
+    stop: Stop | None = None
+    """Why the run ended before the case; None if it ran, or if a resumed run will run it."""
     kernels_invisible: bool = False
     """Whether the suite has rules for kernels but there is no GPU."""
 
@@ -82,7 +84,7 @@ class Fact(StrEnum):
     """What a finding states; harness.units.finding_sentence makes a sentence of each."""
 
     STATED = "stated"  # the sentence in `reason`
-    NOT_RUN = "not_run"
+    NOT_RUN = "not_run"  # `detail` is why, if the run ended early
     RAN = "ran"
     TOO_FEW_PROCESSES = "too_few_processes"  # `count` of `asked`
     NOT_DETERMINISTIC = "not_deterministic"  # the outputs of `count` of `asked` processes differ
@@ -104,7 +106,7 @@ class Fact(StrEnum):
     ACROSS = "across"  # the interval contains a threshold
     FEW = "few"  # by one process of `count` cases of a pair: it indicates, but does not decide
     NO_PARTNER = "no_partner"  # the case in `partner` has no value; `detail` is why
-    LEFT_OUT = "left_out"  # the run lacks all of its cases
+    LEFT_OUT = "left_out"  # the run lacks all of its cases; `detail` is why, if it ended early
     EXPECTED = "expected"  # the estimate beside the range from `low` to `high`; `detail` states it
 
 

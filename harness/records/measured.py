@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 
 from harness.records.asked import Suite
 from harness.records.environment import Environment
-from harness.records.outcome import Clock, Outcome, Scalar
+from harness.records.outcome import Clock, Outcome, Scalar, Stop
 from harness.records.profile import Breakdown, Counters, Profile
 from harness.records.self_test import SelfTest
 
@@ -343,6 +343,8 @@ class Run:
     """The self-test, and one more for each time the run was resumed."""
     wall_s: float | None = None
     """From the start of the command to its last measurement; None if unfinished or resumed."""
+    stopped: Stop | None = None
+    """Why it ended before all of its processes."""
     judged_by: str = ""
     """The suite file whose rules judge it here; empty for its own. It is not stored."""
 

@@ -1,5 +1,6 @@
 """Outcomes, clocks, and the values of an axis."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 Scalar = bool | int | float | str
@@ -31,3 +32,12 @@ class Clock(StrEnum):
 
     CUDA_EVENT = "cuda_event"
     HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why a run ended before all of its processes: a rule decided it, or its time was spent."""
+
+    rule: str = ""
+    """The rule with `abort_early` that is NO-GO; empty for a budget."""
+    budget_s: float | None = None

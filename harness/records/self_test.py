@@ -26,6 +26,8 @@ class Peaks:
     """Bytes read and written by a large copy, per second."""
     launch_s: float | None = None
     """Cheapest kernel launch from PyTorch, in a long sequence; None without a GPU."""
+    sync_s: float | None = None
+    """One host sync: a value read from an idle GPU, with its launch; None if not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

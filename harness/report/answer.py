@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
+from harness.analysis.causes import Cause
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     METRICS,
@@ -29,6 +30,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
+from harness.report.remedies import MINOR, relevant, remedy
 from harness.report.tables import NONE, Table, power_limit
 from harness.report.text import listed, outcome_name, plural
 from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
@@ -203,13 +205,18 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
 
 
 def next_steps(
-    v: Verdict, run: Run, failed: Sequence[Failure], diagnoses: Sequence[Diagnosis] = ()
+    v: Verdict,
+    run: Run,
+    failed: Sequence[Failure],
+    diagnoses: Sequence[Diagnosis] = (),
+    found: Sequence[Cause] = (),
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
     cases = {c.case_id: c for c in run.suite.cases}
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
-    steps: dict[str, None] = {}
+    urgent = [c for c in found if c.share is None and c.kind not in MINOR]
+    steps = dict.fromkeys(remedy(c, run) for c in urgent)
     if v.not_measured:
         took = f" (took {units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
         steps[f"Run it on an {v.not_measured}{took}: `harness run {suite}`"] = None
@@ -220,6 +227,7 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Set `{' '.join(remedies)}`, so that what is enough by itself cannot run"] = None
+    later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     slow = sorted(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
@@ -227,8 +235,10 @@ def next_steps(
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {part} of `{f.subject}`"] = None
+    steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
-        steps[f"Run the cases of the suite that this run lacks: `harness run {suite}`"] = None
+        rest = _resumed(run) if run.stopped else f"harness run {suite}"
+        steps[f"Run the cases of the suite that this run lacks: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
 
@@ -246,7 +256,7 @@ def _steps(
     facts = {f.fact for f in result.findings}
     again = f"harness run {shlex.quote(run.suite.path)}"
     if Fact.NOT_RUN in facts:
-        yield f"Finish the run: `harness run --resume {shlex.quote(run.folder)}`"
+        yield f"Finish the run: `{_resumed(run)}`"
     ended = [f for f in result.findings if f.fact is Fact.ENDED]
     for f in ended[:1]:
         alone = commands.get(f.subject, f"{again} -f {shlex.quote(f.subject)}")
@@ -266,6 +276,12 @@ def _steps(
         more = 2 * max((c.settings.processes for i in f.cases if (c := cases.get(i))), default=3)
         filters = " ".join(f"-f {shlex.quote(i)}" for i in f.cases[:2])
         yield f"Decide “{result.rule}”: `{again} {filters} -s measure.processes={more}`"
+
+
+def _resumed(run: Run) -> str:
+    """The command that measures what a run lacks."""
+    more = " --no-abort" if run.stopped and run.stopped.rule else ""
+    return f"harness run --resume {shlex.quote(run.folder)}{more}"
 
 
 def _largest_part(measured: Sequence[Measurement]) -> str:

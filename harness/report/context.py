@@ -12,6 +12,7 @@ from urllib.parse import quote
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
+from harness.analysis.causes import causes
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, Versus, effects, versus
 from harness.analysis.expectation import assess
@@ -23,12 +24,12 @@ from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
 from harness.errors import ReportError
 from harness.records import CaseSummary, Measurement, Outcome, Run
-from harness.report import answer, figures, render, steadiness, tables, text
+from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section
-from harness.report.since import since
+from harness.report.series.since import since
 from harness.report.verdict_text import decided_by
 from harness.store.reader import is_full
 
@@ -163,7 +164,8 @@ def build(
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     axis_effects = effects(summaries)
-    odd = oddities(run, summaries)
+    odd, found = oddities(run, summaries), causes(run, summaries)
+    names_of = answer.names(suite)
     used = time_use(run)
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
@@ -190,9 +192,12 @@ def build(
             *answer.explained(diagnoses, suite, env.device_name),
             *(sentence for s in judged for sentence in s["crossovers"]),
             *text.overhead_bullet(run),
-            *text.dead_axes_bullets(odd),
+            *remedies.sentences(remedies.relevant(found, verdict), names_of),
+            *text.constant_speed_bullet(odd),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found),
+        "causes": remedies.table(found, names_of),
+        "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict)),
         "rules": tables.rules(shown, suite.parts),

@@ -343,7 +343,7 @@ def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) 
     elif bound is not None:
         sign = ">" if metric == "step_s" else "<"
         axes.plot(bound, row, sign, ms=6.5, mfc="white", mec=colour, zorder=3)
-        _beside(axes, (bound, row), f"{sign} {units.plain(metric, bound)} (timeout)", MUTED)
+        _beside(axes, (bound, row), f"{units.bound_text(metric, bound)} (timeout)", MUTED)
     else:
         _beside(axes, (axes.get_xlim()[0], row), outcome_name(summary.outcome), MUTED)
 

@@ -1,10 +1,12 @@
 """The section "Profile": where the time goes, kernels or operators, exact counts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import units
-from harness.analysis.roofline import BUSY_FROM, Bottleneck, Limit, bottleneck
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.scaling import groups_along
 from harness.records import (
     COUNTERS,
     Breakdown,
@@ -18,7 +20,7 @@ from harness.records import (
 )
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table, labels
-from harness.report.text import command_text, folder_text, plural, unavailable, variables_text
+from harness.report.text import command_text, folder_text, unavailable, variables_text
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -26,6 +28,8 @@ LARGE = 0.1
 """Share of the time from which a range is named."""
 LETTERS = 60
 """Of a name."""
+UNEQUAL = 0.02
+"""Difference of a ratio in time and in cycles from which both are printed."""
 _HEADS = {
     "dispatched_ops": "operators",
     "host_syncs": "host syncs",
@@ -51,41 +55,46 @@ def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any
 def _bottlenecks(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     """Each kind of bottleneck, its cases, and the evidence of the longest of them; None without a
     GPU."""
-    if run.environment.gpu is None:
+    gpu = run.environment.gpu
+    if gpu is None:
         return None
     peaks = run.self_test.peaks if run.self_test else Peaks()
-    kinds: dict[Limit, list[tuple[float, CaseSummary, Bottleneck]]] = {}
+    kinds: dict[str, list[tuple[float, CaseSummary, Bottleneck]]] = {}
     for s in summaries:
-        found = bottleneck(s, run.of(s.case.case_id), peaks)
+        found = bottleneck(s, run.of(s.case.case_id), peaks, gpu.max_sm_clock_hz)
         if found is not None and "step_s" in s.metrics:
-            step_s = s.metrics["step_s"].value
-            kinds.setdefault(found.limit, []).append((step_s, s, found))
+            limited = f", at the {found.clock.by} limit" if found.clock else ""
+            one = s.metrics["step_s"].value, s, found
+            kinds.setdefault(f"{found.limit}{limited}", []).append(one)
     rows = []
-    for limit in (limit for limit in Limit if limit in kinds):
-        _, s, found = max(kinds[limit], key=lambda one: one[0])
-        evidence = f"`{s.case.case_id}`: {_evidence(found, _first(run, s))}"
-        rows.append((str(limit), f"{len(kinds[limit])} of {len(summaries)}", evidence))
+    for kind in sorted(kinds, key=lambda kind: [*Limit].index(kinds[kind][0][2].limit)):
+        _, s, found = max(kinds[kind], key=lambda one: one[0])
+        evidence = f"`{s.case.case_id}`: {found.evidence}"
+        rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest")
-    return Table(columns=columns, rows=tuple(rows)) if rows else None
+    remarks = tuple(_in_cycles(summaries)) if any("power" in kind for kind in kinds) else ()
+    return Table(columns=columns, rows=tuple(rows), remarks=remarks) if rows else None
 
 
-def _evidence(found: Bottleneck, m: Measurement | None) -> str:
-    """`GPU works for 17 % of the step; launches explain 23 % of the wait; host in x (41 %)`."""
-    if found.busy is None:
-        return "neither a profile nor NVML's utilisation"
-    parts = [f"GPU works for {units.percent(found.busy)} of the step"]
-    if not found.profiled:
-        parts[0] = f"GPU busy {units.percent(found.busy)} by NVML, no profile"
-    if found.launches is not None and found.limit in (Limit.HOST, Limit.LAUNCHES):
-        parts.append(f"launches explain {units.percent(found.launches)} of the wait")
-    if found.limit in (Limit.HOST, Limit.BOTH):
-        if m and m.counters and m.counters.host_syncs:
-            parts.append(f"{plural('host sync', m.counters.host_syncs)} a step")
-        if m and m.breakdown and (frame := _frame(m.breakdown, _largest(m.breakdown.gap_by_range))):
-            parts.append(f"host most often in {frame}")
-    if found.share is not None and found.busy >= BUSY_FROM:
-        parts.append(f"{units.percent(found.share)} of the roofline")
-    return "; ".join(parts)
+def _in_cycles(summaries: Sequence[CaseSummary]) -> Iterator[str]:
+    """The pair of providers that the clocks change most: how it compares without them."""
+    names = ("step_s", "step_cycles")
+    timed = [s for s in summaries if all(name in s.metrics for name in names)]
+    pairs = []
+    for ours, *others in groups_along(timed, "provider"):
+        for theirs in others:
+            ratios = [theirs.metrics[n].value / ours.metrics[n].value for n in names]
+            pairs.append((abs(math.log(ratios[0] / ratios[1])), ours, theirs, ratios))
+    for most, ours, theirs, ratios in sorted(pairs, key=lambda pair: -pair[0])[:1]:
+        if most < UNEQUAL:
+            return
+        time, cycles = (
+            f"{units.factor(max(r, 1 / r))} {'faster' if r > 1 else 'slower'}" for r in ratios
+        )
+        yield (
+            f"The clocks differ: `{ours.case.case_id}` is {time} than {theirs.case.provider} in "
+            f"time and {cycles} in cycles."
+        )
 
 
 def _first(run: Run, summary: CaseSummary) -> Measurement | None:

@@ -83,7 +83,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         heads: tuple[str, ...] = ("case",)
     else:
         heads = axes or ("provider",)
-    free = {r.metric: r for c in cases if c.program for r in c.program.readings}
+    free = dict.fromkeys(r.metric for c in cases if c.program for r in c.program.readings)
     timed = (name for name, metric in METRICS.items() if not metric.counted)  # see report.ran
     known = [*timed, *(name for name in free if name not in METRICS)]
     metrics = [m for m in known if any(m in s.metrics for s in summaries)]
@@ -91,14 +91,22 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         metrics = [m for m in metrics if m not in _DETAILS]
     rows = []
     for s in summaries:
-        first = [f"`{names[s.case.case_id]}`"]
-        if heads != ("case",):
-            first = [units.scalar(v) if (v := s.case.get(a)) is not None else NONE for a in heads]
-        rows.append((*first, *(_metric_cell(s, m, intervals) for m in metrics), _count(s)))
-    titles = _TITLES | {n: f"{n} ({r.unit})" for n, r in free.items() if n not in METRICS}
-    columns = (*heads, *(f">{titles[m]}" for m in metrics), ">n")
+        first = [f"`{names[s.case.case_id]}`"] if heads == ("case",) else axis_cells(s.case, heads)
+        rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
+    named = titles(cases)
+    columns = (*heads, *(f">{named[m]}" for m in metrics), ">n")
     remarks = () if intervals else tuple(_missing(summaries, run))
     return Table(columns=columns, rows=tuple(rows), remarks=remarks)
+
+
+def titles(cases: Sequence[Case]) -> dict[str, str]:
+    """Metric -> how a table calls it, also those that only a program of these cases knows."""
+    own = (r for c in cases if c.program for r in c.program.readings)
+    return {r.metric: f"{r.metric} ({r.unit})" for r in own} | _TITLES
+
+
+def axis_cells(case: Case, axes: Sequence[str]) -> list[str]:
+    return [units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes]
 
 
 def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
@@ -121,8 +129,8 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     rows = []
     for side, label in zip(groups, labels, strict=True):
         case = next(iter(side.values())).case
-        values = (units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes)
-        cells = (_metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
+        values = axis_cells(case, axes)
+        cells = (metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
         ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
         rows.append((*((label,) if all(labels) else values), *cells, *ratios))
@@ -279,7 +287,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         if declined:
             outcome, why = declined.outcome, declined.detail
         elif outcome is None:
-            why = "the run ended before this case started"
+            why = s.detail or "the run ended before this case started"
         elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
             why = s.detail  # judged afterwards
         else:
@@ -342,7 +350,7 @@ def _pairs(mapping: Mapping[str, Scalar] | Mapping[str, str]) -> str:
     return ", ".join(f"{k}={units.scalar(v)}" for k, v in mapping.items())
 
 
-def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
+def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     estimate = s.metrics.get(metric)
     if estimate is not None:
         whole = intervals or metric in ("tokens_per_s", "step_s")
@@ -351,10 +359,8 @@ def _metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
             text = f"{text} ({s.roofline_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
     bound = timeout_bound(s, metric)
-    if bound is not None and metric == "step_s":
-        return f"> {units.duration(bound)} (timeout)"
     if bound is not None:
-        return f"< {units.plain(metric, bound)} (timeout)"
+        return f"{units.bound_text(metric, bound)} (timeout)"
     if metric == "step_s":
         return "not repeatable" if s.apart_s else outcome_name(s.outcome)
     return NONE
@@ -398,8 +404,7 @@ def _actual(a: Assessment) -> str:
         return units.cell(metric, a.actual)
     if a.bound is None:
         return _unknown("no measurement")
-    sign = "<" if METRICS[metric].higher_is_better else ">"
-    return f"{sign} {units.plain(metric, a.bound)} (timeout)"
+    return f"{units.bound_text(metric, a.bound)} (timeout)"
 
 
 def _distance(a: Assessment) -> str:

@@ -260,11 +260,8 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
     return (*sentences, *map(_invariances, still.values()))
 
 
-def dead_axes_bullets(found: Oddities) -> Iterable[str]:
-    """The axes that change nothing, or no speed; the section Profile has the evidence."""
-    whole = [d for d in found.dead if d.all_values and not d.time_differs]
-    if dead := dict.fromkeys(f"`{name}`" for d in whole for name in d.axes):
-        yield f"{listed([*dead])} {'has' if len(dead) == 1 else 'have'} no effect; see Profile."
+def constant_speed_bullet(found: Oddities) -> Iterable[str]:
+    """The axes that change no speed; the section Profile has the evidence."""
     for i in found.still[:1]:
         what = "a step takes the same time" if i.metric == "step_s" else "tokens/s are the same"
         more = (

@@ -1,12 +1,8 @@
-"""Runs a suite: fresh processes, one after the other, each stored as it ends.
-
-Process 0 of every case comes first, then process 1 in reverse order, and so on. Every case gives a
-result early, and no case always follows the same one or runs on the warmer GPU.
-"""
+"""Runs a suite: fresh processes, one after the other, each stored as it ends."""
 
 import signal
 import threading
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,8 +12,9 @@ from typing import Protocol
 from harness.machine import gpu_idle
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
-from harness.records import Case, Measurement, Outcome, Suite
+from harness.records import Case, Measurement, Stop, Suite, Verdict
 from harness.runner.launcher import Launcher
+from harness.runner.order import Agenda, Budget
 from harness.runner.watchdog import watch
 
 
@@ -62,62 +59,49 @@ def run_suite(
     launcher: Launcher,
     probes: Sequence[Probe],
     observer: RunObserver,
-    done: Container[tuple[str, int]] = (),
+    recorded: Iterable[Measurement] = (),
     gpu: IdleCheck | None = None,
     unfit: str = "",
-) -> None:
+    device: str = "",
+    decide: Callable[[], Verdict] | None = None,
+    budget: Budget | None = None,
+) -> Stop | None:
     """Measure every case in its processes, and store each measurement as its process ends.
 
     The first process of a case that does not end OK is its last. No worker is left running,
     however this returns.
 
     Args:
-        done: (case id, process) pairs to skip; see `settled`.
         gpu: Checked before every process; None without a GPU.
         unfit: Why this machine must not measure this suite; then no worker is started.
+        recorded, device, decide, budget: As of Agenda.
+
+    Returns:
+        Why processes are left; None if none are.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the current process is lost.
         HarnessError: A measurement cannot be stored, or no worker can be started.
     """
-    plan = [step for step in _order(suite.cases) if (step[0].case_id, step[1]) not in done]
-    observer.planned(len(plan))
+    agenda = Agenda(suite, recorded=recorded, device=device, decide=decide, budget=budget)
+    total = agenda.left
+    observer.planned(total)
     finished = 0
     with terminating_like_ctrl_c():
-        while plan:
-            case, process = plan.pop(0)
+        while step := agenda.next():
+            case, process = step
             if unfit:
                 measurement = gpu_idle.refused(case, process, unfit, ())
             else:
                 measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
             writer.append(measurement)
+            agenda.ended(measurement)
             finished += 1
-            if measurement.outcome is not Outcome.OK:
-                plan = [step for step in plan if step[0].case_id != case.case_id]
-                observer.planned(finished + len(plan))
+            if total != finished + agenda.left:
+                total = finished + agenda.left
+                observer.planned(total)
             observer.finished(measurement)
-
-
-def settled(suite: Suite, measurements: Iterable[Measurement]) -> frozenset[tuple[str, int]]:
-    """The (case id, process) pairs that a resumed run skips: `done` of run_suite.
-
-    These are all measured ones, and all of a case that has failed.
-    """
-    measurements = tuple(measurements)
-    dropped = {m.case_id for m in measurements if m.outcome is not Outcome.OK}
-    measured = {(m.case_id, m.process) for m in measurements}
-    return frozenset(
-        (case.case_id, process)
-        for case, process in _order(suite.cases)
-        if case.case_id in dropped or (case.case_id, process) in measured
-    )
-
-
-def _order(cases: Sequence[Case]) -> Iterator[tuple[Case, int]]:
-    for process in range(max((case.settings.processes for case in cases), default=0)):
-        for case in cases if process % 2 == 0 else reversed(cases):
-            if process < case.settings.processes:
-                yield case, process
+    return agenda.stop
 
 
 def run_one(

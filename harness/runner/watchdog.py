@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.analysis import discards
+from harness.analysis.statistics import unfit
 from harness.machine.probes import Probe
 from harness.messages import (
     Answer,
@@ -127,7 +127,7 @@ def watch(
         detail="; ".join(filter(None, (found.detail, survivors))),
         effective={**found.effective, "start": "cold" if worker.cold else "warm"},
         telemetry=telemetry,
-        discarded=discards.unfit(found, telemetry, phases),
+        discarded=unfit(found, telemetry, phases),
         phases=phases,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Environment, Measurement, SelfTest, Suite
+from harness.records import SCHEMA_VERSION, Environment, Measurement, SelfTest, Stop, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last line: everything is measured."""
+    """The last line: everything is measured, or the run was stopped and may be resumed."""
 
     at: str
     measurements: int
@@ -42,6 +42,8 @@ class Ended:
     """From the start of the run, by the monotonic clock; None for a resumed run."""
     wall_s: float | None = None
     """From the start of the command; None for a resumed run."""
+    stopped: Stop | None = None
+    """Why processes are left."""
 
 
 Line = Started | SelfTest | Measurement | Resumed | Ended

@@ -5,7 +5,7 @@
                         {"kind": "self_test", ...} after the self-test,
                         {"kind": "measurement", ...} as each worker process ends,
                         {"kind": "resumed", ...} when an interrupted run is resumed,
-                        {"kind": "end", ...} when everything is measured
+                        {"kind": "end", ...} when everything is measured, or the run is stopped
         suite.yaml      the suite file as it was read
         logs/           output of the worker processes
 
@@ -106,7 +106,7 @@ def is_full(run: Run) -> bool:
     Old records do not count the cases that a filter left out; their command has the filter.
     """
     _, what, *options = (*run.environment.command, "", "")
-    if what not in ("run", "") or run.suite.left_out or not run.ended_at:
+    if what not in ("run", "") or run.suite.left_out or run.stopped or not run.ended_at:
         return False
     for option, value in pairwise((*options, "")):
         name, _, joined = option.partition("=")
@@ -151,9 +151,9 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
     self_tests: list[SelfTest] = []
-    ended_at, elapsed_s, wall_s = "", None, None
+    ended: lines.Ended | None = None
     for number, line in enumerate(later, first + 1):
-        if ended_at:
+        if ended and not (ended.stopped and isinstance(line, lines.Resumed)):
             raise lines.damaged(f"{path}:{number}", "a line follows the end of the run")
         match line:
             case Measurement(case_id=case_id, process=process):
@@ -166,10 +166,11 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
             case SelfTest():
                 self_tests.append(line)
             case lines.Resumed():
+                ended = None
                 notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
                 notes.extend(line.notes)
             case lines.Ended():
-                ended_at, elapsed_s, wall_s = line.at, line.elapsed_s, line.wall_s
+                ended = line
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run starts in the same file")
     run = Run(
@@ -179,11 +180,12 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
         environment=started.environment,
         measurements=tuple(measurements.values()),
         started_at=started.started_at,
-        ended_at=ended_at,
-        elapsed_s=elapsed_s,
+        ended_at=ended.at if ended else "",
+        elapsed_s=ended.elapsed_s if ended else None,
         notes=(*notes, *cut_notes(len(cut_short))),
         self_tests=tuple(self_tests),
-        wall_s=wall_s,
+        wall_s=ended.wall_s if ended else None,
+        stopped=ended.stopped if ended else None,
     )
     return run, len(data) - len(cut_short)
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness import units
 from harness.errors import HarnessError
 from harness.records import Measurement, Run
 from harness.store import reader
@@ -73,11 +74,12 @@ def to_csv(runs: Iterable[Run]) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        writer.writerows({n: _cell(value) for n, value in row.items()} for row in _rows(run))
+        writer.writerows({n: csv_cell(value) for n, value in row.items()} for row in _rows(run))
     return text.getvalue()
 
 
-def _cell(value: Value) -> str:
+def csv_cell(value: Value) -> str:
+    """A value as CSV writes it; numbers keep every digit."""
     if value is None:
         return ""
     if isinstance(value, str) and value.startswith(_FORMULA):
@@ -133,7 +135,8 @@ def _rows(run: Run) -> Iterator[Row]:
         }
         measured = run.of(case.case_id)
         if not measured:
-            yield {**of_case, "outcome": NOT_RUN}
+            why = units.stop_text(run.stopped) if run.stopped else ""
+            yield {**of_case, "outcome": NOT_RUN, "detail": why}
         for m in measured:
             yield from _process_rows(of_case, m)
 

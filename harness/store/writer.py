@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, SelfTest, Suite
+from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, SelfTest, Stop, Suite
 from harness.store import lines
 from harness.store.reader import LOG_FOLDER, RUN_FILE, SUITE_FILE, cut_notes, find, read
 
@@ -52,15 +52,22 @@ class RunWriter:
         self._write(line)
         self._recorded += isinstance(line, Measurement)
 
-    def finish(self, *, wall_s: float | None = None) -> None:
+    def finish(self, *, wall_s: float | None = None, stopped: Stop | None = None) -> None:
         """Mark the run complete and close it.
 
         Args:
             wall_s: From the start of the command; None unless one command made the whole run.
+            stopped: Why processes are left; `resume` may continue such a run.
         """
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
         self._write(
-            lines.Ended(at=_now(), measurements=self._recorded, elapsed_s=elapsed_s, wall_s=wall_s)
+            lines.Ended(
+                at=_now(),
+                measurements=self._recorded,
+                elapsed_s=elapsed_s,
+                wall_s=wall_s,
+                stopped=stopped,
+            )
         )
         self.close()
 
@@ -160,7 +167,7 @@ def create(
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
-    """Continue an interrupted run, with the suite that the run stores.
+    """Continue an interrupted or stopped run, with the suite that the run stores.
 
     An incomplete last line is removed from the file first.
 
@@ -211,7 +218,7 @@ def _reopen(folder: Path) -> tuple[RunWriter, int]:
         ) from error
     try:
         run, whole_bytes = read(folder)
-        if run.ended_at:
+        if run.ended_at and not run.stopped:
             raise StoreError(
                 f"run {run.run_id} finished at {run.ended_at} and cannot be continued",
                 f"Start a new one: harness run {run.suite.path}",

@@ -97,6 +97,8 @@ class RuleModel(Form):
     """What a pair does to the verdict if the other case has no value."""
     abort: float | None = None
     """If absent, everything worse than `go` is NO-GO."""
+    abort_early: bool = False
+    """Run its cases first; if it is then NO-GO, run no others."""
     match: Matching = {}
     """The cases to judge; all if absent."""
     quantifier: Literal["all", "any"] = "all"
@@ -120,6 +122,9 @@ class RuleModel(Form):
                 raise wrong("is only for scaling_exponent", key=key)
         if self.metric == "scaling_exponent" and self.against is not None:
             raise wrong("is not for scaling_exponent", key="against")
+        if self.abort_early and self.counts != "fail":
+            text = f"is not for a rule with counts: {self.counts}, which cannot be NO-GO"
+            raise wrong(text, key="abort_early")
         ratio = self.against is not None
         needed, foreign = ("at_least", "go") if ratio else ("go", "at_least")
         if getattr(self, needed) is None:

@@ -199,7 +199,9 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
 
 def _rule(form: RuleModel, free: Metric | None, cases: Sequence[Case]) -> Rule:
     made = Rule(
-        **form.model_dump(include={"name", "metric", "abort", "quantifier", "axis", "over", "gpu"}),
+        **form.model_dump(
+            include={"name", "metric", "abort", "abort_early", "quantifier", "axis", "over", "gpu"}
+        ),
         go=form.limit,
         match=sweep.match(form.match),
         free=free,

@@ -42,6 +42,22 @@ def test_tokens_per_s(value: float, text: str) -> None:
     assert units.plain("tokens_per_s", value) == text
 
 
+@pytest.mark.parametrize(
+    ("metric", "bound", "said"),
+    [
+        ("tokens_per_s", 1024.0, "under 1,030"),
+        ("tokens_per_s", 10.72, "under 10.8"),
+        ("tokens_per_s", 500.0, "under 500"),
+        ("step_s", 51.26, "over 51.2 s"),
+        ("step_s", 0.5, "over 500 ms"),
+    ],
+)
+def test_the_bound_of_a_timeout_is_rounded_so_that_it_stays_true(
+    metric: str, bound: float, said: str
+) -> None:
+    assert units.bound_text(metric, bound) == said
+
+
 def test_memory_has_binary_units() -> None:
     assert units.size(80e9) == "74.5 GiB"
     assert units.size(7 * 2**20) == "7.00 MiB"

@@ -22,12 +22,12 @@ import pytest
 
 from harness.analysis.comparison import confirm, screen
 from harness.analysis.dead_axes import oddities
-from harness.analysis.discards import unfit
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import WITH, WITHOUT, by_phase, overhead, time_use
 from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import fit
+from harness.analysis.statistics import unfit
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.verdict import judge
 from harness.errors import StoreError

@@ -15,11 +15,13 @@ from harness.records import (
     Outcome,
     Peaks,
     Profile,
+    Use,
 )
 from harness.tests.fake_runs import case, timed
 
 STEP_S = 0.010
-PEAKS = Peaks(launch_s=4e-6)
+PEAKS = Peaks(launch_s=4e-6, sync_s=2e-5)
+REDUCE = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=0.6 * STEP_S)
 
 
 def estimate(value: float) -> Estimate:
@@ -30,6 +32,9 @@ def limit(
     busy: float | None = None,
     *,
     launches: int = 10,
+    syncs: int = 0,
+    kernels: tuple[Use, ...] = (),
+    where: dict[str, Any] | None = None,
     share: float | None = None,
     by: str = "compute",
     nvml: float | None = None,
@@ -38,21 +43,23 @@ def limit(
     """The word for a step in which the GPU works for this share, by its profile."""
     one = case({"name": "a"})
     work = Breakdown(
-        step_s=STEP_S, profiled_step_s=STEP_S, device_busy_s=None if busy is None else busy * STEP_S
+        step_s=STEP_S,
+        profiled_step_s=STEP_S,
+        device_busy_s=None if busy is None else busy * STEP_S,
+        **(where or {}),
     )
     measured: list[Measurement] = [
         replace(
             m,
-            profile=None if busy is None else Profile(breakdown=work, steps=2),
-            counters=Counters(kernel_launches=launches, steps=2),
+            profile=None if busy is None else Profile(kernels=kernels, breakdown=work, steps=2),
+            counters=Counters(kernel_launches=launches, host_syncs=syncs, steps=2),
             samples_s=(STEP_S,) * 20,
             **changes,
         )
-        for m in timed(one, STEP_S)
+        for m in timed(one, STEP_S, telemetry={"gpu_utilisation": nvml} if nvml else None)
     ]
     metrics = {"step_s": estimate(STEP_S)}
     metrics |= {} if share is None else {"roofline_share": estimate(share)}
-    metrics |= {} if nvml is None else {"gpu_utilisation": estimate(nvml)}
     seen = CaseSummary(case=one, outcome=Outcome.OK, metrics=metrics, roofline_by=by)
     found = bottleneck(seen, measured, PEAKS)
     return found.limit if found else None
@@ -64,6 +71,14 @@ def limit(
         ({}, Limit.NOT_MEASURED),
         ({"busy": 0.3}, Limit.HOST),
         ({"busy": 0.3, "launches": 1000}, Limit.LAUNCHES),
+        ({"busy": 0.3, "syncs": 200}, Limit.SYNCS),
+        ({"busy": 0.3, "syncs": 100}, Limit.HOST),
+        ({"busy": 0.3, "where": {"gap_by_range": {"train.data": 0.6}}}, Limit.DATA),
+        ({"busy": 0.3, "where": {"gap_by_range": {"train.database": 0.6}}}, Limit.HOST),
+        ({"busy": 0.3, "where": {"host_by_range": {"enumerate(DataLoader)#x": 0.7}}}, Limit.DATA),
+        ({"busy": 0.3, "where": {"host_by_range": {"enumerate(DataLoader)#x": 0.5}}}, Limit.HOST),
+        ({"busy": 0.98, "kernels": (REDUCE,)}, Limit.COMMUNICATION),
+        ({"busy": 0.98, "kernels": (REDUCE, Use(name="gemm", calls=1, time_s=0.01))}, Limit.GPU),
         ({"busy": 0.85}, Limit.BOTH),
         ({"busy": 0.97}, Limit.GPU),
         ({"busy": 0.97, "share": 0.3}, Limit.BELOW),

@@ -99,6 +99,12 @@ def test_a_timeout_bounds_the_metric(
     assert (a.judgement, a.bound, a.factors) == (judgement, bound, factors)
 
 
+def test_a_hang_bounds_nothing() -> None:
+    (a,) = assessed(ended(CASE, Outcome.HANG, lower_bound_s=51.2, tokens=512), low=500)
+
+    assert (a.judgement, a.bound) == (Judgement.NOT_MEASURED, None)
+
+
 def test_an_expectation_of_another_provider_is_not_assessed() -> None:
     dense = Match(criteria={"provider": ("dense",)})
 

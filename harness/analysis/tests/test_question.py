@@ -19,6 +19,7 @@ from harness.records import (
     Outcome,
     Rule,
     RuleResult,
+    Stop,
     Verdict,
     Weight,
 )
@@ -223,6 +224,76 @@ def test_rules_of_cases_that_were_left_out_are_not_asked() -> None:
 
     assert (verdict.decision, verdict.said) == (GO, "GO (partial: 6 of 10 cases)")
     assert of(verdict, "decode").said == "not asked"
+
+
+def stopped(*left: str, stop: Stop, rules: tuple[Rule, ...], **times: float) -> Verdict:
+    """A run that ended before the cases with these parts of an id."""
+
+    def measure(c: Case) -> list[Measurement]:
+        return [] if any(part in c.case_id for part in left) else timed(c, times[c.provider])
+
+    made = replace(run(CASES, measure, rules=rules), stopped=stop)
+    summaries = summarise(made)
+    assert {s.stop for s in summaries if s.outcome is None} == {stop}
+    return judge(made.suite, environment(), summaries, fit(summaries))
+
+
+BUDGET = Stop(budget_s=600.0)
+FAST = Rule(name="fast", metric="step_s", go=2.0, match=to(provider="nsa"))
+
+
+def test_a_budget_leaves_a_partial_verdict_of_what_was_measured() -> None:
+    other = replace(FAST, name="base", match=to(provider="dense"))
+    verdict = stopped("/dense/", stop=BUDGET, rules=(FAST, other, RATIO), nsa=1.0, dense=3.0)
+
+    assert (verdict.said, verdict.decision.exit_status) == ("GO (partial: 3 of 6 cases)", 0)
+    assert {r.rule: r.said for r in verdict.rules if r.stated} == {
+        "fast": "GO",
+        "base": "not asked",
+        RATIO.name: "not asked",
+    }
+    assert "the budget of 10 min was spent" in rule_sentence(of(verdict, "base"))
+
+
+@pytest.mark.parametrize(
+    ("nsa_s", "quantifier", "decision"),
+    [(1.0, "all", INCONCLUSIVE), (5.0, "all", NO_GO), (1.0, "any", GO), (5.0, "any", INCONCLUSIVE)],
+)
+def test_a_rule_with_cases_that_were_not_run_is_decided_only_by_what_they_cannot_change(
+    nsa_s: float, quantifier: str, decision: Decision
+) -> None:
+    rule = replace(FAST, quantifier=quantifier)
+    verdict = stopped("/nsa/seq_len=2048", stop=BUDGET, rules=(rule,), nsa=nsa_s, dense=3.0)
+
+    assert (of(verdict, "fast").decision, verdict.decision) == (decision, decision)
+    assert verdict.partial == "5 of 6 cases"
+
+
+def test_nothing_measured_is_undecided() -> None:
+    verdict = stopped("/", stop=BUDGET, rules=(FAST,))
+
+    assert (verdict.decision.exit_status, of(verdict, "fast").said) == (3, "not asked")
+
+
+def test_a_rule_that_ended_the_run_is_its_verdict() -> None:
+    stop = Stop(rule="fast")
+    verdict = stopped("/dense/", stop=stop, rules=(FAST, RATIO), nsa=5.0, dense=3.0)
+
+    assert (verdict.decision, verdict.decided_by, verdict.partial) == (
+        NO_GO,
+        "fast",
+        "3 of 6 cases",
+    )
+    assert of(verdict, EVERY_CASE_RAN).decision is GO
+    assert "decided by rule “fast”" in rule_sentence(of(verdict))
+
+
+def test_expectations_of_cases_that_were_not_run_are_not_asked() -> None:
+    far = Expectation(metric="step_s", match=to(provider="dense"), high=1.0, counts=Weight.FAIL)
+    made = run(CASES, lambda c: timed(c, 1.0) if c.provider == "nsa" else [], expectations=[far])
+    for stop, decision in ((BUDGET, GO), (None, INCONCLUSIVE)):
+        summaries = summarise(replace(made, stopped=stop))
+        assert judge(made.suite, environment(), summaries, ()).decision is decision
 
 
 def test_a_run_without_rules_is_measured() -> None:

@@ -151,6 +151,65 @@ def test_an_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.M
     assert measurements(record) == 4
 
 
+def test_a_rule_may_end_a_run_and_the_rest_is_measured_only_on_request(tmp_path: Path) -> None:
+    write_suite(tmp_path)
+    rule = (
+        "verdict: [{name: floor, match: {seq_len: 2}, metric: tokens_per_s, go: 1.0e+9,"
+        " abort_early: true}]\n"
+    )
+    with (tmp_path / "fakes.yaml").open("a") as file:
+        file.write(rule)
+    quick = ("--json", "--no-report", "--no-self-test")
+
+    stopped = harness("run", "fakes.yaml", *quick, cwd=tmp_path)
+    (record,) = (tmp_path / "reports/runs").glob("*/run.jsonl")
+    kept = measurements(record)
+    again = refused(harness("run", "--resume", "latest", *quick, cwd=tmp_path))
+    shown = harness("show", "latest", cwd=tmp_path)
+    whole = harness("run", "--resume", "latest", "--no-abort", *quick, cwd=tmp_path)
+
+    answer = json.loads(stopped.stdout)
+    assert (stopped.returncode, kept, answer["finished"]) == (1, 2, True)
+    assert answer["stopped"] == {"rule": "floor", "budget_s": None}
+    assert [c["outcome"] for c in answer["cases"]] == [None, "ok"]
+    for said in (stopped.stderr, again):
+        assert "decided by rule “floor”" in said
+        assert f"--resume {record.parent.relative_to(tmp_path)} --no-abort" in said
+    assert "not run" in shown.stdout
+    assert "sleep/fake/seq_len=1: decided by rule “floor”" in shown.stdout
+    assert (whole.returncode, measurements(record)) == (1, 4)
+    assert json.loads(whole.stdout)["stopped"] is None
+
+
+def test_a_budget_ends_a_run_before_it_is_exceeded(recorded: Path, tmp_path: Path) -> None:
+    """The limit of one process, 300 s, exceeds it; an earlier run shows how little is needed."""
+    quick = ("fakes.yaml", "--budget", "0.2", "--json", "--no-report", "--no-self-test")
+
+    fits = harness("run", *quick, cwd=recorded)
+    empty = harness("run", *quick, "--store", "empty", cwd=recorded)
+    resumed = harness("run", "--resume", "latest", *quick[3:], "--store", "empty", cwd=recorded)
+
+    assert (fits.returncode, json.loads(fits.stdout)["stopped"]) == (0, None)
+    assert (empty.returncode, json.loads(empty.stdout)["stopped"]["budget_s"]) == (3, 12.0)
+    assert {c["detail"] for c in json.loads(empty.stdout)["cases"]} == {
+        "the budget of 0.2 min was spent"
+    }
+    assert (resumed.returncode, json.loads(resumed.stdout)["stopped"]) == (0, None)
+
+
+def test_a_dry_run_expects_the_times_of_the_newest_run(recorded: Path) -> None:
+    (record,) = (recorded / "reports/runs").glob("*/run.jsonl")
+    took_s = [m.wall_s for m in reader.read(record.parent)[0].measurements]
+
+    plan = harness("run", "fakes.yaml", "--dry-run", "--json", cwd=recorded)
+    shown = harness("run", "fakes.yaml", "--dry-run", cwd=recorded)
+
+    expected = json.loads(plan.stdout)["expected"]
+    assert sum(e["high_s"] for e in expected) == pytest.approx(sum(took_s))
+    assert {e["run_id"] for e in expected} == {record.parent.name}
+    assert f"Expected times of 2 cases: as in run {record.parent.name}" in shown.stdout
+
+
 def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +276,7 @@ def measurements(record: Path) -> int:
         (["run"], "either a suite or --resume"),
         (["run", "smoke", "--resume", "latest"], "either a suite or --resume"),
         (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume continues"),
+        (["run", "smoke", "--dry-run", "--budget", "5"], "--budget does not apply"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
         (["overhead", "attention"], "needs an NVIDIA GPU"),
         (["show", "20200101"], "reports/runs"),

@@ -28,7 +28,7 @@ from harness.integrations import page, run_verdict
 from harness.integrations.annotations import Annotation, AnnotationKind, annotations, command
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
-from harness.records import WORST_FIRST, Case, Change, Decision, Finding, Measurement, Outcome
+from harness.records import WORST_FIRST, Case, Change, Decision, Finding, Measurement, Outcome, Stop
 from harness.tests import fake_runs
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
@@ -343,3 +343,20 @@ def test_a_run_is_shown_as_a_verdict_but_not_as_a_gate() -> None:
     assert (named["run"], named["suite"]) == (run.run_id, run.suite.path)
     assert results(document)["verdict"] == "failure"
     assert f"title=run%3A {verdict.decision}" in lines
+
+
+def test_a_case_that_was_not_run_is_skipped_and_no_failure() -> None:
+    cases = fake_runs.sweep(seq_len=[1, 2])
+    run = dataclasses.replace(
+        fake_runs.run(cases, lambda c: fake_runs.timed(c, 1.0) if c is cases[0] else []),
+        stopped=Stop(rule="floor"),
+    )
+    seen = summary.summarise(run)
+    judged = run_verdict.of_run(run, seen, gate.judge(run.suite, run.environment, seen, ()))
+
+    document = junit(judged)
+
+    assert [*results(document).values()][-2:] == ["passed", "skipped"]
+    assert f"{cases[1].case_id}" in comment(judged)
+    for said in (document, comment(judged)):
+        assert "decided by rule “floor”" in said

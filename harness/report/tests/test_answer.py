@@ -15,6 +15,7 @@ from harness.records import (
     Outcome,
     Rule,
     Run,
+    Stop,
     TensorError,
     Weight,
 )
@@ -101,13 +102,23 @@ def steps(recorded: Run) -> str:
         ({"processes": 1}, "-f 'train/dense/*' -s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
         ({"decides_for": "A100"}, "Run it on an A100"),
-        ({"left_out": 4}, "Run the cases of the suite that this run lacks"),
+        ({"left_out": 4}, "Run the cases of the suite that this run lacks: `harness run suites/"),
         ({"failed": Outcome.CRASH}, "Reproduce the crash of `train/dense/seq_len=512`"),
     ],
 )
 def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: str) -> None:
     assert command in steps(measured(**changes))
     assert len(values(measured(**changes))["next_steps"]) <= answer.MAX_STEPS
+
+
+@pytest.mark.parametrize(
+    ("stop", "option"), [(Stop(rule="fast"), " --no-abort"), (Stop(budget_s=60.0), "")]
+)
+def test_a_stopped_run_says_how_to_measure_the_rest(stop: Stop, option: str) -> None:
+    recorded = replace(measured(), stopped=stop)
+    recorded = replace(recorded, measurements=recorded.measurements[:-3])
+
+    assert f"lacks: `harness run --resume {recorded.folder}{option}`" in steps(recorded)
 
 
 def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:

@@ -152,7 +152,7 @@ def alike(cases: Sequence[Case]) -> Run:
 def test_an_axis_without_effect_is_in_the_answer_and_in_the_profile() -> None:
     built = values(alike(sweep(flag=[0, 1])))
 
-    assert "`flag` has no effect; see Profile." in built["answers"]
+    assert any("flag has no effect" in answer for answer in built["answers"])
     assert built["oddities"][0].startswith("`train/nsa`: `flag` has no effect (0 and 1)")
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.analysis.summary import summarise
-from harness.records import Case, CostPlan, Measurement, Outcome
+from harness.records import Case, CostPlan, Measurement, Outcome, Stop
 from harness.report import context, tables
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
@@ -92,6 +92,10 @@ def test_what_did_not_run_has_its_reason() -> None:
     assert [row[1] for row in table.rows] == ["unsupported", "not run"]
     assert len(table.rows[0][2]) == tables.MAX_DETAIL
     assert table.rows[1][2] == "the run ended before this case started"
+    stopped = replace(recorded, stopped=Stop(rule="floor"))
+    table = tables.not_run(summarise(stopped), stopped)
+    assert table
+    assert table.rows[1][2] == "decided by rule “floor”"
 
 
 def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsewhere() -> None:

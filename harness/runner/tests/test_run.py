@@ -22,7 +22,7 @@ from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.runner import launcher
 from harness.runner import run as running
 from harness.runner.launcher import Launcher
-from harness.runner.run import run_suite, settled
+from harness.runner.run import run_suite
 from harness.tests.workers import (
     GPU,
     QUICK,
@@ -91,7 +91,7 @@ def test_a_resumed_run_does_only_what_is_left(planned: Planned) -> None:
         Measurement(case_id="good", process=0, outcome=Outcome.OK, samples_s=(1.0,)),
     ]
 
-    assert planned.run(suite, done=settled(suite, before)) == [("good", 1, Outcome.OK)]
+    assert planned.run(suite, recorded=before) == [("good", 1, Outcome.OK)]
 
 
 def test_a_full_disk_stops_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:

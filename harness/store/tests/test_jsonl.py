@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from harness.cli import main as cli
 from harness.errors import HarnessError, StoreError
-from harness.records import Git, Measurement, Outcome, Run
+from harness.records import Git, Measurement, Outcome, Run, Stop
 from harness.store import jsonl, reader, tables
 from harness.store.tables import COLUMNS
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
@@ -142,7 +142,11 @@ def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
     by_case = {c.case_id: [r for r in rows if r["case_id"] == c.case_id] for c in made.suite.cases}
     assert len(by_case[GOOD.case_id]) == sum(len(m.samples_s) for m in made.of(GOOD.case_id))
     assert [r["outcome"] for r in by_case[BROKEN.case_id]] == ["timeout"]
-    assert [(r["outcome"], r["process"]) for r in by_case[ABSENT.case_id]] == [("not run", "")]
+    absent = ("outcome", "process", "detail")
+    assert [[r[n] for n in absent] for r in by_case[ABSENT.case_id]] == [["not run", "", ""]]
+    stopped = tables.to_csv([replace(made, stopped=Stop(rule="floor"))])
+    (row,) = (r for r in csv.DictReader(io.StringIO(stopped)) if r["case_id"] == ABSENT.case_id)
+    assert row["detail"] == "decided by rule “floor”"
     assert by_case[GOOD.case_id][2]["discarded"] == "throttled shared"
     for m in made.of(GOOD.case_id):
         of_process = [r for r in by_case[GOOD.case_id] if r["process"] == str(m.process)]
@@ -172,7 +176,7 @@ def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:
     typed = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
 
     text = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
-    assert [{k: tables._cell(v) for k, v in row.items()} for row in typed] == text
+    assert [{k: tables.csv_cell(v) for k, v in row.items()} for row in typed] == text
 
 
 def test_without_pyarrow_the_error_names_the_package(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Measurement, Outcome
+from harness.records import SCHEMA_VERSION, Measurement, Outcome, Stop
 from harness.store import lines, reader
 from harness.store.writer import RunWriter, create, resume
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
@@ -87,6 +87,35 @@ def test_a_finished_run_is_not_resumed(tmp_path: Path, writer: RunWriter) -> Non
             resume(tmp_path, writer.run_id)
 
     assert run_file(writer).read_bytes() == before
+
+
+def test_a_stopped_run_is_complete_until_it_is_resumed(tmp_path: Path, writer: RunWriter) -> None:
+    stop = Stop(rule="floor")
+    writer.append(measured(0))
+    writer.finish(stopped=stop, wall_s=2.0)
+    before = reader.load(tmp_path, writer.run_id)
+    folder = run_file(writer).parent
+
+    with resume(tmp_path, writer.run_id)[0] as again:
+        during = reader.load(tmp_path, writer.run_id)
+        again.append(measured(1))
+        again.finish()
+    after, _ = reader.read(folder)
+
+    assert (before.stopped, before.wall_s, bool(before.ended_at)) == (stop, 2.0, True)
+    assert (during.stopped, during.wall_s, during.ended_at) == (None, None, "")
+    assert (after.stopped, bool(after.ended_at), len(after.measurements)) == (None, True, 2)
+    with pytest.raises(StoreError, match="cannot be continued"):
+        resume(tmp_path, writer.run_id)
+
+
+def test_only_a_resumed_run_goes_on_after_its_stop(tmp_path: Path, writer: RunWriter) -> None:
+    writer.finish(stopped=Stop(budget_s=60.0))
+    with run_file(writer).open("ab") as file:
+        file.write(lines.encode(measured(0)))
+
+    with pytest.raises(StoreError, match="follows the end"):
+        reader.load(tmp_path, writer.run_id)
 
 
 def test_a_second_writer_is_refused(tmp_path: Path, writer: RunWriter) -> None:

@@ -61,6 +61,7 @@ MISTAKES = [
     ("match: {provider: nsa}", "match: {workload: ^tran}"),
     ("name: scaling", "name: ^throughput"),
     ("go: 500\n    abort: 100", "go: 50\n    abort: ^100"),
+    ("go: 500\n    abort: 100", "counts: note\n    abort_early: ^true\n    go: 500"),
     ("metric: scaling_exponent\n    axis: seq_len", "metric: step_s\n    axis: ^seq_len"),
     ("metric: scaling_exponent\n    axis: seq_len", "metric: ^scaling_exponent"),
     ("go: 1.3\n    abort: 1.8", "go: 1.9\n    abort: ^1.8"),

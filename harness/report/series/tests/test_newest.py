@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ReportError
-from harness.report import newest
+from harness.report.series import newest
 from harness.tests.gate_repositories import commit, git
 from harness.tests.indexed import A100, dated, record, silent
 

@@ -1,0 +1,374 @@
+"""Why a run is slow, or its numbers mislead, as its own record shows it.
+
+What spoils numbers comes before what costs time, and of the latter what costs most comes first.
+Peers are left out. No cause is named without evidence: a run in which nothing is wrong has none.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain, pairwise
+from statistics import fmean, median
+
+from harness import units
+from harness.analysis.dead_axes import oddities
+from harness.analysis.effects import effects
+from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
+from harness.analysis.scaling import groups_along, positive
+from harness.analysis.statistics import TIMED, readings, times_better
+from harness.records import CaseSummary, Measurement, Outcome, Peaks, Run, Scalar
+
+MANY = 0.1
+"""Share of readings or samples from which a disturbance is a cause."""
+SETTING = 1.2
+"""Ratio of step times from which the slower value of a setting is a cause."""
+SAME_WORK = 1.05
+"""Ratio of FLOPs per token within which two cases do the same work."""
+GROWN, GROWN_BYTES, EVENLY = 0.05, 64 * 2**20, 0.2
+"""Growth of memory while sampling that is a leak: as a share, in bytes, and of it in any third."""
+STEEP, STEEPER = 1.5, 0.3
+"""Exponent of a range that is too steep, and how far it exceeds that of the FLOPs."""
+LARGE_PART = 0.25
+"""Share of the kernels' time from which the growth of a range matters."""
+UNEVEN = 1.1
+"""Slowest rank over fastest from which ranks are imbalanced."""
+CLEAR = 1.05
+"""Ratio of neighbouring cells from which one of them can contradict its axis."""
+
+_RANK = re.compile(r"rank[-_ ]?\d+", re.IGNORECASE)
+
+
+class CauseKind(StrEnum):
+    """What is wrong; the first ones spoil numbers, the others cost time."""
+
+    OVERFLOW = "float16 overflow"
+    CONFIGURATION = "another configuration ran"
+    FALLBACK = "silent fallback"
+    DEAD = "setting without effect"
+    SHARED = "shared GPU"
+    THERMAL = "thermal limit"
+    LEAK = "memory leak"
+    COLD = "cold start"
+    CELL = "suspect the cell"
+    RANKS = "rank imbalance"
+    STEEP = "steep range"
+    SETTING = "costly setting"
+    POWER = "power limit"
+    DATA = "data"
+    COMMUNICATION = "communication"
+    SYNCS = "host syncs"
+    LAUNCHES = "launches"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One cause with its evidence."""
+
+    kind: CauseKind
+    evidence: str
+    cases: tuple[str, ...]
+    """The one of the evidence first."""
+    share: float | None = None
+    """Of the step of the first case: removing the cause saves at most this. None if it spoils
+    numbers."""
+    require: str = ""
+    """The value of a setting without which it cannot come back, as `NAME=value`."""
+
+
+def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
+    """Every cause that the record of a run shows."""
+    ours = [s for s in summaries if s.case.provider not in run.suite.peers]
+    measured = {s.case.case_id: run.of(s.case.case_id) for s in ours}
+    wrong = [*_misconfigured(ours), *_disturbances(run, measured)]
+    mistaken = {case_id for c in wrong if c.share is None for case_id in c.cases}
+    sound = [s for s in ours if s.outcome is Outcome.OK and s.case.case_id not in mistaken]
+    judged = [s for s in sound if any(r.match.accepts(s.case) for r in run.suite.rules)] or sound
+    found = [
+        *wrong,
+        *_failures(measured),
+        *_without_effect(run, ours),
+        *_leaks(measured),
+        *_limits(run, judged),
+        *_ranks(measured),
+        *_settings(run, judged),
+        *_steep(run, judged),
+        *suspect_cells(sound),
+    ]
+    if any(c.kind is CauseKind.RANKS for c in found):  # the others wait for the slowest
+        found = [c for c in found if c.kind is not CauseKind.COMMUNICATION]
+    order = [*CauseKind]
+    return tuple(sorted(found, key=lambda c: (-(c.share or math.inf), order.index(c.kind))))
+
+
+def _one(kind: CauseKind, seen: Mapping[str, str]) -> Iterator[Cause]:
+    """One cause for all cases that show it, in the words of the first."""
+    if seen:
+        yield Cause(kind=kind, evidence=next(iter(seen.values())), cases=tuple(seen))
+
+
+# --- what spoils numbers -----------------------------------------------------------------
+
+
+def _misconfigured(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
+    seen: dict[str, str] = {}
+    for s in ours:
+        for axis, asked in s.case.axes.items():
+            ran = s.effective.get(axis, asked)
+            said, plain = _setting(ran), _setting(asked)
+            if s.outcome is Outcome.OK and said != plain and not said.startswith(f"{plain} ("):
+                text = f"asked for {axis}={units.scalar(asked)}, ran {axis}={units.scalar(ran)}"
+                seen.setdefault(s.case.case_id, text)
+    yield from _one(CauseKind.CONFIGURATION, seen)
+
+
+def _setting(value: Scalar) -> str:
+    text = str(value).lower().removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    return {"true": "on", "1": "on", "false": "off", "0": "off"}.get(text, text)
+
+
+def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+    """Overflows of float16, and cases that ran other kernels than they must."""
+    overflows: dict[str, str] = {}
+    fallbacks: dict[str, str] = {}
+    for case_id, processes in measured.items():
+        for m in processes:
+            origins = m.evidence.origins if m.evidence else ()
+            first = next((o for o in origins if o.computation == "run" and o.value), None)
+            finite = not any(o.value for o in origins if o.computation == "reference")
+            if first and finite and first.precision.removeprefix("torch.") in ("float16", "fp16"):
+                where = f" in {first.module}" if first.module else ""
+                at = f"first {first.value} in {first.tensor}{where}"
+                overflows.setdefault(case_id, f"{at}; the reference is finite")
+            if m.outcome is Outcome.PATH_MISMATCH:
+                fallbacks.setdefault(case_id, m.detail.partition("\n")[0])
+    yield from _one(CauseKind.OVERFLOW, overflows)
+    yield from _one(CauseKind.FALLBACK, fallbacks)
+
+
+def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
+    """Axes whose values all do the same, and variables that a program never read."""
+    unread: dict[str, str] = {}
+    known: set[str] = set()
+    for s in ours:
+        flags = [m.flags_read for m in run.of(s.case.case_id) if m.outcome is Outcome.OK]
+        for name in s.case.env if flags else ():
+            if all(read.get(name) is False for read in flags):
+                known.add(name)
+                unread.setdefault(s.case.case_id, f"sets {name}, which was never read")
+    yield from _one(CauseKind.DEAD, unread)
+    for d in oddities(run, ours).dead:
+        if d.axes == ("provider",) or not d.all_values or d.time_differs or known & {*d.axes}:
+            continue
+        own = [s.case for s in ours if s.case.workload == d.workload]
+        own = [c for c in own if c.provider == d.provider]
+        names = {c.program.carried.get(a, a) if c.program else a for c in own for a in d.axes}
+        processes = [m for c in own for m in run.of(c.case_id)]
+        was_read = any(m.flags_read.get(name) for m in processes for name in names)
+        head = f"{'/'.join(d.axes)} {'was read but ' if was_read else ''}has no effect"
+        values = " and ".join(", ".join(map(units.scalar, v)) for v in d.values)
+        same = f"the same operators, counters and results with {values}"
+        yield Cause(
+            kind=CauseKind.FALLBACK if was_read else CauseKind.DEAD,
+            evidence=f"{head}: {same}",
+            cases=tuple(c.case_id for c in own),
+        )
+
+
+def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+    gpu, shared, hot = run.environment.gpu, {}, {}
+    power: list[tuple[float, str, str]] = []
+    for case_id, processes in measured.items():
+        foreign = [x > 0 for m in processes for x in readings(m, "gpu_foreign_processes", TIMED)]
+        holders = [h for m in processes if m.evidence for h in m.evidence.holders]
+        if holders or sum(foreign) > MANY * len(foreign):
+            used = f"other processes in {sum(foreign)} of {len(foreign)} readings"
+            shared[case_id] = f"held by {', '.join(holders)}" if holders else used
+        limit = clock_limit(processes, gpu.max_sm_clock_hz if gpu else None)
+        samples = sum(len(m.samples_s) for m in processes)
+        lost = sum(len(m.discarded.get("throttled", ())) for m in processes)
+        if limit is not None:
+            if limit.by == "thermal":
+                hot[case_id] = str(limit)
+            else:
+                power.append((limit.lost, case_id, str(limit)))
+        elif lost > MANY * samples:
+            hot[case_id] = f"{lost} of {samples} samples were taken while the GPU was throttled"
+    yield from _one(CauseKind.SHARED, shared)
+    yield from _one(CauseKind.THERMAL, hot)
+    yield from _dearest(CauseKind.POWER, power)
+
+
+def _leaks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+    """Memory that grows in every quarter of the sampling of every process."""
+    seen: dict[str, str] = {}
+    for case_id, processes in measured.items():
+        for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
+            used = [readings(m, channel, ("sampling",)) for m in processes]
+            quarters = [_quarters(r) for r in used]
+            if quarters and all(map(_grows, quarters)):
+                grew = " to ".join(units.size(x) for x in (quarters[0][0], quarters[0][-1]))
+                seen.setdefault(case_id, f"{what} grows while sampling, {grew}")
+    yield from _one(CauseKind.LEAK, seen)
+
+
+def _quarters(values: Sequence[float]) -> list[float]:
+    """The median of each quarter of the readings; zeros if they are too few."""
+    size = len(values) // 4
+    return [median(values[i * size : (i + 1) * size]) if size > 1 else 0.0 for i in range(4)]
+
+
+def _grows(quarters: Sequence[float]) -> bool:
+    """Whether memory grows far and evenly: a cache, or code that is loaded, grows once."""
+    grown = quarters[-1] - quarters[0]
+    return grown > max(GROWN * quarters[0], GROWN_BYTES) and all(
+        b - a > EVENLY * grown for a, b in pairwise(quarters)
+    )
+
+
+def suspect_cells(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
+    """A case that alone contradicts its axes: along each, all other neighbours move the other way.
+
+    One that contradicts a single axis of several may be an interaction of the two.
+    """
+    timed = [s for s in ours if "step_s" in s.metrics]
+    for grid in groups_along(timed, *dict.fromkeys(chain(*(s.case.swept for s in timed)))):
+        axes = [a for a in grid[0].case.swept if len({s.case.get(a) for s in grid}) > 1]
+        lone = [pair for axis in axes for pair in _lone(grid, axis)]
+        count = Counter(s.case.case_id for pair in lone for s in pair)
+        worst = [c for c, n in count.items() if n == max(count.values()) and n >= min(2, len(axes))]
+        if worst:
+            names = " or ".join(f"`{c}`" for c in worst)
+            text = f"{names} alone moves against {' and '.join(axes)}: measure it again"
+            yield Cause(kind=CauseKind.CELL, evidence=text, cases=tuple(worst))
+
+
+def _lone(grid: Sequence[CaseSummary], axis: str) -> Iterator[tuple[CaseSummary, CaseSummary]]:
+    """The one pair of neighbours along an axis that moves against three or more others."""
+    ways: dict[bool, list[tuple[CaseSummary, CaseSummary]]] = {True: [], False: []}
+    undecided = 0
+    for group in groups_along(grid, axis):
+        ranked = sorted(group, key=lambda s: positive(s, axis))
+        for a, b in pairwise(ranked):
+            ratio = times_better(a.metrics["step_s"], b.metrics["step_s"], higher_is_better=False)
+            low, high = ratio.low or 0.0, ratio.high or math.inf
+            if ratio.processes > 1 and (low > CLEAR or high < 1 / CLEAR):
+                ways[ratio.value > 1].append((a, b))
+            else:
+                undecided += 1
+    few, many = sorted(ways.values(), key=len)
+    if len(few) == 1 and len(many) >= 3 and not undecided:
+        yield few[0]
+
+
+# --- what costs time ---------------------------------------------------------------------
+
+
+def _dearest(kind: CauseKind, seen: Sequence[tuple[float, str, str]]) -> Iterator[Cause]:
+    """One cause for all cases that show it, in the words of the one that it costs most."""
+    ranked = sorted(seen, key=lambda one: -one[0])
+    for cause in _one(kind, {case_id: text for _, case_id, text in ranked}):
+        yield replace(cause, share=ranked[0][0])
+
+
+def _limits(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
+    """What the GPU waits for, by a profile, and cold starts."""
+    if run.environment.gpu is None:
+        return
+    peaks = run.self_test.peaks if run.self_test else Peaks()
+    seen: dict[Limit, list[tuple[float, str, str]]] = {}
+    cold = {}
+    for s in sound:
+        b = bottleneck(s, run.of(s.case.case_id), peaks)
+        if b is not None and b.limit is Limit.COLD:
+            cold[s.case.case_id] = b.evidence
+        elif b is not None and b.profiled and b.limit in (*WAITS, Limit.HOST):
+            part = b.waits.get(b.limit, max(0.0, 1 - sum(b.waits.values())))
+            seen.setdefault(b.limit, []).append((b.wait * part, s.case.case_id, b.evidence))
+    yield from _one(CauseKind.COLD, cold)
+    for limit, those in seen.items():
+        yield from _dearest(CauseKind(str(limit)), those)
+
+
+def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+    """Reported metrics whose names differ in the number of a rank, and whose values are uneven."""
+    seen = []
+    for case_id, processes in measured.items():
+        alike: dict[str, dict[str, float]] = {}
+        for name in {n for m in processes for n in m.readings if _RANK.search(n)}:
+            each = [median(m.readings[name]) for m in processes if m.readings.get(name)]
+            alike.setdefault(_RANK.sub("rank", name), {})[name] = fmean(each)
+        for values in alike.values():
+            low, high = min(values.values()), max(values.values())
+            if low > 0 and high > UNEVEN * low:
+                worst = max(values, key=lambda name: values[name])
+                text = f"{worst} is {units.factor(high / low)} that of the best rank"
+                seen.append((1 - low / high, case_id, text))
+    yield from _dearest(CauseKind.RANKS, seen)
+
+
+def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
+    """Settings (not sizes) that make the same work slower, unless the suite names them suspects."""
+    suspects = run.suite.suspects.tested if run.suite.suspects else ()
+    named = {n for s in suspects for n in (*s.with_.criteria, *s.without.criteria)}
+    for e in effects(sound):
+        cases = [s for s in sound if s.case.workload == e.workload]
+        both = [s for s in cases if s.case.get(e.axis) in (e.base, e.value)]
+        sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
+        if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
+            continue
+        work = [s.flops / (s.tokens or 1) for s in both if s.flops]
+        if max(work, default=0) > SAME_WORK * min(work, default=0) or not (
+            work or e.axis.isupper()
+        ):
+            continue
+        if (min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)) < SETTING:
+            continue
+        slow, quick = (e.value, e.base) if e.ratio > 1 else (e.base, e.value)
+        factor = max(e.ratio, 1 / e.ratio)
+        slowest = [s.case.case_id for s in both if s.case.get(e.axis) == slow]
+        name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
+        text = f"{name} makes a step {units.factor(factor)} slower than {value}"
+        yield Cause(
+            kind=CauseKind.SETTING,
+            evidence=f"{text} ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)",
+            cases=tuple(slowest),
+            share=1 - 1 / factor,
+            require=value,
+        )
+
+
+def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
+    """Ranges of the profile whose time grows faster over the last octave than the work does."""
+    seen = []
+    for axis in dict.fromkeys(name for s in sound for name in s.case.swept):
+        for group in groups_along([s for s in sound if positive(s, axis)], axis):
+            ranked = sorted(group, key=lambda s: positive(s, axis))
+            parts = [_ranges(run.of(s.case.case_id)) for s in ranked]
+            if len(ranked) < 3 or not all(parts[-2:]):
+                continue
+            (a, b), (before, last) = ranked[-2:], parts[-2:]
+            octaves = math.log(positive(b, axis) / positive(a, axis))
+            work = math.log((b.flops or 1) / (a.flops or 1)) / octaves
+            for name in before.keys() & last.keys():
+                power = math.log(last[name] / before[name]) / octaves
+                part = last[name] / sum(last.values())
+                if name and part > LARGE_PART and power > max(STEEP, work + STEEPER):
+                    text = (
+                        f"{name} grows as {axis}^{power:.2f}, {units.percent(part)} of the kernels"
+                    )
+                    text += f"; the FLOPs as {axis}^{work:.2f}" if a.flops and b.flops else ""
+                    seen.append((part, b.case.case_id, text))
+    yield from _dearest(CauseKind.STEEP, seen)
+
+
+def _ranges(processes: Sequence[Measurement]) -> Mapping[str, float]:
+    """Time of the kernels of a step by range, in seconds."""
+    profile = next((m.profile for m in processes if m.profile and m.profile.kernels), None)
+    found: dict[str, float] = {}
+    for use in profile.kernels if profile else ():
+        found[use.where] = found.get(use.where, 0.0) + use.time_s
+    return found

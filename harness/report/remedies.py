@@ -1,0 +1,120 @@
+"""What makes a run slow or spoils its numbers, and what to do: a sentence, a table, commands."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness import units
+from harness.analysis.causes import Cause, CauseKind
+from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.records import Decision, Run, Verdict
+from harness.report.tables import NONE, Table
+from harness.report.text import plural
+
+MAX_ROWS = 8
+MINOR = (CauseKind.DEAD, CauseKind.CELL)
+"""Causes that spoil a comparison, but not the numbers of each case."""
+AGAIN = "harness run {suite} -f {case}"
+GRAPH = f"{AGAIN} -s measure.graph=true"
+_REMEDIES: dict[CauseKind, tuple[str, str]] = {
+    CauseKind.OVERFLOW: ("Compute in bfloat16, or scale the loss", AGAIN),
+    CauseKind.CONFIGURATION: ("Pass the axes on as they are", AGAIN),
+    CauseKind.FALLBACK: ("State the kernels that must run under `kernels:` of the suite", AGAIN),
+    CauseKind.DEAD: ("Remove the setting, or let the code read it", AGAIN),
+    CauseKind.SHARED: ("Measure on an idle GPU", f"{AGAIN} --wait-for-gpu 600"),
+    CauseKind.THERMAL: ("Cool the GPU, then measure again", "harness doctor"),
+    CauseKind.LEAK: ("Keep no tensor of an earlier step", AGAIN),
+    CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
+    CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
+    CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
+    CauseKind.STEEP: ("Make this range follow the work", AGAIN),
+    CauseKind.SETTING: ("Set `{value}`", AGAIN),
+    CauseKind.POWER: (
+        "Compare in cycles, or raise the power limit",
+        "nvidia-smi -q -d POWER,CLOCK",
+    ),
+    CauseKind.DATA: ("Load the next batch while the GPU works", AGAIN),
+    CauseKind.COMMUNICATION: ("Send gradients while the backward pass runs", AGAIN),
+    CauseKind.SYNCS: ("Read no value from the GPU within a step", AGAIN),
+    CauseKind.LAUNCHES: ("Use a larger batch, or capture the step as a CUDA graph", GRAPH),
+    CauseKind.HOST: ("Take the work off the host, or capture the step as a CUDA graph", GRAPH),
+}
+
+
+def remedy(cause: Cause, run: Run) -> str:
+    """`Set `gc=off`: `harness run ...`; gain at most 1.35x`."""
+    action, command = _REMEDIES[cause.kind]
+    case = cause.cases[0]
+    if cause.require:  # the same case with the other value
+        name = cause.require.partition("=")[0]
+        case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.require, case)
+    elif any(c.program for c in run.suite.cases if c.case_id == case):
+        command = command.replace(GRAPH, AGAIN)
+    named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
+    gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if cause.share else ""
+    return f"{action.format(value=cause.require)}: `{command.format(**named)}`{gain}"
+
+
+def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
+    """The causes that spoil numbers, and those in cases that miss a rule; all without a rule."""
+    if not any(r.stated for r in v.rules):
+        return [*found]
+    missed = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
+    cases = {case_id for r in missed for case_id in r.evidence}
+    return [c for c in found if c.share is None or cases & {*c.cases}]
+
+
+def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
+    """One row a cause: its evidence in the first case, and what removing it saves."""
+    rows = [
+        (
+            str(c.kind),
+            _where(c, names),
+            c.evidence,
+            NONE if c.share is None else units.percent(c.share),
+            _required(c) or NONE,
+        )
+        for c in found[:MAX_ROWS]
+    ]
+    columns = (
+        "cause",
+        "where",
+        "evidence",
+        ">saves at most, of the step",
+        "to require in the suite",
+    )
+    rest = len(found) - len(rows)
+    more = (f"{plural('more cause', rest)}.",) if rest else ()
+    return Table(columns=columns, rows=tuple(rows), remarks=more) if rows else None
+
+
+def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]:
+    """The first cause, and every setting without effect, for the first screen."""
+    for i, c in enumerate(found):
+        if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK):
+            cost = (
+                "spoils numbers" if c.share is None else f"costs {units.percent(c.share)} at most"
+            )
+            yield f"**Cause: {c.kind}** ({cost}): {_where(c, names)}: {c.evidence}."
+
+
+def required(diagnoses: Sequence[Diagnosis]) -> str:
+    """The line of a suite that keeps out what is enough by itself; empty without a remedy."""
+    enough = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH]
+    pairs = [r.replace("=", ": ", 1) for r in enough if re.fullmatch(r"[A-Z_0-9]+=[^\s,]+", r)]
+    return f"env: {{{', '.join(pairs)}}}" if pairs else ""
+
+
+def _where(c: Cause, names: Mapping[str, str]) -> str:
+    more = f" and {plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
+    return f"{names[c.cases[0]]}{more}"
+
+
+def _required(c: Cause) -> str:
+    """The lines of YAML that keep a cause out."""
+    name, _, value = c.require.partition("=")
+    if c.kind is CauseKind.SETTING:
+        return f"`env: {{{name}: {value}}}`" if name.isupper() else f"`axes: {{{name}: {value}}}`"
+    if c.kind is CauseKind.SYNCS:
+        return "`verdict: [{name: no host sync, metric: host_syncs, go: 0}]`"
+    return ""

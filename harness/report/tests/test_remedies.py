@@ -1,0 +1,95 @@
+"""What a page says of a cause, and the command that removes it."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.causes import Cause, CauseKind, causes
+from harness.analysis.summary import summarise
+from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.analysis.verdict import judge
+from harness.records import Case, Match, Rule
+from harness.report import answer, remedies
+from harness.report.tests.test_report import values
+from harness.tests import test_planted_causes as planted
+
+SUITE = "harness run suites/retest.yaml"
+
+
+@pytest.mark.parametrize(
+    ("damage", "cases", "step"),
+    [
+        (
+            planted.sync_per_token,
+            planted.CASES,
+            "Read no value from the GPU within a step: `harness run",
+        ),
+        (
+            planted.checkpointing,
+            planted.GC,
+            f"Set `gc=off`: `{SUITE} -f train/nsa/seq_len=512/gc=off`",
+        ),
+        (planted.shared, planted.CASES, "--wait-for-gpu 600`"),
+    ],
+)
+def test_a_cause_has_its_command_and_what_it_saves(
+    damage: planted.Damage, cases: list[Case], step: str
+) -> None:
+    built = values(planted.planted(damage, cases))
+
+    assert step in built["next_steps"][0]
+    assert built["causes"].rows[0][0] in str(built["answers"])
+
+
+def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on") -> tuple[str, ...]:
+    """What a run asks for that has one rule, on the cases with this checkpointing."""
+    only = Match(criteria={"gc": (gc,)})
+    rules = (
+        Rule(name="floor", metric="tokens_per_s", go=go, match=only),
+        Rule(name="all", metric="tokens_per_s", go=1.0),
+    )
+    made = planted.planted(damage, planted.GC, rules=rules)
+    summaries = summarise(made)
+    verdict = judge(made.suite, made.environment, summaries, ())
+    return answer.next_steps(verdict, made, (), (), causes(made, summaries))
+
+
+def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
+    assert steps(planted.checkpointing) == ()
+    assert steps(planted.checkpointing, go=1e9)[-1].startswith("Set `gc=off`")
+    assert "Set" not in str(steps(planted.checkpointing, go=1e9, gc="off"))
+    assert len(steps(planted.leak)) == 1
+
+
+def test_a_setting_and_a_sync_have_the_line_that_a_suite_must_require() -> None:
+    for damage, cases, line in (
+        (planted.checkpointing, planted.GC, "`axes: {gc: off}`"),
+        (planted.sync_per_token, planted.CASES, "metric: host_syncs, go: 0"),
+        (planted.slow_loader, planted.CASES, "–"),
+    ):
+        made = planted.planted(damage, cases)
+        table = remedies.table(causes(made, summarise(made)), answer.names(made.suite))
+        assert table is not None
+        assert line in table.rows[0][-1]
+
+
+@pytest.mark.parametrize("kind", CauseKind)
+def test_every_cause_has_a_remedy(kind: CauseKind) -> None:
+    recorded = planted.planted(planted.nothing)
+    cause = Cause(kind=kind, evidence="", cases=(planted.CASES[0].case_id,), share=0.5)
+
+    assert remedies.remedy(cause, recorded).endswith("`; gain at most 2.0x")
+    assert "gain at" not in remedies.remedy(replace(cause, share=None), recorded)
+
+
+def test_what_is_enough_by_itself_is_kept_out_by_a_line_of_the_suite() -> None:
+    def found(name: str, conclusion: Conclusion, remedy: str) -> Diagnosis:
+        return Diagnosis(name=name, conclusion=conclusion, remedy=remedy)
+
+    loop = found("loop", Conclusion.ENOUGH, "NSA_LOOP=0")
+    token = found("token", Conclusion.ENOUGH, "NSA_BATCHED=1")
+    prose = found("node", Conclusion.ENOUGH, "use another node")
+    small = found("text", Conclusion.CONTRIBUTES, "NSA_TEXT=0")
+
+    assert remedies.required([loop, small, prose, token]) == "env: {NSA_LOOP: 0, NSA_BATCHED: 1}"
+    assert remedies.required([small, prose]) == ""

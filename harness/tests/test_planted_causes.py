@@ -1,0 +1,335 @@
+"""Each planted cause is named first, and nothing innocent beside it.
+
+A healthy record is damaged in one way at a time, as the fault would show on an H200.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.analysis.causes import CauseKind, causes
+from harness.analysis.comparison import NodeChange, node_change
+from harness.analysis.summary import summarise
+from harness.records import (
+    Breakdown,
+    Case,
+    Counters,
+    Evidence,
+    Frame,
+    Measurement,
+    NonFiniteOrigin,
+    Outcome,
+    Peaks,
+    Profile,
+    Run,
+    SelfTest,
+    TensorDigest,
+    Use,
+)
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+
+PEAKS = Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
+FULL_HZ = 1.98e9
+CASES = sweep(seq_len=[512, 1024, 2048, 4096], NSA_FA2=[0, 1])
+GC = sweep(seq_len=[512, 1024, 2048, 4096], gc=["off", "on"])
+RANGES = {"nsa.select": 0.5, "nsa.window": 0.2, "nsa.compress": 0.27}
+"""Range -> its share of a healthy step; the GPU works for 97 % of it."""
+
+Damage = Callable[[Case, Measurement], Measurement]
+
+
+def step_s(c: Case) -> float:
+    """20 ms at 512 tokens, and linear; FA2 saves a tenth, checkpointing costs one."""
+    other = 0.9 if c.axes.get("NSA_FA2") else 1.1 if c.axes.get("gc") == "on" else 1.0
+    return 0.02 * int(c.axes["seq_len"]) / 512 * other
+
+
+def profile(step: float) -> Profile:
+    parts = {name: part * step for name, part in RANGES.items()}
+    kernels = tuple(Use(name="gemm", where=n, calls=9, time_s=s) for n, s in parts.items())
+    busy_s = sum(parts.values())
+    work = Breakdown(step_s=step, profiled_step_s=1.2 * step, device_busy_s=busy_s)
+    return Profile(kernels=kernels, breakdown=work, fingerprint="ab", steps=2)
+
+
+def counted(**changes: Any) -> Counters:
+    known = {"dispatched_ops": 900, "host_syncs": 0, "kernel_launches": 300, "steps": 2}
+    return Counters(**(known | changes))
+
+
+def healthy(c: Case) -> list[Measurement]:
+    index = [*CASES, *GC].index(c)
+    step = step_s(c)
+    digest = TensorDigest(
+        name="loss", dtype="float32", shape=(1,), norm=1.0 + index, projection=1.0 + index
+    )
+    return timed(
+        c,
+        step,
+        telemetry={"gpu_utilisation": 0.97},
+        profile=profile(step),
+        counters=counted(dispatched_ops=900 + index),
+        output_digest=(digest,),
+        flags_read={"NSA_FA2": True},
+    )
+
+
+def channel(m: Measurement, name: str, values: Callable[[float], float]) -> Measurement:
+    """With a channel whose readings depend on the share of the sampling that has passed."""
+    assert m.telemetry is not None
+    sampling = m.phases[-1]
+    span = sampling.end_s - sampling.start_s
+    read = tuple(values(max(0.0, (t - sampling.start_s) / span)) for t in m.telemetry.t_s)
+    return replace(m, telemetry=replace(m.telemetry, channels={**m.telemetry.channels, name: read}))
+
+
+def planted(damage: Damage, cases: Sequence[Case] = CASES, **suite: Any) -> Run:
+    def measure(c: Case) -> list[Measurement]:
+        return [damage(c, m) for m in healthy(c)]
+
+    tests = (SelfTest(at="2026-11-21T07:30:12+00:00", device="GPU-5d1e", peaks=PEAKS),)
+    made = run(cases, measure, self_tests=tests)
+    return replace(made, suite=replace(made.suite, **suite))
+
+
+def kinds(recorded: Run) -> list[CauseKind]:
+    return [c.kind for c in causes(recorded, summarise(recorded))]
+
+
+# --- the damages -------------------------------------------------------------------------
+
+
+def slower(m: Measurement, by: float, **changes: Any) -> Measurement:
+    """Every sample and kernel takes so many times as long."""
+    assert m.profile is not None
+    assert m.profile.breakdown is not None
+    kernels = tuple(replace(u, time_s=u.time_s * by) for u in m.profile.kernels)
+    busy_s = (m.profile.breakdown.device_busy_s or 0.0) * by
+    work = replace(m.profile.breakdown, device_busy_s=busy_s)
+    seen = {"profile": replace(m.profile, kernels=kernels, breakdown=work)}
+    return replace(m, samples_s=tuple(s * by for s in m.samples_s), **(seen | changes))
+
+
+def waiting(
+    m: Measurement, by: float, counters: Counters | None = None, **where: Any
+) -> Measurement:
+    """A step that is longer by this factor because the GPU waits."""
+    assert m.profile is not None
+    assert m.profile.breakdown is not None
+    work = replace(m.profile.breakdown, **where)
+    seen = replace(m.profile, breakdown=work)
+    return slower(m, by, profile=seen, counters=counters or m.counters)
+
+
+def sync_per_token(c: Case, m: Measurement) -> Measurement:
+    tokens = int(c.axes["seq_len"])
+    return waiting(m, 2.0, counted(host_syncs=2 * tokens), host_by_range={"": 1.0})
+
+
+def slow_loader(c: Case, m: Measurement) -> Measurement:
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    frames = (Frame(function="corpus.py:9 decode", where=loader, share=0.9),)
+    return waiting(m, 2.0, gap_by_range={"": 1.0}, frames=frames)
+
+
+def small_batch(c: Case, m: Measurement) -> Measurement:
+    launches = int(m.kept_s[0] * 1.5 / PEAKS.launch_s)  # type: ignore[operator]
+    return waiting(m, 3.0, counted(kernel_launches=launches))
+
+
+def slow_python(c: Case, m: Measurement) -> Measurement:
+    return waiting(m, 2.0, frames=(Frame(function="metrics.py:4 log", share=0.8),))
+
+
+def slow_network(c: Case, m: Measurement) -> Measurement:
+    seen = waiting(m, 2.0)
+    assert seen.profile is not None
+    assert seen.profile.breakdown is not None
+    reduce = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=m.kept_s[0])
+    busy_s = (seen.profile.breakdown.device_busy_s or 0.0) + reduce.time_s
+    work = replace(seen.profile.breakdown, device_busy_s=busy_s)
+    kernels = (reduce, *seen.profile.kernels)
+    return replace(seen, profile=replace(seen.profile, kernels=kernels, breakdown=work))
+
+
+def slow_rank(c: Case, m: Measurement) -> Measurement:
+    each = {f"rank{i}_compute": (s,) * 20 for i, s in enumerate((0.02, 0.02, 0.02, 0.04))}
+    return replace(slow_network(c, m), readings=each)
+
+
+def fallback(c: Case, m: Measurement) -> Measurement:
+    """FA2 does what the other value does."""
+    twin = next(x for x in CASES if {**x.axes, "NSA_FA2": 1} == {**c.axes, "NSA_FA2": 1})
+    return replace(healthy(twin)[m.process], case_id=c.case_id, effective=m.effective)
+
+
+def dead_flag(c: Case, m: Measurement) -> Measurement:
+    return replace(fallback(c, m), flags_read={"NSA_FA2": False})
+
+
+def checkpointing(c: Case, m: Measurement) -> Measurement:
+    return slower(m, 1.3) if c.axes["gc"] == "on" else m
+
+
+def swapped(c: Case, m: Measurement) -> Measurement:
+    other = {"on": "off", "off": "on"}[str(c.axes["gc"])]
+    return replace(m, effective={**m.effective, "gc": other})
+
+
+def quadratic(c: Case, m: Measurement) -> Measurement:
+    assert m.profile is not None
+    assert m.profile.breakdown is not None
+    longer = {"nsa.compress": int(c.axes["seq_len"]) / 512}
+    kernels = tuple(
+        replace(u, time_s=u.time_s * longer.get(u.where, 1.0)) for u in m.profile.kernels
+    )
+    busy_s = sum(u.time_s for u in kernels)
+    work = replace(m.profile.breakdown, device_busy_s=busy_s)
+    seen = replace(m.profile, kernels=kernels, breakdown=work)
+    by = busy_s / 0.97 / m.profile.breakdown.step_s
+    return slower(m, by, profile=seen)
+
+
+def limited(mask: int, clock: float) -> Damage:
+    def damage(c: Case, m: Measurement) -> Measurement:
+        hot = channel(m, "gpu_throttle_reasons", lambda _: mask)
+        return slower(channel(hot, "gpu_sm_clock_hz", lambda _: clock * FULL_HZ), 1 / clock)
+
+    return damage
+
+
+def shared(c: Case, m: Measurement) -> Measurement:
+    return slower(channel(m, "gpu_foreign_processes", lambda at: float(at > 0.3)), 1.5)
+
+
+def occupied(c: Case, m: Measurement) -> Measurement:
+    (made,) = ended(c, Outcome.INVALID_ENVIRONMENT, evidence=Evidence(holders=("python (pid 7)",)))
+    return replace(made, process=m.process)
+
+
+def cold(c: Case, m: Measurement) -> Measurement:
+    falling = tuple(s * (3 - 2 * i / 20) for i, s in enumerate(m.samples_s))
+    return replace(m, samples_s=falling, steady=False)
+
+
+def leak(c: Case, m: Measurement) -> Measurement:
+    return channel(m, "gpu_memory_bytes", lambda at: (8 + 4 * at) * 2**30)
+
+
+def overflow(c: Case, m: Measurement) -> Measurement:
+    origins = (
+        NonFiniteOrigin(
+            computation="run", precision="float16", value="Inf", tensor="output 0 of aten.mm"
+        ),
+        NonFiniteOrigin(computation="reference", precision="float64"),
+    )
+    (made,) = ended(c, Outcome.NON_FINITE, evidence=Evidence(origins=origins))
+    return replace(made, process=m.process)
+
+
+def odd_cell(c: Case, m: Measurement) -> Measurement:
+    """One cell takes 2.5 times as long: against both of its axes."""
+    return slower(m, 2.5) if (c.axes["seq_len"], c.axes["gc"]) == (1024, "off") else m
+
+
+def interaction(c: Case, m: Measurement) -> Measurement:
+    """Checkpointing helps the shortest rows: no single cell is to blame."""
+    return slower(m, 0.7) if (c.axes["seq_len"], c.axes["gc"]) == (512, "on") else m
+
+
+def nothing(c: Case, m: Measurement) -> Measurement:
+    return m
+
+
+def busy_node(c: Case, m: Measurement) -> Measurement:
+    """At the power limit with its clock kept, a cache that fills once, one blip of a neighbour."""
+    m = channel(m, "gpu_throttle_reasons", lambda _: 0x4)
+    m = channel(m, "gpu_sm_clock_hz", lambda _: 0.96 * FULL_HZ)
+    m = channel(m, "gpu_foreign_processes", lambda at: float(0.5 < at < 0.53))
+    m = channel(m, "gpu_memory_bytes", lambda at: (12 if at > 0.6 else 8) * 2**30)
+    effective = {**m.effective, "precision": "torch.bfloat16", "seq_len": c.axes["seq_len"]}
+    return replace(m, effective=effective, readings={"rank0_s": (1.0,), "rank1_s": (1.02,)})
+
+
+@pytest.mark.parametrize(
+    ("damage", "cases", "cause"),
+    [
+        (sync_per_token, CASES, CauseKind.SYNCS),
+        (slow_loader, CASES, CauseKind.DATA),
+        (small_batch, CASES, CauseKind.LAUNCHES),
+        (slow_python, CASES, CauseKind.HOST),
+        (slow_network, CASES, CauseKind.COMMUNICATION),
+        (slow_rank, CASES, CauseKind.RANKS),
+        (fallback, CASES, CauseKind.FALLBACK),
+        (dead_flag, CASES, CauseKind.DEAD),
+        (checkpointing, GC, CauseKind.SETTING),
+        (swapped, GC, CauseKind.CONFIGURATION),
+        (quadratic, CASES, CauseKind.STEEP),
+        (limited(0x4, 0.7), CASES, CauseKind.POWER),
+        (limited(0x20, 0.7), CASES, CauseKind.THERMAL),
+        (shared, CASES, CauseKind.SHARED),
+        (occupied, CASES, CauseKind.SHARED),
+        (cold, CASES, CauseKind.COLD),
+        (leak, CASES, CauseKind.LEAK),
+        (overflow, CASES, CauseKind.OVERFLOW),
+        (odd_cell, GC, CauseKind.CELL),
+        (nothing, CASES, None),
+        (nothing, GC, None),
+        (busy_node, CASES, None),
+        (interaction, GC, None),
+    ],
+)
+def test_a_planted_cause_is_the_only_one_named(
+    damage: Damage, cases: Sequence[Case], cause: CauseKind | None
+) -> None:
+    assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+
+
+# --- between two runs --------------------------------------------------------------------
+
+
+def later(
+    node: dict[str, Any] | None = None, nsa: float = 1.0, dense: float = 1.0
+) -> NodeChange | None:
+    """What explains that a later run, on a changed node, takes so many times as long."""
+    both = [
+        c for provider in ("nsa", "dense") for c in sweep(provider=provider, seq_len=[512, 1024])
+    ]
+    before = run(both, lambda c: timed(c, 0.05))
+    by = {"nsa": nsa, "dense": dense}
+    env = environment(gpu=replace(H200, **(node or {})))
+    now = run(both, lambda c: timed(c, 0.05 * by[c.provider], seed=1), env=env)
+    pairs = list(zip(summarise(before), summarise(now), strict=True))
+    return node_change(before.environment, env, pairs)
+
+
+LESS_POWER: dict[str, Any] = {"power_limit_w": 500.0}
+
+
+def test_a_changed_node_explains_what_moved_every_provider_alike() -> None:
+    found = later(LESS_POWER, nsa=1.12, dense=1.2)
+
+    assert found is not None
+    assert found.what == ("power limit 700 W → 500 W",)
+    assert found.moved == pytest.approx({"nsa": 1.12, "dense": 1.2}, rel=0.02)
+    faster = later({"driver": "580.1"}, nsa=0.9, dense=0.85)
+    assert faster is not None
+    assert faster.what == ("driver 570.124.06 → 580.1",)
+
+
+@pytest.mark.parametrize(
+    ("node", "nsa", "dense"),
+    [
+        ({}, 1.2, 1.2),  # nothing of the node is known to have changed
+        (LESS_POWER, 1.2, 1.0),  # dense did not move: the code did
+        (LESS_POWER, 1.6, 1.1),  # what both share does not explain the first
+        (LESS_POWER, 1.2, 0.8),
+        (LESS_POWER, 1.0, 1.0),
+    ],
+)
+def test_a_changed_node_does_not_excuse_the_code(
+    node: dict[str, Any], nsa: float, dense: float
+) -> None:
+    assert later(node, nsa=nsa, dense=dense) is None
