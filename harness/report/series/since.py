@@ -10,6 +10,7 @@ from pathlib import Path
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
+from harness.analysis.comparison import node_change
 from harness.analysis.summary import summarise
 from harness.gate import baselines, compare
 from harness.gate.records import GateCase, State
@@ -85,6 +86,12 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     ):
         said[group].append(text)
     bullets = [f"**{group}**: {listed(texts, MOST)}." for group, texts in said.items() if texts]
+    old = {s.case.case_id: s for s in then}
+    pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
+    if change := node_change(before.environment, now.environment, pairs):
+        moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
+        alike = f"every provider moved alike ({', '.join(moved)} in step time)"
+        bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
     new = sum(g.state is State.NEW for g in found.cases)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli import report as command
 from harness.errors import HarnessError
-from harness.records import Case, Gpu, Measurement, Outcome, Rule, Run
+from harness.records import Case, Environment, Gpu, Measurement, Outcome, Rule, Run
 from harness.report import context
 from harness.report.markdown import quoted
 from harness.store import reader
@@ -95,6 +95,20 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
     assert "power limit (W) 700, now 600" in other_node
     assert "1 slower" in same_node
     assert "1 not decided" in other_node
+
+
+def test_what_moved_every_provider_alike_is_the_node_if_that_changed() -> None:
+    both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512])]
+    slow = environment(gpu=replace(H200, power_limit_w=500.0))
+
+    def text(now_s: float, env: Environment) -> str:
+        before = run(both, lambda c: timed(c, 0.01), run_id="before")
+        return section(run(both, lambda c: timed(c, now_s), env=env), before)
+
+    moved = line(text(0.012, slow), "The node, not the code")
+    assert "power limit 700 W → 500 W" in moved
+    assert "nsa +20 %, dense +20 %" in moved
+    assert "The node, not the code" not in text(0.012, environment())
 
 
 # --- which run, and which name -----------------------------------------------------------
