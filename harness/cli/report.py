@@ -18,7 +18,7 @@ from harness.suite import load as suites
 
 SHOWN_LINES = 20
 """Of the differences between a report and its record."""
-NEWEST = "newest"
+NEWEST, NO_RUN = "newest", since.NO_RUN
 
 
 def written(
@@ -40,11 +40,11 @@ def written(
     before = since.earlier(recorded, say)
     if against == NEWEST:
         device = recorded.environment.device_name
-        against = next((h.run_id for h in reversed(before) if h.device == device), context.NO_RUN)
+        against = next((h.run_id for h in reversed(before) if h.device == device), NO_RUN)
     if author != " ".join(author.split()) or not author.isprintable():
         raise HarnessError(f"--author {author!r} is not a name on one line", "Write a name.")
     beside = context.Beside(
-        against=_compared(recorded, against if against != context.NO_RUN else ""),
+        against=_compared(recorded, against),
         notes=_stored(notes, Path(recorded.folder)) if notes else "",
         author=author or context.AUTHOR,
     )
@@ -57,7 +57,7 @@ def _compared(recorded: Run, against: str) -> Run | None:
     Raises:
         HarnessError: It is absent, the run itself, or has none of its cases.
     """
-    if not against:
+    if against == NO_RUN:
         return None
     before = reader.load(Path(recorded.folder).parent, against)
     here, there = ({c.case_id for c in r.suite.cases} for r in (recorded, before))
@@ -144,9 +144,11 @@ def _differences(page: Path, store_root: Path) -> dict[Path, list[str]]:
             f"{page} does not say from which run it was made",
             "Name a report that `harness run` or `harness report` has written.",
         )
-    run = judged_by(made.rules or None, reader.load(store_root, made.run_id))
+    run = judged_by(made.options.get("rules"), reader.load(store_root, made.run_id))
     beside = context.Beside(
-        against=_compared(run, made.against), notes=made.notes, author=made.author
+        against=_compared(run, made.options.get("against", NO_RUN)),
+        notes=made.options.get("notes", ""),
+        author=made.options.get("author", context.AUTHOR),
     )
     found = {}
     for path, now in context.pages(run, page, made.mark, beside).items():

@@ -29,14 +29,12 @@ from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section
-from harness.report.series.since import since
+from harness.report.series.since import NO_RUN, since
 from harness.report.verdict_text import decided_by
 from harness.store.reader import is_full
 
 AUTHOR = "Test Engineer"
 """Of a report, if none is given."""
-NO_RUN = "none"
-"""`harness report --against none`: compare with no run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +114,8 @@ class Written:
     run_id: str
     mark: str
     """The last words of its title: `v2`."""
-    rules: str = ""
-    """The suite file that judged it; empty for the run's own."""
-    against: str = ""
-    """The run that it is compared with; empty for none."""
-    notes: str = ""
-    author: str = AUTHOR
+    options: Mapping[str, str]
+    """Those of `harness report`: rules, against, notes, author."""
 
 
 def written(page: str) -> Written | None:
@@ -132,9 +126,7 @@ def written(page: str) -> Written | None:
         return None
     run_id, *options = shlex.split(command[1])
     named = {n.removeprefix("--"): v for n, v in zip(options[::2], options[1::2], strict=True)}
-    if named.get("against") == NO_RUN:
-        del named["against"]
-    return Written(run_id=run_id, mark=title[1], **named)
+    return Written(run_id=run_id, mark=title[1], options=named)
 
 
 def pages(run: Run, page: Path, mark: str, beside: Beside | None = None) -> dict[Path, str]:

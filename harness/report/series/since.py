@@ -35,6 +35,8 @@ from harness.store import index
 from harness.store.index import Index, RunFilter
 from harness.store.reader import RunHeader
 
+NO_RUN = "none"
+"""`harness report --against none`: compare with no run."""
 MOST = 3
 """Cases that one sentence names."""
 GROUPS = ("Improved", "Regressed", "Fixed", "Open", "Limits")

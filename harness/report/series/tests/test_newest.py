@@ -56,7 +56,7 @@ def test_the_newest_report_of_each_suite_and_gpu_is_listed_with_the_age_of_its_c
 def test_a_page_without_a_place_for_the_list_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
 
-    with pytest.raises(ReportError, match="no place for a list"):
+    with pytest.raises(ReportError, match="no place for the list"):
         newest.write(tmp_path, tmp_path, silent)
 
     assert (tmp_path / "README.md").read_text() == "mine"

@@ -9,7 +9,7 @@ import pytest
 
 from harness.cli import report as command
 from harness.errors import HarnessError
-from harness.records import Case, Environment, Gpu, Measurement, Outcome, Rule, Run
+from harness.records import Case, Environment, Gpu, Measurement, Outcome, Rule, Run, Stop
 from harness.report import context
 from harness.report.markdown import quoted
 from harness.store import reader
@@ -150,6 +150,25 @@ def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
     assert f"--against {first}  #" in text
     assert f"Compared with run `{first}`" in text
     assert "## Since the last report" not in part.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        {"ended_at": ""},
+        {"stopped": Stop(rule="r")},
+        {"environment": environment(command=("harness", "compare", "a", "b"))},
+        {"environment": environment(command=("harness", "run", "x", "--set=gc=on"))},
+        {"environment": environment(command=("harness", "run", "x", "-f", "y"))},
+    ],
+)
+def test_a_run_that_lacks_cases_is_not_full(lacks: dict[str, Any]) -> None:
+    whole = run(CASES, lambda c: timed(c, 0.01))
+    more = environment(command=("harness", "run", "x", "-s", "measure.processes=3"))
+
+    assert reader.is_full(whole)
+    assert reader.is_full(replace(whole, environment=more))
+    assert not reader.is_full(replace(whole, **lacks))
 
 
 def test_a_page_is_verified_against_the_run_that_it_names_also_when_newer_ones_came(
