@@ -83,8 +83,10 @@ def _stored(notes: Path, folder: Path) -> str:
         name = f"notes-{hashlib.sha256(text.encode()).hexdigest()[:8]}.md"
         (folder / name).write_text(text, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise HarnessError(
-            f"--notes {notes}: {error}", "Name a Markdown file; its copy goes to the run's folder."
+            f"cannot read --notes {notes}, or copy it to {folder}: {why}",
+            "Name a Markdown file; its copy goes to the run's folder.",
         ) from error
     return name
 

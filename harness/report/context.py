@@ -125,7 +125,7 @@ def written(page: str) -> Written | None:
     if title is None or command is None:
         return None
     run_id, *options = shlex.split(command[1])
-    named = {n.removeprefix("--"): v for n, v in zip(options[::2], options[1::2], strict=True)}
+    named = {n.removeprefix("--"): v for n, v in zip(options[::2], options[1::2], strict=False)}
     return Written(run_id=run_id, mark=title[1], options=named)
 
 
