@@ -31,6 +31,8 @@ class Workload:
     """The definition at the working precision; its error against `reference` is the bound."""
     no_reference: str = ""
     """Why `reference` is None."""
+    sampled: tuple[int, int] | None = None
+    """Rows that the three contain, of rows in all, if they are a sample; None: everything."""
     tokens: int | None = None
     """Tokens that one step processes; None if the workload has no tokens."""
     flops: int | None = None

@@ -132,6 +132,9 @@ class Positions:
     """Position of the first key of the window branch; the other branches hold all keys."""
     cu_seqlens: Tensor | None = None
     """Boundaries of packed documents, int32, [documents + 1]; then B == 1 and q_start == 0."""
+    rows: Tensor | None = None
+    """Positions of the queries, ascending, [T], if they are a few rows of a sequence; in place of
+    q_start, and read by nsa.reference alone."""
 
     @classmethod
     def of(

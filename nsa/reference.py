@@ -5,9 +5,9 @@ compare every route of `nsa.ops` with these functions. The two matrix products r
 the inputs, softmax in float32 or wider; the scores that select blocks run in float32 or wider
 throughout. A query that sees no key yields zeros.
 
-Tensors are [B, T, H, D]. Query i is at position at.q_start + i, key j at position j. With
-`at.cu_seqlens` (the boundaries of a packed batch with B == 1) every document is computed as if it
-were alone.
+Tensors are [B, T, H, D]. Query i is at position at.q_start + i, or at.rows[i] if these are a few
+rows of a sequence; key j is at position j. With `at.cu_seqlens` (the boundaries of a packed batch
+with B == 1) every document is computed as if it were alone.
 
 Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3.
 """
@@ -126,24 +126,24 @@ def block_importance(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     group (eq. 10) is taken before the mapping (eq. 9): both are sums.
 
     Returns:
-        [B, T, HKV, M], float32 or wider, M = config.select_length(q_start + T).
+        [B, T, HKV, M], float32 or wider, M = config.select_length(position of the last query + 1).
 
     Source: arXiv:2502.11089, eq. 8 to 10.
     """
     stride, size = at.config.compress_stride, at.config.select_block_size
     q, k_cmp = q.to(wide(q.dtype)), k_cmp.to(wide(q.dtype))
-    B, T, _, _ = q.shape
     N, HKV = k_cmp.shape[1:3]
 
     scores = torch.einsum("bthgd,bihd->bthgi", q.unflatten(2, (HKV, -1)), k_cmp)
     visible = _visible_blocks(q, k_cmp, at)[:, None, None]
     probability = masked_softmax(at.scale * scores, visible).sum(3)  # [B, T, HKV, N]
-    importance = q.new_zeros(B, T, HKV, at.config.select_length(at.q_start + T))
-    for i in range(N):
-        start, stop = i * stride, i * stride + at.config.compress_block_size
-        for j in range(start // size, -(-stop // size)):
-            shared = min(stop, (j + 1) * size) - max(start, j * size)
-            importance[..., j] += shared // stride * probability[..., i]
+    tokens = at.q_start + q.shape[1] if at.rows is None else int(at.rows[-1]) + 1
+    M, strides = at.config.select_length(tokens), size // stride
+    # The tokens of stride s are in the compressed blocks s - reach + 1 to s.
+    reach = at.config.compress_block_size // stride
+    padded = F.pad(probability, (reach - 1, M * strides - N))
+    of_strides = torch.stack([padded[..., i : i + M * strides] for i in range(reach)]).sum(0)
+    importance: Tensor = of_strides.unflatten(-1, (M, strides)).sum(-1)
     return importance
 
 
@@ -193,7 +193,7 @@ def select_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
         ]
         return torch.cat(documents, dim=1)
     importance = block_importance(q, k_cmp, at)
-    return top_blocks(importance, _positions(q, at.q_start), config=at.config)
+    return top_blocks(importance, _positions(q, at), config=at.config)
 
 
 def selected_attention(
@@ -221,7 +221,7 @@ def selected_attention(
     key = torch.arange(k.shape[1], device=q.device)
     block = key // at.config.select_block_size
     selected = (block_indices[..., None] == block).any(3)  # [B, T, HKV, S]
-    visible = selected & (key <= _positions(q, at.q_start)[:, None, None])
+    visible = selected & (key <= _positions(q, at)[:, None, None])
     return masked_attention(q, k, v, visible.transpose(1, 2)[:, :, None], at.scale)
 
 
@@ -244,7 +244,8 @@ def window_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
             for s in _documents(at.cu_seqlens)
         ]
         return torch.cat(documents, dim=1)
-    age = _positions(q, at.q_start)[:, None] - _positions(k, at.k_start)
+    key = torch.arange(at.k_start, at.k_start + k.shape[1], device=k.device)
+    age = _positions(q, at)[:, None] - key
     return masked_attention(q, k, v, (age >= 0) & (age < at.config.window_size), at.scale)
 
 
@@ -306,15 +307,17 @@ def attention(
     )
 
 
-def _positions(x: Tensor, start: int) -> Tensor:
-    return torch.arange(start, start + x.shape[1], device=x.device)
+def _positions(q: Tensor, at: Positions) -> Tensor:
+    if at.rows is not None:
+        return at.rows
+    return torch.arange(at.q_start, at.q_start + q.shape[1], device=q.device)
 
 
 def _visible_blocks(q: Tensor, k_cmp: Tensor, at: Positions) -> Tensor:
     """[T, N]: whether the last token of block i is at or before query t."""
     block = torch.arange(k_cmp.shape[1], device=q.device)
     last_token = block * at.config.compress_stride + at.config.compress_block_size - 1
-    return last_token <= _positions(q, at.q_start)[:, None]
+    return last_token <= _positions(q, at)[:, None]
 
 
 def _documents(cu_seqlens: Tensor) -> list[slice]:

@@ -1,6 +1,6 @@
 """The operator alone: the whole of NSA or one branch, forward or forward and backward."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,133 +10,20 @@ from torch import Tensor
 from harness.records import Scalar
 from harness.workload import Workload
 from nsa import ops, reference, roofline
-from nsa.config import ROUTES, NSAConfig, Positions, Routes
+from nsa.config import Positions
 from nsa.flags import Flags
 from nsa.train.loop import describe_routes
 from suites import peers
-from suites.axes import DENSE, DTYPES, Axes, AxisError
-from suites.selections import SELECTIONS, Selection, fixed_blocks
+from suites.attention_plan import AttentionPlan
+from suites.axes import DENSE, DTYPES, AxisError
+from suites.sampling import Sample
+from suites.selections import fixed_blocks
 
 SEED = 0
-BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
-REFERENCE_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
-"""Most memory of the dense float64 reference; longer sequences are timed but not checked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPlan:
-    """One case of the `attention` workload."""
-
-    provider: str
-    B: int
-    T: int
-    HQ: int
-    HKV: int
-    Dk: int
-    Dv: int
-    dtype: torch.dtype
-    backward: bool
-    branch: roofline.Part
-    selection: Selection
-    config: NSAConfig
-    routes: Routes
-
-    @property
-    def dense(self) -> bool:
-        """Whether the provider computes plain causal attention."""
-        return self.provider in DENSE or (self.provider == "fla-attn" and self.branch == "whole")
-
-    @property
-    def shared(self) -> bool:
-        """Whether the branches share keys and values, whose means are the compressed ones."""
-        return self.provider == "fla-nsa" and self.branch == "whole"
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Inputs of the computation under test: those it has gradients for."""
-        if self.shared:
-            return ("q", "k_sel", "v_sel", "gates")
-        return _READ["dense" if self.dense else self.branch]
-
-    @classmethod
-    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "AttentionPlan":
-        """Check the axes of one case.
-
-        The provider is a route of selected attention, while the other branches follow the
-        NSA_* flags; or `triton` or `reference`, which is all of them; or a route of the one
-        branch under test; or dense attention; or one of suites.peers.
-        """
-        given = Axes("attention", axes, flags)
-        routes = dict.fromkeys(route for part in ROUTES.values() for route in part)
-        given.provider(provider, (*routes, *DENSE, *peers.PEERS))
-        default = NSAConfig()
-        sizes = NSAConfig(
-            compress_block_size=given.integer("compress_block_size", default.compress_block_size),
-            compress_stride=given.integer("compress_stride", default.compress_stride),
-            select_block_size=given.integer("select_block_size", default.select_block_size),
-            num_blocks=given.integer("num_blocks", default.num_blocks),
-            window_size=given.integer("window_size", default.window_size),
-        )
-        branch = given.word("branch", BRANCHES, "whole")
-        plan = cls(
-            provider=provider,
-            B=given.integer("batch", 1),
-            T=given.integer("seq_len"),
-            HQ=given.integer("q_heads"),
-            HKV=given.integer("kv_heads"),
-            Dk=given.integer("head_dim_qk"),
-            Dv=given.integer("head_dim_v"),
-            dtype=DTYPES[given.word("dtype", DTYPES)],
-            backward=given.word("pass", ("forward", "forward+backward")) != "forward",
-            branch=branch,
-            selection=given.word("selection", SELECTIONS, "real"),
-            config=peers.nsa_config(sizes) if (provider, branch) == ("fla-nsa", "whole") else sizes,
-            routes=_routes(provider, branch, given),
-        )
-        given.finish()
-        if plan.selection != "real" and branch != "select":
-            raise AxisError(
-                f"attention: selection={plan.selection} needs branch=select; the rest of the "
-                "operator selects for itself"
-            )
-        if branch == "scores" and plan.backward:
-            raise AxisError("attention: selection has no gradient; branch=scores is forward only")
-        return plan
-
-
-def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
-    """The route of each part; an AxisError where the provider has no such branch.
-
-    Flags choose the parts that run and that the provider leaves open.
-    """
-    own = _own_routes(provider, branch)
-    parts = {"whole": tuple(ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
-    left = [part for part in parts if part not in own]
-    if not left:
-        given.unrouted(f"{provider} sets every route that runs")
-    return Routes(**own, **{part: given.flags.route(part) for part in left})
-
-
-def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
-    """Parts of the operator, and the route that the provider is for each."""
-    none = {part: getattr(Routes(), part) for part in ROUTES}
-    if provider in DENSE:
-        if branch != "whole":
-            raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
-        return none
-    if provider in peers.PEERS:
-        if branch not in peers.PEERS[provider]:
-            known = ", ".join(peers.PEERS[provider])
-            raise AxisError(f"attention: {provider} has no branch {branch!r}; only {known}")
-        return none
-    if provider in ("triton", "reference"):
-        return dict.fromkeys(ROUTES, provider)
-    if provider in ROUTES["select"]:
-        return {"select": provider}
-    if provider not in ROUTES.get(branch, ()):
-        parts = [part for part, routes in ROUTES.items() if provider in routes]
-        raise AxisError(f"attention: {provider} has no branch {branch!r}; only {', '.join(parts)}")
-    return {branch: provider}
+REFERENCE_BYTES = {"cuda": 8 * 2**30, "cpu": 2 * 2**30}
+"""Most memory of the dense float64 reference; of longer sequences some rows are compared."""
+SCORES_BYTES = 2**28
+"""Of the float64 scores of the rows that are compared at a time; several such tensors are alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +43,11 @@ class _AttentionInputs:
 
     def to(self, dtype: torch.dtype) -> "_AttentionInputs":
         return _AttentionInputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
+
+    def at(self, rows: Tensor) -> "_AttentionInputs":
+        """The queries of some rows, and all keys."""
+        q, gates, grad = (x[:, rows] for x in (self.q, self.gates, self.grad))
+        return replace(self, q=q, gates=gates, grad=grad)
 
     @classmethod
     def draw(cls, p: AttentionPlan, device: str, seed: int = SEED) -> "_AttentionInputs":
@@ -187,16 +79,6 @@ class _AttentionInputs:
         self.gates.sigmoid_()
 
 
-_READ = {
-    "whole": ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates"),
-    "compress": ("q", "k_cmp", "v_cmp"),
-    "scores": ("q", "k_cmp"),
-    "select": ("q", "k_sel", "v_sel"),
-    "window": ("q", "k_win", "v_win"),
-    "dense": ("q", "k_sel", "v_sel"),
-}
-
-
 def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """The NSA operator on Gaussian inputs.
 
@@ -216,18 +98,15 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         peers.require(provider, x.q, x.v_sel)
     blocks = _select(p, x)
     timed = _as_taken(p, x)
-    needed = 4 * 8 * p.B * p.HQ * p.T * p.T
-    affordable = needed <= REFERENCE_BYTES[device]
+    sample = _sample(p, device)
     cost = cost_of(p)
     seen: dict[str, Scalar] = {}
     return Workload(
         run=partial(_seen_run, p, timed, blocks, seen),
-        check=partial(_check, p, x),
-        reference=partial(_reference, p, x.to(torch.float64), blocks) if affordable else None,
-        eager=partial(_reference, p, x, blocks) if affordable else None,
-        no_reference=""
-        if affordable
-        else f"the dense float64 reference of seq_len={p.T} needs {needed / 2**30:.0f} GiB",
+        check=partial(_check, p, x, sample),
+        reference=partial(_reference, p, x, blocks, sample, torch.float64),
+        eager=partial(_reference, p, x, blocks, sample, p.dtype),
+        sampled=(len(sample.rows), p.T) if sample else None,
         tokens=p.B * p.T,
         flops=cost.flops,
         bytes=cost.bytes,
@@ -238,6 +117,14 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         stateful=False,
         capturable=True,
     )
+
+
+def _sample(p: AttentionPlan, device: str) -> Sample | None:
+    """The rows to compare; None for all, if their scores and the gradients of these fit."""
+    needed = 4 * 8 * p.B * p.HQ * p.T * p.T
+    if needed <= REFERENCE_BYTES[device]:
+        return None
+    return Sample.of(p.T, p.config, p.parts, device)
 
 
 def _rotated(
@@ -327,14 +214,13 @@ def _forward_of_peer(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> T
     raise AxisError(f"attention: {p.provider} has no branch {p.branch!r}")
 
 
-def _definition(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
+def _definition(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
     Selections are compared separately, by the importance of their blocks: two scores within
     rounding of each other may be chosen either way, and the outputs then differ arbitrarily.
     """
     x = _as_shared(p, x)
-    at = Positions.of(x.q, config=p.config)
     if p.dense:
         return reference.dense_attention(x.q, x.k_sel, x.v_sel, at)
     branches = {
@@ -347,12 +233,11 @@ def _definition(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor
     return reference.gated_sum(x.gates, *(branch() for branch in branches.values()))
 
 
-def _worth(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
+def _worth(x: _AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64.
 
     Callers round it to float32, in which selection works at every precision of the inputs.
     """
-    at = Positions.of(x.q, config=p.config)
     importance = reference.block_importance(x.q.double(), x.k_cmp.double(), at)
     held = importance.gather(-1, blocks.clamp(min=0).long())
     return held.masked_fill(blocks < 0, 0).sum(-1)
@@ -384,30 +269,84 @@ def _seen_run(
     return outputs
 
 
-def _check(p: AttentionPlan, x: _AttentionInputs) -> dict[str, Tensor]:
+def _check(p: AttentionPlan, x: _AttentionInputs, sample: Sample | None) -> Mapping[str, Tensor]:
     blocks = _select(p, x)
-    if p.branch == "scores":
-        return {"selected": _worth(p, x, blocks).float()}
-    outputs = _run(p, _as_taken(p, x), blocks)
-    if p.provider == "fla-nsa":
-        per_head = {name: outputs[name] for name in ("o", "dq", "dgates") if name in outputs}
-        outputs |= {n: peers.unpad_group(t, p.HKV, p.HQ) for n, t in per_head.items()}
-    if p.branch == "whole" and not p.dense:
-        outputs["selected"] = _worth(p, _as_shared(p, x), blocks).float()
-    return outputs
+
+    def compute(x: _AttentionInputs) -> dict[str, Tensor]:
+        outputs = _run(p, _as_taken(p, x), blocks)
+        if p.provider == "fla-nsa":
+            per_head = {name: outputs[name] for name in ("o", "dq", "dgates") if name in outputs}
+            outputs |= {n: peers.unpad_group(t, p.HKV, p.HQ) for n, t in per_head.items()}
+        return sample.take(outputs) if sample else outputs
+
+    outputs = _compared(p, x, sample, compute) if p.branch != "scores" else {}
+    if not p.selects:
+        return outputs
+    worth = [
+        _worth(_as_shared(p, part), chosen, at) for part, chosen, at in _parts(p, x, blocks, sample)
+    ]
+    return outputs | {"selected": torch.cat(worth, 1).float()}
 
 
-def _reference(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[str, Tensor]:
-    """The definition in the dtype of x: the truth in float64, the bound in the working dtype."""
+def _reference(
+    p: AttentionPlan,
+    x: _AttentionInputs,
+    blocks: Tensor,
+    sample: Sample | None,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """The definition in this dtype: the truth in float64, the bound in the working dtype."""
+
+    def compute(x: _AttentionInputs) -> dict[str, Tensor]:
+        found = (
+            _defined(p, part.to(dtype), chosen, at)
+            for part, chosen, at in _parts(p, x, blocks, sample)
+        )
+        return sample.join(found) if sample else next(found)
+
+    return _compared(p, x, sample, compute)
+
+
+def _compared(
+    p: AttentionPlan,
+    x: _AttentionInputs,
+    sample: Sample | None,
+    compute: Callable[[_AttentionInputs], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """All outputs, or those of the sample: of its queries, and of the keys for these alone."""
+    outputs = compute(x)
+    if not sample:
+        return outputs
+    keys = {}
+    if p.backward:
+        grad, gates = sample.alone(x.grad, x.gates)
+        keys = compute(replace(x, grad=grad, gates=gates))
+    return sample.weigh(outputs, keys)
+
+
+def _defined(
+    p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, at: Positions
+) -> dict[str, Tensor]:
     outputs: dict[str, Tensor] = {}
     if p.branch != "scores":
-        outputs = _with_gradients(p, x, lambda given: _definition(p, given, blocks))
-    if p.branch in ("scores", "whole") and not p.dense:
+        outputs = _with_gradients(p, x, partial(_definition, p, blocks=blocks, at=at))
+    if p.selects:
         x = _as_shared(p, x)
-        best = reference.select_blocks(x.q, x.k_cmp, Positions.of(x.q, config=p.config))
-        worth = _worth(p, x, best)
+        worth = _worth(x, reference.select_blocks(x.q, x.k_cmp, at), at)
         outputs["selected"] = worth if x.q.dtype == torch.float64 else worth.float()
     return outputs
+
+
+def _parts(
+    p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, sample: Sample | None
+) -> Iterator[tuple[_AttentionInputs, Tensor, Positions]]:
+    """The rows to compare, few enough at a time, with their blocks and positions."""
+    at = Positions.of(x.q, config=p.config)
+    if not sample:
+        yield x, blocks, at
+        return
+    for rows in sample.rows.split(max(1, SCORES_BYTES // (8 * p.B * p.HQ * p.T))):
+        yield x.at(rows), blocks[:, rows], replace(at, rows=rows)
 
 
 def cost_of(p: AttentionPlan) -> roofline.Cost:

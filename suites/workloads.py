@@ -13,6 +13,7 @@ from nsa.train.config import TrainConfig
 from suites import attention as _attention
 from suites import decoding as _decoding
 from suites import language_model as _language_model
+from suites.attention_plan import AttentionPlan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +33,7 @@ PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode.attend", "torch.profiler"
 """Modules that the factories import; imported once for all workers."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
-    "attention": _attention.AttentionPlan.read,
+    "attention": AttentionPlan.read,
     "decode": _language_model.decode_plan,
     "decode_attention": _decoding.DecodePlan.read,
     "forward": _language_model.forward_plan,
@@ -90,7 +91,7 @@ def counts(
 ) -> Counts:
     """Tokens and FLOPs of one step of a case, as its workload reports them; does not build it."""
     match _PLANS[function](provider, axes, Flags.from_env(env)):
-        case _attention.AttentionPlan() as p:
+        case AttentionPlan() as p:
             return Counts(tokens=p.B * p.T, flops=_attention.cost_of(p).flops)
         case _decoding.DecodePlan() as d:
             return Counts(tokens=d.B, flops=_decoding.cost_of(d).flops)

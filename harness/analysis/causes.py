@@ -119,7 +119,7 @@ def _misconfigured(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
         for axis, asked in s.case.axes.items():
             ran = s.effective.get(axis, asked)
             said, plain = _setting(ran), _setting(asked)
-            if s.outcome is Outcome.OK and said != plain and not said.startswith(f"{plain} ("):
+            if said != plain and not said.startswith(f"{plain} ("):
                 text = f"asked for {axis}={units.scalar(asked)}, ran {axis}={units.scalar(ran)}"
                 seen.setdefault(s.case.case_id, text)
     yield from _one(CauseKind.CONFIGURATION, seen)
@@ -143,7 +143,7 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
                 where = f" in {first.module}" if first.module else ""
                 at = f"first {first.value} in {first.tensor}{where}"
                 overflows.setdefault(case_id, f"{at}; the reference is finite")
-            if m.outcome is Outcome.PATH_MISMATCH:
+            if m.outcome is Outcome.PATH_MISMATCH and m.profile is not None:
                 fallbacks.setdefault(case_id, m.detail.partition("\n")[0])
     yield from _one(CauseKind.OVERFLOW, overflows)
     yield from _one(CauseKind.FALLBACK, fallbacks)
@@ -154,7 +154,7 @@ def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
     unread: dict[str, str] = {}
     known: set[str] = set()
     for s in ours:
-        flags = [m.flags_read for m in run.of(s.case.case_id) if m.outcome is Outcome.OK]
+        flags = [m.flags_read for m in run.of(s.case.case_id) if m.effective or m.flags_read]
         for name in s.case.env if flags else ():
             if all(read.get(name) is False for read in flags):
                 known.add(name)

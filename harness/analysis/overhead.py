@@ -144,55 +144,35 @@ def time_use(run: Run) -> TimeUse | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTime:
-    """How long the processes of one case will take in all."""
+    """How long one process of a case will take."""
 
     case_id: str
-    processes: int
     low_s: float
     high_s: float
     run_id: str = ""
-    """The run in which they took as long; empty where only the settings of the case are known:
-    then from `sample_s` to `timeout_s` a process."""
+    """The run in which it took as long; empty where only `sample_s` and `timeout_s` are known."""
 
 
 def expected_times(suite: Suite, runs: Iterable[Run]) -> tuple[ExpectedTime, ...]:
-    """The expected time of each case, by the first of the runs that measured it alike.
+    """The expected time of each case, by the last of the runs that measured it with its settings.
 
     Args:
-        runs: Of the same suite on the same GPU model, newest first.
+        runs: Of the same suite on the same GPU model, newest last.
     """
-    found: dict[str, ExpectedTime] = {}
+    found = {c.case_id: _by_settings(c) for c in suite.cases}
+    asked = {c.case_id: c.settings for c in suite.cases}
     for run in runs:
-        then = {c.case_id: c for c in run.suite.cases}
-        for case in suite.cases:
+        for case in run.suite.cases:
             lives_s = [m.wall_s for m in run.of(case.case_id)]
-            if case.case_id in found or not lives_s or not _alike(then[case.case_id], case):
-                continue
-            failed = any(m.outcome is not Outcome.OK for m in run.of(case.case_id))
-            count = len(lives_s) if failed else case.settings.processes
-            took_s = count * sum(lives_s) / len(lives_s)
-            found[case.case_id] = ExpectedTime(
-                case_id=case.case_id,
-                processes=count,
-                low_s=took_s,
-                high_s=took_s,
-                run_id=run.run_id,
-            )
-        if len(found) == len(suite.cases):
-            break
-    return tuple(found.get(c.case_id) or _by_settings(c) for c in suite.cases)
-
-
-def _alike(then: Case, now: Case) -> bool:
-    """Whether a process takes as long as then: the settings are equal, the number aside."""
-    return replace(then.settings, processes=now.settings.processes) == now.settings
+            now = asked.get(case.case_id)
+            if now and lives_s and replace(case.settings, processes=now.processes) == now:
+                mean_s = sum(lives_s) / len(lives_s)
+                found[case.case_id] = ExpectedTime(
+                    case_id=case.case_id, low_s=mean_s, high_s=mean_s, run_id=run.run_id
+                )
+    return tuple(found.values())
 
 
 def _by_settings(case: Case) -> ExpectedTime:
-    given = case.settings
-    return ExpectedTime(
-        case_id=case.case_id,
-        processes=given.processes,
-        low_s=given.processes * min(given.sample_s, given.timeout_s),
-        high_s=given.processes * given.timeout_s,
-    )
+    low_s = min(case.settings.sample_s, case.settings.timeout_s)
+    return ExpectedTime(case_id=case.case_id, low_s=low_s, high_s=case.settings.timeout_s)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from harness.analysis.statistics import between
-from harness.records import Phase, SelfTestCheck, SelfTestReadings, Telemetry
+from harness.records import Peaks, Phase, SelfTestCheck, SelfTestReadings, Telemetry
 
 SCALE = 0.02
 """Largest error of a clock's scale."""
@@ -27,6 +27,8 @@ GPU_BURN = 0.8
 """Smallest GPU utilisation in one second of back-to-back kernels."""
 LAG_S = 0.5
 """NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
+HALF_PEAKS = 0.05
+"""Largest difference between the peaks of bf16 and fp16, which the same units compute."""
 SLOWER_WHEN_FLUSHED = 1.05
 """Smallest ratio of a copy from memory to a copy from the cache."""
 
@@ -43,6 +45,8 @@ def judge(
         checks.append(_cpu_sampler(readings, phases, telemetry))
     if readings.resident_s is not None and readings.flushed_s is not None:
         checks.append(_flush(readings.resident_s, readings.flushed_s))
+    if {"bf16", "fp16"} <= readings.peaks.flops_per_s.keys():
+        checks.append(_half_peaks(readings.peaks))
     return tuple(checks)
 
 
@@ -131,6 +135,18 @@ def _flush(resident_s: float, flushed_s: float) -> SelfTestCheck:
         fact=f"a copy within the L2 cache took {resident_s * 1e6:.3g} µs, "
         f"after the flush {flushed_s * 1e6:.3g} µs",
     )
+
+
+def _half_peaks(peaks: Peaks) -> SelfTestCheck:
+    """Not refuted if they differ: times are right, and only shares of the roofline are too high."""
+    bf16, fp16 = (peaks.flops_per_s[name] for name in ("bf16", "fp16"))
+    apart = max(bf16, fp16) / min(bf16, fp16) - 1
+    fact = f"matrix products reached {bf16 / 1e12:,.0f} TFLOP/s in bf16, {fp16 / 1e12:,.0f} in fp16"
+    if apart <= HALF_PEAKS:
+        return SelfTestCheck(name="half_peaks", holds=True, fact=fact)
+    slow = "bf16" if bf16 < fp16 else "fp16"
+    why = f"shares of the roofline in {slow} are up to {100 * apart:.0f} % too high"
+    return SelfTestCheck(name="half_peaks", holds=None, fact=f"{fact}: {why}")
 
 
 def _slope(known: tuple[float, float], read: tuple[float, float]) -> float:

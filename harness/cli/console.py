@@ -176,12 +176,15 @@ def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
     right = ("processes", "limit each", "expected")
     columns = ("case", *right, "environment", *["command"][:runs_programs])
     rows = table(*columns, right=right)
-    for c, time in zip(suite.cases, expected, strict=True):
+    low_s = high_s = 0.0
+    for c, each in zip(suite.cases, expected, strict=True):
+        count = c.settings.processes
+        low_s, high_s = low_s + count * each.low_s, high_s + count * each.high_s
         rows.add_row(
             escape(c.case_id),
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
-            _span(time.low_s, time.high_s),
+            _span(count * each.low_s, count * each.high_s),
             escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
             *([escape(command_text(c))] if runs_programs else []),
         )
@@ -191,9 +194,9 @@ def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
         rows,
         Text(
             f"{plural('case', len(suite.cases))}, {plural('process', processes)}; expected in all: "
-            + _span(sum(e.low_s for e in expected), sum(e.high_s for e in expected))
+            + _span(low_s, high_s)
         ),
-        *_sources(expected),
+        Text(f"Expected times: {'; '.join(_sources(expected))}"),
         Text("No workload was started; it may still decline a case when it runs."),
     )
 
@@ -203,14 +206,10 @@ def _span(low_s: float, high_s: float) -> str:
     return " to ".join(ends)
 
 
-def _sources(expected: Sequence[ExpectedTime]) -> Iterator[Text]:
-    """Where the expected times are from."""
-    by_run = Counter(e.run_id for e in expected)
-    for run_id, count in sorted(by_run.items(), reverse=True):
-        how = (
-            f"as in run {run_id}" if run_id else "sample_s to timeout_s a process: not run here yet"
-        )
-        yield Text(f"Expected times of {plural('case', count)}: {how}")
+def _sources(expected: Sequence[ExpectedTime]) -> Iterator[str]:
+    for run_id, count in Counter(e.run_id for e in expected).items():
+        how = f"as in run {run_id}" if run_id else "from sample_s to timeout_s a process"
+        yield f"of {plural('case', count)} {how}"
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:

@@ -5,10 +5,11 @@ Only this module ends the process. Exit status: 0 GO or measured; 1 a regression
 defect of the harness.
 """
 
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
@@ -17,7 +18,7 @@ import typer.core
 from harness import __version__
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, report, run
 from harness.cli.console import EXIT_REFUSED
-from harness.cli.options import RENAMED, say
+from harness.cli.options import RENAMED, out, say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
@@ -58,6 +59,21 @@ def _in_one_message() -> Iterator[None]:
         if option in RENAMED:
             raise HarnessError(f"{option} is now {RENAMED[option]}", see) from None
         raise HarnessError(error.format_message(), see) from None
+    except SystemExit:  # rich's, for a help that nobody reads to its end; a verdict is a typer.Exit
+        raise SystemExit(EXIT_REFUSED) from None
+    except BrokenPipeError:
+        if _output_is_closed():
+            out.on_broken_pipe()
+        raise
+
+
+def _output_is_closed() -> bool:
+    """Whether the reader of stdout has gone, as `harness show RUN | head` does."""
+    with suppress(OSError, ValueError):  # a stdout without a descriptor, as in a test
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), select.POLLERR)
+        return bool(watched.poll(0))
+    return False
 
 
 app = typer.Typer(

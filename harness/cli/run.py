@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -25,9 +25,8 @@ from harness.machine.gpu_idle import mismatch
 from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
 from harness.report import pivots, render, text
 from harness.runner.launcher import Launcher
-from harness.runner.order import Budget
 from harness.runner.rig import Rig, take
-from harness.runner.run import run_suite
+from harness.runner.run import Agenda, Budget, run_suite
 from harness.runner.self_test import run_self_test, skipped_self_test
 from harness.store import index, reader
 from harness.store import writer as store_writer
@@ -104,8 +103,7 @@ def run(
         if dry_run:
             expected = _expected(chosen, store_root, _device(chosen))
             if as_json:
-                times = [asdict(e) for e in expected]
-                cases = [asdict(c) for c in chosen.cases]
+                cases, times = [asdict(c) for c in chosen.cases], [asdict(e) for e in expected]
                 document({"suite": chosen.name, "cases": cases, "expected": times})
             else:
                 out.print(console.plan(chosen, expected))
@@ -116,7 +114,7 @@ def run(
         if before.stopped and before.stopped.rule and abort:
             raise HarnessError(
                 f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
-                f"To measure the rest: harness run --resume {before.folder} --no-abort",
+                f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
             )
     if report:
         render.check_writable(reports)
@@ -140,23 +138,25 @@ def run(
                 notes=[str(d) for d in drift.differences(before.environment, here)],
             )
         budget = None
-        if budget_min:
-            known = [e for e in _expected(chosen, store_root, here.device_name) if e.run_id]
-            budget = Budget(
-                total_s=budget_min * units.MINUTE_S,
-                ends_at=began + budget_min * units.MINUTE_S,
-                expected_s={e.case_id: e.high_s / e.processes for e in known},
-            )
+        if total_s := (budget_min or 0.0) * units.MINUTE_S:
+            known = _expected(chosen, store_root, here.device_name)
+            alike_s = {e.case_id: e.high_s for e in known if e.run_id}
+            budget = Budget(total_s=total_s, ends_at=began + total_s, expected_s=alike_s)
+        agenda = Agenda(
+            chosen,
+            recorded=before.measurements if before else (),
+            device=here.device_name,
+            decide=(lambda: _judged(reader.read(writer.folder)[0])[-1]) if abort else None,
+            budget=budget,
+        )
         rig.measures(writer.run_id)
         with writer:
-            _carry_out(
-                *(chosen, rig, launcher, here, writer),
-                before=before,
-                began=began,
-                self_test=self_test,
-                abort=abort,
-                budget=budget,
-            )
+            if _carry_out(agenda, rig, launcher, here, writer, self_test=self_test):
+                wall_s = time.monotonic() - began if before is None else None
+                writer.finish(wall_s=wall_s, stopped=agenda.stop)
+    if agenda.stop:
+        rest = text.rest_command(agenda.stop, writer.folder)
+        say(f"stopped: {units.stop_text(agenda.stop)}\n  To measure the rest: {rest}")
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     recorded = reader.load(store_root, writer.run_id)
@@ -164,25 +164,16 @@ def run(
 
 
 def _carry_out(
-    suite: Suite,
+    agenda: Agenda,
     rig: Rig,
     launcher: Launcher,
     here: Environment,
     writer: store_writer.RunWriter,
     *,
-    began: float,
-    before: Run | None = None,
-    self_test: bool = True,
-    abort: bool = False,
-    budget: Budget | None = None,
-) -> None:
-    """Self-test the probes, and if they pass, measure what is left and finish the run.
-
-    Args:
-        began: When the command started, by time.monotonic.
-        before: What a resumed run has measured.
-        abort: Whether rules with abort_early may end the run.
-    """
+    self_test: bool,
+) -> bool:
+    """Self-test the probes and measure what is left; False where the self-test failed."""
+    suite = agenda.suite
     say(f"{writer.run_id}: {suite.question}")
     try:
         rig.observe(here)
@@ -194,20 +185,16 @@ def _carry_out(
         writer.append(tested)
         if tested.refuted:
             err.print(console.failed_self_test(tested, writer.folder))
-            return
+            return False
         with ProgressBar(err, suite) as progress:
-            stopped = run_suite(
-                suite,
+            run_suite(
+                agenda,
                 writer=writer,
                 probes=rig.probes,
                 observer=progress,
                 launcher=launcher,
-                recorded=before.measurements if before else (),
                 gpu=rig.gpu,
                 unfit=mismatch(suite.requires, here),
-                device=here.device_name,
-                decide=(lambda: _judged(reader.read(writer.folder)[0])[-1]) if abort else None,
-                budget=budget,
             )
     except KeyboardInterrupt:
         say(
@@ -215,34 +202,24 @@ def _carry_out(
             f"  Continue with: harness run --resume {writer.folder}"
         )
         raise typer.Exit(EXIT_UNDECIDED) from None
-    writer.finish(wall_s=None if before else time.monotonic() - began, stopped=stopped)
-    if stopped:
-        more = " --no-abort" if stopped.rule else ""
-        say(
-            f"stopped: {units.stop_text(stopped)}\n"
-            f"  To measure the rest: harness run --resume {writer.folder}{more}"
-        )
+    return True
 
 
 def _device(suite: Suite) -> str:
     """The GPU that workers will use, or `cpu`; starts none."""
-    if suite.device == "cpu":
-        return "cpu"
-    try:
-        return nvml.gpus()[0].name
-    except ProbeError:
-        return "cpu"
+    with suppress(ProbeError):
+        return "cpu" if suite.device == "cpu" else nvml.gpus()[0].name
+    return "cpu"
 
 
-def _expected(suite: Suite, store_root: Path, device: str) -> tuple[sampling.ExpectedTime, ...]:
+def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.ExpectedTime]:
     """The expected time of each case, by the newest stored runs of the suite on this device."""
     stored: Sequence[reader.RunHeader] = ()
     if store_root.is_dir():
         choice = index.RunFilter(suite=suite.name)
         stored = index.ask(store_root, lambda known: known.runs(choice), say)
     alike = [h for h in stored if h.device == device and not h.problem][-NEWEST:]
-    runs = (reader.load(store_root, Path(h.folder)) for h in reversed(alike))
-    return sampling.expected_times(suite, runs)
+    return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
 
 
 def overhead(
@@ -265,14 +242,14 @@ def overhead(
 
     Exit status: 0 at most 0.5 % of the step time; 1 more; 3 undecided.
     """
-    began = time.monotonic()
     chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
     chosen = sampling.arranged(chosen, processes=processes)
     with ExitStack() as held:
         rig, launcher, here = take(held, chosen, command=command(), wait_s=0.0, say=say)
         launcher.preflight(chosen)
         with store_writer.create(store_root, chosen, here) as writer:
-            _carry_out(chosen, rig, launcher, here, writer, began=began)
+            if _carry_out(Agenda(chosen), rig, launcher, here, writer, self_test=True):
+                writer.finish()
     recorded = reader.load(store_root, writer.run_id)
     found = sampling.overhead(recorded)
     if as_json:

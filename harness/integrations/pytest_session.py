@@ -32,9 +32,8 @@ from harness.records import (
 from harness.report.markdown import plain
 from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
 from harness.runner.launcher import Launcher
-from harness.runner.order import settled
 from harness.runner.rig import Rig, take
-from harness.runner.run import RunObserver, run_suite
+from harness.runner.run import Agenda, RunObserver, run_suite
 from harness.store import reader as store
 from harness.store.writer import create, join
 
@@ -113,7 +112,7 @@ class Session:
                 place.launcher.preflight(alone)
                 with join(place.folder) as writer:
                     run_suite(
-                        alone,
+                        Agenda(alone),
                         writer=writer,
                         probes=place.rig.probes,
                         observer=RunObserver(),
@@ -231,10 +230,8 @@ def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
     path = Path(folder)
     recorded = store.load(path.parent, path)
     suite = recorded.suite
-    planned = {(c.case_id, p) for c in suite.cases for p in range(c.settings.processes)}
-    left = planned - settled(suite, recorded.measurements)
-    if left:
-        text = f"{len(left)} processes were not run; to resume: harness run --resume {folder}"
+    if left := Agenda(suite, recorded=recorded.measurements).left:
+        text = f"{left} processes were not run; to resume: harness run --resume {folder}"
         return SuiteResult(suite=suite.path, good=False, lines=(text,))
     with join(path) as writer:
         writer.finish()

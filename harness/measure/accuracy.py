@@ -76,7 +76,7 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
         _judge(name, outputs[name], exact, None if eager is None else eager[name])
         for name, exact in reference.items()
     )
-    accuracy = Accuracy(tensors=tensors)
+    accuracy = Accuracy(tensors=tensors, sampled=workload.sampled)
     beyond = [t for t in tensors if not t.error <= t.bound]
     if beyond:
         raise Incorrect(

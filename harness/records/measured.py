@@ -86,6 +86,8 @@ class Accuracy:
     tensors: tuple[TensorError, ...] = ()
     skipped: str = ""
     """Why nothing was compared; empty if something was."""
+    sampled: tuple[int, int] | None = None
+    """Rows compared, of rows in all; None if these are the same, and in earlier records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

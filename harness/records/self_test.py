@@ -9,7 +9,7 @@ class SelfTestCheck:
     """One check of the self-test."""
 
     name: str
-    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush."""
+    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush, half_peaks."""
     holds: bool | None
     """None if the check could not be made."""
     fact: str

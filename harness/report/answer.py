@@ -32,7 +32,7 @@ from harness.records import (
 from harness.report.failures import Failure
 from harness.report.remedies import MINOR, relevant, remedy
 from harness.report.tables import NONE, Table, power_limit
-from harness.report.text import listed, outcome_name, plural
+from harness.report.text import listed, outcome_name, plural, rest_command
 from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
 
 MAX_STEPS = 3
@@ -237,7 +237,7 @@ def next_steps(
         steps[f"Speed up {part} of `{f.subject}`"] = None
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
-        rest = _resumed(run) if run.stopped else f"harness run {suite}"
+        rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
         steps[f"Run the cases of the suite that this run lacks: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
 
@@ -256,7 +256,7 @@ def _steps(
     facts = {f.fact for f in result.findings}
     again = f"harness run {shlex.quote(run.suite.path)}"
     if Fact.NOT_RUN in facts:
-        yield f"Finish the run: `{_resumed(run)}`"
+        yield f"Finish the run: `{rest_command(run.stopped, run.folder)}`"
     ended = [f for f in result.findings if f.fact is Fact.ENDED]
     for f in ended[:1]:
         alone = commands.get(f.subject, f"{again} -f {shlex.quote(f.subject)}")
@@ -276,12 +276,6 @@ def _steps(
         more = 2 * max((c.settings.processes for i in f.cases if (c := cases.get(i))), default=3)
         filters = " ".join(f"-f {shlex.quote(i)}" for i in f.cases[:2])
         yield f"Decide “{result.rule}”: `{again} {filters} -s measure.processes={more}`"
-
-
-def _resumed(run: Run) -> str:
-    """The command that measures what a run lacks."""
-    more = " --no-abort" if run.stopped and run.stopped.rule else ""
-    return f"harness run --resume {shlex.quote(run.folder)}{more}"
 
 
 def _largest_part(measured: Sequence[Measurement]) -> str:
@@ -348,6 +342,13 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
     return max(((t.error / t.bound, t.name) for t in tensors), default=(0.0, ""))
 
 
+def _sampled(compared: Sequence[Measurement]) -> str:
+    """`, 90 of 8,192 to 92 of 65,536 rows`, where not every row was compared."""
+    rows = {m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled}
+    said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
+    return f", {' to '.join(dict.fromkeys((said[0], said[-1])))} rows" if said else ""
+
+
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     """By workload and provider: how many processes were compared, how closely, and why not all."""
     groups: dict[tuple[str, str], list[Measurement]] = {}
@@ -365,7 +366,7 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         )
         skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in why.most_common(2))
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
-        counted = f"{len(done)} of {len(measured)}"
+        counted = f"{len(done)} of {len(measured)}{_sampled(done)}"
         rows.append((f"{workload}/{provider}", counted, error, skipped or NONE))
     columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
     return Table(columns=columns, rows=tuple(rows)) if rows else None

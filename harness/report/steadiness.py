@@ -78,4 +78,6 @@ def _peaks(peaks: Peaks) -> str:
         parts.append(f"{units.number(peaks.bytes_per_s / 1e9)} GB/s")
     if peaks.launch_s is not None:
         parts.append(f"{units.duration(peaks.launch_s)} a launch")
+    if peaks.sync_s is not None:
+        parts.append(f"{units.duration(peaks.sync_s)} a host sync")
     return ", ".join(parts)

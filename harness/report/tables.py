@@ -294,7 +294,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
             continue
         allowed = s.case.allow.get(outcome) if outcome else None
         reason = clipped(why.strip(), MAX_DETAIL) or NONE
-        peer = "yes, a peer" if s.case.provider in run.suite.peers else "no"
+        peer = "yes, a peer" if s.case.provider in run.suite.peers else NONE if s.stop else "no"
         rows.append((f"`{s.case.case_id}`", outcome_name(outcome), reason, allowed or peer))
     if not rows:
         return None

@@ -26,6 +26,7 @@ from harness.records import (
     Outcome,
     Run,
     Scalar,
+    Stop,
 )
 
 DIFFERENT, MIXED = 1.1, 2.0
@@ -78,6 +79,12 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
     for (why, places), whats in alike.items():
         where = "" if len(places) == cases else f" in {listed(places, 2)}"
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
+
+
+def rest_command(stop: Stop | None, folder: object) -> str:
+    """The command that measures what a run lacks."""
+    more = " --no-abort" if stop and stop.rule else ""
+    return f"harness run --resume {shlex.quote(str(folder))}{more}"
 
 
 def outcome_name(outcome: Outcome | None) -> str:

@@ -1,9 +1,19 @@
-"""Runs a suite: fresh processes, one after the other, each stored as it ends."""
+"""Runs a suite: fresh processes, one after the other, each stored as it ends.
+
+Process 0 of every case comes first, then process 1 in reverse order, and so on. Every case gives a
+result early, and no case always follows the same one or runs on the warmer GPU.
+
+The cases of rules with `abort_early` come before all others, rule by rule. Such a rule is judged
+once, when they have all their processes: no later one can overturn it. A budget takes cases in the
+order in which they decide, and as many in turns as fit into the time that is left.
+"""
 
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -12,9 +22,18 @@ from typing import Protocol
 from harness.machine import gpu_idle
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
-from harness.records import Case, Measurement, Stop, Suite, Verdict
+from harness.records import (
+    Case,
+    Decision,
+    Measurement,
+    Outcome,
+    Stop,
+    Suite,
+    Verdict,
+    Weight,
+    gpu_matches,
+)
 from harness.runner.launcher import Launcher
-from harness.runner.order import Agenda, Budget
 from harness.runner.watchdog import watch
 
 
@@ -34,7 +53,7 @@ class RunObserver:
     """Follows a run, as the progress bar of the command line does. This one ignores it."""
 
     def planned(self, total: int) -> None:
-        """The number of processes; called again, with fewer, when a case is dropped."""
+        """The number of processes, at the start and after each; fewer once a case is dropped."""
 
     def started(self, case: Case, process: int) -> None:
         """A process is about to start."""
@@ -52,41 +71,138 @@ class RunObserver:
         """One process has ended, and its measurement is stored."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The time of a run."""
+
+    total_s: float
+    ends_at: float
+    """By `clock`."""
+    expected_s: Mapping[str, float]
+    """Case id -> expected lifetime of one process."""
+    clock: Callable[[], float] = time.monotonic
+
+
+class Agenda:
+    """The processes of a run that are left."""
+
+    def __init__(
+        self,
+        suite: Suite,
+        *,
+        recorded: Iterable[Measurement] = (),
+        device: str = "",
+        decide: Callable[[], Verdict] | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """All processes that a resumed run does not skip.
+
+        Args:
+            recorded: What was measured before.
+            device: The GPU's name; rules for other GPUs count as absent.
+            decide: The verdict on what is recorded; None: no rule may end the run.
+        """
+        self.suite = suite
+        self.stop: Stop | None = None
+        """Why processes are left; set when `next` returns None."""
+        self._left = {c.case_id: [*range(c.settings.processes)] for c in suite.cases}
+        self._wall_s: dict[str, float] = {}
+        self._decide, self._budget = decide, budget
+        rules = [r for r in suite.rules if gpu_matches(r.gpu, device) and r.needs(suite.cases)]
+        self._rungs = {r.name: r.needs(suite.cases) for r in rules if decide and r.abort_early}
+        deciding = [r for r in rules if budget and r.counts is not Weight.NOTE]
+        deciding.sort(key=lambda r: (not r.abort_early, not r.asks))
+        rest = [c for r in deciding for c in r.needs(suite.cases)]
+        self._stages = [*self._rungs.values(), [*rest, *suite.cases]]
+        for measurement in recorded:
+            self.ended(measurement)
+
+    @property
+    def left(self) -> int:
+        """The number of processes."""
+        return sum(map(len, self._left.values()))
+
+    def ended(self, measurement: Measurement) -> None:
+        """A process has ended. The first one that does not end OK is the last of its case."""
+        name = measurement.case_id
+        self._wall_s[name] = max(self._wall_s.get(name, 0.0), measurement.wall_s)
+        failed = measurement.outcome is not Outcome.OK
+        self._left[name] = [p for p in self._left[name] if not failed and p != measurement.process]
+
+    def next(self) -> tuple[Case, int] | None:
+        """The next process; None at the end of the run."""
+        stage = next(filter(self._unfinished, self._stages), None)
+        if stage is None:
+            return None
+        if broken := self._broken():
+            self.stop = Stop(rule=broken)
+            return None
+        cases = self._affordable(stage)
+        for process in range(max((c.settings.processes for c in cases), default=0)):
+            for case in cases if process % 2 == 0 else cases[::-1]:
+                if process in self._left[case.case_id]:
+                    return case, process
+        self.stop = Stop(budget_s=self._budget.total_s if self._budget else None)
+        return None
+
+    def _unfinished(self, cases: Sequence[Case]) -> bool:
+        return any(self._left[c.case_id] for c in cases)
+
+    def _broken(self) -> str:
+        """The first rule that ends the run; empty if none does by now."""
+        complete = [name for name, cases in self._rungs.items() if not self._unfinished(cases)]
+        for name in complete:
+            del self._rungs[name]
+        results = self._decide().rules if complete and self._decide else ()
+        no_go = {r.rule for r in results if r.applies and r.decision is Decision.NO_GO}
+        return next((name for name in complete if name in no_go), "")
+
+    def _affordable(self, stage: Sequence[Case]) -> Sequence[Case]:
+        """The unfinished cases, each once, until one does not fit into the time that is left."""
+        cases = [*{c.case_id: c for c in stage if self._left[c.case_id]}.values()]
+        if self._budget is None:
+            return cases
+        left_s = self._budget.ends_at - self._budget.clock()
+        for i, case in enumerate(cases):
+            left_s -= self._expected_s(case, self._budget)
+            if left_s < 0:
+                return cases[:i]
+        return cases
+
+    def _expected_s(self, case: Case, budget: Budget) -> float:
+        """How long the processes that a case has left will take: by its own processes, those of an
+        earlier run, or the slowest of its workload. Without any, one process at its time limit: it
+        shows how long the others take."""
+        alike = [c.case_id for c in self.suite.cases if c.workload == case.workload]
+        slowest_s = max((self._wall_s.get(i, 0.0) for i in alike), default=0.0)
+        one_s = self._wall_s.get(case.case_id, budget.expected_s.get(case.case_id, slowest_s))
+        return len(self._left[case.case_id]) * one_s if one_s else case.settings.timeout_s
+
+
 def run_suite(
-    suite: Suite,
+    agenda: Agenda,
     *,
     writer: Writer,
     launcher: Launcher,
     probes: Sequence[Probe],
     observer: RunObserver,
-    recorded: Iterable[Measurement] = (),
     gpu: IdleCheck | None = None,
     unfit: str = "",
-    device: str = "",
-    decide: Callable[[], Verdict] | None = None,
-    budget: Budget | None = None,
-) -> Stop | None:
-    """Measure every case in its processes, and store each measurement as its process ends.
+) -> None:
+    """Measure what is left, and store each measurement as its process ends.
 
-    The first process of a case that does not end OK is its last. No worker is left running,
-    however this returns.
+    No worker is left running, however this returns.
 
     Args:
         gpu: Checked before every process; None without a GPU.
         unfit: Why this machine must not measure this suite; then no worker is started.
-        recorded, device, decide, budget: As of Agenda.
-
-    Returns:
-        Why processes are left; None if none are.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the current process is lost.
         HarnessError: A measurement cannot be stored, or no worker can be started.
     """
-    agenda = Agenda(suite, recorded=recorded, device=device, decide=decide, budget=budget)
-    total = agenda.left
-    observer.planned(total)
     finished = 0
+    observer.planned(agenda.left)
     with terminating_like_ctrl_c():
         while step := agenda.next():
             case, process = step
@@ -97,11 +213,8 @@ def run_suite(
             writer.append(measurement)
             agenda.ended(measurement)
             finished += 1
-            if total != finished + agenda.left:
-                total = finished + agenda.left
-                observer.planned(total)
+            observer.planned(finished + agenda.left)
             observer.finished(measurement)
-    return agenda.stop
 
 
 def run_one(

@@ -1,11 +1,10 @@
-"""Runs as tables: CSV and Parquet with one row per sample.
+"""Runs as tables: CSV, Parquet and pandas with one row per sample.
 
 A process without samples and a case without processes have one row each. Telemetry, counters, the
 profile, rules and the self-test are in JSON lines only.
 """
 
 import csv
-import importlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -74,7 +73,7 @@ def to_csv(runs: Iterable[Run]) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        writer.writerows({n: csv_cell(value) for n, value in row.items()} for row in _rows(run))
+        writer.writerows({n: csv_cell(value) for n, value in row.items()} for row in rows(run))
     return text.getvalue()
 
 
@@ -93,28 +92,29 @@ def to_parquet(runs: Iterable[Run], file: Path) -> None:
     Raises:
         HarnessError: pyarrow is not installed, or the file cannot be written.
     """
-    arrow, parquet = _arrow(file)
-    kinds = {str: arrow.string(), int: arrow.int64(), float: arrow.float64(), bool: arrow.bool_()}
-    schema = arrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
-    try:
-        with parquet.ParquetWriter(file, schema) as writer:
-            for run in runs:
-                writer.write_table(arrow.Table.from_pylist([*_rows(run)], schema=schema))
-    except (OSError, OverflowError, arrow.ArrowException) as error:
-        raise HarnessError(f"{file}: cannot be written: {error}") from None
+    import pandas as pd  # slow
 
-
-def _arrow(file: Path) -> tuple[Any, Any]:
     try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        pd.concat(map(frame, runs)).to_parquet(file, engine="pyarrow", index=False)
     except ImportError as error:
         raise HarnessError(
             f"{file}: Parquet needs the package pyarrow, which cannot be imported ({error})",
             "pip install 'nsa-harness[parquet]', or use --format csv.",
         ) from None
+    except OSError as error:
+        raise HarnessError(f"{file}: cannot be written: {error}") from None
 
 
-def _rows(run: Run) -> Iterator[Row]:
+def frame(run: Run) -> Any:
+    """The rows of a run as a pandas frame, with the types of COLUMNS."""
+    import pandas as pd
+
+    kinds = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+    typed = {name: kinds[kind] for name, kind in COLUMNS.items()}
+    return pd.DataFrame(rows(run), columns=[*COLUMNS]).astype(typed)
+
+
+def rows(run: Run) -> Iterator[Row]:
     """The rows of a run, in the order of its cases."""
     here, git = run.environment, run.environment.git
     header = reader.header_of(run)

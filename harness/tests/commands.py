@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.records import Measurement, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import run_suite
+from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
 from harness.tests.workers import Counter, Memory, Quiet, descendants
 
@@ -34,7 +34,8 @@ def run(warm: Launcher, folder: Path, asked: Suite, observer: Quiet | None = Non
     writer = Memory(folder)
     for case in asked.cases:
         (folder / case.case_id).parent.mkdir(parents=True, exist_ok=True)
-    run_suite(asked, writer=writer, probes=[Counter()], observer=observer or Quiet(), launcher=warm)
+    agenda, quiet = Agenda(asked), observer or Quiet()
+    run_suite(agenda, writer=writer, probes=[Counter()], observer=quiet, launcher=warm)
     assert descendants() == []
     (m,) = writer.measurements
     return m

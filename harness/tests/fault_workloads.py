@@ -107,6 +107,11 @@ def nan_at_step(provider: str, axes: Axes) -> Workload:
     return _good_but(run=run)
 
 
+def overflows_float16(provider: str, axes: Axes) -> Workload:
+    x = torch.full((4,), 300.0, dtype=torch.float16)
+    return _good_but(run=lambda: {"o": x * x})
+
+
 def nan_from_a_gradient(provider: str, axes: Axes) -> Workload:
     """The gradient of sqrt at zero spoils a weight in step 2; the loss shows it in step 3."""
     weight = torch.ones(3, requires_grad=True)

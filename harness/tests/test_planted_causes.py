@@ -5,6 +5,7 @@ A healthy record is damaged in one way at a time, as the fault would show on an 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from harness.records import (
     Measurement,
     NonFiniteOrigin,
     Outcome,
+    PathRule,
     Peaks,
     Profile,
     Run,
@@ -28,7 +30,10 @@ from harness.records import (
     TensorDigest,
     Use,
 )
+from harness.runner.launcher import Launcher
+from harness.tests import faulty, workers
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+from harness.tests.workers import QUICK, make_case
 
 PEAKS = Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
 FULL_HZ = 1.98e9
@@ -285,6 +290,35 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+
+
+# --- of real processes, without a GPU ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "cause"),
+    [
+        (make_case("good", axes={"dtype": "float32"}), None),
+        (make_case("good", axes={"dtype": "float16"}), CauseKind.CONFIGURATION),
+        (make_case("reads_a_flag", env={"NSA_READ": "1"}), None),
+        (make_case("reads_a_flag", env={"NSA_UNREAD": "1"}), CauseKind.DEAD),
+        (faulty.make_case("overflows_float16"), CauseKind.OVERFLOW),
+        (
+            replace(
+                make_case("multiplies", settings=replace(QUICK, profile=True)),
+                operators=PathRule(must=("aten::flash*",)),
+            ),
+            CauseKind.FALLBACK,
+        ),
+    ],
+)
+def test_a_fault_of_a_real_process_is_named(
+    warm: Launcher, tmp_path: Path, case: Case, cause: CauseKind | None
+) -> None:
+    measured = workers.run(warm, tmp_path, case)
+    recorded = run([case], lambda _: measured, env=environment(gpu=None))
+
+    assert kinds(recorded) == ([cause] if cause else [])
 
 
 # --- between two runs --------------------------------------------------------------------

@@ -8,7 +8,7 @@ import psutil
 from harness.machine.probes import Probe
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import RunObserver, run_suite
+from harness.runner.run import Agenda, RunObserver, run_suite
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(
@@ -114,7 +114,8 @@ def run(
     probes: Sequence[Probe] = (),
 ) -> list[Measurement]:
     writer, observer = Memory(folder), observer or Quiet()
-    run_suite(make_suite(*cases), writer=writer, probes=probes, observer=observer, launcher=warm)
+    agenda = Agenda(make_suite(*cases))
+    run_suite(agenda, writer=writer, probes=probes, observer=observer, launcher=warm)
     return writer.measurements
 
 

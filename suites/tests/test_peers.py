@@ -20,7 +20,8 @@ from nsa import reference
 from nsa.config import NSAConfig, Positions
 from nsa.flags import Flags
 from nsa.routes import fa2
-from suites import attention, peers, workloads
+from suites import peers, workloads
+from suites.attention_plan import AttentionPlan
 from suites.axes import AxisError
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -221,7 +222,7 @@ def test_a_peer_without_the_branch_is_refused(
 def test_a_route_of_the_branch_under_test_is_a_provider_of_it() -> None:
     axes = {**OPERATOR, "branch": "window"}
 
-    plan = attention.AttentionPlan.read("eager", axes, Flags())
+    plan = AttentionPlan.read("eager", axes, Flags())
 
     assert plan.routes.window == "eager"
     accuracy.compare(workloads.attention("eager", axes))

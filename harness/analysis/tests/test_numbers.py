@@ -1,6 +1,6 @@
 """Discards, cycles, the roofline, spread, targets, the use of time, the cost of sampling."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from harness.records import (
     Telemetry,
     Work,
 )
-from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, ended, run, timed
+from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, run, timed
 
 CASE = case({"seq_len": 512})
 PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6)
@@ -236,40 +236,26 @@ def test_without_wall_time_and_phases_only_the_lifetimes_are_known() -> None:
 @pytest.mark.parametrize(
     ("then", "now", "expected_s"),
     [
-        pytest.param({}, {}, 36.0, id="as it was"),
-        pytest.param({}, {"processes": 5}, 60.0, id="more processes"),
-        pytest.param({}, {"sample_s": 4.0}, (12.0, 900.0), id="other settings"),
-        pytest.param({"outcome": Outcome.TIMEOUT}, {}, 12.0, id="it failed: one process"),
-        pytest.param(None, {}, (6.0, 900.0), id="not measured"),
+        pytest.param((99.0, 12.0), {}, (12.0, 12.0), id="as in the newest"),
+        pytest.param((12.0, None), {}, (12.0, 12.0), id="the newest lacks it"),
+        pytest.param((12.0,), {"processes": 5}, (12.0, 12.0), id="more processes"),
+        pytest.param((12.0,), {"sample_s": 4.0}, (4.0, 300.0), id="other settings"),
+        pytest.param((), {}, (2.0, 300.0), id="not measured"),
     ],
 )
-def test_a_case_is_expected_to_take_as_long_as_in_the_newest_run_alike(
-    then: dict[str, Any] | None, now: dict[str, Any], expected_s: Any
+def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
+    then: Sequence[float | None], now: dict[str, Any], expected_s: tuple[float, float]
 ) -> None:
-    def measure(c: Any) -> list[Measurement]:
-        if then is None:
-            return []
-        return ended(c, wall_s=12.0, **then) if then else timed(c, 0.05, wall_s=12.0)
+    def earlier(wall_s: float | None) -> Run:
+        return run([CASE], lambda c: timed(c, 0.05, wall_s=wall_s) if wall_s else [])
 
-    runs = [run([CASE], measure), run([CASE], lambda c: timed(c, 0.05, wall_s=99.0))]
+    runs = [earlier(wall_s) for wall_s in then]
     asked = replace(CASE, settings=replace(CASE.settings, **now))
-    runs = runs[:1] if then is None else runs
 
     (found,) = overhead.expected_times(run([asked], lambda _: []).suite, runs)
 
-    low_s, high_s = expected_s if isinstance(expected_s, tuple) else (expected_s, expected_s)
-    assert (found.low_s, found.high_s) == (low_s, high_s)
-    assert bool(found.run_id) == (low_s == high_s)
-
-
-def test_a_case_that_the_newest_run_lacks_is_taken_from_the_run_before() -> None:
-    other = replace(CASE, case_id="other")
-    newest = run([CASE], lambda c: timed(c, 0.05, wall_s=1.0), run_id="newest")
-    before = run([CASE, other], lambda c: timed(c, 0.05, wall_s=2.0), run_id="before")
-
-    found = overhead.expected_times(before.suite, [newest, before])
-
-    assert [(e.run_id, e.high_s) for e in found] == [("newest", 3.0), ("before", 6.0)]
+    assert (found.low_s, found.high_s) == expected_s
+    assert bool(found.run_id) == (found.low_s == found.high_s)
 
 
 # --- the cost of sampling ----------------------------------------------------------------

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from harness import __main__
 from harness.cli import main as cli
+from harness.cli.console import EXIT_REFUSED
 from harness.cli.progress import ProgressBar
 from harness.git import repository
 from harness.runner import launcher
@@ -153,12 +154,12 @@ def test_an_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_rule_may_end_a_run_and_the_rest_is_measured_only_on_request(tmp_path: Path) -> None:
     write_suite(tmp_path)
-    rule = (
-        "verdict: [{name: floor, match: {seq_len: 2}, metric: tokens_per_s, go: 1.0e+9,"
-        " abort_early: true}]\n"
-    )
     with (tmp_path / "fakes.yaml").open("a") as file:
-        file.write(rule)
+        file.write(
+            "  - {name: bad, factory: harness.tests.fake_workloads:raises, providers: [x]}\n"
+        )
+        rule = "{name: floor, match: {workload: bad}, metric: step_s, go: 1, abort_early: true}"
+        file.write(f"verdict: [{rule}]\n")
     quick = ("--json", "--no-report", "--no-self-test")
 
     stopped = harness("run", "fakes.yaml", *quick, cwd=tmp_path)
@@ -169,30 +170,30 @@ def test_a_rule_may_end_a_run_and_the_rest_is_measured_only_on_request(tmp_path:
     whole = harness("run", "--resume", "latest", "--no-abort", *quick, cwd=tmp_path)
 
     answer = json.loads(stopped.stdout)
-    assert (stopped.returncode, kept, answer["finished"]) == (1, 2, True)
+    assert (stopped.returncode, kept, answer["finished"]) == (1, 1, True)
     assert answer["stopped"] == {"rule": "floor", "budget_s": None}
-    assert [c["outcome"] for c in answer["cases"]] == [None, "ok"]
+    assert [c["outcome"] for c in answer["cases"]] == [None, None, "crash"]
     for said in (stopped.stderr, again):
         assert "decided by rule “floor”" in said
         assert f"--resume {record.parent.relative_to(tmp_path)} --no-abort" in said
     assert "not run" in shown.stdout
     assert "sleep/fake/seq_len=1: decided by rule “floor”" in shown.stdout
-    assert (whole.returncode, measurements(record)) == (1, 4)
+    assert (whole.returncode, measurements(record)) == (1, 5)
     assert json.loads(whole.stdout)["stopped"] is None
 
 
 def test_a_budget_ends_a_run_before_it_is_exceeded(recorded: Path, tmp_path: Path) -> None:
     """The limit of one process, 300 s, exceeds it; an earlier run shows how little is needed."""
-    quick = ("fakes.yaml", "--budget", "0.2", "--json", "--no-report", "--no-self-test")
+    quick = ("fakes.yaml", "--budget", "1", "--json", "--no-report", "--no-self-test")
 
     fits = harness("run", *quick, cwd=recorded)
     empty = harness("run", *quick, "--store", "empty", cwd=recorded)
     resumed = harness("run", "--resume", "latest", *quick[3:], "--store", "empty", cwd=recorded)
 
     assert (fits.returncode, json.loads(fits.stdout)["stopped"]) == (0, None)
-    assert (empty.returncode, json.loads(empty.stdout)["stopped"]["budget_s"]) == (3, 12.0)
+    assert (empty.returncode, json.loads(empty.stdout)["stopped"]["budget_s"]) == (3, 60.0)
     assert {c["detail"] for c in json.loads(empty.stdout)["cases"]} == {
-        "the budget of 0.2 min was spent"
+        "the budget of 1 min was spent"
     }
     assert (resumed.returncode, json.loads(resumed.stdout)["stopped"]) == (0, None)
 
@@ -205,9 +206,9 @@ def test_a_dry_run_expects_the_times_of_the_newest_run(recorded: Path) -> None:
     shown = harness("run", "fakes.yaml", "--dry-run", cwd=recorded)
 
     expected = json.loads(plan.stdout)["expected"]
-    assert sum(e["high_s"] for e in expected) == pytest.approx(sum(took_s))
+    assert 2 * sum(e["high_s"] for e in expected) == pytest.approx(sum(took_s))
     assert {e["run_id"] for e in expected} == {record.parent.name}
-    assert f"Expected times of 2 cases: as in run {record.parent.name}" in shown.stdout
+    assert f"Expected times: of 2 cases as in run {record.parent.name}" in shown.stdout
 
 
 def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(
@@ -318,6 +319,25 @@ def test_a_defect_is_exit_4_with_its_traceback_and_never_a_no_go(
     assert f"\n{type(defect).__name__}" in result.stderr
     assert "Report it" in result.stderr
     assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+def test_an_output_that_is_not_read_to_its_end_is_no_defect_and_no_verdict(
+    words: list[str], tmp_path: Path
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as nobody:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *words],
+            cwd=tmp_path,
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+
+    assert done.returncode == EXIT_REFUSED
+    assert b"defect" not in done.stderr
 
 
 def test_a_broken_installation_is_exit_4(

@@ -279,10 +279,10 @@ def test_xdist_workers_share_a_run_and_measure_one_at_a_time(
             rig = SimpleNamespace(hold=hold, observe=ignored, measures=ignored, probes=(), gpu=None)
             return rig, SimpleNamespace(preflight=ignored), fake_runs.environment()
 
-        def run_suite(suite, *, writer, **_):
+        def run_suite(agenda, *, writer, **_):
             began = time.monotonic()
             time.sleep(0.1)
-            for measurement in fake_runs.timed(suite.cases[0], 0.1, processes=2):
+            for measurement in fake_runs.timed(agenda.suite.cases[0], 0.1, processes=2):
                 writer.append(measurement)
             with open({str(stamps)!r}, "a") as file:
                 file.write(f"{{os.getpid()}}, {{began}}, {{time.monotonic()}}\\n")

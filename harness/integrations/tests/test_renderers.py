@@ -356,6 +356,7 @@ def test_a_case_that_was_not_run_is_skipped_and_no_failure() -> None:
 
     document = junit(judged)
 
+    assert [c.case_id for c in judged.cases] == [cases[0].case_id]
     assert [*results(document).values()][-2:] == ["passed", "skipped"]
     assert f"{cases[1].case_id}" in comment(judged)
     for said in (document, comment(judged)):

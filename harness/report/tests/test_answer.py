@@ -171,6 +171,23 @@ def test_correctness_counts_processes_and_names_the_reason() -> None:
     ]
 
 
+def test_correctness_says_which_share_of_the_rows_was_compared() -> None:
+    """Else a sample of a long sequence looks like all of it."""
+    few = Accuracy(tensors=(TensorError(name="o", error=0.2, bound=0.5),))
+
+    def measure(c: Case) -> list[Measurement]:
+        T = int(c.axes["seq_len"])
+        rows = replace(few, sampled=(T // 8, T) if c.provider == "nsa" else None)
+        return [replace(m, accuracy=rows) for m in timed(c, 1.0)]
+
+    built = values(run(CASES, measure))
+
+    assert [row[1] for row in built["correctness"].rows] == [
+        "6 of 6, 64 of 512 to 256 of 2,048 rows",
+        "6 of 6",
+    ]
+
+
 def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
     recorded = run(CASES, lambda c: timed(c, 0.05, steady=c is not CASES[1]))
 

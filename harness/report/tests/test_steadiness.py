@@ -6,7 +6,7 @@ from harness.report import steadiness
 from harness.tests.fake_runs import case, run, timed
 
 CASE = case({"seq_len": 512})
-PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6)
+PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6, sync_s=9e-6)
 PROOF = SelfTest(at="2026-11-21T07:30:13+00:00", device="GPU-5d1e0f4c", peaks=PEAKS)
 
 
@@ -26,6 +26,7 @@ def test_the_report_states_the_measured_peaks_or_why_there_are_none() -> None:
     skipped = SelfTest(at="", device="cpu", skipped="--no-self-test")
 
     assert "800,000 GFLOP/s bf16" in measured
+    assert "9.00 µs a host sync" in measured
     assert "GPU-5d1e0f4c" in measured
     assert "--no-self-test" in steadiness.self_test_sentence(
         run([CASE], lambda _: [], self_tests=(skipped,))

@@ -16,7 +16,7 @@ from harness.machine.gpu_idle import IdleCheck, nvml_meter
 from harness.records import Clock, Outcome
 from harness.runner import stacks, watchdog
 from harness.runner.launcher import Launcher
-from harness.runner.run import run_suite
+from harness.runner.run import Agenda, run_suite
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, file_of, make_case, run
 from harness.tests.workers import GPU, QUICK, Memory, Quiet, make_suite
 from harness.tests.workers import make_case as make_good
@@ -180,7 +180,7 @@ def test_errors_of_a_gpu_stay_in_their_process(warm: Launcher, tmp_path: Path) -
     cases = [make_good(f) for f in ("fills_the_gpu", "faults_on_the_gpu", "multiplies_on_gpu")]
     with nvml_meter(nvml.gpus()[0].uuid) as meter:
         run_suite(
-            make_suite(*cases),
+            Agenda(make_suite(*cases)),
             writer=writer,
             probes=(),
             observer=Quiet(),

@@ -22,7 +22,7 @@ from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.runner import launcher
 from harness.runner import run as running
 from harness.runner.launcher import Launcher
-from harness.runner.run import run_suite
+from harness.runner.run import Agenda, run_suite
 from harness.tests.workers import (
     GPU,
     QUICK,
@@ -56,7 +56,8 @@ class Planned(Memory):
 
     def run(self, suite: Suite, **options: Any) -> list[tuple[str, int, Outcome]]:
         options |= {"launcher": self.launcher, "observer": self.observer}
-        run_suite(suite, writer=self, probes=(), **options)
+        agenda = Agenda(suite, recorded=options.pop("recorded", ()))
+        run_suite(agenda, writer=self, probes=(), **options)
         return self.outcomes
 
 
@@ -81,7 +82,7 @@ def test_a_failed_case_is_not_measured_again(planned: Planned) -> None:
     suite = make_suite(*suite_of("raises", processes=3).cases, *suite_of("good").cases)
 
     assert planned.run(suite) == [("raises", 0, Outcome.CRASH), ("good", 0, Outcome.OK)]
-    assert planned.observer.totals == [4, 2]
+    assert planned.observer.totals == [4, 2, 2]
 
 
 def test_a_resumed_run_does_only_what_is_left(planned: Planned) -> None:

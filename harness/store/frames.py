@@ -1,0 +1,98 @@
+"""A stored run as pandas frames, for a notebook."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from harness.analysis.summary import summarise
+from harness.records import COUNTERS, METRICS, CaseSummary, Run
+from harness.store import reader, tables
+from harness.store.index import NOT_RUN
+
+_COLUMNS = [*tables.COLUMNS]
+_OF_PROCESS = ["case_id", *_COLUMNS[_COLUMNS.index("process") : _COLUMNS.index("sample")]]
+_OF_SAMPLE = ["case_id", "process", *_COLUMNS[_COLUMNS.index("sample") :]]
+_UNITS = {"_s": "s", "bytes": "B", "flops": "FLOP", "tokens": "tokens"}
+"""End of a column's name -> its unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFrames:
+    """A run as frames, one row for each thing; `frame.attrs["units"]` has units by column.
+
+    Every frame has `run_id`, `case_id`, `workload`, `provider` and a column for each axis, called
+    `axis_NAME` if the frames have another column NAME. What is unknown is missing.
+    """
+
+    run: Run
+    """The whole record: suite, environment, telemetry, profiles."""
+    cases: pd.DataFrame
+    """A case: `outcome` (`ok`, `crash`, ..., `not run`) and its metrics (`step_s`, `tokens_per_s`,
+    `peak_memory_bytes`, ...), each with its 95 % interval in `METRIC_lo` and `METRIC_hi`, which one
+    process does not have."""
+    processes: pd.DataFrame
+    """A process: `process` (from 0), `outcome`, `detail`, `clock`, `steady`, `tokens`, `flops` and
+    `bytes` of one step, `peak_memory_bytes`, `lower_bound_s`, `wall_s`."""
+    samples: pd.DataFrame
+    """A steady step: `process`, `sample` (from 0), `sample_s` on the clock of its process,
+    `host_sample_s`, `sample_at_s` since the launch, `discarded` (why it does not count)."""
+    counters: pd.DataFrame
+    """A process that counted: `process`, its counts of one step (`host_syncs`, ...), and `exact`:
+    whether two steps agree."""
+
+
+def load(run: str | Path, store: str | Path) -> RunFrames:
+    """See harness.load."""
+    whole = reader.load(Path(store), run)
+    own = (r for c in whole.suite.cases if c.program for r in c.program.readings)
+    units = {r.metric: r.unit for r in own} | {m.name: m.unit for m in METRICS.values()}
+    units |= {name: unit for name in _COLUMNS for end, unit in _UNITS.items() if name.endswith(end)}
+    summaries = summarise(whole)
+    metrics = [name for name in units if any(name in s.metrics for s in summaries)]
+    units |= {f"{name}_{end}": units[name] for name in metrics for end in ("lo", "hi")}
+    taken = {*_COLUMNS, *units, "exact"}
+    cases = pd.DataFrame(
+        {
+            "run_id": whole.run_id,
+            **{name: getattr(s.case, name) for name in ("case_id", "workload", "provider")},
+            **{f"axis_{n}" if n in taken else n: v for n, v in s.case.axes.items()},
+        }
+        for s in summaries
+    ).convert_dtypes()
+    rows = tables.frame(whole)
+    counted = pd.DataFrame(
+        (
+            (m.case_id, m.process, *(getattr(m.counters, n) for n in (*COUNTERS, "exact")))
+            for m in whole.measurements
+            if m.counters
+        ),
+        columns=["case_id", "process", *COUNTERS, "exact"],
+    ).astype({"case_id": "string", **dict.fromkeys(["process", *COUNTERS], "Int64")})
+
+    summed = pd.DataFrame(_summed(s, metrics) for s in summaries)
+
+    def framed(frame: pd.DataFrame) -> pd.DataFrame:
+        joined = cases.merge(frame, on="case_id")
+        joined.attrs["units"] = {name: units[name] for name in frame.columns if name in units}
+        return joined
+
+    return RunFrames(
+        run=whole,
+        cases=framed(summed.astype({"case_id": "string", "outcome": "string"})),
+        processes=framed(rows[rows["sample"].fillna(0) == 0].dropna(subset="process")[_OF_PROCESS]),
+        samples=framed(rows.dropna(subset="sample")[_OF_SAMPLE]),
+        counters=framed(counted),
+    )
+
+
+def _summed(s: CaseSummary, metrics: Sequence[str]) -> dict[str, object]:
+    row: dict[str, object] = {"case_id": s.case.case_id, "outcome": str(s.outcome or NOT_RUN)}
+    for name in metrics:
+        e = s.metrics.get(name)
+        ends = (e.value, e.low, e.high) if e else (None, None, None)
+        found = (math.nan if end is None else end for end in ends)
+        row |= zip((name, f"{name}_lo", f"{name}_hi"), found, strict=True)
+    return row

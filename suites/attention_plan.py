@@ -1,0 +1,152 @@
+"""One case of the `attention` workload, read from its axes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from harness.records import Scalar
+from nsa import roofline
+from nsa.config import BRANCHES as GATED
+from nsa.config import ROUTES, NSAConfig, Routes
+from nsa.flags import Flags
+from suites import peers
+from suites.axes import DENSE, DTYPES, Axes, AxisError
+from suites.selections import SELECTIONS, Selection
+
+BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
+_READ = {
+    "whole": ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates"),
+    "compress": ("q", "k_cmp", "v_cmp"),
+    "scores": ("q", "k_cmp"),
+    "select": ("q", "k_sel", "v_sel"),
+    "window": ("q", "k_win", "v_win"),
+    "dense": ("q", "k_sel", "v_sel"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """One case of the `attention` workload."""
+
+    provider: str
+    B: int
+    T: int
+    HQ: int
+    HKV: int
+    Dk: int
+    Dv: int
+    dtype: torch.dtype
+    backward: bool
+    branch: roofline.Part
+    selection: Selection
+    config: NSAConfig
+    routes: Routes
+
+    @property
+    def dense(self) -> bool:
+        """Whether the provider computes plain causal attention."""
+        return self.provider in DENSE or (self.provider == "fla-attn" and self.branch == "whole")
+
+    @property
+    def shared(self) -> bool:
+        """Whether the branches share keys and values, whose means are the compressed ones."""
+        return self.provider == "fla-nsa" and self.branch == "whole"
+
+    @property
+    def selects(self) -> bool:
+        """Whether the computation under test selects blocks."""
+        return self.branch in ("whole", "scores") and not self.dense
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Attentions that are computed: those whose outputs the gates weigh, or one."""
+        one = "dense" if self.dense else self.branch
+        return GATED if one == "whole" else (one,)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Inputs of the computation under test: those it has gradients for."""
+        if self.shared:
+            return ("q", "k_sel", "v_sel", "gates")
+        return _READ["dense" if self.dense else self.branch]
+
+    @classmethod
+    def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "AttentionPlan":
+        """Check the axes of one case.
+
+        The provider is a route of selected attention, while the other branches follow the
+        NSA_* flags; or `triton` or `reference`, which is all of them; or a route of the one
+        branch under test; or dense attention; or one of suites.peers.
+        """
+        given = Axes("attention", axes, flags)
+        routes = dict.fromkeys(route for part in ROUTES.values() for route in part)
+        given.provider(provider, (*routes, *DENSE, *peers.PEERS))
+        default = NSAConfig()
+        sizes = NSAConfig(
+            compress_block_size=given.integer("compress_block_size", default.compress_block_size),
+            compress_stride=given.integer("compress_stride", default.compress_stride),
+            select_block_size=given.integer("select_block_size", default.select_block_size),
+            num_blocks=given.integer("num_blocks", default.num_blocks),
+            window_size=given.integer("window_size", default.window_size),
+        )
+        branch = given.word("branch", BRANCHES, "whole")
+        plan = cls(
+            provider=provider,
+            B=given.integer("batch", 1),
+            T=given.integer("seq_len"),
+            HQ=given.integer("q_heads"),
+            HKV=given.integer("kv_heads"),
+            Dk=given.integer("head_dim_qk"),
+            Dv=given.integer("head_dim_v"),
+            dtype=DTYPES[given.word("dtype", DTYPES)],
+            backward=given.word("pass", ("forward", "forward+backward")) != "forward",
+            branch=branch,
+            selection=given.word("selection", SELECTIONS, "real"),
+            config=peers.nsa_config(sizes) if (provider, branch) == ("fla-nsa", "whole") else sizes,
+            routes=_routes(provider, branch, given),
+        )
+        given.finish()
+        if plan.selection != "real" and branch != "select":
+            raise AxisError(
+                f"attention: selection={plan.selection} needs branch=select; the rest of the "
+                "operator selects for itself"
+            )
+        if branch == "scores" and plan.backward:
+            raise AxisError("attention: selection has no gradient; branch=scores is forward only")
+        return plan
+
+
+def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
+    """The route of each part; an AxisError where the provider has no such branch.
+
+    Flags choose the parts that run and that the provider leaves open.
+    """
+    own = _own_routes(provider, branch)
+    parts = {"whole": tuple(ROUTES), "select": ("scores", "select")}.get(branch, (branch,))
+    left = [part for part in parts if part not in own]
+    if not left:
+        given.unrouted(f"{provider} sets every route that runs")
+    return Routes(**own, **{part: given.flags.route(part) for part in left})
+
+
+def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
+    """Parts of the operator, and the route that the provider is for each."""
+    none = {part: getattr(Routes(), part) for part in ROUTES}
+    if provider in DENSE:
+        if branch != "whole":
+            raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
+        return none
+    if provider in peers.PEERS:
+        if branch not in peers.PEERS[provider]:
+            known = ", ".join(peers.PEERS[provider])
+            raise AxisError(f"attention: {provider} has no branch {branch!r}; only {known}")
+        return none
+    if provider in ("triton", "reference"):
+        return dict.fromkeys(ROUTES, provider)
+    if provider in ROUTES["select"]:
+        return {"select": provider}
+    if provider not in ROUTES.get(branch, ()):
+        parts = [part for part, routes in ROUTES.items() if provider in routes]
+        raise AxisError(f"attention: {provider} has no branch {branch!r}; only {', '.join(parts)}")
+    return {branch: provider}
