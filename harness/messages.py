@@ -77,6 +77,8 @@ class MeasureOrder(WorkerOrder):
     """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
     elsewhere: tuple[str, ...] = ()
     """Working trees of the repository from which no code may be loaded, except for the roots."""
+    trace: str = ""
+    """File for a Chrome trace of the profiled steps; empty if none is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Names for the parts of the operator in a profile."""
+"""Names for the parts of the operator, and of a training step, in a profile."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,15 +1,27 @@
-"""Effect of the provider, or of an axis with two values, on the speed of otherwise equal cases."""
+"""Effect of the provider, or of an axis with two values, on the speed of otherwise equal cases.
+
+If the whole interval of one pair of cases is below that of another, their mean describes neither:
+the effect is then that in each level of the axis that separates the pairs. Below: the first
+provider against the others, and the parts of a step.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from statistics import pvariance
+from typing import Any
 
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import half_width, times_better
-from harness.records import CaseSummary, Estimate, Outcome, Scalar
+from harness.records import Case, CaseSummary, Estimate, Outcome, Run, Scalar
 
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
+APART = 0.03
+"""Effects whose intervals are nearer to each other than this count as one."""
+MAX_LEVELS = 6
+"""Levels that one effect is split into; beyond that, its range is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +30,15 @@ class Effect:
 
     workload: str
     axis: str
+    """Axes that only change together are one, joined by a slash like their values."""
     base: Scalar
     value: Scalar
+    within: Mapping[str, Scalar] = field(default_factory=dict)
+    """The level of other axes in which the pairs are, because it changes the effect."""
+    other: str = ""
+    """The workload of the base, if it is another one."""
     ratio: float
-    """Geometric mean over the pairs."""
+    """Geometric mean over the pairs; of no use if they disagree."""
     low: float | None
     high: float | None
     """95 % interval over processes, for exactly these pairs; None with one process per case."""
@@ -29,6 +46,8 @@ class Effect:
     largest: float
     """Ratios of the pairs that the axis slows least and most."""
     pairs: int
+    disagree: bool = False
+    """Whether another axis changes the effect and no level of it has one effect."""
 
     @property
     def negligible(self) -> bool:
@@ -41,36 +60,125 @@ class Effect:
 
 
 def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
-    """One effect per workload and swept axis with exactly two values, and per provider.
+    """One effect per workload and swept axis with exactly two values, and per provider; between two
+    workloads that do the same, per axis that has one value in each.
 
-    A pair counts if both cases are ok and all other axes are equal, so axes that change together
-    have no effect of their own. The base is the first value in the suite, or the first provider
-    with an ok case.
+    A pair counts if both cases are ok and all other axes are equal. The base is the first value in
+    the suite, or the first provider with an ok case. Where another axis changes the effect, there
+    is one effect per level of it.
     """
-    found = []
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        cases = [s for s in summaries if s.case.workload == workload]
-        names = dict.fromkeys(name for s in cases for name in s.case.swept)
-        for axis in ["provider", *names]:
+    found: list[Effect] = []
+    by_workload: dict[str, list[CaseSummary]] = {}
+    for s in summaries:
+        by_workload.setdefault(s.case.workload, []).append(s)
+    for workload, cases in by_workload.items():
+        for axis in ["provider", *_axes(cases)]:
             base, *others = _values(cases, axis) or [""]
-            ok = [s for s in cases if _has_a_speed(s)]
-            groups = [{s.case.get(axis): s for s in group} for group in groups_along(ok, axis)]
             for value in others:
-                both = [group for group in groups if {base, value} <= group.keys()]
-                both = [g for g in both if bool(g[base].tokens) == bool(g[value].tokens)]
-                pairs = [(per_token(group[base]), per_token(group[value])) for group in both]
-                if pairs:
-                    found.append(_effect(workload, axis, base, value, pairs))
+                pairs = _pairs(cases, axis, base, value)
+                found += _effects(pairs, workload=workload, axis=axis, base=base, value=value)
+    for first, second in combinations(by_workload, 2):
+        cases = by_workload[first] + by_workload[second]
+        for axis in dict.fromkeys(name for s in cases for name in s.case.axes):
+            ends = [{s.case.axes.get(axis) for s in by_workload[w]} for w in (first, second)]
+            (start, *more), (end, *rest) = ends
+            if more or rest or start == end or start is None or end is None:
+                continue
+            pairs = _pairs(cases, axis, start, end, "workload")
+            known = {"workload": second, "other": first, "axis": axis, "base": start}
+            found += _effects(pairs, **known, value=end)
     return tuple(found)
+
+
+def _axes(cases: Sequence[CaseSummary]) -> list[str]:
+    """The swept axes in declared order; those that only change together are joined by a slash."""
+    joined: dict[object, list[str]] = {}
+    for name in dict.fromkeys(name for s in cases for name in s.case.swept):
+        column = [s.case.get(name) for s in cases]
+        firsts = tuple(column.index(x) for x in column)
+        joined.setdefault(firsts if any(firsts) else name, []).append(name)
+    return ["/".join(names) for names in joined.values()]
+
+
+def _value(summary: CaseSummary, axis: str) -> Scalar | None:
+    if "/" not in axis:
+        return summary.case.get(axis)
+    return "/".join(str(summary.case.get(name)) for name in axis.split("/"))
 
 
 def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
     """The values to compare, the base first; none for an axis with more than two values."""
     if axis == "provider":
         return [*dict.fromkeys(s.case.provider for s in cases if _has_a_speed(s))]
-    values = [*dict.fromkeys(s.case.get(axis) for s in cases)]
+    values = [*dict.fromkeys(_value(s, axis) for s in cases)]
     known = [v for v in values if v is not None]
     return known if len(known) == len(values) == 2 else []
+
+
+_SidePair = tuple[CaseSummary, CaseSummary]
+
+
+def _pairs(
+    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar, *free: str
+) -> list[_SidePair]:
+    """Cases at the base and at the value that are equal in all but the axis and what is free."""
+    names = axis.split("/")
+    groups = groups_along([s for s in cases if _has_a_speed(s)], *names, *free)
+    sides = [{_value(s, axis): s for s in group} for group in groups]
+    pairs = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
+    return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens) and _alike(a, b, names)]
+
+
+def _alike(a: CaseSummary, b: CaseSummary, axes: Sequence[str]) -> bool:
+    """Whether two cases run the same code with the same variables, except these axes."""
+    sides = [{k: v for k, v in s.case.env.items() if k not in axes} for s in (a, b)]
+    return a.case.workload == b.case.workload or (
+        sides[0] == sides[1] and a.case.factory == b.case.factory != ""
+    )
+
+
+def _ratio(pair: _SidePair) -> Estimate:
+    """The effect in one pair, with an interval or a guard band."""
+    base, value = map(per_token, pair)
+    return times_better(value, base, higher_is_better=True)
+
+
+def _disagree(pairs: Sequence[_SidePair]) -> bool:
+    """Whether the whole interval of one pair is below that of another by more than APART."""
+    ratios = [_ratio(pair) for pair in pairs]
+    lows = [e.low for e in ratios if e.low is not None]
+    highs = [e.high for e in ratios if e.high is not None]
+    return bool(lows) and min(highs) * (1 + APART) < max(lows)
+
+
+def _levels(
+    pairs: Sequence[_SidePair], most: int
+) -> list[tuple[dict[str, Scalar], Sequence[_SidePair]]]:
+    """The pairs by the levels of the axes that separate those that disagree: at most so many.
+
+    An axis separates better if fewer of its levels disagree in themselves; then the provider comes
+    first, and an axis that leaves less scatter in its levels.
+    """
+    best: tuple[tuple[int, bool, float], str, dict[Scalar, list[_SidePair]]] | None = None
+    if _disagree(pairs):
+        for axis in ["provider", *dict.fromkeys(n for a, _ in pairs for n in a.case.swept)]:
+            levels: dict[Scalar, list[_SidePair]] = {}
+            for pair in pairs:
+                if (at := pair[0].case.get(axis)) is not None and at == pair[1].case.get(axis):
+                    levels.setdefault(at, []).append(pair)
+            if 2 <= len(levels) <= most and sum(map(len, levels.values())) == len(pairs):
+                logs = [[math.log(_ratio(p).value) for p in of] for of in levels.values()]
+                left = sum(len(of) * pvariance(of) for of in logs)
+                rank = sum(map(_disagree, levels.values())), axis != "provider", left
+                best = min(filter(None, (best, (rank, axis, levels))), key=lambda one: one[0])
+    if best is None:
+        return [({}, pairs)]
+    _, axis, levels = best
+    return [
+        ({axis: level, **within}, some)
+        for level, of in levels.items()
+        for within, some in _levels(of, most // len(levels))
+    ]
 
 
 def _has_a_speed(summary: CaseSummary) -> bool:
@@ -85,26 +193,22 @@ def per_token(summary: CaseSummary) -> Estimate:
     return replace(step, value=step.value / tokens, low=low, high=high)
 
 
-def _effect(
-    workload: str,
-    axis: str,
-    base: Scalar,
-    value: Scalar,
-    pairs: Sequence[tuple[Estimate, Estimate]],
-) -> Effect:
-    mean, ratios = mean_ratio(pairs), [b.value / a.value for a, b in pairs]
-    return Effect(
-        workload=workload,
-        axis=axis,
-        base=base,
-        value=value,
-        ratio=mean.value,
-        low=mean.low,
-        high=mean.high,
-        smallest=min(ratios),
-        largest=max(ratios),
-        pairs=len(pairs),
-    )
+def _effects(pairs: Sequence[_SidePair], **known: Any) -> Iterator[Effect]:
+    """One effect, or one per level of the axes that change it; none without pairs."""
+    for within, some in _levels(pairs, MAX_LEVELS) if pairs else ():
+        mean = mean_ratio([(per_token(a), per_token(b)) for a, b in some])
+        ratios = [_ratio(pair).value for pair in some]
+        yield Effect(
+            within=within,
+            ratio=mean.value,
+            low=mean.low,
+            high=mean.high,
+            smallest=min(ratios),
+            largest=max(ratios),
+            pairs=len(some),
+            disagree=_disagree(some),
+            **known,
+        )
 
 
 def mean_ratio(pairs: Sequence[tuple[Estimate, Estimate]]) -> Estimate:
@@ -132,11 +236,12 @@ class Versus:
     ours: str
     theirs: str
     axis: str
-    """Empty if no numeric axis has two values; there is then one point."""
     first: CaseSummary
     """Ours at the first point: it names the group."""
     points: tuple[tuple[float, Estimate], ...]
     """Value of the axis, ascending, and the ratio."""
+    roofline: tuple[tuple[float, float], ...] = ()
+    """The ratio that ours would have at the roofline, where it is known."""
 
     @property
     def crossover(self) -> tuple[float, float] | None:
@@ -150,29 +255,37 @@ class Versus:
 
 
 def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
-    """The first provider of each workload against its others, where cases are equal otherwise."""
+    """The first provider of each workload against its others along the numeric axis with the most
+    values, where cases are equal otherwise."""
     found = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload]
         ours, *others = dict.fromkeys(s.case.provider for s in cases)
         axis = _longest(cases)
         for theirs in others:
-            for group in groups_along(cases, "provider", axis):
-                sides = [
-                    {
-                        positive(s, axis): s
-                        for s in group
-                        if s.case.provider == p and _has_a_speed(s)
-                    }
-                    for p in (ours, theirs)
-                ]
-                both = sorted(sides[0].keys() & sides[1].keys())
-                if both:
-                    steps = [[of[x].metrics["step_s"] for of in sides] for x in both]
-                    ratios = [times_better(a, b, higher_is_better=False) for a, b in steps]
-                    points = tuple(zip(both, ratios, strict=True))
-                    known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
-                    found.append(Versus(first=sides[0][both[0]], points=points, **known))
+            partner = {a.case.case_id: b for a, b in _pairs(cases, "provider", ours, theirs)}
+            both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
+            for group in groups_along(both, axis):
+                ascending = sorted(group, key=lambda s: positive(s, axis))
+                points: list[tuple[float, Estimate]] = []
+                roofline: list[tuple[float, float]] = []
+                for s in ascending:
+                    step, other = s.metrics["step_s"], partner[s.case.case_id].metrics["step_s"]
+                    ratio = times_better(step, other, higher_is_better=False)
+                    points.append((positive(s, axis), ratio))
+                    if share := s.metrics.get("roofline_share"):
+                        roofline.append((positive(s, axis), ratio.value / share.value))
+                found.append(
+                    Versus(
+                        workload=workload,
+                        ours=ours,
+                        theirs=theirs,
+                        axis=axis,
+                        first=ascending[0],
+                        points=tuple(points),
+                        roofline=tuple(roofline),
+                    )
+                )
     return tuple(found)
 
 
@@ -182,3 +295,81 @@ def _longest(cases: Sequence[CaseSummary]) -> str:
     count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}
     best = max(count, key=lambda n: count[n], default="")
     return best if count.get(best, 0) > 1 else ""
+
+
+# --- where the time of a step goes ---------------------------------------------------------
+
+OTHER, OUTSIDE = "other kernels", "outside kernels"
+WHOLE = "whole"
+"""Value of an axis whose other values are parts of it."""
+MAX_STACKS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Parts of a case's step with their seconds. Those of a profile add up to the step."""
+
+    case: Case
+    step_s: float
+    parts: Mapping[str, float]
+    alone: bool = False
+    """Whether each part was timed by itself: there is no profile."""
+
+
+def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
+    """The longest of each group of cases along their longest axis, the longest step first."""
+    found: list[Stack] = []
+    for workload in dict.fromkeys(s.case.workload for s in summaries):
+        cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
+        axis = _longest(cases)
+        profiled = [(s, stack) for s in cases if (stack := _profiled(run, s.case))]
+        last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
+        found += [stack for s, stack in profiled if s in last]
+        found += [] if profiled else _alone(cases)
+    return tuple(sorted(found, key=lambda stack: -stack.step_s)[:MAX_STACKS])
+
+
+def _profiled(run: Run, case: Case) -> Stack | None:
+    """Kernel time by range, and the rest of the step; None unless two ranges are named.
+
+    Kernels that run side by side share the time.
+    """
+    m = next((m for m in run.of(case.case_id) if m.breakdown and m.profile), None)
+    if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
+        return None
+    step_s, parts = m.breakdown.step_s, dict[str, float]()
+    listed = ((use.where, use.time_s) for use in m.profile.kernels)  # in old runs: the longest
+    for where, time_s in m.breakdown.kernels_by_range.items() or listed:
+        name = _part(where)
+        parts[name] = parts.get(name, 0.0) + time_s
+    busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
+    if len(parts.keys() - {OTHER}) < 2:
+        return None
+    parts = {name: t * min(1.0, busy_s / total_s) for name, t in parts.items()}
+    parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
+    return Stack(case=case, step_s=step_s, parts={**parts, OUTSIDE: step_s - busy_s})
+
+
+def _part(where: str) -> str:
+    """`nsa.select` -> `select`; PyTorch's `Optimizer.step#AdamW.step` -> `optimiser`, and its
+    `nccl:all_reduce` -> `communication`."""
+    known = {"Optimizer.": "optimiser", "nccl:": "communication"}
+    name = next((part for start, part in known.items() if where.startswith(start)), "")
+    return name or where.rpartition(".")[2].replace("_", " ") or OTHER
+
+
+def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
+    """Cases that are whole, with the parts that are equal in all else, or the only one so named."""
+    for whole in cases:
+        for axis in (name for name, value in whole.case.axes.items() if value == WHOLE):
+            like = [s for s in cases if s.case.provider == whole.case.provider]
+            near = [s for g in groups_along(like, axis) if whole in g for s in g]
+            parts: dict[str, float] = {}
+            for value in dict.fromkeys(s.case.get(axis) for s in like if s is not whole):
+                named = [s for s in like if s.case.get(axis) == value]
+                equal = [s for s in near if s in named] or named
+                if len(equal) == 1 and value != WHOLE:
+                    parts[str(value)] = equal[0].metrics["step_s"].value
+            if len(parts) > 1:
+                step_s = whole.metrics["step_s"].value
+                yield Stack(case=whole.case, step_s=step_s, parts=parts, alone=True)

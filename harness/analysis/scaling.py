@@ -2,6 +2,7 @@
 
 step_s = c * axis^exponent, fitted on logarithms: each point weighs by its relative error, so the
 longest sequence does not dominate. A timeout is a censored point: the time is at least its bound.
+A curve that bends, as from a fixed cost to growth, has one exponent per segment.
 
 Sources: Tobin 1958 (regression with a censored response); Olsen 1978, "Note on the uniqueness
 of the maximum likelihood estimator for the Tobit model", whose parameters make it concave.
@@ -10,6 +11,7 @@ of the maximum likelihood estimator for the Tobit model", whose parameters make 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -39,6 +41,19 @@ class ScalingPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of the curve with one exponent: that between its ends."""
+
+    begin: ScalingPoint
+    end: ScalingPoint
+    exponent: Estimate
+
+    @property
+    def flat(self) -> bool:
+        return abs(self.exponent.value) < FLAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingFit:
     """The power law of a group of cases that differ in one axis."""
 
@@ -59,6 +74,23 @@ class ScalingFit:
     """The exponent between the two longest cases; None if one of them has no time."""
     steepens: bool = False
     """Whether the last octave shows that no power law holds, so that only `last` is true."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The curve in as few stretches as its octaves allow, which agree within each stretch.
+
+        Two exponents agree if their intervals overlap or they differ by less than FLAT.
+        """
+        found: list[Segment] = []
+        for before, end in pairwise(p for p in self.points if p.step_s is not None):
+            if (octave := _slope(before, end)) is None:
+                continue
+            one = Segment(begin=before, end=end, exponent=octave)
+            if found and _agree(found[-1].exponent, octave):
+                begin = found.pop().begin
+                one = replace(one, begin=begin, exponent=_slope(begin, end) or octave)
+            found.append(one)
+        return tuple(found)
 
     @property
     def last_ends(self) -> tuple[float, float]:
@@ -133,7 +165,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
-    found = replace(found, last=_last(points))
+    found = replace(found, last=_slope(*points[-2:]))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
     bounds = [
         (p.x, p.lower_bound_s) for p in points if p.step_s is None and p.lower_bound_s is not None
@@ -165,12 +197,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     (x1, y1), (x2, y2) = timed[-2:]
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
     steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
-    note = (
-        f"not a power law: the curve steepens to an exponent of {last:.2f} from "
-        f"{axis} {x1:g} to {x2:g}"
-        if steepens
-        else _note(axis, members, exponent)
-    )
+    note = "not a power law: the curve steepens" if steepens else _note(axis, members, exponent)
     return replace(
         found,
         exponent=exponent,
@@ -180,15 +207,22 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     )
 
 
-def _last(points: Sequence[ScalingPoint]) -> Estimate | None:
-    """The slope of the last octave, with the interval of the ratio of its two ends."""
-    before, end = points[-2:]
+def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
+    """The exponent between two points, with the interval of their ratio; None without a time."""
     if before.step_s is None or end.step_s is None or not end.x > before.x:
         return None
     ratio = times_better(end.step_s, before.step_s, higher_is_better=True)
     octave = math.log(end.x / before.x)
     low, high = (None if e is None else math.log(e) / octave for e in (ratio.low, ratio.high))
     return replace(ratio, value=math.log(ratio.value) / octave, low=low, high=high)
+
+
+def _agree(a: Estimate, b: Estimate) -> bool:
+    if abs(a.value - b.value) < FLAT:
+        return True
+    ends = a.low, a.high, b.low, b.high
+    low_a, high_a, low_b, high_b = (math.nan if end is None else end for end in ends)
+    return low_a <= high_b and low_b <= high_a
 
 
 def _note(axis: str, members: Sequence[CaseSummary], exponent: Estimate) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
+from harness.analysis.expectation import timeout_bound
 from harness.analysis.overhead import ExpectedTime
 from harness.machine.doctor import verdict as verdict_of
 from harness.machine.doctor import worst
@@ -130,8 +131,10 @@ def failed_self_test(proof: SelfTest, folder: Path) -> RenderableType:
 
 
 def _cell(summary: CaseSummary, metric: str) -> str:
-    estimate = summary.metrics.get(metric)
-    return units.cell(metric, estimate) if estimate else ""
+    estimate, bound = summary.metrics.get(metric), timeout_bound(summary, metric)
+    if estimate is None:
+        return units.bound_text(metric, bound) if bound else ""
+    return units.cell(metric, estimate)
 
 
 def summaries(cases: Sequence[CaseSummary]) -> RenderableType:

@@ -74,6 +74,13 @@ def run(
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
     ] = True,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help="Keep the Chrome trace of one profile per case, at most 256 MiB uncompressed.",
+        ),
+    ] = False,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
 ) -> None:
@@ -122,6 +129,7 @@ def run(
         rig, launcher, here = take(
             held, chosen, command=command(), wait_s=wait_for_gpu, say=say, store=store_root
         )
+        launcher.traces = trace
         if before is not None:
             drift.require_alike(before, here)
         work = launcher.preflight(chosen)

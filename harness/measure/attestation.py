@@ -62,6 +62,7 @@ def attest(
     step_s: float,
     time_left_s: float,
     progress: Callable[[], None] = lambda: None,
+    trace: str = "",
     **seen: Any,
 ) -> StepProfile:
     """Count and profile what was timed, and compare it with the case's rules.
@@ -80,6 +81,7 @@ def attest(
         profiling=case.settings.profile,
         profile_s=min(profile.PROFILE_S, case.settings.sample_s),
         progress=progress,
+        trace=trace,
     )
     if problem := mismatch(case, ran):
         raise PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)

@@ -6,12 +6,15 @@ step shows whether the profile fits into the time left.
 """
 
 import gc
+import gzip
 import re
+import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +42,8 @@ TOO_MANY_OPERATORS = 300_000
 SLOWER = 4.0
 """Assumed slowdown of a counted or profiled step."""
 MAX_SHARE_OF_TIME_LEFT = 0.8
+MAX_TRACE_BYTES = 256 * 2**20
+"""Of a Chrome trace before compression, which leaves about a tenth."""
 MIN_LOOKS = 10
 """Samples of the host's stack needed to name functions."""
 TOP_FRAMES = 5
@@ -94,6 +99,7 @@ def requests(
     profile_s: float = PROFILE_S,
     more_steps: int = MORE_STEPS,
     progress: Callable[[], None] = lambda: None,
+    trace: str = "",
 ) -> Generator[None, None, StepProfile]:
     """Count and profile steps that the caller runs: one between each yield and the next resumption,
     all in one thread.
@@ -105,6 +111,7 @@ def requests(
         profile_s: Time to fill with profiled steps; at least two are profiled.
         more_steps: Steps to count beyond two, if these differ, within a quarter of the time left.
         progress: Called after every step.
+        trace: File for a Chrome trace of the profiled steps, beside the log; empty for none.
     """
     began = time.monotonic()
     if why := _too_long(step_s, time_left_s):
@@ -128,7 +135,8 @@ def requests(
             counters=_counters(counted, None, why),
             profile=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
-    seen, samples = yield from _profiled(_steps(step_s, dispatched, profile_s), step_s, progress)
+    count = _steps(step_s, dispatched, profile_s)
+    seen, samples, kept = yield from _profiled(count, step_s, progress, trace)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
@@ -144,10 +152,11 @@ def requests(
             operators=operators[:MAX_USES],
             fingerprint=_fingerprint(kernels, operators),
             runtime=seen.runtime(),
-            breakdown=_breakdown(seen, samples, step_s, on_device=not no_kernels),
+            breakdown=_breakdown(seen, samples, step_s, None if no_kernels else kernels),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
+            **kept,
         ),
     )
 
@@ -191,8 +200,8 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 
 
 def _profiled(
-    steps: int, step_s: float, progress: Callable[[], None]
-) -> Generator[None, None, tuple[Trace, Sequence[host_stacks.Sample]]]:
+    steps: int, step_s: float, progress: Callable[[], None], trace: str
+) -> Generator[None, None, tuple[Trace, Sequence[host_stacks.Sample], dict[str, Any]]]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
@@ -212,7 +221,23 @@ def _profiled(
     finally:
         if was_enabled:
             gc.enable()
-    return Trace(_events(profiler)), samples
+    kept = _kept_trace(profiler, Path(trace)) if trace else {}
+    return Trace(_events(profiler)), samples, kept
+
+
+def _kept_trace(profiler: profile, file: Path) -> dict[str, Any]:
+    """Write the Chrome trace to the file, unless it is too large; the fields of the Profile."""
+    whole = file.with_suffix("")
+    try:
+        profiler.export_chrome_trace(str(whole))
+        size = whole.stat().st_size
+        if size > MAX_TRACE_BYTES:
+            return {"trace_bytes": size}
+        with whole.open("rb") as written, gzip.open(file, "wb", compresslevel=1) as compressed:
+            shutil.copyfileobj(written, compressed)
+    finally:
+        whole.unlink(missing_ok=True)
+    return {"trace": "/".join(file.parts[-2:]), "trace_bytes": file.stat().st_size}
 
 
 def _events(profiler: profile) -> Iterator[Event]:
@@ -279,10 +304,14 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
 
 
 def _breakdown(
-    seen: Trace, samples: Sequence[host_stacks.Sample], step_s: float, *, on_device: bool
+    seen: Trace,
+    samples: Sequence[host_stacks.Sample],
+    step_s: float,
+    kernels: Sequence[Use] | None,
 ) -> Breakdown:
     """Where the time goes. Functions are those of the device's idle time, or of all time without a
-    device."""
+    device: then there are no kernels."""
+    on_device = kernels is not None
     busy = [interval for w in seen.windows for interval in seen.busy(w)] if on_device else []
     starts = [start for start, _ in busy]
 
@@ -292,6 +321,9 @@ def _breakdown(
         i = bisect_right(starts, at_ns) - 1
         return i < 0 or at_ns > busy[i][1]
 
+    by_range: dict[str, float] = {}
+    for use in kernels or ():
+        by_range[use.where] = by_range.get(use.where, 0.0) + use.time_s
     spots = [(spot, seen.range_at(at)) for at, spot in samples if counts(at)]
     named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []
     return Breakdown(
@@ -299,6 +331,7 @@ def _breakdown(
         profiled_step_s=seen.step_s,
         device_busy_s=seen.busy_s() if on_device else None,
         gap_by_range=seen.gap_by_range() if on_device else {},
+        kernels_by_range=by_range,
         host_by_range=seen.host_by_range(),
         frames=tuple(Frame(function=f, where=where, share=share) for f, where, share in named),
         looks=len(spots),

@@ -200,6 +200,7 @@ class _HookedRun:
                 home=self.order.home,
                 variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
                 options=tuple(self.program.carried.values()),
+                trace=self.order.trace,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")

@@ -66,6 +66,8 @@ class HookOrder:
     variables: tuple[str, ...] = ()
     """Variables whose reads are noted, as for `options`: see harness.program.startup.reads."""
     options: tuple[str, ...] = ()
+    trace: str = ""
+    """File for a Chrome trace of the profiled steps; empty if none is wanted."""
 
 
 def watch(order: Path, note: Note) -> None:
@@ -156,6 +158,7 @@ class StepHook:
                 time_left_s=left_s,
                 profile_s=self._asked.profile_s,
                 more_steps=self._asked.more_steps,
+                trace=self._asked.trace,
             )
         try:
             next(self._profiling)

@@ -110,6 +110,9 @@ class Breakdown:
     """Time of a step in which the device works; None without a device."""
     gap_by_range: Mapping[str, float] = field(default_factory=dict)
     """Range -> its share of the device's idle time: that before the range's kernels."""
+    kernels_by_range: Mapping[str, float] = field(default_factory=dict)
+    """Range -> device time of all its kernels in a step; "" is the rest. Empty in runs that were
+    stored before this was recorded."""
     host_by_range: Mapping[str, float] = field(default_factory=dict)
     """Range -> share of the host's time in it, without inner ranges; "" is the rest."""
     frames: tuple[Frame, ...] = ()
@@ -150,6 +153,11 @@ class Profile:
     """Why there is no profile; empty if there is one."""
     no_kernels: str = ""
     """Why the kernels are unknown; empty if they are known."""
+    trace: str = ""
+    """Chrome trace of the profiled steps, compressed: its path, relative to the run folder. Empty
+    unless `harness run --trace` kept one."""
+    trace_bytes: int = 0
+    """Size of that file; without one, the size before compression of a trace that was too large."""
 
 
 LINES = "progress lines"

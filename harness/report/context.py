@@ -14,21 +14,21 @@ from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.causes import causes
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, Versus, effects, versus
+from harness.analysis.effects import Effect, Stack, Versus, effects, per_token, stacks, versus
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.statistics import TIMED, readings
+from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
 from harness.errors import ReportError
-from harness.records import CaseSummary, Measurement, Outcome, Run
+from harness.records import CaseSummary, Measurement, Outcome, Run, gpu_matches
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
-from harness.report.profile import profile_section
+from harness.report.profile import profile_section, where_table
 from harness.report.series.since import NO_RUN, since
 from harness.report.verdict_text import decided_by
 from harness.store.reader import is_full
@@ -150,7 +150,8 @@ def build(
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
     against = versus(summaries)
-    pictures = _pictures(run, summaries, fits, against)
+    parts = stacks(run, summaries)
+    pictures = _pictures(run, summaries, fits, against, parts)
     names = [p.name for p in pictures]
     no_git = "not available (not a git repository)"
     assessments = assess(suite, env, summaries)
@@ -195,6 +196,7 @@ def build(
         "rules": tables.rules(shown, suite.parts),
         "correctness": answer.correctness(run, summaries),
         "sections": [*sections.values()],
+        "where": where_table(parts, answer.names(suite)),
         "profile": profile_section(run, summaries),
         "oddities": text.oddity_sentences(odd),
         "compared": text.coverage_sentence(odd),
@@ -242,21 +244,26 @@ def _pictures(
     summaries: Sequence[CaseSummary],
     fits: Sequence[ScalingFit],
     against: Sequence[Versus],
+    parts: Sequence[Stack],
 ) -> tuple[Picture, ...]:
-    drawn: list[Picture | None] = []
+    short = answer.names(run.suite)
+    drawn = [figures.where(parts, short)]
     for workload, members in _by_workload(summaries).items():
         names = tables.labels([s.case for s in members])
+        names |= {i: short[i] for i in names if short[i] != i}
         compared = [v for v in against if v.workload == workload]
-        drawn.append(
-            figures.versus(workload, compared, _group_names(run, members, compared))
-            or figures.throughput(workload, members, names, run.suite, run.environment)
-        )
+        shown = figures.versus(workload, compared, _group_names(run, members, compared))
+        if shown is None and not any(p.alone and p.case.workload == workload for p in parts):
+            shown = figures.throughput(workload, members, names, run.suite, run.environment)
+        drawn.append(shown)
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
-    shown = _representative(run)
-    if shown is not None:
-        drawn.append(figures.telemetry(shown, f"{shown.case_id}, process {shown.process}"))
+    judged = _judged(run, summaries)
+    if slow := max(judged or summaries, key=_time_per_token, default=None):
+        label = f"Slowest {'judged ' if judged else ''}case: {short[slow.case.case_id]}"
+        most = max(run.of(slow.case.case_id), key=_sampled_readings, default=None)
+        drawn.append(figures.telemetry(most, label) if most else None)
     return tuple(p for p in drawn if p is not None)
 
 
@@ -282,14 +289,19 @@ def _group_labels(fits: Sequence[ScalingFit]) -> dict[str, str]:
     return {group: " ".join(x for x in p if x not in shared) or p[1] for group, p in parts.items()}
 
 
-def _representative(run: Run) -> Measurement | None:
-    """The ok process with the most telemetry while it was timed."""
+def _judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
+    """The cases that a rule of the suite asks on this GPU."""
+    rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
+    return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
 
-    def count(m: Measurement) -> int:
-        return max(len(readings(m, c, TIMED)) for c in ("gpu_utilisation", "cpu_utilisation"))
 
-    ok = [m for m in run.measurements if m.outcome is Outcome.OK and count(m)]
-    return max(ok, key=count, default=None)
+def _time_per_token(s: CaseSummary) -> float:
+    timed = s.outcome is Outcome.OK and "step_s" in s.metrics
+    return per_token(s).value if timed else -1.0
+
+
+def _sampled_readings(m: Measurement) -> int:
+    return max(len(readings(m, c, ("sampling",))) for c in ("gpu_utilisation", "cpu_utilisation"))
 
 
 def _telemetry_missing(run: Run) -> str:
@@ -378,6 +390,14 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
         where = named(folder / PurePath(logs[0]).parent, link=False)
         lines.append(f"{where}: output of {text.plural('process', len(logs))}")
+    profiles = [m.profile for m in run.measurements if m.profile and m.profile.trace_bytes]
+    if traces := [p for p in profiles if p.trace]:
+        first = named(folder / traces[0].trace, link=False)
+        size = units.size(sum(p.trace_bytes for p in traces))
+        others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
+        lines.append(f"{first}{others}: Chrome traces, {size}, for https://ui.perfetto.dev")
+    if large := len(profiles) - len(traces):
+        lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
 
 

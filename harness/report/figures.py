@@ -7,30 +7,33 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
-from harness.analysis.effects import Versus
+from harness.analysis.effects import OTHER, OUTSIDE, Stack, Versus
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, ScalingPoint
+from harness.analysis.statistics import between
 from harness.records import (
     METRICS,
     CaseSummary,
     Environment,
     Measurement,
     Outcome,
-    Phase,
     Suite,
     gpu_matches,
 )
-from harness.report.text import outcome_name
+from harness.report.tables import growth
+from harness.report.text import outcome_name, span_of_speeds
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -39,8 +42,11 @@ COLOURS = (BLUE, VERMILLION, PURPLE, ORANGE, SKY, BLACK)  # green is kept for `g
 MARKERS = "os^Dv<>"
 INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 
-WIDTH_IN = 8.6
-ROW_IN = 0.27
+DPI = 160
+WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
+"""No figure is larger than a screen."""
+ROW_IN = 0.23
+LONG_TITLE = 92
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
 LOG_FROM = 12.0
@@ -63,7 +69,8 @@ def throughput(
     suite: Suite,
     environment: Environment,
 ) -> Picture | None:
-    """One row a case: tokens/s, or step time without tokens, with interval and thresholds.
+    """One row a case: tokens/s, or step time without tokens, with interval and thresholds; None if
+    the rows do not fit on a screen.
 
     Args:
         labels: Case id -> the short name of its row.
@@ -77,7 +84,6 @@ def throughput(
     ranked = sorted(
         (s for s in speeds if metric in s.metrics), key=lambda s: s.metrics[metric].value
     )
-    worst, best = ranked[0].metrics[metric], ranked[-1].metrics[metric]
     # An interval is drawn up to three times the largest value, to leave room for the others.
     shown = [s.metrics[metric] for s in ranked if units.informs(metric, s.metrics[metric])]
     ends = [e.high for e in shown if e.high is not None]
@@ -85,12 +91,11 @@ def throughput(
     seen += [b for s in summaries if (b := timeout_bound(s, metric)) is not None]
     seen += [x for t in thresholds.values() for x in t.values()]
 
-    # Folded, so that more than half of the figure is left for numbers.
-    names = [
-        textwrap.fill(labels[s.case.case_id], LONG_ROW, break_on_hyphens=False) for s in summaries
-    ]
-    tall = 1.0 + 0.45 * max(name.count("\n") for name in names)
-    figure, axes = _canvas(len(summaries) * ROW_IN * tall + 1.35)
+    names = _folded(labels[s.case.case_id] for s in summaries)
+    tall = len(summaries) * ROW_IN * (1.0 + 0.45 * max(name.count("\n") for name in names)) + 1.35
+    if tall > HEIGHT_IN:
+        return None
+    figure, axes = _canvas(tall)
     _value_axis(axes, metric, seen)
     colours = _colour_by_provider(summaries)
     for row, s in enumerate(summaries):
@@ -101,33 +106,33 @@ def throughput(
     axes.set_ylim(len(summaries) - 0.5, -0.5)
     axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
     axes.set_yticklabels(names)
-    _title(figure, f"{workload}: {METRICS[metric].title} by case")
     _legend(figure, metric, colours, list(thresholds.values()))
-    key = "bar: 95 % interval of the typical process; hollow: no interval, or a bound"
-    figure.supxlabel(key, x=0.008, ha="left", fontsize=8, color=MUTED)
-    alt = (
-        f"{METRICS[metric].title} of {len(summaries)} {workload} cases, from "
-        f"{units.measured(metric, worst)} to {units.measured(metric, best)}"
-    )
-    return Picture(name=f"speed-{slug(workload)}", alt=alt, png=_png(figure))
+    worst_first = ranked if METRICS[metric].higher_is_better else ranked[::-1]
+    said = [
+        f"{word} {METRICS[metric].title}, {units.value(metric, s.metrics[metric])}: "
+        f"{labels[s.case.case_id]}"
+        for word, s in (("best", worst_first[-1]), ("worst", worst_first[0]))
+    ]
+    return _picture(f"speed-{slug(workload)}", figure, *said)
 
 
 def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> Picture | None:
-    """Times as fast as another provider along an axis: one panel a configuration, 1 is dashed.
+    """Times as fast as another provider along an axis: one panel a configuration, 1 is dashed, and
+    the roofline dotted.
 
     Args:
         names: Id of a group's first case -> `panel, curve`.
     """
-    drawn = list(found)
-    if not any(len(v.points) > 1 for v in drawn):
-        return None
+    drawn = [v for v in found if len(v.points) > 1]
     split = [names[v.first.case.case_id].partition(", ")[::2] for v in drawn]
     panels = list(dict.fromkeys(panel for panel, _ in split))[:MAX_PANELS]
+    if not panels:
+        return None
     theirs = list(dict.fromkeys(v.theirs for v in drawn))
     curves = [(c, t) for c in dict.fromkeys(c for _, c in split) for t in theirs]
-    across = min(3, len(panels))
+    across = min(5, len(panels))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(WIDTH_IN, 1.0 + 2.1 * down), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, min(HEIGHT_IN, 1.4 + 2 * down)), layout="constrained")
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     xs = sorted({x for v in drawn for x, _ in v.points})
     for axes, panel in zip(grid.flat, panels, strict=False):
@@ -148,11 +153,12 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
                     axes.plot([x, x], [r.low, r.high], color=colour, lw=2, alpha=0.4)
                 face = colour if several else "white"
                 axes.plot(x, r.value, marker, color=colour, ms=4.5, mfc=face)
-        axes.xaxis.set_major_locator(FixedLocator(xs))
+            if v.roofline:
+                axes.plot(*zip(*v.roofline, strict=True), color=colour, lw=1, ls=":")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
-        axes.tick_params(axis="x", labelrotation=30)
         axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
+        _lengths(axes, xs[:: -(-len(xs) // 6)])
     low, high = grid.flat[0].get_ylim()
     steps = [b * 10**e for e in range(-3, 5) for b in (1, 2, 5)]
     for axes in grid.flat:
@@ -160,90 +166,143 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.number(y) + "x"))
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
-    figure.supxlabel(drawn[0].axis, fontsize=9, color=MUTED)
+    grid[-1][0].set_xlabel(drawn[0].axis, fontsize=9, color=MUTED)
+    grid[0][0].set_ylabel("times as fast", fontsize=9, color=MUTED)
+    texts = [", ".join(filter(None, (c, f"against {t}" if c else t))) for c, t in curves]
     handles = [
         Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], ms=5)
         for i in range(len(curves))
     ]
-    if len(curves) > 1 or len(theirs) > 1:
-        several = len(theirs) > 1
-        texts = [", ".join(filter(None, (c, f"vs {t}" if several else ""))) for c, t in curves]
-        figure.legend(handles, texts, loc="outside upper right", ncols=3, frameon=False, fontsize=8)
-    _title(figure, f"{workload}: {drawn[0].ours}, times as fast as {' and '.join(theirs)}")
-    ends = [r.value for v in drawn for _, r in v.points]
-    alt = (
-        f"{workload}: {drawn[0].ours} is {units.factor(min(ends))} to {units.factor(max(ends))} as "
-        f"fast as {' and '.join(theirs)}, by {drawn[0].axis}"
-    )
-    return Picture(name=f"speed-{slug(workload)}", alt=alt, png=_png(figure))
+    if any(v.roofline for v in drawn):
+        handles.append(Line2D([], [], color=MUTED, lw=1, ls=":"))
+        texts.append("at the roofline")
+    figure.legend(handles, texts, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    said = [
+        f"{drawn[0].ours} is {span_of_speeds(ends)} {t} at {drawn[0].axis} {xs[-1]:,g}"
+        for t in theirs
+        if (ends := [r.value for v in drawn if v.theirs == t for x, r in v.points if x == xs[-1]])
+    ]
+    return _picture(f"speed-{slug(workload)}", figure, *said)
 
 
 def scaling(
     workload: str, axis: str, fits: Sequence[ScalingFit], labels: Mapping[str, str]
 ) -> Picture | None:
-    """Step time along an axis, both logarithmic, one line per group.
+    """Step time along an axis, both logarithmic, one line per group; None with more lines than
+    colours.
 
     Args:
         labels: Group -> its short name in the legend.
     """
     drawn = [f for f in fits if any(p.step_s or p.lower_bound_s for p in f.points)]
-    if not any(f.exponent for f in drawn):
+    if not any(f.exponent for f in drawn) or len(drawn) > len(COLOURS):
         return None
-    figure, axes = _canvas(3.6 + 0.2 * len(drawn))
+    figure, axes = _canvas(HEIGHT_IN)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    names = []
     handles = []
     for i, f in enumerate(drawn):
         colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
         _curve(axes, f, colour, marker)
-        power = "" if f.exponent is None else f"  {units.cell('scaling_exponent', f.exponent)}"
-        names.append(labels[f.group] + power)
         handles.append(Line2D([], [], color=colour, marker=marker, ms=5, lw=1.2))
     xs = sorted({p.x for f in drawn for p in f.points})
     margin = (xs[-1] / xs[0]) ** 0.05
     axes.set_xlim(xs[0] / margin, xs[-1] * margin)
-    axes.xaxis.set_major_locator(FixedLocator(xs))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+    _lengths(axes, xs)
     bottom, top = axes.get_ylim()
     if any(f.censored for f in drawn):
         axes.set_ylim(bottom, top * (top / bottom) ** 0.1)  # room for the arrows
     _log_ticks(axes.yaxis, axes.get_ylim())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.plain("step_s", y)))
     late = "   (arrow: timed out, at least this long)" if any(f.censored for f in drawn) else ""
-    axes.set_xlabel(axis + late, color=MUTED)
+    axes.set_xlabel(f"{axis}; on the lines: exponent{late}", color=MUTED)
     axes.set_ylabel("step time", color=MUTED)
-    _title(figure, f"{workload}: step time along {axis}, with fitted exponent [95 %]")
-    figure.legend(handles, names, loc="outside lower left", frameon=False, fontsize=8.5)
-    alt = f"Step time of {workload} along {axis}; exponents: {', '.join(names)}"
-    return Picture(name=f"scaling-{slug(workload)}-{slug(axis)}", alt=alt, png=_png(figure))
+    names = _folded(labels[f.group] for f in drawn)
+    figure.legend(handles, names, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    first = next(f for f in drawn if f.segments)
+    said = f"exponent of {axis}: {growth(first)}"
+    return _picture(f"scaling-{slug(workload)}-{slug(axis)}", figure, labels[first.group], said)
+
+
+def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
+    """A bar a case: the length of a part is its share of the step, its time is printed.
+
+    Args:
+        names: Case id -> its short name.
+    """
+    if not found:
+        return None
+    figure, axes = _canvas(min(HEIGHT_IN, 1.3 + 0.3 * len(found)))
+    every = dict.fromkeys(name for stack in found for name in stack.parts)
+    parts = [
+        *(n for n in every if n not in (OTHER, OUTSIDE)),
+        *(n for n in (OTHER, OUTSIDE) if n in every),
+    ]
+    colours = dict(zip(parts, (*COLOURS[:3], GREEN, *COLOURS[3:], *COLOURS), strict=False))
+    colours |= {OTHER: "#BBBBBB", OUTSIDE: "white"}
+    style: dict[str, Any] = {"edgecolor": "#888888", "lw": 0.4}
+    for row, stack in enumerate(found):
+        left = 0.0
+        for name in parts:
+            share = stack.parts.get(name, 0.0) / stack.step_s
+            dark = colours[name] in (BLUE, VERMILLION, GREEN, BLACK)
+            hatch = "////" if name == OUTSIDE else None
+            axes.barh(row, share, left=left, color=colours[name], hatch=hatch, height=0.7, **style)
+            if share > 0.07:
+                text, ink = units.duration(stack.parts[name]), "white" if dark else INK
+                box = {"facecolor": colours[name], "edgecolor": "none", "pad": 0.8}
+                at = left + share / 2, row
+                axes.text(*at, text, ha="center", va="center", fontsize=7.5, color=ink, bbox=box)
+            left += share
+        total = units.duration(stack.step_s) + (" (parts timed alone)" if stack.alone else "")
+        axes.text(max(left, 1.0) + 0.008, row, total, va="center", fontsize=8, color=INK)
+    axes.set_xlim(0, 1.2)
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f} %"))
+    axes.set_xlabel("share of the step, whose time is on the right", color=MUTED)
+    axes.yaxis.set_major_locator(FixedLocator(range(len(found))))
+    axes.set_yticklabels(_folded(names[stack.case.case_id] for stack in found))
+    handles = [
+        Patch(fc=colours[n], ec="#888888", lw=0.4, hatch="////" if n == OUTSIDE else None)
+        for n in parts
+    ]
+    figure.legend(handles, parts, loc="outside lower center", ncols=8, frameon=False, fontsize=8)
+    most, seconds = max(found[0].parts.items(), key=lambda part: part[1])
+    name, step = names[found[0].case.case_id], units.duration(found[0].step_s)
+    part = units.percent(round(seconds / found[0].step_s, 2))
+    return _picture("where", figure, f"{name}: {part} of {step} are {most}")
 
 
 def telemetry(measurement: Measurement, label: str) -> Picture | None:
-    """GPU and CPU over the life of one process, its phases shaded."""
+    """GPU and CPU of one process while it was sampled."""
     seen = measurement.telemetry
-    if seen is None or len(seen.t_s) < 2:
+    phase = next((p for p in measurement.phases if p.name == "sampling"), None)
+    if seen is None or phase is None:
         return None
-    panels = [p for p in _PANELS if any(v is not None for v in seen.channels.get(p[0], ()))]
+    panels = [
+        (p, v) for p in _PANELS if len(v := between(seen, p[0], phase.start_s, phase.end_s)) > 1
+    ]
     if not panels:
         return None
-    figure = Figure(figsize=(WIDTH_IN, 0.9 + 1.25 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.8 * len(panels)), layout="constrained")
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (channel, name, size, top), colour in zip(rows, panels, COLOURS, strict=False):
+    said = []
+    for axes, ((channel, name, size, top), found), colour in zip(
+        rows, panels, COLOURS, strict=False
+    ):
         _plain(axes)
         values = [math.nan if v is None else v / size for v in seen.channels[channel]]
-        axes.plot(seen.t_s, values, color=colour, lw=1.2)
-        axes.set_ylim(0, top or max(v for v in values if not math.isnan(v)) * 1.15 or 1)
-        axes.set_ylabel(name, color=MUTED)
+        axes.step([t - phase.start_s for t in seen.t_s], values, where="post", color=colour, lw=1.2)
+        axes.set_ylim(0, top or max(found) / size * 1.15 or 1)
+        axes.set_ylabel(name.replace(", ", "\n"), color=MUTED)
         axes.grid(axis="y", color=FAINT, lw=0.8)
-        _shade(axes, measurement.phases)
-    _name_phases(rows[0], measurement.phases)
-    rows[-1].set_xlim(0, max(seen.t_s[-1], measurement.wall_s))
-    rows[-1].set_xlabel("seconds since the process was launched", color=MUTED)
-    _title(figure, label)
-    alt = f"{', '.join(name for _, name, _, _ in panels)} over the life of one process of {label}"
-    return Picture(name="utilisation", alt=alt, png=_png(figure))
+        what, _, unit = name.partition(", ")
+        said.append(f"{what} {units.number(sum(found) / len(found) / size)} {unit}".strip())
+    rows[-1].set_xlim(0, phase.end_s - phase.start_s)
+    rows[-1].set_xlabel("seconds since sampling began", color=MUTED)
+    return _picture("utilisation", figure, label, f"On average: {', '.join(said)}")
 
 
 def slug(text: str) -> str:
@@ -254,17 +313,36 @@ def slug(text: str) -> str:
 # --- parts -------------------------------------------------------------------------------
 
 _PANELS = (
-    ("gpu_utilisation", "GPU busy (%)", 0.01, 105.0),
-    ("cpu_utilisation", "CPU (cores)", 1.0, None),
-    ("gpu_power_w", "GPU power (W)", 1.0, None),
+    ("gpu_utilisation", "GPU busy, %", 0.01, 105.0),
+    ("cpu_utilisation", "CPU cores", 1.0, None),
+    ("gpu_sm_clock_hz", "SM clock, MHz", 1e6, None),
+    ("gpu_power_w", "GPU power, W", 1.0, None),
 )
 """Channel, title, unit in SI, top of the axis."""
-MAX_PANELS = 12
+MAX_PANELS = 10
 _THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
 
 
-def _title(figure: Figure, text: str) -> None:
-    figure.suptitle(text, x=0.008, ha="left", fontsize=10.5, fontweight="bold", color=INK)
+def _picture(name: str, figure: Figure, *message: str) -> Picture:
+    """The finished figure; its message is title and alternative text."""
+    text = "\n".join(textwrap.shorten(line, LONG_TITLE, placeholder=" …") for line in message)
+    figure.suptitle(text, x=0.008, ha="left", fontsize=10, fontweight="bold", color=INK)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
+    return Picture(name=name, alt="; ".join(message), png=out.getvalue())
+
+
+def _folded(names: Iterable[str]) -> list[str]:
+    """Names of rows in short lines, so that more than half of the figure is left for numbers."""
+    return [textwrap.fill(name, LONG_ROW, break_on_hyphens=False) for name in names]
+
+
+def _lengths(axes: Axes, xs: Sequence[float]) -> None:
+    """Ticks at these values: 64k for 65,536."""
+    axes.xaxis.set_major_locator(FixedLocator(xs))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda x, _: f"{x / 1024:g}k" if x >= 8192 and x % 1024 == 0 else f"{x:,g}")
+    )
 
 
 def _canvas(height_in: float) -> tuple[Figure, Axes]:
@@ -280,12 +358,6 @@ def _plain(axes: Axes) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#BBBBBB")
     axes.tick_params(colors=INK, labelsize=8.5, length=3, color="#BBBBBB")
-
-
-def _png(figure: Figure) -> bytes:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-    return out.getvalue()
 
 
 def _colour_by_provider(summaries: Sequence[CaseSummary]) -> dict[str, str]:
@@ -313,7 +385,8 @@ def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
     else:
         axes.set_xlim(0, high * 1.12)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.plain(metric, x)))
-    axes.set_xlabel(METRICS[metric].title, color=MUTED)
+    key = "bar: 95 % interval of the typical process; hollow: none, or a bound"
+    axes.set_xlabel(f"{METRICS[metric].title}  ({key})", color=MUTED)
     axes.grid(axis="x", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)
 
@@ -377,11 +450,11 @@ def _legend(
         if values:
             text = f"{kind} {', '.join(units.plain(metric, v) for v in values)}"
             handles.append(Line2D([], [], color=colour, ls=style, lw=1.6, label=text))
-    figure.legend(handles=handles, loc="outside upper right", ncols=6, frameon=False, fontsize=8.5)
+    figure.legend(handles=handles, loc="outside lower right", ncols=6, frameon=False, fontsize=8.5)
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
-    """Draw one group: its times, its timeouts as arrows, its fit."""
+    """Draw one group: its times, the exponents of its segments, its timeouts as arrows."""
     timed = [p for p in fit.points if p.step_s is not None]
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
     for p in timed:
@@ -389,7 +462,15 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
         if e and e.low is not None and e.high is not None and units.informs("step_s", e):
             axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
     xs, ys = [p.x for p in timed], [_time(p) for p in timed]
-    axes.plot(xs, ys, marker, color=colour, ms=5, ls="" if fit.exponent else "-", lw=1)
+    axes.plot(xs, ys, marker, color=colour, ms=5, ls="-", lw=1.2)
+    for piece in fit.segments:
+        (x1, y1), (x2, y2) = ((p.x, _time(p)) for p in (piece.begin, piece.end))
+        text = "flat" if piece.flat else units.number(piece.exponent.value, 2)
+        middle = math.sqrt(x1 * x2), math.sqrt(y1 * y2)
+        axes.annotate(
+            text, middle, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8,
+            color=colour,
+        )  # fmt: skip
     for p in bounds:
         axes.plot(p.x, _time(p), marker, color=colour, ms=5, mfc="white")
         axes.annotate(
@@ -399,30 +480,8 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
             textcoords="offset points",
             arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1.2},
         )
-    if fit.exponent is not None:
-        reach = [fit.points[0].x, fit.points[-1].x]
-        axes.plot(reach, [fit.at(x) for x in reach], color=colour, lw=1.2, alpha=0.8)
 
 
 def _time(point: ScalingPoint) -> float:
     """The time of a point or its bound; a drawn point has one of them."""
     return point.step_s.value if point.step_s else point.lower_bound_s or math.nan
-
-
-def _shade(axes: Axes, phases: Sequence[Phase]) -> None:
-    for i, phase in enumerate(phases):
-        if i % 2 == 0:
-            axes.axvspan(phase.start_s, phase.end_s, color="#F4F4F4", lw=0, zorder=0)
-        if phase.name == "sampling":
-            axes.axvspan(phase.start_s, phase.end_s, color=SKY, alpha=0.18, lw=0, zorder=0)
-
-
-def _name_phases(axes: Axes, phases: Sequence[Phase]) -> None:
-    whole = max((p.end_s for p in phases), default=0.0)
-    for phase in phases:
-        if phase.end_s - phase.start_s > 0.06 * whole:
-            middle = (phase.start_s + phase.end_s) / 2
-            above = axes.get_xaxis_transform()  # seconds, and the share of the panel's height
-            axes.text(
-                middle, 1.03, phase.name, transform=above, ha="center", fontsize=8, color=MUTED
-            )

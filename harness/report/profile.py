@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import units
+from harness.analysis.effects import OTHER, OUTSIDE, Stack
 from harness.analysis.roofline import Bottleneck, Limit, bottleneck
 from harness.analysis.scaling import groups_along
 from harness.records import (
@@ -26,6 +27,8 @@ TOP = 3
 """Kernels, or operators, that a row names."""
 LARGE = 0.1
 """Share of the time from which a range is named."""
+SMALL = 0.01
+"""Share of the step from which a part has a column."""
 LETTERS = 60
 """Of a name."""
 UNEQUAL = 0.02
@@ -50,6 +53,35 @@ def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any
         "counts": _counts(summaries, first),
         "missing": tuple(_missing(first)),
     }
+
+
+def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | None:
+    """A row a case: the time of each part that reaches 1 % somewhere, and its share of the step."""
+    share: dict[str, float] = {}
+    for stack in found:
+        for name, seconds in stack.parts.items():
+            share[name] = max(share.get(name, 0.0), seconds / stack.step_s)
+    last = [name for name in (OTHER, OUTSIDE) if share.pop(name, 0.0) >= SMALL]
+    shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
+    rows, remarks = [], []
+    for stack in found:
+        name = names[stack.case.case_id]
+        cells = (
+            f"{units.duration(t)} ({100 * t / stack.step_s:.0f} %)"
+            if (t := stack.parts.get(n))
+            else NONE
+            for n in shown
+        )
+        case = name if name != stack.case.case_id else f"`{name}`"
+        rows.append((case, *cells, units.duration(stack.step_s)))
+        if stack.alone:
+            over = sum(stack.parts.values()) - stack.step_s
+            remarks.append(
+                f"Parts of {case} were timed alone, without a profile: sum less whole "
+                f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
+            )
+    columns = ("case", *(f">{n}" for n in shown), ">step")
+    return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
 
 
 def _bottlenecks(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:

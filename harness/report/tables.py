@@ -267,14 +267,26 @@ def scaling(fits: Sequence[ScalingFit]) -> Table:
     rows = []
     for f in fits:
         timed = sum(p.step_s is not None for p in f.points)
-        exponent = (
-            _unknown(f.reason) if f.exponent is None else units.cell("scaling_exponent", f.exponent)
+        rows.append(
+            (f"`{f.group}`", f.axis, growth(f), str(timed), str(f.censored), f.note or NONE)
         )
-        rows.append((f"`{f.group}`", f.axis, exponent, str(timed), str(f.censored), f.note or NONE))
     return Table(
         columns=("group", "axis", "exponent [95 %]", ">measured", ">timed out", "note"),
         rows=tuple(rows),
     )
+
+
+def growth(f: ScalingFit) -> str:
+    """The exponent, or that of each segment: `flat to 512, then 0.91 [0.88 … 0.94] to 2,048`."""
+    *bent, last = f.segments or (None,)
+    if last is None or not bent:
+        fitted = f.exponent
+        return units.cell("scaling_exponent", fitted) if fitted else _unknown(f.reason)
+    parts = [
+        f"{'flat' if s.flat else units.number(s.exponent.value, 2)} to {s.end.x:,g}" for s in bent
+    ]
+    end = "flat" if last.flat else units.cell("scaling_exponent", last.exponent)
+    return f"{', '.join(parts)}, then {end} to {last.end.x:,g}"
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:

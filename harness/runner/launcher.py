@@ -54,6 +54,8 @@ END_S = 15.0
 """Longest time for a forkserver to end a worker and its descendants."""
 CLOSE_S = 10.0
 """Longest time for a forkserver to end its descendants."""
+TRACE = ".trace.json.gz"
+"""End of the name of a Chrome trace beside a log."""
 LAST_BYTES = 2**16
 """Read of a log, to find its last line."""
 MAX_REPLY_BYTES = 2**15
@@ -177,6 +179,8 @@ class Launcher:
         self._device = ""  # unknown until described
         self.not_preloaded = ""
         """Why the workloads' modules were not imported in advance; empty if they were."""
+        self.traces = False
+        """Whether the first process of every case keeps the trace of its profile beside its log."""
 
     @classmethod
     def of(cls, suite: Suite) -> Self:
@@ -230,6 +234,7 @@ class Launcher:
             elsewhere=self._elsewhere,
             roots=self._roots,
             home=self._home,
+            trace=str(log.resolve().with_suffix(TRACE)) if self.traces and process == 0 else "",
         )
         return forkserver.fork(order, log, env, cold=cold)
 

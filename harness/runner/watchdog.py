@@ -415,15 +415,16 @@ class Story:
         return f"in {name}, at least {self._pace.steps} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
-        """The least time of one step; None before the first step began.
+        """The least time of a typical step; None before the first step began.
 
-        It is the shortest finished step (the longest may have been a cold one), or the unfinished
-        one, which began at most UNREPORTED_S after the last message.
+        It is the shortest finished step: others may have been cold, and the unfinished one may be
+        the only long one. Without any, the unfinished one, which began at most UNREPORTED_S after
+        the last message.
         """
         if not self._timed:
             return None
         unfinished_s = now - self.heard_at - UNREPORTED_S
-        return max(0.0, self._pace.shortest_s, unfinished_s) or None
+        return self._pace.shortest_s or max(0.0, unfinished_s) or None
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:
         """The phases end to end, in seconds since the launch."""

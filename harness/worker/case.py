@@ -90,6 +90,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         step_s=statistics.median(taken.samples_s),
         time_left_s=deadline - monotonic(),
         progress=reporter.alive,
+        trace=order.trace,
         effective=effective,
         flags_read=flags_read,
     )

@@ -216,7 +216,7 @@ class NSAttention(nn.Module):
         """All keys and values that the queries may read."""
 
         def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            with named_range("nsa.compress"):
+            with named_range("nsa.phi"):
                 run = compiled(NSAttention.compress) if compile_parts else NSAttention.compress
                 return run(self, k, v, rotation.blocks, cu_seqlens)
 

@@ -21,6 +21,7 @@ from nsa.model.attention import DenseAttention, NSAttention, Phi
 from nsa.model.cache import DenseCache, LayerCache
 from nsa.model.compiled import compiled
 from nsa.model.rotary import Rotation
+from nsa.profiling import named_range
 
 INIT_STD = 0.02
 
@@ -86,8 +87,10 @@ class Block(nn.Module):
         if compile_parts:
             enter, leave = compiled(enter), compiled(leave)
         attend: Callable[..., Tensor] = self.attention.attend
+        with named_range("nsa.projections"):
+            heads = enter(self, x, rotation.tokens)
         attended = attend(
-            enter(self, x, rotation.tokens),
+            heads,
             routes=routes,
             prefill=prefill,
             cu_seqlens=cu_seqlens,
@@ -95,7 +98,8 @@ class Block(nn.Module):
             rotation=rotation,
             compile_parts=compile_parts,
         )
-        return leave(self, x, attended)
+        with named_range("nsa.feed_forward"):  # and the projection of the output
+            return leave(self, x, attended)
 
     def enter(self, x: Tensor, turns: Tensor) -> Any:
         """The heads of the attention's `project`."""
@@ -238,7 +242,8 @@ class ByteLM(nn.Module):
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, **options)
             else:
                 x = block(x, **options)
-        return predict(self, x)
+        with named_range("nsa.loss"):
+            return predict(self, x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, dim], where the stream begins."""

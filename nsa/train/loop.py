@@ -22,6 +22,7 @@ from nsa.model.attention import DenseAttention
 from nsa.model.compiled import compiled, runs
 from nsa.model.language_model import ByteLM, cross_entropy, parse_checkpointing
 from nsa.model.rotary import Rotation
+from nsa.profiling import named_range
 from nsa.roofline import peak_flops
 from nsa.train.config import AUTOCAST, TrainConfig
 from nsa.train.data import Loader, fetches, open_stream
@@ -164,7 +165,7 @@ class Trainer:
             nsa.ops.Unsupported: A route cannot run here.
             TrainError: The step does not compile, or cannot be captured.
         """
-        batches = (next(self.stream) for _ in range(self.config.accum))
+        batches = (self._drawn() for _ in range(self.config.accum))
         rate = self.config.learning_rate(self.steps_done)
         if self.config.cuda_graph:
             loss = self._replay(list(batches), rate)
@@ -172,7 +173,8 @@ class Trainer:
             self._set_rate(rate)
             loss = self._learn(self._to_device(batch) for batch in batches)
         if self.device.type == "cuda":
-            self.stream.prepare(self.config.accum)
+            with named_range("nsa.data"):
+                self.stream.prepare(self.config.accum)
         self.steps_done += 1
         return loss
 
@@ -186,7 +188,8 @@ class Trainer:
                 loss = self._loss(batch, self._ddp or self.model)
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
-        self._update()
+        with named_range("nsa.optimiser"):
+            self._update()
         return torch.stack(losses).mean()
 
     def _replay(self, batches: list[Tensor], rate: float) -> Tensor:
@@ -280,10 +283,15 @@ class Trainer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _drawn(self) -> Tensor:
+        with named_range("nsa.data"):
+            return next(self.stream)
+
     def _to_device(self, batch: Tensor) -> Tensor:
-        if self.device.type == "cuda":
-            return batch.pin_memory().to(self.device, non_blocking=True)
-        return batch.to(self.device)
+        with named_range("nsa.data"):
+            if self.device.type == "cuda":
+                return batch.pin_memory().to(self.device, non_blocking=True)
+            return batch.to(self.device)
 
     def _loss(self, batch: Tensor, model: nn.Module) -> Tensor:
         dtype = AUTOCAST[self.config.precision]
@@ -303,7 +311,8 @@ class Trainer:
                 if torch.is_autocast_enabled(kind):
                     self._seen.autocast = torch.get_autocast_dtype(kind)
             measure = compiled(cross_entropy) if compile_parts else cross_entropy
-            loss = measure(logits, batch[:, 1:])
+            with named_range("nsa.loss"):
+                loss = measure(logits, batch[:, 1:])
         self._seen.batch, self._seen.logits = batch.shape, logits.dtype
         self._seen.forwards += 1
         self._seen.compiled += runs() - before

@@ -90,7 +90,8 @@ def of_one(run: Run) -> dict[str, Values]:
         "effects": [
             [
                 *(e.workload, e.axis, e.base, e.value, e.ratio, e.low, e.high),
-                *(e.smallest, e.largest, e.pairs, e.negligible),
+                *(e.smallest, e.largest, e.pairs, e.negligible, e.disagree),
+                *(dict(e.within), e.other),
             ]
             for e in effects(summaries)
         ],

@@ -1,4 +1,4 @@
-"""A profile of the operator, as the harness takes it, tells which branch each kernel is of."""
+"""A profile, as the harness takes it: the branch of each kernel, the parts of a training step."""
 
 import pytest
 import torch
@@ -35,3 +35,15 @@ def test_kernels_of_the_fused_operator_belong_to_their_branches() -> None:
     assert branches["_key_kernel"] == both
     assert branches["_score_kernel"] == branches["_top_kernel"] == {"nsa.scores"}
     assert branches["_partial_kernel"] == branches["_backward_kernel"] == {"nsa.select"}
+
+
+def test_a_training_step_names_its_parts() -> None:
+    workload = workloads.train("nsa", {"preset": "tiny", "seq_len": 24, "precision": "fp32"})
+    workload.run()
+
+    ran = profile.take(workload.run, step_s=0.05, time_left_s=60, profile_s=0.0)
+
+    assert ran.profile.breakdown is not None
+    named = set(ran.profile.breakdown.host_by_range)
+    parts = "phi compress scores select window gate projections feed_forward loss data optimiser"
+    assert {f"nsa.{part}" for part in parts.split()} <= named

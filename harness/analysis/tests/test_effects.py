@@ -1,12 +1,14 @@
 """Effects of single axes, over pairs of cases with a planted one."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.analysis.effects import effects
+from harness.analysis.effects import MAX_LEVELS, OTHER, OUTSIDE, Stack, effects, stacks, versus
 from harness.analysis.summary import summarise
-from harness.records import Measurement, Outcome
+from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
 from harness.tests.fake_runs import case, ended, run, sweep, timed
 
 
@@ -50,12 +52,14 @@ def test_each_provider_is_compared_with_the_first_that_ran() -> None:
 
 
 def test_only_pairs_of_ok_cases_that_differ_in_one_axis_count() -> None:
-    together = [case({"a": 0, "b": 0}), case({"a": 1, "b": 1})]
+    apart = [case({"a": 0, "b": 0}), case({"a": 1, "b": 1}), case({"a": 2, "b": 0})]
 
     def measure(c: Any) -> list[Measurement]:
         return timed(c, 0.1) if c.axes["gc"] == "off" else ended(c, Outcome.CRASH)
 
-    assert effects(summarise(run(together, lambda c: timed(c, 0.1)))) == ()
+    assert [
+        e for e in effects(summarise(run(apart, lambda c: timed(c, 0.1)))) if e.axis == "b"
+    ] == []
     assert effects(summarise(run(sweep(gc=["off", "on"]), measure))) == ()
 
 
@@ -70,3 +74,218 @@ def test_a_flag_without_effect_is_negligible_if_the_interval_shows_it(
     )
 
     assert (effect.low is not None, effect.negligible) == (negligible, negligible)
+
+
+def planted(effect: Callable[[Mapping[str, Any]], float], cases: Sequence[Case]) -> Any:
+    """Effects of gc, which multiplies the step of each case by the planted amount."""
+
+    def measure(c: Case) -> list[Measurement]:
+        return timed(c, 0.1 * (effect(c.axes) if c.axes["gc"] == "on" else 1), cv=0.002)
+
+    return [e for e in effects(summarise(run(cases, measure))) if e.axis == "gc"]
+
+
+def test_an_effect_is_that_in_each_level_of_the_axis_that_changes_it() -> None:
+    cases = sweep(dataset=["text", "random"], seq_len=[512, 2048], gc=["off", "on"])
+
+    found = planted(lambda axes: 1.76 if axes["seq_len"] == 512 else 1.29, cases)
+
+    assert [(e.within, e.pairs) for e in found] == [({"seq_len": 512}, 2), ({"seq_len": 2048}, 2)]
+    assert [e.ratio for e in found] == [
+        pytest.approx(1.76, rel=0.01),
+        pytest.approx(1.29, rel=0.01),
+    ]
+    assert not any(e.disagree for e in found)
+
+
+def test_an_effect_that_two_axes_change_is_split_by_both() -> None:
+    cases = sweep(dataset=["text", "random"], seq_len=[512, 2048], gc=["off", "on"])
+
+    def both(axes: Mapping[str, Any]) -> float:
+        return (
+            1.2 * (1.5 if axes["seq_len"] == 512 else 1) * (2 if axes["dataset"] == "text" else 1)
+        )
+
+    assert sorted(e.ratio for e in planted(both, cases)) == pytest.approx(
+        [1.2, 1.8, 2.4, 3.6], rel=0.01
+    )
+
+
+def test_providers_are_not_pooled_where_another_axis_separates_as_well() -> None:
+    grown: dict[tuple[str, Any], float] = {
+        ("nsa", 512): 1.3,
+        ("nsa", 2048): 1.32,
+        ("dense", 512): 1.3,
+        ("dense", 2048): 2.6,
+    }
+    cases = [
+        case({"seq_len": length, "gc": gc}, provider=provider)
+        for provider, length in grown
+        for gc in ("off", "on")
+    ]
+
+    def measure(c: Case) -> list[Measurement]:
+        factor = grown[c.provider, c.axes["seq_len"]] if c.axes["gc"] == "on" else 1
+        return timed(c, 0.1 * factor, cv=0.002)
+
+    found = [e for e in effects(summarise(run(cases, measure))) if e.axis == "gc"]
+
+    assert found[0].within == {"provider": "nsa"}
+
+
+def test_pairs_that_too_many_levels_separate_disagree() -> None:
+    lengths = [2**i for i in range(MAX_LEVELS + 1)]
+
+    (found,) = planted(
+        lambda axes: 1 + axes["seq_len"] / 10, sweep(seq_len=lengths, gc=["off", "on"])
+    )
+
+    assert found.disagree
+    assert found.within == {}
+    assert (found.smallest, found.largest) == pytest.approx((1.1, 7.4), rel=0.01)
+
+
+def test_axes_that_only_change_together_are_one() -> None:
+    cases = [
+        case({"seq_len": n, "batch": b, "gc": gc})
+        for n, b in ((2048, 16), (8192, 4))
+        for gc in ("off", "on")
+    ]
+
+    found = effects(
+        summarise(run(cases, lambda c: timed(c, float(c.axes["batch"]) * 0.01, cv=0.002)))
+    )
+
+    together = next(e for e in found if e.axis == "seq_len/batch")
+    assert (together.base, together.value, together.pairs) == ("2048/16", "8192/4", 2)
+
+
+def test_workloads_that_do_the_same_are_compared_by_the_axis_that_each_fixes() -> None:
+    def one(workload: str, graph: str, batch: int, **more: Any) -> Any:
+        made = case({"batch": batch, "graph": graph}, workload=workload)
+        return replace(made, factory="m:train", swept=("batch",), **more)
+
+    cases = [one("graphs", "on", 1), one("graphs", "on", 8), one("plain", "off", 8)]
+    swept = [one("graphs", "on", 1), one("graphs", "on", 2), one("plain", "on", 2)]
+    other = [one("graphs", "on", 8), one("plain", "off", 8, env={"NSA_USE_TRITON": "1"})]
+
+    def measure(c: Case) -> list[Measurement]:
+        return timed(c, 0.3 if c.axes["graph"] == "off" else 0.1, cv=0.002)
+
+    (found,) = (e for e in effects(summarise(run(cases, measure))) if e.other)
+
+    assert (found.workload, found.other, found.axis) == ("plain", "graphs", "graph")
+    assert (found.ratio, found.pairs) == (pytest.approx(3, rel=0.01), 1)
+    assert effects(summarise(run(other, measure))) == ()
+    assert not any(e.other for e in effects(summarise(run(swept, measure))))
+
+
+# --- where the time of a step goes ---------------------------------------------------------
+
+
+def seen(busy_s: float, **kernels: float) -> Profile:
+    """A profile of a step of 0.1 s with this time of kernels in each range."""
+    return Profile(
+        kernels=tuple(
+            Use(name="k", where=f"nsa.{where}" if where != "none" else "", calls=1, time_s=t)
+            for where, t in kernels.items()
+        ),
+        breakdown=Breakdown(step_s=0.1, profiled_step_s=0.12, device_busy_s=busy_s),
+    )
+
+
+def stacked(*cases: Case, profile: Profile | None = None, **step_s: Any) -> tuple[Stack, ...]:
+    def measure(c: Case) -> list[Measurement]:
+        step = step_s.get(str(c.axes.get("branch")), 0.1)
+        return timed(c, step, cv=0, profile=profile, samples_s=(step,) * 20)
+
+    recorded = run(cases, measure)
+    return stacks(recorded, summarise(recorded))
+
+
+@pytest.mark.parametrize(
+    ("profile", "parts"),
+    [
+        pytest.param(
+            seen(0.06, select=0.04, window=0.01, none=0.01),
+            {"select": 0.04, "window": 0.01, OTHER: 0.01, OUTSIDE: 0.04},
+            id="one after another",
+        ),
+        pytest.param(
+            seen(0.06, select=0.08, window=0.04),
+            {"select": 0.04, "window": 0.02, OTHER: 0, OUTSIDE: 0.04},
+            id="side by side, so they share the time",
+        ),
+        pytest.param(
+            seen(0.09, select=0.04, window=0.01),
+            {"select": 0.04, "window": 0.01, OTHER: 0.04, OUTSIDE: 0.01},
+            id="kernels that the record lacks",
+        ),
+        pytest.param(
+            seen(0.11, select=0.04, window=0.07),
+            {"select": 0.4 / 11, "window": 0.7 / 11, OTHER: 0, OUTSIDE: 0},
+            id="the profiled step was longer",
+        ),
+    ],
+)
+def test_the_parts_of_a_profile_add_up_to_the_step(
+    profile: Profile, parts: dict[str, float]
+) -> None:
+    (found,) = stacked(case({"seq_len": 512}), profile=profile)
+
+    assert found.parts == pytest.approx(parts)
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)
+
+
+def test_one_range_is_no_stack_and_the_longest_of_a_sweep_is_shown() -> None:
+    two = seen(0.06, select=0.04, window=0.01)
+
+    assert stacked(case({"seq_len": 512}), profile=seen(0.06, none=0.05, select=0.01)) == ()
+    assert [s.case.axes["seq_len"] for s in stacked(*sweep(seq_len=[512, 2048]), profile=two)] == [
+        2048
+    ]
+
+
+def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_counts() -> None:
+    profile = seen(0.06, select=0.03)
+    every = {
+        "Optimizer.step#AdamW.step": 0.02,
+        "nsa.optimiser": 0.01,
+        "nccl:all_reduce": 0.01,
+        "nsa.feed_forward": 0.02,
+    }
+    assert profile.breakdown is not None
+    profile = replace(profile, breakdown=replace(profile.breakdown, kernels_by_range=every))
+
+    (found,) = stacked(case({"seq_len": 512}), profile=profile)
+
+    assert found.parts == pytest.approx(
+        {"optimiser": 0.03, "communication": 0.01, "feed forward": 0.02, OTHER: 0, OUTSIDE: 0.04}
+    )
+
+
+def test_parts_timed_alone_are_a_stack_only_without_a_profile() -> None:
+    times = {"whole": 0.1, "select": 0.09, "window": 0.02, "scores": 0.005}
+    cases = [
+        case({"branch": name, "pass": "forward" if name == "scores" else "both"}) for name in times
+    ]
+
+    (found,) = stacked(*cases, **times)
+
+    assert found.alone
+    assert found.parts == pytest.approx({"select": 0.09, "window": 0.02, "scores": 0.005})
+    assert found.step_s == pytest.approx(0.1)
+    profiled = stacked(*cases, profile=seen(0.06, select=0.04, window=0.01), **times)
+    assert not any(s.alone for s in profiled)
+
+
+def test_the_speed_up_at_the_roofline_is_that_of_ours_without_its_distance() -> None:
+    cases = [case({"seq_len": n}, provider=p) for p in ("ours", "dense") for n in (0, 512, 2048)]
+    summaries = summarise(run(cases, lambda c: timed(c, 0.1 if c.provider == "ours" else 0.3)))
+    share = replace(summaries[0].metrics["step_s"], value=0.5)
+    shared = [replace(s, metrics={**s.metrics, "roofline_share": share}) for s in summaries]
+
+    (found,) = versus(shared)
+
+    assert [x for x, _ in found.points] == [512, 2048]  # 0 has no place on a logarithmic axis
+    assert [y for _, y in found.roofline] == pytest.approx([2 * r.value for _, r in found.points])

@@ -135,11 +135,37 @@ def test_a_flat_curve_has_a_fixed_cost_only_if_every_case_used_the_axis(
     assert note in fit.note
 
 
-def test_a_curve_that_steepens_is_not_a_power_law() -> None:
-    """As on a GPU: kernel launches cost the same at every length, until the work exceeds them."""
-    fit = fitted({128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099})
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(
+            {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099},
+            [(128, 512, 0.0), (512, 1024, 0.44), (1024, 2048, 0.90)],
+            id="kernel launches cost the same at every length, until the work exceeds them",
+        ),
+        pytest.param(power(1.1), [(128, 4096, 1.1)], id="one power law"),
+        pytest.param(
+            {128: 0.01, 256: 0.01, 512: math.inf, 1024: 0.04, 2048: 0.16},
+            [(128, 256, 0.0), (256, 1024, 1.0), (1024, 2048, 2.0)],
+            id="a length without a time",
+        ),
+    ],
+)
+def test_a_curve_that_bends_has_an_exponent_per_segment(
+    steps: dict[int, float], expected: list[tuple[int, int, float]]
+) -> None:
+    fit = fitted(steps, outcome=Outcome.CRASH)
 
-    assert "seq_len 1024 to 2048" in fit.note
+    assert [(s.begin.x, s.end.x) for s in fit.segments] == [ends[:2] for ends in expected]
+    for segment, (*_, exponent) in zip(fit.segments, expected, strict=True):
+        assert segment.exponent.value == pytest.approx(exponent, abs=0.06)
+        assert segment.flat == (exponent == 0)
+
+
+def test_octaves_that_few_processes_do_not_tell_apart_are_one_segment() -> None:
+    steps = {128: 0.010, 256: 0.0205, 512: 0.0450}
+
+    assert [len(fitted(steps, cv=cv).segments) for cv in (0.001, 0.2)] == [2, 1]
 
 
 def test_there_is_one_fit_for_each_value_of_the_other_axes() -> None:

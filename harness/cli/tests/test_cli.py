@@ -61,7 +61,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_suite(folder)
     suite = folder / "fakes.yaml"
     suite.write_text(suite.read_text().replace("harness.tests.fake_workloads", "own"))
-    result = harness("run", "fakes.yaml", "--json", cwd=folder)
+    result = harness("run", "fakes.yaml", "--json", "--trace", cwd=folder)
     assert result.returncode == 0, result.stderr
     (folder / "answer.json").write_text(result.stdout)
     return folder
@@ -88,6 +88,19 @@ def test_a_run_is_stored_and_ends_in_a_dated_report(once: Path) -> None:
     assert "disk" in {check["name"] for check in checks}
     assert "- **warn** device: no GPU" in page
     assert "- **ok**: " in page
+
+
+def test_the_first_process_of_a_case_keeps_its_trace_if_asked(once: Path) -> None:
+    (folder,) = (once / "reports/runs").glob("*-fakes-*")
+    recorded = reader.load(once, folder)
+
+    kept = {m.process: m.profile.trace for m in recorded.measurements if m.profile}
+    assert kept[1] == ""
+    traces = {m.profile.trace for m in recorded.measurements if m.profile and m.profile.trace}
+    assert {folder / name for name in traces} == {*folder.glob("logs/*.trace.json.gz")}
+    assert len(traces) == 2
+    page = Path(once / json.loads((once / "answer.json").read_text())["report"]).read_text("utf-8")
+    assert "and 1 more beside it: Chrome traces" in page
 
 
 def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -> None:

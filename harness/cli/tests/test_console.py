@@ -43,6 +43,18 @@ def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
     assert captured.get().count("T\N{REPLACEMENT CHARACTER}]52") == 3
 
 
+@pytest.mark.parametrize(("outcome", "bounds"), [(Outcome.TIMEOUT, True), (Outcome.HANG, False)])
+def test_a_timeout_shows_what_bounds_the_case_and_a_hang_does_not(
+    outcome: Outcome, bounds: bool
+) -> None:
+    here, late = Console(width=160), summary(1, outcome, lower_bound_s=51.2, tokens=512)
+
+    with here.capture() as captured:
+        here.print(console.summaries([late]))
+
+    assert ("under 10 " in captured.get() and "over 51.2 s" in captured.get()) is bounds
+
+
 def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     one = case({"NSA_X": 1}, env={"NSA_X": "1"})
     flags = {"NSA_X": False, "--seq-len": False}

@@ -1,7 +1,10 @@
 """Counters and profile of a step: from the events of a made-up GPU profile, and from real ones."""
 
+import gzip
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,8 +207,8 @@ def attend() -> None:
     y.sum().backward()
 
 
-def take(run=attend, *, step_s: float = 1e-3, time_left_s: float = 60.0) -> StepProfile:
-    return profile.take(run, step_s=step_s, time_left_s=time_left_s)
+def take(run=attend, *, step_s: float = 1e-3, time_left_s: float = 60.0, **k: Any) -> StepProfile:
+    return profile.take(run, step_s=step_s, time_left_s=time_left_s, **k)
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +216,24 @@ def attended() -> StepProfile:
     for _ in range(2):
         attend()
     return take()
+
+
+def test_a_trace_is_kept_on_request_unless_it_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    kept = take(trace=str(folder / "a.0.trace.json.gz")).profile
+    monkeypatch.setattr(profile, "MAX_TRACE_BYTES", 1000)
+    large = take(trace=str(folder / "b.0.trace.json.gz")).profile
+
+    (file,) = folder.iterdir()
+    assert (kept.trace, kept.trace_bytes) == ("logs/a.0.trace.json.gz", file.stat().st_size)
+    with gzip.open(file) as trace:
+        assert "aten::mm" in {event["name"] for event in json.load(trace)["traceEvents"]}
+    assert large.trace == ""
+    assert large.trace_bytes > 1000
+    assert "aten::mm" in {use.name for use in large.operators}
 
 
 def test_a_real_profile_is_the_same_every_time(attended: StepProfile) -> None:

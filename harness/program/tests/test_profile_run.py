@@ -94,11 +94,14 @@ def attested(
     roots: tuple[str, ...] = (),
     left_s: float = 600.0,
     elsewhere: tuple[str, ...] = (),
+    trace: str = "",
 ) -> Measurement:
     measured = Measurement(
         case_id=case.case_id, process=0, outcome=Outcome.OK, samples_s=(1.0,), steady=True
     )
-    order = MeasureOrder(case=case, process=0, launched_at=0.0, roots=roots, elsewhere=elsewhere)
+    order = MeasureOrder(
+        case=case, process=0, launched_at=0.0, roots=roots, elsewhere=elsewhere, trace=trace
+    )
     ends_at = time.monotonic() + left_s
     return profile_run.attested(measured, order, timed=timed, ends_at=ends_at, alive=lambda: None)
 
@@ -128,10 +131,13 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "--quiet", site], check=True)  # another working tree
     case = case_of(tmp_path, env, rule, program=TRAINING)
 
-    measured = attested(case, roots=(str(tmp_path),), elsewhere=(str(site),))
+    trace = tmp_path / "p.0.trace.json.gz"
+    measured = attested(case, roots=(str(tmp_path),), elsewhere=(str(site),), trace=str(trace))
 
     counters = counters_of(measured)
     assert measured.profile is not None
+    assert measured.profile.trace.endswith(trace.name)
+    assert trace.stat().st_size == measured.profile.trace_bytes
     assert not measured.profile.skipped
     assert counters.exact
     if not torch.cuda.is_available():

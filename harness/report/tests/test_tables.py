@@ -1,8 +1,11 @@
 """The tables of a report, cell by cell where the page of a run does not show the case."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Measurement, Outcome, Stop
 from harness.report import context, tables
@@ -146,3 +149,15 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
     assert str(page["sections"]).count("'not repeatable'") == 2
     assert "not repeatable, so without a speed" in str(page["trust"])
     assert pictures
+
+
+def test_a_curve_that_bends_is_stated_by_segment() -> None:
+    steps: dict[Any, float] = {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099}
+
+    def measure(c: Case) -> list[Measurement]:
+        return timed(c, steps[c.axes["seq_len"]], cv=0.001)
+
+    (fit,) = scaling.fit(summarise(run(sweep(seq_len=list(steps)), measure)))
+
+    assert tables.growth(fit).startswith("flat to 512, 0.4")
+    assert re.search(r" to 1,024, then 0\.\d+ \[.*\] to 2,048$", tables.growth(fit))

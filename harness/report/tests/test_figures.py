@@ -1,0 +1,112 @@
+"""The figures of a report: what they show, and that none is larger than a screen."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.analysis.effects import OUTSIDE, Stack
+from harness.records import Case, Match, Measurement, Rule, Run
+from harness.report import context, figures
+from harness.report.figures import Picture
+from harness.report.profile import where_table
+from harness.tests.fake_runs import case, run, sweep, timed
+
+SCREEN = 1300, 660
+
+
+def size(picture: Picture) -> tuple[int, ...]:
+    """Width and height in pixels, from the header of the PNG."""
+    return struct.unpack(">II", picture.png[16:24])
+
+
+def pictures(run: Run) -> dict[str, Picture]:
+    return {p.name: p for p in context.build(run, Path("reports"))[1]}
+
+
+def measured(cases: Sequence[Case], **channels: float) -> Run:
+    return run(cases, lambda c: timed(c, float(c.axes["seq_len"]) * 1e-4, telemetry=channels))
+
+
+def test_a_figure_fits_on_a_screen() -> None:
+    cases = [
+        case({"shape": f"heads of {h}", "seq_len": n}, provider=provider)
+        for h in range(6)
+        for n in (8192, 65536)
+        for provider in ("nsa", "dense")
+    ]
+
+    shown = pictures(measured(cases, gpu_utilisation=0.9, cpu_utilisation=1, gpu_power_w=500))
+
+    assert {"speed-train", "utilisation"} <= shown.keys()
+    assert all(a <= b for p in shown.values() for a, b in zip(size(p), SCREEN, strict=True))
+
+
+def test_rows_and_curves_that_do_not_fit_are_left_to_the_table() -> None:
+    few, many = (measured(sweep(seq_len=[512, 1024, 2048], batch=range(n))) for n in (2, 7))
+
+    assert {"speed-train", "scaling-train-seq-len"} <= pictures(few).keys()
+    assert not {"speed-train", "scaling-train-seq-len"} & pictures(many).keys()
+
+
+@pytest.mark.parametrize(
+    ("dense_s", "message"),
+    [
+        ({512: 0.4, 2048: 0.3}, "nsa is 3.0x faster than dense at seq_len 2,048"),
+        ({512: 0.1, 2048: 0.05}, "nsa is 2.0x slower than dense at seq_len 2,048"),
+    ],
+)
+def test_the_message_of_a_figure_is_what_it_shows(dense_s: dict[Any, float], message: str) -> None:
+    cases = [case({"seq_len": n}, provider=p) for p in ("nsa", "dense") for n in dense_s]
+
+    def measure(c: Case) -> list[Measurement]:
+        step_s = 0.1 if c.provider == "nsa" else dense_s[c.axes["seq_len"]]
+        return timed(c, step_s, samples_s=(step_s,) * 20)
+
+    assert pictures(run(cases, measure))["speed-train"].alt == message
+
+
+@pytest.mark.parametrize(
+    ("rules", "label"),
+    [
+        ((Rule(name="r", metric="step_s", go=1, match=Match(criteria={"gc": ("off",)})),),
+         "Slowest judged case: train/nsa/seq_len=1024/gc=off"),
+        ((), "Slowest case: train/nsa/seq_len=1024/gc=on"),
+    ],
+)  # fmt: skip
+def test_utilisation_is_that_of_the_slowest_judged_case(
+    rules: tuple[Rule, ...], label: str
+) -> None:
+    def measure(c: Case) -> list[Measurement]:
+        step_s = float(c.axes["seq_len"]) ** 2 * 1e-7 * (2 if c.axes["gc"] == "on" else 1)
+        return timed(c, step_s, telemetry={"gpu_utilisation": 0.6, "cpu_utilisation": 1})
+
+    recorded = run(sweep(seq_len=[512, 1024], gc=["off", "on"]), measure)
+
+    shown = pictures(replace(recorded, suite=replace(recorded.suite, rules=rules)))
+
+    assert shown["utilisation"].alt.startswith(f"{label}; On average: GPU busy 6")
+
+
+def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
+    one = case({"seq_len": 512})
+    parts = {"select": 0.06, "gate": 0.0005, OUTSIDE: 0.0395}
+    found = [
+        Stack(case=one, step_s=0.1, parts=parts),
+        Stack(case=one, step_s=0.04, parts={"select": 0.03, "window": 0.012}, alone=True),
+    ]
+    names = {one.case_id: "paper shape"}
+
+    table, picture = where_table(found, names), figures.where(found, names)
+
+    assert table is not None
+    assert table.columns == ("case", ">select", ">window", f">{OUTSIDE}", ">step")
+    assert table.rows[0] == ("paper shape", "60.0 ms (60 %)", "–", "39.5 ms (40 %)", "100 ms")
+    assert "sum less whole 2.00 ms (5 %)" in table.remarks[0]
+    assert picture is not None
+    assert picture.alt == "paper shape: 60 % of 100 ms are select"
+    assert where_table([], {}) is None
+    assert figures.where([], {}) is None
