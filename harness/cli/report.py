@@ -123,37 +123,30 @@ def verify(
     \b
     harness verify reports/*Report*.md --store reports/runs
     """
+    from harness.report import context  # imports matplotlib, which is slow
+
     differ = False
     for page in pages:
-        for path, lines in _differences(page, store_root).items():
+        try:
+            made = context.written(page.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise HarnessError(f"cannot read {page}: {error}") from error
+        if made is None:
+            raise HarnessError(
+                f"{page} does not say from which run it was made",
+                "Name a report that `harness run` or `harness report` has written.",
+            )
+        run, given = reader.load(store_root, made.run_id), made.options.get
+        run = judged_by(given("rules"), run)
+        against, author = given("against", NO_RUN), given("author", context.AUTHOR)
+        beside = context.Beside(
+            against=_compared(run, against), notes=given("notes", ""), author=author
+        )
+        for path, now in context.pages(run, page, made.mark, beside).items():
+            there = path.read_text(encoding="utf-8") if path.is_file() else ""
+            lines = list(unified_diff(there.splitlines(), now.splitlines(), str(path), "now", n=0))
             differ = differ or bool(lines)
             show(f"{path}: {'differs' if lines else 'as its record says'}")
             for line in lines[2 : 2 + SHOWN_LINES]:
                 show(f"  {line}")
     raise typer.Exit(int(differ))
-
-
-def _differences(page: Path, store_root: Path) -> dict[Path, list[str]]:
-    """Each text of a report, with how it differs from what its record says now."""
-    from harness.report import context  # imports matplotlib, which is slow
-
-    try:
-        made = context.written(page.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise HarnessError(f"cannot read {page}: {error}") from error
-    if made is None:
-        raise HarnessError(
-            f"{page} does not say from which run it was made",
-            "Name a report that `harness run` or `harness report` has written.",
-        )
-    run = judged_by(made.options.get("rules"), reader.load(store_root, made.run_id))
-    beside = context.Beside(
-        against=_compared(run, made.options.get("against", NO_RUN)),
-        notes=made.options.get("notes", ""),
-        author=made.options.get("author", context.AUTHOR),
-    )
-    found = {}
-    for path, now in context.pages(run, page, made.mark, beside).items():
-        there = path.read_text(encoding="utf-8") if path.is_file() else ""
-        found[path] = [*unified_diff(there.splitlines(), now.splitlines(), str(path), "now", n=0)]
-    return found
