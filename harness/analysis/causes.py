@@ -19,7 +19,7 @@ from harness.analysis.effects import effects
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import TIMED, readings, times_better
-from harness.records import CaseSummary, Measurement, Outcome, Peaks, Run, Scalar
+from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -75,8 +75,8 @@ class Cause:
     share: float | None = None
     """Of the step of the first case: removing the cause saves at most this. None if it spoils
     numbers."""
-    require: str = ""
-    """The value of a setting without which it cannot come back, as `NAME=value`."""
+    about: str = ""
+    """The value of a setting that is faster, as `NAME=value`, or the range that is steep."""
 
 
 def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
@@ -311,39 +311,70 @@ def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
 
 
 def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
-    """Settings (not sizes) that make the same work slower, unless the suite names them suspects."""
+    """Settings (not sizes) that make the same work slower, unless the suite names them suspects.
+
+    One that is faster at another level of some axis is none.
+    """
     suspects = run.suite.suspects.tested if run.suite.suspects else ()
+    found: dict[str, Cause] = {}
     named = {n for s in suspects for n in (*s.with_.criteria, *s.without.criteria)}
-    for e in effects(sound):
-        cases = [s for s in sound if s.case.workload == e.workload]
+    every = effects(sound)
+    ways: dict[tuple[str, str], set[bool]] = {}
+    for e in every:
+        if e.low is not None and e.high is not None and not e.low <= 1 <= e.high:
+            ways.setdefault((e.workload, e.axis), set()).add(e.ratio > 1)
+    for e in every:
+        levels = Match(criteria={name: (value,) for name, value in e.within.items()})
+        cases = [s for s in sound if s.case.workload == e.workload and levels.accepts(s.case)]
         both = [s for s in cases if s.case.get(e.axis) in (e.base, e.value)]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
             continue
-        work = [s.flops / (s.tokens or 1) for s in both if s.flops]
-        if max(work, default=0) > SAME_WORK * min(work, default=0) or not (
-            work or e.axis.isupper()
-        ):
+        if len(ways.get((e.workload, e.axis), ())) > 1:
             continue
-        if (min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)) < SETTING:
+        alike = groups_along(both, e.axis)
+        work = [[s.flops / (s.tokens or 1) for s in group if s.flops] for group in alike]
+        known = [of for of in work if len(of) > 1]
+        other_work = any(max(of) > SAME_WORK * min(of) for of in known)
+        if other_work or not (known or e.axis.isupper()):
             continue
         slow, quick = (e.value, e.base) if e.ratio > 1 else (e.base, e.value)
+        slowest = tuple(s.case.case_id for s in both if s.case.get(e.axis) == slow)
+        if (
+            not slowest
+            or (min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)) < SETTING
+        ):
+            continue
         factor = max(e.ratio, 1 / e.ratio)
-        slowest = [s.case.case_id for s in both if s.case.get(e.axis) == slow]
         name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
         text = f"{name} makes a step {units.factor(factor)} slower than {value}"
-        yield Cause(
+        text += "".join(f" at {axis}={units.scalar(at)}" for axis, at in e.within.items())
+        text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
+        less, more = (_memory(both, e.axis, at) for at in (slow, quick))
+        if less and more > SETTING * less:
+            text += f"; {value} needs {units.factor(more / less)} the memory"
+        cause = Cause(
             kind=CauseKind.SETTING,
-            evidence=f"{text} ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)",
-            cases=tuple(slowest),
+            evidence=text,
+            cases=slowest,
             share=1 - 1 / factor,
-            require=value,
+            about=value,
         )
+        dearest = max(found.get(value, cause), cause, key=lambda c: c.share or 0.0)
+        found[value] = dearest
+    yield from found.values()
+
+
+def _memory(cases: Sequence[CaseSummary], axis: str, value: Scalar) -> float:
+    """Mean peak memory of the cases with this value, in bytes; 0 if unknown."""
+    at = [s.metrics.get("peak_memory_bytes") for s in cases if s.case.get(axis) == value]
+    return fmean(e.value for e in at if e) if all(at) else 0.0
 
 
 def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     """Ranges of the profile whose time grows faster over the last octave than the work does."""
-    seen = []
+    seen: list[tuple[float, str, str]] = []
+    names: dict[str, str] = {}
     for axis in dict.fromkeys(name for s in sound for name in s.case.swept):
         for group in groups_along([s for s in sound if positive(s, axis)], axis):
             ranked = sorted(group, key=lambda s: positive(s, axis))
@@ -362,13 +393,17 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
                     )
                     text += f"; the FLOPs as {axis}^{work:.2f}" if a.flops and b.flops else ""
                     seen.append((part, b.case.case_id, text))
-    yield from _dearest(CauseKind.STEEP, seen)
+                    names.setdefault(text, name)
+    for cause in _dearest(CauseKind.STEEP, seen):
+        yield replace(cause, about=names[cause.evidence])
 
 
 def _ranges(processes: Sequence[Measurement]) -> Mapping[str, float]:
     """Time of the kernels of a step by range, in seconds."""
-    profile = next((m.profile for m in processes if m.profile and m.profile.kernels), None)
+    m = next((m for m in processes if m.profile and m.profile.kernels), None)
+    if m is None or m.profile is None:
+        return {}
     found: dict[str, float] = {}
-    for use in profile.kernels if profile else ():
+    for use in m.profile.kernels:
         found[use.where] = found.get(use.where, 0.0) + use.time_s
-    return found
+    return (m.breakdown.kernels_by_range if m.breakdown else {}) or found

@@ -6,11 +6,12 @@ gap on the machine of the gap.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.analysis.effects import mean_ratio, per_token
+from harness.analysis.effects import mean_ratio, per_token, stack_of
+from harness.analysis.roofline import clock_limit
 from harness.records import (
     METRICS,
     Case,
@@ -19,6 +20,7 @@ from harness.records import (
     Gap,
     Match,
     Outcome,
+    Run,
     Suite,
     Suspect,
 )
@@ -155,3 +157,51 @@ def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
     if len(steps) == 1 or mean.low is None or mean.high is None:
         return mean
     return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))
+
+
+# --- what keeps a case from its limit ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """A part of a step against the time that the step must lose."""
+
+    name: str
+    most_s: float
+    """What it takes now: no change of it can save more."""
+    conclusion: Conclusion
+    faster: float | None = None
+    """How many times as fast it must be, if that is enough."""
+    share: float | None = None
+    """Of the time to lose that it can save at most, if it contributes."""
+
+
+def savings(step_s: float, limit_s: float, parts: Mapping[str, float]) -> tuple[Saving, ...]:
+    """Each part of a step, in seconds, against what the step exceeds its limit by; the largest
+    part first. Empty for a step within its limit."""
+    lose_s = step_s - limit_s
+    found = []
+    for name, most_s in sorted(parts.items(), key=lambda part: -part[1]) if lose_s > 0 else ():
+        conclusion, faster, share = Conclusion.CONTRIBUTES, None, None
+        if most_s > lose_s:
+            conclusion, faster = Conclusion.ENOUGH, most_s / (most_s - lose_s)
+        elif RULING_OUT * most_s < lose_s:
+            conclusion = Conclusion.RULED_OUT
+        else:
+            share = most_s / lose_s
+        found.append(
+            Saving(name=name, most_s=most_s, conclusion=conclusion, faster=faster, share=share)
+        )
+    return tuple(found)
+
+
+def parts_of(run: Run, case: Case) -> tuple[float, Mapping[str, float]] | None:
+    """The step of a profiled case and its parts, in seconds, with what a clock limit costs: that
+    overlaps the others. None without two ranges."""
+    stack = stack_of(run, case)
+    if stack is None:
+        return None
+    gpu = run.environment.gpu
+    limit = clock_limit(run.of(case.case_id), gpu.max_sm_clock_hz if gpu else None)
+    clock = {f"{limit.by} limit": limit.lost * stack.step_s} if limit else {}
+    return stack.step_s, {**stack.parts, **clock}

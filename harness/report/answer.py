@@ -30,7 +30,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
-from harness.report.remedies import MINOR, relevant, remedy
+from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up
 from harness.report.tables import NONE, Table, power_limit
 from harness.report.text import listed, outcome_name, plural, rest_command
 from harness.report.verdict_text import needed_text, rule_sentence, verdict_sentence
@@ -232,6 +232,9 @@ def next_steps(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
+    if over := excess(v, run):
+        steps[speed_up(over, names(run.suite), run)] = None
+        slow = []
     for f in [f for f in slow if _largest_part(run.of(f.subject))][:1]:
         part = _largest_part(run.of(f.subject))
         steps[f"Speed up {part} of `{f.subject}`"] = None
@@ -343,10 +346,11 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
 
 
 def _sampled(compared: Sequence[Measurement]) -> str:
-    """`, 90 of 8,192 to 92 of 65,536 rows`, where not every row was compared."""
-    rows = {m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled}
+    """`; 6 by 90 of 8,192 to 92 of 65,536 rows`, if not all compared every row."""
+    rows = [m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled]
     said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
-    return f", {' to '.join(dict.fromkeys((said[0], said[-1])))} rows" if said else ""
+    ends = " to ".join(dict.fromkeys((said[0], said[-1]))) if said else ""
+    return f"; {len(said)} by {ends} rows" if said else ""
 
 
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:

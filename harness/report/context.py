@@ -36,6 +36,9 @@ from harness.store.reader import is_full
 AUTHOR = "Test Engineer"
 """Of a report, if none is given."""
 
+PERFETTO = "https://ui.perfetto.dev"
+"""Shows Chrome traces."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
@@ -190,6 +193,7 @@ def build(
         ),
         "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found),
         "causes": remedies.table(found, names_of),
+        "savings": remedies.savings_table(remedies.excess(verdict, run), names_of),
         "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict)),
@@ -395,7 +399,7 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         first = named(folder / traces[0].trace, link=False)
         size = units.size(sum(p.trace_bytes for p in traces))
         others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
-        lines.append(f"{first}{others}: Chrome traces, {size}, for https://ui.perfetto.dev")
+        lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
     if large := len(profiles) - len(traces):
         lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)

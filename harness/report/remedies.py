@@ -3,11 +3,12 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.analysis.suspects import Conclusion, Diagnosis
-from harness.records import Decision, Run, Verdict
+from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
+from harness.records import Decision, Finding, Rule, Run, Verdict
 from harness.report.tables import NONE, Table
 from harness.report.text import plural
 
@@ -27,7 +28,7 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
     CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
-    CauseKind.STEEP: ("Make this range follow the work", AGAIN),
+    CauseKind.STEEP: ("Make {value} grow as the work does", AGAIN),
     CauseKind.SETTING: ("Set `{value}`", AGAIN),
     CauseKind.POWER: (
         "Compare in cycles, or raise the power limit",
@@ -45,14 +46,14 @@ def remedy(cause: Cause, run: Run) -> str:
     """`Set `gc=off`: `harness run ...`; gain at most 1.35x`."""
     action, command = _REMEDIES[cause.kind]
     case = cause.cases[0]
-    if cause.require:  # the same case with the other value
-        name = cause.require.partition("=")[0]
-        case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.require, case)
+    if cause.kind is CauseKind.SETTING:  # the same case with the other value
+        name = cause.about.partition("=")[0]
+        case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.about, case)
     elif any(c.program for c in run.suite.cases if c.case_id == case):
         command = command.replace(GRAPH, AGAIN)
     named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
     gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if cause.share else ""
-    return f"{action.format(value=cause.require)}: `{command.format(**named)}`{gain}"
+    return f"{action.format(value=cause.about)}: `{command.format(**named)}`{gain}"
 
 
 def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
@@ -112,9 +113,83 @@ def _where(c: Cause, names: Mapping[str, str]) -> str:
 
 def _required(c: Cause) -> str:
     """The lines of YAML that keep a cause out."""
-    name, _, value = c.require.partition("=")
+    name, _, value = c.about.partition("=")
     if c.kind is CauseKind.SETTING:
         return f"`env: {{{name}: {value}}}`" if name.isupper() else f"`axes: {{{name}: {value}}}`"
     if c.kind is CauseKind.SYNCS:
         return "`verdict: [{name: no host sync, metric: host_syncs, go: 0}]`"
     return ""
+
+
+# --- what keeps a case from its rule -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """A case that misses its rule, and what each part of its step can save."""
+
+    rule: str
+    case_id: str
+    step_s: float
+    lose_s: float
+    parts: tuple[Saving, ...]
+
+
+def excess(v: Verdict, run: Run) -> Excess | None:
+    """The case that misses its rule farthest, of those with a profile."""
+    missed = [
+        (times, r.rule, f.subject)
+        for r in v.rules
+        if r.applies and r.counts and r.stated and r.decision is not Decision.GO
+        for f in r.findings
+        if (times := _times(r.stated, f)) > 1
+    ]
+    cases = {c.case_id: c for c in run.suite.cases}
+    for times, rule, case_id in sorted(missed, reverse=True):
+        if case_id in cases and (found := parts_of(run, cases[case_id])):
+            step_s, parts = found
+            limit_s = step_s / times
+            return Excess(
+                rule=rule,
+                case_id=case_id,
+                step_s=step_s,
+                lose_s=step_s - limit_s,
+                parts=savings(step_s, limit_s, parts),
+            )
+    return None
+
+
+def savings_table(found: Excess | None, names: Mapping[str, str]) -> Table | None:
+    """What keeps the case from its rule; None without one."""
+    if found is None:
+        return None
+    rows = [(s.name, units.duration(s.most_s), _saves(s)) for s in found.parts]
+    over = f"{units.duration(found.lose_s)} of {units.duration(found.step_s)}"
+    head = f"what keeps {names[found.case_id]} from “{found.rule}” ({over} too slow)"
+    return Table(columns=(head, ">most it can save", "conclusion"), rows=tuple(rows))
+
+
+def speed_up(found: Excess, names: Mapping[str, str], run: Run) -> str:
+    """`Speed up nsa.select of paper shape (59.1 ms of 135 ms; enough if 2.3x faster): `...`."""
+    first = found.parts[0]
+    part = f"{units.duration(first.most_s)} of {units.duration(found.step_s)}"
+    again = AGAIN.format(suite=shlex.quote(run.suite.path), case=shlex.quote(found.case_id))
+    return f"Speed up {first.name} of {names[found.case_id]} ({part}; {_saves(first)}): `{again}`"
+
+
+def _saves(s: Saving) -> str:
+    if s.faster:
+        return f"enough if {units.factor(s.faster)} faster"
+    if s.share:
+        return f"contributes, at most {units.percent(s.share)}"
+    return str(s.conclusion)
+
+
+def _times(rule: Rule, f: Finding) -> float:
+    """How many times as fast the case must become; 0 if the rule is not about its speed."""
+    value = f.estimate.value if f.estimate else 0.0
+    if value <= 0 or rule.axis:
+        return 0.0
+    if rule.metric == "tokens_per_s" or (rule.against and rule.metric == "step_s"):
+        return rule.go / value
+    return value / rule.go if rule.metric == "step_s" else 0.0

@@ -66,7 +66,7 @@ def counted(**changes: Any) -> Counters:
 
 def healthy(c: Case) -> list[Measurement]:
     index = [*CASES, *GC].index(c)
-    step = step_s(c)
+    step, length = step_s(c), int(c.axes["seq_len"])
     digest = TensorDigest(
         name="loss", dtype="float32", shape=(1,), norm=1.0 + index, projection=1.0 + index
     )
@@ -78,6 +78,7 @@ def healthy(c: Case) -> list[Measurement]:
         counters=counted(dispatched_ops=900 + index),
         output_digest=(digest,),
         flags_read={"NSA_FA2": True},
+        flops=int(5e8 * length * (1 + length / 8192)),  # a token costs more in a longer row
     )
 
 
@@ -197,6 +198,12 @@ def quadratic(c: Case, m: Measurement) -> Measurement:
     return slower(m, by, profile=seen)
 
 
+def dense_attention(c: Case, m: Measurement) -> Measurement:
+    """As steep, but so is nearly all of the work."""
+    times = int(c.axes["seq_len"]) / 512
+    return replace(quadratic(c, m), flops=int((m.flops or 0) * (1 + times) / 2))
+
+
 def limited(mask: int, clock: float) -> Damage:
     def damage(c: Case, m: Measurement) -> Measurement:
         hot = channel(m, "gpu_throttle_reasons", lambda _: mask)
@@ -205,8 +212,16 @@ def limited(mask: int, clock: float) -> Damage:
     return damage
 
 
+def rarely_limited(c: Case, m: Measurement) -> Measurement:
+    """Somebody locked the clock; the power limit is in force now and then."""
+    m = channel(m, "gpu_throttle_reasons", lambda at: 0x4 if at < 0.3 else 0x0)
+    return slower(channel(m, "gpu_sm_clock_hz", lambda _: 0.8 * FULL_HZ), 1.25)
+
+
 def shared(c: Case, m: Measurement) -> Measurement:
-    return slower(channel(m, "gpu_foreign_processes", lambda at: float(at > 0.3)), 1.5)
+    """The neighbour is gone when the profile is taken."""
+    m = channel(m, "gpu_foreign_processes", lambda at: float(at > 0.3))
+    return replace(m, samples_s=tuple(s * 1.5 for s in m.samples_s))
 
 
 def occupied(c: Case, m: Measurement) -> Measurement:
@@ -242,6 +257,12 @@ def odd_cell(c: Case, m: Measurement) -> Measurement:
 def interaction(c: Case, m: Measurement) -> Measurement:
     """Checkpointing helps the shortest rows: no single cell is to blame."""
     return slower(m, 0.7) if (c.axes["seq_len"], c.axes["gc"]) == (512, "on") else m
+
+
+def forward_only(c: Case, m: Measurement) -> Measurement:
+    """What is off here does a third of the work."""
+    on = c.axes["gc"] == "on"
+    return slower(replace(m, flops=3 * (m.flops or 0)), 3.0) if on else m
 
 
 def nothing(c: Case, m: Measurement) -> Measurement:
@@ -283,6 +304,9 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (nothing, CASES, None),
         (nothing, GC, None),
         (busy_node, CASES, None),
+        (forward_only, GC, None),
+        (dense_attention, CASES, None),
+        (rarely_limited, CASES, None),
         (interaction, GC, None),
     ],
 )
@@ -290,6 +314,35 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+
+
+def test_a_setting_that_buys_memory_says_so() -> None:
+    def frugal(c: Case, m: Measurement) -> Measurement:
+        less = 0.4 if c.axes["gc"] == "on" else 1.0
+        return replace(checkpointing(c, m), peak_memory_bytes=int(8e9 * less))
+
+    def said(damage: Damage) -> str:
+        made = planted(damage, GC)
+        (cause,) = causes(made, summarise(made))
+        return cause.evidence
+
+    assert said(frugal).endswith("; gc=off needs 2.5x the memory")
+    assert "memory" not in said(checkpointing)
+
+
+def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
+    def both(first: float, second: float) -> list[CauseKind]:
+        """A step that waits so many times its work, and checkpointing at its price; with a leak."""
+
+        def damage(c: Case, m: Measurement) -> Measurement:
+            frames = (Frame(function="metrics.py:4 log", share=0.8),)
+            seen = waiting(leak(c, m), first, frames=frames)
+            return slower(seen, second) if c.axes["gc"] == "on" else seen
+
+        return kinds(planted(damage, GC))
+
+    assert both(2.0, 1.3) == [CauseKind.LEAK, CauseKind.HOST, CauseKind.SETTING]
+    assert both(1.4, 3.0) == [CauseKind.LEAK, CauseKind.SETTING, CauseKind.HOST]
 
 
 # --- of real processes, without a GPU ----------------------------------------------------

@@ -8,12 +8,13 @@ from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import judge
-from harness.records import Case, Match, Rule
+from harness.records import Case, Match, Measurement, Rule
 from harness.report import answer, remedies
 from harness.report.tests.test_report import values
 from harness.tests import test_planted_causes as planted
 
 SUITE = "harness run suites/retest.yaml"
+LONG = Match(criteria={"seq_len": (4096,), "NSA_FA2": (0,)})
 
 
 @pytest.mark.parametrize(
@@ -93,3 +94,34 @@ def test_what_is_enough_by_itself_is_kept_out_by_a_line_of_the_suite() -> None:
 
     assert remedies.required([loop, small, prose, token]) == "env: {NSA_LOOP: 0, NSA_BATCHED: 1}"
     assert remedies.required([small, prose]) == ""
+
+
+@pytest.mark.parametrize(
+    ("rule", "over"),
+    [
+        (Rule(name="floor", metric="tokens_per_s", go=51_200, match=LONG), "80.0 ms of 160 ms"),
+        (Rule(name="limit", metric="step_s", go=0.04), "120 ms of 160 ms"),
+        (Rule(name="loose", metric="step_s", go=1.0), ""),
+        (Rule(name="memory", metric="peak_memory_bytes", go=1.0), ""),
+    ],
+)
+def test_the_parts_of_the_slowest_case_are_held_against_the_rule(rule: Rule, over: str) -> None:
+    """At 4,096 tokens a step takes 160 ms: select half, compress 27 %, window a fifth."""
+
+    def steady(c: Case, m: Measurement) -> Measurement:
+        return replace(m, samples_s=(planted.step_s(c),) * 20)
+
+    made = planted.planted(steady, planted.CASES, rules=(rule,))
+    summaries = summarise(made)
+    verdict = judge(made.suite, made.environment, summaries, ())
+
+    found, names = remedies.excess(verdict, made), answer.names(made.suite)
+    table = remedies.savings_table(found, names)
+
+    assert (table is None) == (not over)
+    if table is not None:
+        assert f"({over} too slow)" in table.columns[0]
+        assert "seq_len=4096/NSA_FA2=0" in table.columns[0]
+        assert [row[0] for row in table.rows[:3]] == ["select", "compress", "window"]
+        (step,) = answer.next_steps(verdict, made, ())
+        assert step.startswith("Speed up select of train/nsa/seq_len=4096/NSA_FA2=0 (80.0 ms")
