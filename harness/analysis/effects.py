@@ -302,7 +302,7 @@ def longest(cases: Sequence[CaseSummary]) -> str:
 OTHER, OUTSIDE = "other kernels", "outside kernels"
 WHOLE = "whole"
 """Value of an axis whose other values are parts of it."""
-MAX_STACKS = 10
+MAX_STACKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,14 +16,16 @@ from rich.text import Text
 from harness import units
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.overhead import ExpectedTime
-from harness.machine.doctor import Check, Grade, worst
 from harness.machine.doctor import verdict as verdict_of
+from harness.machine.doctor import worst
 from harness.machine.drift import Difference
 from harness.records import (
     METRICS,
     CaseSummary,
+    Check,
     Decision,
     Environment,
+    Grade,
     Outcome,
     SelfTest,
     Suite,

@@ -52,8 +52,8 @@ def doctor_(
         )
     if recorded is not None:
         _show_drift(recorded, here, as_json)
-    vitals = doctor.inspect(here, store=store_root, constraints=environment.pins_of(home))
-    found = doctor.checks(here, vitals)
+    here = doctor.examined(here, store=store_root, constraints=environment.pins_of(home))
+    found = here.vitals.checks if here.vitals else ()
     if as_json:
         document(
             {

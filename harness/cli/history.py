@@ -28,7 +28,9 @@ NAMED = 8
 """Most cases that a message names."""
 
 index_app = typer.Typer(
-    name="index", help="Manage the index of the recorded runs.", no_args_is_help=True
+    name="index",
+    help="Manage the index of the runs and the list of the reports.",
+    no_args_is_help=True,
 )
 
 
@@ -139,6 +141,21 @@ def rebuild(
         document({"index": str(store_root / index.INDEX), "runs": count})
     else:
         show(f"{store_root / index.INDEX}: {count:,} runs")
+
+
+@index_app.command()
+def reports(
+    store_root: options.StoreOption = options.STORE, folder: options.ReportsOption = options.REPORTS
+) -> None:
+    """List the newest report of each suite and GPU in the README of the reports.
+
+    \b
+    harness index reports --store reports/runs
+    """
+    from harness.report.series import newest  # imports matplotlib, which is slow
+
+    newest.write(folder, store_root, say)
+    show(f"{folder / 'README.md'}: the newest reports are listed")
 
 
 def listed(headers: Sequence[RunHeader]) -> Table:

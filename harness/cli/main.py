@@ -16,7 +16,7 @@ import typer
 import typer.core
 
 from harness import __version__
-from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, run
+from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, report, run
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.options import RENAMED, out, say
 from harness.errors import HarnessError
@@ -93,7 +93,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "run": run.run,
         "show": run.show_,
         "report": run.report_,
-        "verify": run.verify,
+        "verify": report.verify,
         "doctor": doctor.doctor_,
         "overhead": run.overhead,
     },

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
-from difflib import unified_diff
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from harness.analysis import roofline, scaling, summary
 from harness.analysis import verdict as gate
 from harness.analysis.dead_axes import oddities
 from harness.cli import console, options
+from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
@@ -33,8 +33,6 @@ from harness.store import writer as store_writer
 from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
-SHOWN_LINES = 20
-"""Of the differences between a report and its record."""
 NEWEST = 3
 """Runs of a suite that are read for the expected times of its cases."""
 
@@ -128,7 +126,9 @@ def run(
     if report:
         render.check_writable(reports)
     with ExitStack() as held:
-        rig, launcher, here = take(held, chosen, command=command(), wait_s=wait_for_gpu, say=say)
+        rig, launcher, here = take(
+            held, chosen, command=command(), wait_s=wait_for_gpu, say=say, store=store_root
+        )
         launcher.traces = trace
         if before is not None:
             drift.require_alike(before, here)
@@ -167,7 +167,8 @@ def run(
         say(f"stopped: {units.stop_text(agenda.stop)}\n  To measure the rest: {rest}")
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
-    _conclude(reader.load(store_root, writer.run_id), reports if report else None, as_json)
+    recorded = reader.load(store_root, writer.run_id)
+    _conclude(recorded, pages.written(recorded, reports) if report else None, as_json)
 
 
 def _carry_out(
@@ -298,7 +299,7 @@ def show_(
     if not asked:
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
-        _conclude(judged_by(rules, runs[0]), None, as_json)
+        _conclude(pages.judged_by(rules, runs[0]), None, as_json)
     cases = pivots.cases(runs, only or ())
     metric = metric or "step_s"
     cells = pivots.values(metric)
@@ -309,6 +310,21 @@ def show_(
 def report_(
     run_id: options.RunArgument = "latest",
     rules: options.RulesOption = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Compare with this run, or none; by default the newest earlier full run of the "
+            "suite on this GPU model.",
+        ),
+    ] = pages.NEWEST,
+    notes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Markdown notes of a person, shown as their own section."
+        ),
+    ] = None,
+    author: Annotated[str, typer.Option(metavar="NAME", help="Author that the report names.")] = "",
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
@@ -317,74 +333,16 @@ def report_(
 
     \b
     harness report latest
+    harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
     """
-    _conclude(judged_by(rules, reader.load(store_root, run_id)), reports, as_json)
+    recorded = pages.judged_by(rules, reader.load(store_root, run_id))
+    page = pages.written(recorded, reports, against=against, notes=notes, author=author)
+    _conclude(recorded, page, as_json)
 
 
-def judged_by(rules: str | None, recorded: Run) -> Run:
-    """The run with the question, rules and expectations of another suite file."""
-    if rules is None:
-        return recorded
-    suite = suites.load(rules)
-    there = {c.case_id for c in recorded.suite.cases}
-    missing = [c for c in suite.cases if c.case_id not in there]
-    if len(missing) == len(suite.cases):
-        raise HarnessError(
-            f"{suite.path} has no case of {recorded.run_id}, so its rules say nothing about it"
-        )
-    own = (
-        *("question", "parts", "decides_for", "peers", "labels", "axis_names"),
-        *("expectations", "rules", "cost", "suspects"),
-    )
-    taken = {name: getattr(suite, name) for name in own}
-    judged = replace(recorded.suite, left_out=len(missing), **taken)
-    note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"
-    return replace(recorded, suite=judged, notes=(*recorded.notes, note), judged_by=suite.path)
-
-
-def verify(
-    pages: Annotated[
-        list[Path], typer.Argument(metavar="REPORT...", help="Reports of runs, as Markdown files.")
-    ],
-    store_root: options.StoreOption = options.STORE,
-) -> None:
-    """Render reports again from their records, and show where they differ; figures aside.
-
-    \b
-    harness verify reports/*Report*.md --store reports/runs
-    """
-    from harness.report import context  # imports matplotlib, which is slow
-
-    differ = False
-    for page in pages:
-        try:
-            made = context.written(page.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise HarnessError(f"cannot read {page}: {error}") from error
-        if made is None:
-            raise HarnessError(
-                f"{page} does not say from which run it was made",
-                "Name a report that `harness run` or `harness report` has written.",
-            )
-        run = judged_by(made.rules or None, reader.load(store_root, made.run_id))
-        for path, now in context.pages(run, page, made.version).items():
-            there = path.read_text(encoding="utf-8") if path.is_file() else ""
-            lines = list(unified_diff(there.splitlines(), now.splitlines(), str(path), "now", n=0))
-            differ = differ or bool(lines)
-            show(f"{path}: {'differs' if lines else 'as its record says'}")
-            for line in lines[2 : 2 + SHOWN_LINES]:
-                show(f"  {line}")
-    raise typer.Exit(int(differ))
-
-
-def _conclude(recorded: Run, reports: Path | None, as_json: bool) -> None:
-    """Write the report if asked to, show the run with its verdict, and exit with that."""
+def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
+    """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
     cases, verdict = _judged(recorded)
-    markdown = None
-    if reports is not None:
-        from harness.report import context  # imports matplotlib, which is slow
-
-        markdown = context.write(recorded, reports)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:

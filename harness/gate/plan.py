@@ -25,6 +25,7 @@ from harness.records import (
     Decision,
     Environment,
     Finding,
+    Grade,
     PathRule,
     Suite,
     Thresholds,
@@ -415,7 +416,7 @@ def unfitness(
     if home is not None:
         vitals = doctor.inspect(here, store=store, constraints=environment.pins_of(home))
         for check in doctor.checks(here, vitals):
-            if check.grade in (doctor.Grade.FAIL, doctor.Grade.UNKNOWN):
+            if check.grade in (Grade.FAIL, Grade.UNKNOWN):
                 yield f"{check.name}: {check.fact}"
 
 

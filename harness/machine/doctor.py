@@ -6,12 +6,11 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 
 from harness.machine.nvml import IDLE, SETTINGS, NvmlProbe, throttle_words
-from harness.records import Decision, Environment
+from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
 TF32_SINCE = (8, 0)
 FLASH_ATTENTION_SINCE = (8, 0)
@@ -29,40 +28,6 @@ DISTORTING = {
     "TRITON_INTERPRET": "Triton kernels are interpreted on the CPU",
 }
 """Environment variables that distort timings, and how."""
-
-
-class Grade(StrEnum):
-    OK = "ok"
-    WARN = "warn"  # numbers are valid with this remark
-    UNKNOWN = "unknown"  # could not be checked
-    FAIL = "fail"  # numbers would be invalid
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    grade: Grade
-    fact: str
-    """What was found."""
-    remedy: str = ""
-    """What to do about it; empty if nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
-    """The state of the machine while no worker of ours runs."""
-
-    gpu: Mapping[str, float | None] = field(default_factory=dict)
-    """One reading of NvmlProbe."""
-    gpu_unavailable: Mapping[str, str] = field(default_factory=dict)
-    load: float = 0.0
-    """Load average of the last minute: processes that run or wait."""
-    disk_free_bytes: int = 0
-    """Of the folder of the runs."""
-    pinned: Mapping[str, str] = field(default_factory=dict)
-    """Distribution -> version in constraints.txt; empty without that file."""
 
 
 def inspect(environment: Environment, *, store: Path, constraints: Path) -> Vitals:
@@ -97,6 +62,13 @@ def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Map
             if not busy or time.monotonic() > deadline_s:
                 return reading, dict(probe.unavailable)
             time.sleep(SETTLE_S / 20)
+
+
+def examined(environment: Environment, *, store: Path, constraints: Path) -> Environment:
+    """The environment with the state of the machine and its checks; arguments as of `inspect`."""
+    vitals = inspect(environment, store=store, constraints=constraints)
+    found = checks(environment, vitals)
+    return replace(environment, vitals=replace(vitals, checks=found))
 
 
 def read_pins(text: str) -> dict[str, str]:
@@ -153,6 +125,7 @@ def _all_checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
         )
         yield _gpu_idle(vitals)
         yield _clocks(vitals)
+        yield _power_limit(environment.gpu)
     yield _debug_modes(environment)
     yield _variables(environment)
     if vitals.pinned:
@@ -245,7 +218,19 @@ def _clocks(vitals: Vitals) -> Check:
         fact = f"limited by a setting: {', '.join(throttle_words(by_hand))}"
         remedy = "Compare only with numbers taken at the same clocks."
         return Check("clocks", Grade.WARN, fact, remedy)
-    return Check("clocks", Grade.OK, "not throttled")
+    clock_hz = vitals.gpu.get("gpu_sm_clock_hz")
+    now = "" if clock_hz is None else f", {clock_hz / 1e6:,.0f} MHz at rest"
+    return Check("clocks", Grade.OK, f"not throttled{now}")
+
+
+def _power_limit(gpu: Gpu) -> Check:
+    remedy = "Compare only with numbers taken at the same limit."
+    if gpu.power_limit_w is None or gpu.power_limit_share is None:
+        return Check("power limit", Grade.WARN, "NVML does not give it and its default", remedy)
+    fact = f"{gpu.power_limit_w:.0f} W, {gpu.power_limit_share:.0%} of its default"
+    if gpu.power_limit_share < 1:
+        return Check("power limit", Grade.WARN, fact, remedy)
+    return Check("power limit", Grade.OK, fact)
 
 
 def _debug_modes(environment: Environment) -> Check:

@@ -178,6 +178,10 @@ def _describe(device: object) -> Gpu:
         max_sm_clock_hz=optional(
             lambda: pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6
         ),
+        default_power_limit_w=optional(
+            lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1e3
+        ),
+        persistence=optional(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(device))),
     )
 
 

@@ -29,7 +29,16 @@ from harness.records.comparison import (
     least_pairs,
     thresholds_of,
 )
-from harness.records.environment import VARIABLE_PREFIXES, Environment, Git, Gpu, gpu_matches
+from harness.records.environment import (
+    VARIABLE_PREFIXES,
+    Check,
+    Environment,
+    Git,
+    Gpu,
+    Grade,
+    Vitals,
+    gpu_matches,
+)
 from harness.records.judged import (
     WORST_FIRST,
     CaseSummary,

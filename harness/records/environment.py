@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from harness.records.outcome import Scalar
@@ -30,6 +31,16 @@ class Gpu:
     compute_capability: str
     power_limit_w: float | None = None
     max_sm_clock_hz: float | None = None
+    default_power_limit_w: float | None = None
+    persistence: bool | None = None
+    """Whether the driver stays loaded without a process; None, as the limit, if not recorded."""
+
+    @property
+    def power_limit_share(self) -> float | None:
+        """The power limit over its default."""
+        if self.power_limit_w is None or not self.default_power_limit_w:
+            return None
+        return self.power_limit_w / self.default_power_limit_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +51,42 @@ class Git:
     branch: str
     dirty_sha256: str = ""
     """Hash of the diff from the commit and of untracked files; empty if clean."""
+
+
+class Grade(StrEnum):
+    OK = "ok"
+    WARN = "warn"  # numbers are valid with this remark
+    UNKNOWN = "unknown"  # could not be checked
+    FAIL = "fail"  # numbers would be invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    grade: Grade
+    fact: str
+    """What was found."""
+    remedy: str = ""
+    """What to do about it; empty if nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """The state of the machine while no worker of ours runs."""
+
+    gpu: Mapping[str, float | None] = field(default_factory=dict)
+    """One reading of the probe, by channel."""
+    gpu_unavailable: Mapping[str, str] = field(default_factory=dict)
+    load: float = 0.0
+    """Load average of the last minute: processes that run or wait."""
+    disk_free_bytes: int = 0
+    """Of the folder of the runs."""
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """Distribution -> version in constraints.txt; empty without that file."""
+    checks: tuple[Check, ...] = ()
+    """What the doctor found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +125,8 @@ class Environment:
     command: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     """Path of the data of a case -> its size and a hash."""
+    vitals: Vitals | None = None
+    """The state before the run; None if not recorded."""
 
     @property
     def device_name(self) -> str:

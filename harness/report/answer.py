@@ -423,6 +423,8 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
         yield f"{len(limited)} at a limited clock"
+    if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
+        yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
 
 
 def _unsteady(run: Run, s: CaseSummary) -> bool:

@@ -31,30 +31,56 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
+from harness.errors import ReportError
 from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, gpu_matches
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures
 from harness.report.figures import Picture
-from harness.report.markdown import code
+from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section, where_table
+from harness.report.series.since import NO_RUN, since
+from harness.store.reader import is_full
 
 PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
 
-def write(run: Run, directory: Path) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What a page has beside the record of its run."""
+
+    against: Run | None = None
+    """The earlier run that it is compared with."""
+    notes: str = ""
+    """Name of the file in the run's folder with a person's notes."""
+    author: str = ""
+
+
+def write(run: Run, directory: Path, beside: Beside | None = None, version: int = 1) -> Path:
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
+
+    Args:
+        version: Which full run of its suite this is. Other runs and studies are named as such.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    values, pictures = build(run, directory)
+    values, pictures = build(run, directory, beside)
     return render.write(
         directory,
         _day(run),
         run.suite.subject,
-        lambda name, version: _files(run, values, pictures, name, version),
+        lambda name, mark: _files(run, values, pictures, name, mark),
+        _mark(run, version),
     )
+
+
+def _mark(run: Run, version: int) -> str:
+    """`v2`, `partial 6ffe` or `study 459c`; the last two by the run's id."""
+    own = run.run_id.rpartition("-")[2]
+    if run.suite.name != PurePath(run.suite.path).stem:
+        return f"study {own}"
+    return f"v{version}" if is_full(run) else f"partial {own}"
 
 
 def _day(run: Run) -> datetime.date:
@@ -66,16 +92,17 @@ def _files(
     values: Mapping[str, object],
     pictures: Sequence[Picture],
     name: str,
-    version: int,
+    mark: str,
 ) -> dict[str, bytes]:
     """Path below the directory -> content, the page last."""
     day = _day(run)
-    start = f"figures/{day}-{figures.slug(run.suite.subject)}-v{version}"
+    start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
     links = {p.name: f"{start}-{p.name}.png" for p in pictures}
     appendix = f"{start}-appendix.md"
     printed = {
         **values,
-        "title": f"{day} Test Engineer Report - {run.suite.subject} v{version}",
+        "title": f"{day} Test Engineer Report - {run.suite.subject} {mark}",
+        "date": day,
         "page": quote(name),
         "appendix": appendix,
         "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
@@ -94,34 +121,39 @@ class Written:
     """What a page says of how it was made."""
 
     run_id: str
-    rules: str
-    """The suite file that judged it; empty for the run's own."""
-    version: int
+    mark: str
+    """The last words of its title: `v2`."""
+    options: Mapping[str, str]
+    """Those of `harness report`: rules, against, notes, author."""
 
 
 def written(page: str) -> Written | None:
     """How a report was made, by its own words; None if this is not a report of a run."""
-    title = re.search(r"^# .* v(\d+)$", page, re.MULTILINE)
+    title = re.search(r"^# .* ((?:v|partial |study )[\w.]+)$", page, re.MULTILINE)
     command = re.search(r"^harness report (.+?)  #", page, re.MULTILINE)
     if title is None or command is None:
         return None
     run_id, *options = shlex.split(command[1])
-    return Written(run_id=run_id, rules=options[-1] if options else "", version=int(title[1]))
+    named = {n.removeprefix("--"): v for n, v in zip(options[::2], options[1::2], strict=False)}
+    return Written(run_id=run_id, mark=title[1], options=named)
 
 
-def pages(run: Run, page: Path, version: int) -> dict[Path, str]:
+def pages(run: Run, page: Path, mark: str, beside: Beside | None = None) -> dict[Path, str]:
     """The texts of a report and its appendix, as they would be written now."""
-    values, pictures = build(run, page.parent)
-    files = _files(run, values, pictures, page.name, version)
+    values, pictures = build(run, page.parent, beside)
+    files = _files(run, values, pictures, page.name, mark)
     return {page.parent / n: data.decode() for n, data in files.items() if n.endswith(".md")}
 
 
-def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, ...]]:
+def build(
+    run: Run, directory: Path, beside: Beside | None = None
+) -> tuple[dict[str, object], tuple[Picture, ...]]:
     """The values that the template prints, by name, except those of a version; the figures.
 
     Args:
         directory: Folder of the report; records below it are linked.
     """
+    beside = beside or Beside()
     summaries = summarise(run)
     fits = scaling.fit(summaries)
     suite, env = run.suite, run.environment
@@ -154,6 +186,9 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
     fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
     values: dict[str, object] = {
         "run": run,
+        "author": beside.author,
+        "since": since(beside.against, run, summaries, verdict) if beside.against else None,
+        "notes": _notes(run, beside.notes) if beside.notes else "",
         "device": text.device(env),
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
@@ -198,14 +233,24 @@ def build(run: Run, directory: Path) -> tuple[dict[str, object], tuple[Picture, 
         "cost": tables.cost(summaries, run),
         "machine": tables.environment_line(env),
         "environment": tables.environment(run),
+        "doctor": tuple(text.doctor_bullets(env)),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
-        "commands": _commands(run),
+        "commands": _commands(run, beside),
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
     return values, pictures
+
+
+def _notes(run: Run, name: str) -> str:
+    try:
+        return quoted(Path(run.folder, PurePath(name).name).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(
+            f"cannot read the notes on {run.run_id}: {error}", "Give them again: --notes FILE."
+        ) from error
 
 
 def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
@@ -358,17 +403,23 @@ def _section(
     }
 
 
-def _commands(run: Run) -> tuple[str, ...]:
+def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
     env = run.environment
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
-    rules = f" --rules {shlex.quote(run.judged_by)}" if run.judged_by else ""
     only = shlex.quote(run.suite.cases[0].case_id)
     lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
-    lines.append(f"harness report {run.run_id}{rules}  # this report again, from the stored run")
+    options = {
+        "--rules": run.judged_by,
+        "--against": beside.against.run_id if beside.against else NO_RUN,
+        "--notes": beside.notes,
+        "--author": beside.author,
+    }
+    again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
+    lines.append(f"harness report {again}  # this report again, from the stored run")
     return tuple(lines)
 
 

@@ -112,18 +112,18 @@ def _bottlenecks(
         evidence = f"{names[s.case.case_id]}: {found.evidence}"
         rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest")
-    remarks = tuple(_in_cycles(summaries)) if any("power" in kind for kind in kinds) else ()
+    remarks = tuple(_in_cycles(summaries, names)) if any("power" in kind for kind in kinds) else ()
     return Table(columns=columns, rows=tuple(rows), remarks=remarks) if rows else None
 
 
-def _in_cycles(summaries: Sequence[CaseSummary]) -> Iterator[str]:
+def _in_cycles(summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Iterator[str]:
     """The pair of providers that the clocks change most: how it compares without them."""
-    names = ("step_s", "step_cycles")
-    timed = [s for s in summaries if all(name in s.metrics for name in names)]
+    metrics = ("step_s", "step_cycles")
+    timed = [s for s in summaries if all(name in s.metrics for name in metrics)]
     pairs = []
     for ours, *others in groups_along(timed, "provider"):
         for theirs in others:
-            ratios = [theirs.metrics[n].value / ours.metrics[n].value for n in names]
+            ratios = [theirs.metrics[n].value / ours.metrics[n].value for n in metrics]
             pairs.append((abs(math.log(ratios[0] / ratios[1])), ours, theirs, ratios))
     for most, ours, theirs, ratios in sorted(pairs, key=lambda pair: -pair[0])[:1]:
         if most < UNEQUAL:
@@ -132,8 +132,8 @@ def _in_cycles(summaries: Sequence[CaseSummary]) -> Iterator[str]:
             f"{units.factor(max(r, 1 / r))} {'faster' if r > 1 else 'slower'}" for r in ratios
         )
         yield (
-            f"The clocks differ: `{ours.case.case_id}` is {time} than {theirs.case.provider} in "
-            f"time and {cycles} in cycles."
+            f"The clocks differ: {names[ours.case.case_id]} is {time} than "
+            f"{theirs.case.provider} in time and {cycles} in cycles."
         )
 
 

@@ -4,8 +4,9 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
+from itertools import chain, count
 from pathlib import Path
 
 import jinja2
@@ -16,15 +17,21 @@ from harness.report.markdown import code, fenced, line, table_cell
 
 
 def write(
-    directory: Path, day: date, subject: str, files: Callable[[str, int], Mapping[str, bytes]]
+    directory: Path,
+    day: date,
+    subject: str,
+    files: Callable[[str, str], Mapping[str, bytes]],
+    mark: str = "",
 ) -> Path:
-    """Write `<day> Test Engineer Report - <subject> v<N>.md`, with the first N after the highest.
+    """Write `<day> Test Engineer Report - <subject> <mark>.md`.
 
-    Two processes that write at the same time get two versions.
+    A page of that name is kept, and the new one is `<mark>.1`, `<mark>.2` and so on. Two processes
+    that write at the same time get two names.
 
     Args:
-        files: Name and version of the page -> each file in the directory with its content, the
+        files: Name and mark of the page -> each file in the directory with its content, the
             page last, so that its figures exist when a reader sees it.
+        mark: Empty to count the pages: v1, v2.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
@@ -33,14 +40,14 @@ def write(
     stem = f"{day} Test Engineer Report - {safe}"
     with _explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
-        version = _newest(directory, stem) + 1
-        while True:
-            name = f"{stem} v{version}.md"
-            try:
-                _write_all({directory / n: data for n, data in files(name, version).items()})
+        start = f"{mark}." if mark else "v"
+        numbered = (f"{start}{n}" for n in count(_newest(directory, f"{stem} {start}") + 1))
+        for own in chain(filter(None, [mark]), numbered):
+            name = f"{stem} {own}.md"
+            with suppress(FileExistsError):
+                _write_all({directory / n: data for n, data in files(name, own).items()})
                 return directory / name
-            except FileExistsError:
-                version += 1
+    raise AssertionError("numbers do not end")
 
 
 def check_writable(directory: Path) -> None:
@@ -73,9 +80,9 @@ def rendered(template: str, values: Mapping[str, object]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
-def _newest(directory: Path, stem: str) -> int:
-    """Highest version of that report in the directory; 0 if there is none."""
-    name = re.compile(re.escape(stem) + r" v(\d+)\.md")
+def _newest(directory: Path, start: str) -> int:
+    """Highest number of the pages in the directory that begin so; 0 if there is none."""
+    name = re.compile(re.escape(start) + r"(\d+)\.md")
     found = (name.fullmatch(path.name) for path in directory.iterdir())
     return max((int(m[1]) for m in found if m), default=0)
 

@@ -18,6 +18,7 @@ from harness.records import (
     CaseSummary,
     Environment,
     Estimate,
+    Gpu,
     Outcome,
     Run,
     Scalar,
@@ -221,7 +222,7 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         g = e.gpu
         facts = [units.size(g.memory_bytes), f"compute capability {g.compute_capability}"]
         if g.power_limit_w is not None:
-            facts.append(f"power limit {units.number(g.power_limit_w)} W")
+            facts.append(power_limit(g))
         if g.max_sm_clock_hz is not None:
             facts.append(f"SM clock up to {g.max_sm_clock_hz / 1e6:,.0f} MHz")
         rows += [
@@ -249,6 +250,13 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         state = f"with uncommitted changes (hash {dirty[:12]})" if dirty else "clean"
         rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
     return rows
+
+
+def power_limit(gpu: Gpu) -> str:
+    """`power limit 600 W, 86 % of its default`."""
+    share = gpu.power_limit_share
+    of = "its default not recorded" if share is None else f"{units.percent(share)} of its default"
+    return f"power limit {units.number(gpu.power_limit_w or 0)} W, {of}"
 
 
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:

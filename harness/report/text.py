@@ -22,6 +22,7 @@ from harness.records import (
     METRICS,
     Case,
     Environment,
+    Grade,
     Measurement,
     Outcome,
     Run,
@@ -381,6 +382,15 @@ def _invariances(alike: Sequence[Invariance]) -> str:
         why = "no evidence that the axis reached the workload"
     more = f" The same in {plural('more group', len(alike) - 1)}." if alike[1:] else ""
     return f"{text}: {why}.{more}"
+
+
+def doctor_bullets(environment: Environment) -> Iterable[str]:
+    """What the doctor found before the run: the good in one line, all else in a line each."""
+    found = environment.vitals.checks if environment.vitals else ()
+    for c in (c for c in found if c.grade is not Grade.OK):
+        yield f"**{c.grade}** {c.name}: {c.fact}. {c.remedy}".strip()
+    if good := [f"{c.name} ({c.fact})" for c in found if c.grade is Grade.OK]:
+        yield f"**ok** before the run: {', '.join(good)}."
 
 
 def flag_sentences(run: Run) -> Iterable[str]:

@@ -151,14 +151,22 @@ def requirement_text(result: RuleResult) -> str:
     stated = result.stated
     if stated is None:
         return REQUIREMENTS[result.rule]
-    worse = "under" if stated.higher_is_better else "over"
     noun = "pair" if stated.against else "case"
     cases = f"every {noun}" if stated.quantifier == "all" else f"the best {noun}"
-    text = f"{limit_text(stated)} in {cases}{_criteria(stated.match)}"
-    if stated.abort is not None:
-        limit = _times if stated.against else partial(units.plain, stated.metric)
-        text += f"; NO-GO {worse} {limit(stated.abort)}"
-    return text
+    return f"{limit_text(stated)} in {cases}{_criteria(stated.match)}{_aborting(stated)}"
+
+
+def limits_text(stated: Rule) -> str:
+    """`tokens/s ≥ 500; NO-GO under 100`."""
+    return f"{limit_text(stated)}{_aborting(stated)}"
+
+
+def _aborting(stated: Rule) -> str:
+    if stated.abort is None:
+        return ""
+    limit = _times if stated.against else partial(units.plain, stated.metric)
+    worse = "under" if stated.higher_is_better else "over"
+    return f"; NO-GO {worse} {limit(stated.abort)}"
 
 
 def limit_text(stated: Rule) -> str:

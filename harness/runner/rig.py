@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import ProbeError, SuiteError
-from harness.machine import environment, nvml
+from harness.machine import doctor, environment, nvml
 from harness.machine.gpu_idle import IdleCheck, watch_over
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
@@ -132,10 +132,12 @@ def take(
     command: Sequence[str],
     wait_s: float,
     say: Callable[[str], None],
+    store: Path | None = None,
 ) -> tuple[Rig, Launcher, Environment]:
     """A rig for one suite, its launcher, and the environment of its workers.
 
-    `held` closes the rig; `command` is the command line, for the record.
+    `held` closes the rig; `command` is the command line, for the record. With the folder of the
+    runs, the doctor examines the machine.
 
     Raises:
         SuiteError: The suite needs a GPU, and this machine has none.
@@ -144,13 +146,11 @@ def take(
     """
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
     launcher = rig.start_for(suite)
-    here = rig.describe(
-        launcher,
-        command=command,
-        repository=environment.home_of(suite.cases[0].factory, shipped_roots(suite)),
-        cases=suite.cases,
-    )
+    home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
+    here = rig.describe(launcher, command=command, repository=home, cases=suite.cases)
     require_gpu(suite, here)
+    if store is not None:
+        here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
     return rig, launcher, here
 
 

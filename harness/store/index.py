@@ -28,7 +28,7 @@ from harness.store import reader
 from harness.store.reader import RunHeader
 
 INDEX = "index.sqlite"
-VERSION = 6
+VERSION = 7
 """Of the tables and their contents: raise it when a summary changes."""
 MANY = 64
 """Number of runs to read from which a note explains the delay."""

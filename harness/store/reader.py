@@ -15,6 +15,7 @@ A line counts once its newline is on the disk: a crash loses at most the case th
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from harness.errors import AmbiguousRun, StoreError
@@ -54,6 +55,8 @@ class RunHeader:
     """Why the run cannot be read; most other fields are then empty."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """Number of cases with each outcome; only the index fills it in."""
+    full: bool = False
+    """See `is_full`."""
 
     @property
     def state(self) -> str:
@@ -93,7 +96,24 @@ def header_of(run: Run) -> RunHeader:
         measurements=len(run.measurements) if run.ended_at else None,
         started_at=run.started_at,
         ended_at=run.ended_at,
+        full=is_full(run),
     )
+
+
+def is_full(run: Run) -> bool:
+    """Whether `harness run` measured every case of its suite, with the suite's axes, to the end.
+
+    Old records do not count the cases that a filter left out; their command has the filter.
+    """
+    _, what, *options = (*run.environment.command, "", "")
+    if what not in ("run", "") or run.suite.left_out or run.stopped or not run.ended_at:
+        return False
+    for option, value in pairwise((*options, "")):
+        name, _, joined = option.partition("=")
+        sets_axis = not (joined or value).startswith("measure.")
+        if name in ("-f", "--filter") or (name in ("-s", "--set") and sets_axis):
+            return False
+    return True
 
 
 def read(folder: Path) -> tuple[Run, int]:

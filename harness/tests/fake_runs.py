@@ -37,6 +37,7 @@ H200 = Gpu(
     compute_capability="9.0",
     power_limit_w=700.0,
     max_sm_clock_hz=1.98e9,
+    default_power_limit_w=700.0,
 )
 FLOPS_PER_TOKEN = 470_000_000
 """6 N of the 78 M parameter model."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.run import judged_by
+from harness.cli.report import judged_by
 from harness.report import context
+from harness.report.series import since
 from harness.store.reader import load
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +28,11 @@ def page(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
         run = load(Path("reports/runs"), request.param)
         rules = f"suites/{run.suite.name}.yaml"
         run = judged_by(rules if Path(rules).is_file() else None, run)
-        to = Path("reports/page.md")
-        yield context.pages(run, to, 1)[to], [c.case_id for c in run.suite.cases]
+        device = run.environment.device_name
+        before = [h for h in since.earlier(run, print) if h.device == device]
+        against = load(Path("reports/runs"), before[-1].run_id) if before else None
+        to, beside = Path("reports/page.md"), context.Beside(against=against)
+        yield context.pages(run, to, "v1", beside)[to], [c.case_id for c in run.suite.cases]
 
 
 def test_the_screen_can_be_read_in_thirty_seconds(page: tuple[str, list[str]]) -> None:

@@ -82,7 +82,12 @@ def test_a_run_is_stored_and_ends_in_a_dated_report(once: Path) -> None:
     assert answer["time"]["whole"] is True
     assert len(answer["spread"]) == 2
     assert answer["report"].endswith("Test Engineer Report - Fakes v1.md")
-    assert (once / answer["report"]).is_file()
+    page = (once / answer["report"]).read_text(encoding="utf-8")
+    first, *_ = (folder / "run.jsonl").read_text().splitlines()
+    checks = json.loads(first)["environment"]["vitals"]["checks"]
+    assert "disk" in {check["name"] for check in checks}
+    assert "- **warn** device: no GPU" in page
+    assert "- **ok**: " in page
 
 
 def test_the_first_process_of_a_case_keeps_its_trace_if_asked(once: Path) -> None:
@@ -110,7 +115,7 @@ def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -
     assert "Verdict: measured" in shown.stdout
     assert "% work (accuracy, counting, warm-up, sampling)" in " ".join(shown.stdout.split())
     assert reported.returncode == 0
-    (again,) = (recorded / "reports").glob("*Fakes v2.md")
+    (again,) = (recorded / "reports").glob("*Fakes v1.1.md")
     assert harness("verify", str(again), cwd=recorded).returncode == 0
     again.write_text(again.read_text(encoding="utf-8").replace("measured", "GO"), "utf-8")
     assert harness("verify", str(again), cwd=recorded).returncode == 1

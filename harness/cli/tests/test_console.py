@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from harness.cli import console
 from harness.cli.main import app
-from harness.machine.doctor import Check, Grade
-from harness.records import CaseSummary, Estimate, Outcome
+from harness.records import CaseSummary, Check, Estimate, Grade, Outcome
 from harness.store import reader
 from harness.tests.fake_runs import case, environment, run, timed
 

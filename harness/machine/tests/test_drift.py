@@ -156,7 +156,7 @@ def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
 
 
 def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
-    moves_nothing = {"captured_at", "command", "gpu_unavailable"}
+    moves_nothing = {"captured_at", "command", "gpu_unavailable", "vitals"}
     compared = {
         *("hostname", "os", "cpu", "cpu_count", "memory_bytes", "gpu", "versions"),
         *("torch_settings", "variables", "git", "data"),
@@ -166,7 +166,7 @@ def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
     assert {f.name for f in fields(Environment)} == moves_nothing | compared
     gpu_compared = {"name", "uuid", "memory_bytes", "driver", "cuda_driver"}
     gpu_compared |= {"power_limit_w", "max_sm_clock_hz"}
-    follows = {"index", "compute_capability"}
+    follows = {"index", "compute_capability", "default_power_limit_w", "persistence"}
     assert {f.name for f in fields(Gpu)} == gpu_compared | follows
 
 

@@ -13,9 +13,8 @@ import pytest
 from harness.errors import ProbeError
 from harness.git.repository import Repository, ignore_line, read_git
 from harness.machine import doctor, environment, nvml
-from harness.machine.doctor import Grade, Vitals
 from harness.measure import facts as worker_facts
-from harness.records import VARIABLE_PREFIXES, Environment, Git
+from harness.records import VARIABLE_PREFIXES, Check, Environment, Git, Grade, Vitals
 from harness.tests import fake_runs
 from harness.tests.fake_runs import H200
 from harness.tests.gate_repositories import commit, git
@@ -295,7 +294,7 @@ def test_a_healthy_gpu_node_passes_every_check() -> None:
     found = doctor.checks(HEALTHY, AT_REST)
 
     assert {c.grade for c in found} == {Grade.OK}
-    assert len({c.name for c in found}) == len(found) == 12
+    assert len({c.name for c in found}) == len(found) == 13
 
 
 def test_without_a_gpu_the_doctor_warns_and_skips_the_checks_of_the_gpu() -> None:
@@ -330,6 +329,8 @@ def gpu(**reading: float | None) -> Vitals:
         (replace(HEALTHY, git=None), "git", Grade.WARN),
         (replace(HEALTHY, git=Git(commit="3", branch="m", dirty_sha256="a")), "git", Grade.WARN),
         (replace(HEALTHY, cpu_count=1), "CPU load", Grade.WARN),
+        (replace(HEALTHY, gpu=replace(GPU, power_limit_w=600.0)), "power limit", Grade.WARN),
+        (replace(HEALTHY, gpu=replace(GPU, power_limit_w=None)), "power limit", Grade.WARN),
         (gpu(gpu_foreign_processes=1.0), "GPU idle", Grade.FAIL),
         (gpu(gpu_utilisation=0.5), "GPU idle", Grade.FAIL),
         (gpu(gpu_memory_bytes=5e8), "GPU idle", Grade.FAIL),
@@ -399,6 +400,9 @@ def test_inspection_works_for_a_store_that_does_not_exist_yet(tmp_path: Path) ->
     assert vitals.pinned == {"numpy": "2.1.3"}
     assert vitals.gpu == {}
     assert set(vitals.gpu_unavailable.values()) == {CPU_ONLY.gpu_unavailable}
+    examined = doctor.examined(CPU_ONLY, store=tmp_path, constraints=constraints).vitals
+    assert examined is not None
+    assert (examined.pinned, examined.checks[0].name) == (vitals.pinned, "device")
     absent = doctor.inspect(CPU_ONLY, store=tmp_path, constraints=tmp_path / "absent")
     assert absent.pinned == {}
 
@@ -432,7 +436,7 @@ def test_inspection_waits_until_the_worker_has_left_the_gpu(
     ],
 )
 def test_the_worst_check_decides(grades: list[Grade], shown: str, status: int) -> None:
-    found = [doctor.Check("x", grade, "") for grade in grades]
+    found = [Check("x", grade, "") for grade in grades]
 
     assert shown in doctor.verdict(found)
     assert doctor.exit_status(found) == status

@@ -46,6 +46,8 @@ def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
         compute_capability="9.0",
         power_limit_w=700.0,
         max_sm_clock_hz=1.98e9,
+        default_power_limit_w=700.0,
+        persistence=True,
     )
     assert nvml.find(UUID) == gpu
     fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")

@@ -11,6 +11,7 @@ from harness.records import (
     Case,
     Decision,
     Expectation,
+    Gpu,
     Match,
     Measurement,
     Outcome,
@@ -23,7 +24,7 @@ from harness.records import (
 from harness.report import answer
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
-from harness.tests.fake_runs import run, sweep, timed
+from harness.tests.fake_runs import H200, environment, run, sweep, timed
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
 
@@ -332,9 +333,17 @@ def test_a_report_says_how_it_was_made(tmp_path: Path) -> None:
 
     made = context.written(text)
     assert made is not None
-    assert (made.run_id, made.version) == ("r1", 1)
-    again = context.pages(recorded, page, made.version)
+    assert (made.run_id, made.mark) == ("r1", "v1")
+    again = context.pages(recorded, page, made.mark)
     assert again[page] == text
     assert len(again) == 2
     assert all(path.read_text(encoding="utf-8") == now for path, now in again.items())
     assert context.written("# A page\n") is None
+
+
+def test_the_power_limit_stands_with_its_share_of_the_default() -> None:
+    def said(gpu: Gpu) -> str:
+        return str(values(replace(measured(), environment=environment(gpu=gpu)))["trust"])
+
+    assert "power limit 85.7 % of its default" in said(replace(H200, power_limit_w=600.0))
+    assert "power limit" not in said(replace(H200, default_power_limit_w=None))

@@ -22,7 +22,7 @@ def write(folder: Path, subject: str = "Small") -> Path:
         folder,
         DAY,
         subject,
-        lambda name, version: {f"figures/v{version}.png": b"png", name: f"v{version}".encode()},
+        lambda name, mark: {f"figures/{mark}.png": b"png", name: mark.encode()},
     )
 
 

@@ -1,0 +1,204 @@
+"""What changed since an earlier run of the suite, and which run that is."""
+
+import datetime
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness import units
+from harness.analysis import scaling
+from harness.analysis import verdict as gate
+from harness.analysis.comparison import node_change
+from harness.analysis.summary import summarise
+from harness.gate import baselines, compare
+from harness.gate.records import GateCase, State
+from harness.machine import drift
+from harness.records import (
+    CaseSummary,
+    Change,
+    Decision,
+    Environment,
+    Estimate,
+    Outcome,
+    RuleResult,
+    Run,
+    Suite,
+    Verdict,
+)
+from harness.report.tables import NONE, Table
+from harness.report.text import case_names, listed, outcome_name, plural
+from harness.report.verdict_text import limits_text
+from harness.store import index
+from harness.store.index import Index, RunFilter
+from harness.store.reader import RunHeader
+
+NO_RUN = "none"
+"""`harness report --against none`: compare with no run."""
+MOST = 3
+"""Cases that one sentence names."""
+GROUPS = ("Improved", "Regressed", "Fixed", "Open", "Limits")
+WORDS = {
+    "same": "the same within 5 %",
+    "undecided": "not decided",
+    "not compared": "not compared (too few steady processes, or the case changed)",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Since:
+    """The section of a page, and the table of its appendix."""
+
+    head: str
+    bullets: tuple[str, ...]
+    details: Table
+
+
+def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
+    """The full runs of the same suite in the same store that started before, oldest first."""
+
+    def question(known: Index) -> tuple[RunHeader, ...]:
+        found = known.runs(RunFilter(suite=run.suite.name))
+        began = run.started_at, run.run_id
+        before = [h for h in found if h.full and (h.started_at, h.run_id) < began]
+        return tuple(sorted(before, key=lambda h: (h.started_at, h.run_id)))
+
+    return index.ask(Path(run.folder).parent, question, say)
+
+
+def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verdict) -> Since:
+    """How a run differs from an earlier one, whose cases are judged by the rules of the later.
+
+    Args:
+        summaries: Of the later run, as its verdict.
+    """
+    found, then = compare.runs(before, now, across=True, calibrations=None), summarise(before)
+    suite = replace(now.suite, cases=before.suite.cases)
+    was = gate.judge(suite, before.environment, then, scaling.fit(then))
+    name = {i: f"`{i}`" if name == i else name for i, name in case_names(now.suite).items()}
+    ours = [s for s in summaries if s.case.provider not in now.suite.peers]
+    both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
+    said: dict[str, list[str]] = {k: [] for k in GROUPS}
+    for group, text in (
+        *_ended({s.case.case_id: s.outcome for s in then}, ours, name),
+        *_rules(was, verdict),
+        *_moved(both, name),
+        *_limits(before.suite, now.suite),
+    ):
+        said[group].append(text)
+    bullets = [f"**{group}**: {listed(texts, MOST)}." for group, texts in said.items() if texts]
+    old = {s.case.case_id: s for s in then}
+    pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
+    if change := node_change(before.environment, now.environment, pairs):
+        moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
+        alike = f"every provider moved alike ({', '.join(moved)} in step time)"
+        bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
+    counts = Counter(str(g.change or "not compared") for g in both)
+    total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
+    new = sum(g.state is State.NEW for g in found.cases)
+    total += f"; {plural('case', new)} only in this run" if new else ""
+    return Since(
+        head=_head(before, now),
+        bullets=(*bullets, f"{plural('case', len(both))} in both runs: {total}."),
+        details=Table(
+            columns=("case", ">step before", ">step now", ">change [99 %]", "conclusion"),
+            rows=tuple(_row(g, name) for g in both),
+        ),
+    )
+
+
+def _head(before: Run, now: Run) -> str:
+    day = datetime.datetime.fromisoformat(before.started_at).date()
+    sides = [f"`{g.commit[:10]}`" if (g := r.environment.git) else "unknown" for r in (before, now)]
+    code = f"both at commit {sides[0]}" if sides[0] == sides[1] else f"commit {' to '.join(sides)}"
+    node = _node(before.environment, now.environment)
+    changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
+    return (
+        f"Compared with run `{before.run_id}` of {day}, {code}. {changed}. Step times; 99 % "
+        "intervals, which include the variation between days and cards."
+    )
+
+
+def _node(before: Environment, now: Environment) -> list[str]:
+    """What changed beside the code, the most suspect first."""
+    found = [d for d in drift.differences(before, now) if d.name not in baselines.EXPECTED]
+    said = [_difference(d) for d in found]
+    return [*said[:MOST], *([f"{len(said) - MOST} more"] if len(said) > MOST else ())]
+
+
+def _difference(d: drift.Difference) -> str:
+    if d.name == "GPU UUID":
+        return f"another card ({d.baseline[:12]}, now {d.candidate[:12]})"
+    watts = ".0" if "(W)" in d.name else ""
+    return f"{d.name} {d.baseline.removesuffix(watts)}, now {d.candidate.removesuffix(watts)}"
+
+
+# --- what changed: a group and a sentence ------------------------------------------------
+
+
+def _moved(cases: Sequence[GateCase], name: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """`2.0x [1.9 … 2.1] faster`, the largest change first."""
+    for g in sorted(cases, key=lambda g: -abs(math.log(g.comparison.ratio if g.comparison else 1))):
+        c = g.comparison
+        if c is None or g.change not in (Change.FASTER, Change.SLOWER):
+            continue
+        e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
+        group = "Regressed"
+        if g.change is Change.FASTER:
+            low, high = c.high and 1 / c.high, c.low and 1 / c.low
+            group, e = "Improved", replace(e, value=1 / c.ratio, low=low, high=high)
+        yield group, f"{name[g.case_id]} {units.times(e)} {g.change}"
+
+
+def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:
+    before, now = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
+    ratio = NONE
+    if c := g.comparison:
+        ratio = units.change(c.ratio, c.low, c.high)
+    elif g.baseline_s and g.candidate_s:
+        ratio = units.change(g.candidate_s / g.baseline_s)
+    return name[g.case_id], before, now, ratio, str(g.change or g.reason)
+
+
+def _ended(
+    before: Mapping[str, Outcome | None],
+    summaries: Sequence[CaseSummary],
+    name: Mapping[str, str],
+) -> Iterator[tuple[str, str]]:
+    """Cases that failed before or fail now, unless the suite allows it."""
+    for s in summaries:
+        then, now = before.get(s.case.case_id), s.outcome
+        if then is None or now is None:
+            continue
+        failed, fails = (o is not Outcome.OK and o not in s.case.allow for o in (then, now))
+        if fails:
+            group = "Regressed" if then is Outcome.OK else "Open"
+            yield group, f"{name[s.case.case_id]} ({outcome_name(now)})"
+        elif failed:
+            yield "Fixed", f"{name[s.case.case_id]} ({outcome_name(then)} before)"
+
+
+def _rules(was: Verdict, now: Verdict) -> Iterator[tuple[str, str]]:
+    """Rules that were missed or are missed. Cases that failed are named themselves."""
+
+    def asked(r: RuleResult) -> bool:
+        return r.applies and r.counts and r.rule != gate.EVERY_CASE_RAN
+
+    before = {r.rule: r.decision for r in was.rules if asked(r)}
+    for r in now.rules:
+        then, met = before.get(r.rule), r.decision is Decision.GO
+        if then is None or not asked(r) or (met and then is Decision.GO):
+            continue
+        group = "Fixed" if met else "Regressed" if then is Decision.GO else "Open"
+        said = "as before" if then is r.decision else f"{then} before"
+        yield group, f"“{r.rule}” is {r.decision} ({said})"
+
+
+def _limits(before: Suite, now: Suite) -> Iterator[tuple[str, str]]:
+    """Rules of the same name whose limit changed."""
+    stated = {r.name: limits_text(r) for r in before.rules}
+    for rule in now.rules:
+        old, new = stated.get(rule.name), limits_text(rule)
+        if old not in (None, new):
+            yield "Limits", f"the limit of “{rule.name}” was {old}, is {new}"

@@ -1,0 +1,230 @@
+"""What changed since an earlier run, and by which name a run's page is counted."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import report as command
+from harness.errors import HarnessError
+from harness.records import Case, Environment, Gpu, Measurement, Outcome, Rule, Run, Stop
+from harness.report import context
+from harness.report.markdown import quoted
+from harness.store import reader
+from harness.tests.command_line import harness
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+from harness.tests.indexed import A100, CASES, dated, record, store
+
+STEPS: dict[str, float | Outcome] = {
+    "quicker": 0.01,
+    "slower": 0.01,
+    "same": 0.01,
+    "mended": Outcome.CRASH,
+    "broken": 0.01,
+    "still": Outcome.HANG,
+}
+
+
+def measured(steps: Mapping[str, float | Outcome], *, gpu: Gpu = H200, **changes: Any) -> Run:
+    """A run of one case a name."""
+
+    def measure(c: Case) -> list[Measurement]:
+        step = steps[str(c.axes["what"])]
+        return ended(c, step) if isinstance(step, Outcome) else timed(c, step, cv=0.001)
+
+    return run(sweep(what=[*steps]), measure, env=environment(gpu=gpu), **changes)
+
+
+def section(now: Run, before: Run) -> str:
+    beside = context.Beside(against=before)
+    since: Any = context.build(now, Path("reports"), beside)[0]["since"]
+    return "\n".join((since.head, *since.bullets))
+
+
+def line(text: str, start: str) -> str:
+    (found,) = (one for one in text.splitlines() if one.startswith(f"**{start}**"))
+    return found
+
+
+def test_a_report_says_what_is_better_worse_fixed_and_open() -> None:
+    before = measured(STEPS, run_id="before")
+    now = measured(
+        {**STEPS, "quicker": 0.005, "slower": 0.02, "mended": 0.01, "broken": Outcome.CRASH}
+    )
+
+    text = section(now, before)
+
+    assert "what=quicker 2.00x [" in line(text, "Improved")
+    assert "faster" in line(text, "Improved")
+    assert "what=slower 2.0" in line(text, "Regressed")
+    assert "what=broken (crash)" in line(text, "Regressed")
+    assert "what=mended (crash before)" in line(text, "Fixed")
+    assert line(text, "Open").startswith("**Open**: nsa, what=still (hang)")
+    assert "every case ran" not in text
+    assert "6 cases in both runs: 3 not compared" in text
+    assert ", 1 faster, 1 slower, 1 not decided." in text
+    assert "The node is the same" in text
+
+
+def test_rules_are_fixed_or_open_by_their_limit_of_today_and_a_moved_limit_is_named() -> None:
+    def floor(name: str, go: float) -> Rule:
+        return Rule(name=name, metric="step_s", go=go, abort=1.0)
+
+    before = measured({"x": 0.02}, rules=[floor("met", 0.03), floor("missed", 0.001)])
+    now = measured({"x": 0.01}, rules=[floor("met", 0.015), floor("missed", 0.001)])
+
+    text = section(now, replace(before, run_id="before"))
+
+    assert line(text, "Fixed") == "**Fixed**: “met” is GO (CONDITIONAL before)."
+    assert "“missed” is CONDITIONAL (as before)" in line(text, "Open")
+    assert "the limit of “met” was step time ≤ 30 ms" in line(text, "Limits")
+    assert "missed" not in line(text, "Limits")
+
+
+def test_a_changed_node_is_named_and_widens_every_interval() -> None:
+    before = measured({"x": 0.0100}, run_id="before")
+    other = replace(H200, uuid="GPU-other", driver="590.1", power_limit_w=600.0)
+    steps = {"x": 0.0106}
+
+    same_node = section(measured(steps), before)
+    other_node = section(measured(steps, gpu=other), before)
+
+    assert "another card (GPU-5d1e0f4c, now GPU-other); driver 570.124.06, now 590.1" in other_node
+    assert "power limit (W) 700, now 600" in other_node
+    assert "1 slower" in same_node
+    assert "1 not decided" in other_node
+
+
+def test_what_moved_every_provider_alike_is_the_node_if_that_changed() -> None:
+    both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512])]
+    slow = environment(gpu=replace(H200, power_limit_w=500.0))
+
+    def text(now_s: float, env: Environment) -> str:
+        before = run(both, lambda c: timed(c, 0.01), run_id="before")
+        return section(run(both, lambda c: timed(c, now_s), env=env), before)
+
+    moved = line(text(0.012, slow), "The node, not the code")
+    assert "power limit 700 W → 500 W" in moved
+    assert "nsa +20 %, dense +20 %" in moved
+    assert "The node, not the code" not in text(0.012, environment())
+
+
+# --- which run, and which name -----------------------------------------------------------
+
+
+def stored(root: Path, **changes: Any) -> Path:
+    """Six runs of a store, each an hour after the one before; the folder of the reports."""
+    runs = root / "runs"
+    filtered = environment(command=("harness", "run", "retest", "--filter", "x"))
+    whole = run(CASES, lambda c: timed(c, 0.01))
+    ids = [
+        record(runs),
+        record(runs, gpu=A100),
+        record(runs, finish=False),
+        store(runs, replace(whole, environment=filtered)),
+        record(runs, suite="other"),
+        record(runs, step_s=0.012),
+    ]
+    for hour, run_id in enumerate(ids):
+        dated(runs, run_id, f"2026-11-21T0{hour}:00:00+00:00")
+    (root / "ids").write_text("\n".join(ids))
+    return runs
+
+
+def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
+    tmp_path: Path,
+) -> None:
+    runs = stored(tmp_path)
+    first, _, _, partial, _, last = (tmp_path / "ids").read_text().split()
+
+    page = command.written(reader.load(runs, last), tmp_path)
+    again = command.written(reader.load(runs, last), tmp_path)
+    part = command.written(reader.load(runs, partial), tmp_path, against="none")
+
+    assert page.stem.endswith("A100 Retest v3"), "after one on this GPU and one on another"
+    assert again.stem.endswith("v3.1")
+    assert part.stem.endswith(f"partial {partial[-4:]}")
+    text = page.read_text(encoding="utf-8")
+    assert f"--against {first}  #" in text
+    assert f"Compared with run `{first}`" in text
+    assert "## Since the last report" not in part.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "lacks",
+    [
+        {"ended_at": ""},
+        {"stopped": Stop(rule="r")},
+        {"environment": environment(command=("harness", "compare", "a", "b"))},
+        {"environment": environment(command=("harness", "run", "x", "--set=gc=on"))},
+        {"environment": environment(command=("harness", "run", "x", "-f", "y"))},
+    ],
+)
+def test_a_run_that_lacks_cases_is_not_full(lacks: dict[str, Any]) -> None:
+    whole = run(CASES, lambda c: timed(c, 0.01))
+    more = environment(command=("harness", "run", "x", "-s", "measure.processes=3"))
+
+    assert reader.is_full(whole)
+    assert reader.is_full(replace(whole, environment=more))
+    assert not reader.is_full(replace(whole, **lacks))
+
+
+def test_a_page_is_verified_against_the_run_that_it_names_also_when_newer_ones_came(
+    tmp_path: Path,
+) -> None:
+    runs = stored(tmp_path)
+    last = (tmp_path / "ids").read_text().split()[-1]
+    notes = tmp_path / "my notes.md"
+    notes.write_text("# Seen\n<b>bold</b>\n```\nnever closed\n")
+
+    page = command.written(reader.load(runs, last), tmp_path, notes=notes, author="A. O'Name")
+    notes.unlink()
+    dated(runs, record(runs), "2026-11-21T04:30:00+00:00")
+
+    verified = harness("verify", str(page), "--store", str(runs), cwd=tmp_path)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    text = page.read_text(encoding="utf-8")
+    assert "**Author**: A. O'Name\n" in text
+    assert "> #### Seen\n> &lt;b>bold&lt;/b>\n> ```\n> never closed\n" in text
+
+
+def test_a_run_that_the_harness_made_for_another_question_is_a_study(tmp_path: Path) -> None:
+    asked = run(CASES, lambda c: timed(c, 0.01))
+    suite = replace(asked.suite, name="retest-sampling")
+
+    page = context.write(replace(asked, suite=suite), tmp_path)
+
+    assert page.stem.endswith("A100 Retest study 3f2a")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"against": "latest"}, "is the run itself"),
+        ({"notes": Path("absent.md")}, "absent.md"),
+        ({"author": "two\nlines"}, "not a name on one line"),
+    ],
+)
+def test_what_cannot_be_beside_a_page_is_one_message(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    runs = tmp_path / "runs"
+
+    with pytest.raises(HarnessError, match=said):
+        command.written(reader.load(runs, record(runs)), tmp_path, **options)
+
+    assert list(tmp_path.glob("*.md")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a `x < y` b < c", "> a `x < y` b &lt; c"),
+        ("~~~\n# code\n~~~\n## after", "> ~~~\n> # code\n> ~~~\n> #### after"),
+        ("one\n\ntwo", "> one\n>\n> two"),
+    ],
+)
+def test_notes_are_quoted(text: str, shown: str) -> None:
+    assert quoted(text) == shown
