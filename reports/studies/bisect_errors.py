@@ -13,17 +13,21 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
-from harness.bisect.ddmin import DifferencesConclusion, NoisyDdmin, members
+from harness.analysis.statistics import Floats
+from harness.bisect.ddmin import NoisyDdmin, members
 from harness.bisect.posterior import ProcessReading
-from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch
+from harness.bisect.search import ExactSearch, NextBlock, NoisySearch, Search
 from harness.records import Thresholds
 from reports.studies.gate_errors import clopper_pearson
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
+
+End = TypeVar("End")
 
 COMMITS = 64
 DIFFERENCES = 8
@@ -47,6 +51,38 @@ class Bisected:
     """Commits that were measured: each is built once."""
 
 
+def carried_out(
+    search: Search[End],
+    value: Callable[[int], float],
+    logs: Sequence[float] | Floats,
+    cannot: Callable[[int], bool] = lambda position: False,
+) -> tuple[End, list[NextBlock]]:
+    """The conclusion of a search, and the blocks that it asked for.
+
+    Args:
+        search: A fresh one.
+        value: Of a position, without noise.
+        logs: The noise of each process, one after the other.
+        cannot: Whether a position cannot be measured.
+    """
+    asked, taken = list[NextBlock](), 0
+    while isinstance(block := search.next(), NextBlock):
+        if broken := set(filter(cannot, block.positions)):
+            search.skipped |= broken
+            continue
+        if taken + len(block.positions) > len(logs):
+            raise RuntimeError(f"no end after {taken} processes")
+        noise = logs[taken : taken + len(block.positions)]
+        read = [
+            ProcessReading(position=p, value=value(p) * math.exp(x))
+            for p, x in zip(block.positions, noise, strict=True)
+        ]
+        search.add(block.stage, read)
+        asked.append(block)
+        taken += len(read)
+    return block, asked
+
+
 def bisect(
     search: ExactSearch | NoisySearch,
     culprit: int,
@@ -66,28 +102,15 @@ def bisect(
         build_sd: Luck of each commit's build, the same in all its processes.
     """
     logs = noise.sequence(rng, 1, LONGEST)[0]
-    luck = rng.normal(0.0, build_sd, search.last + 1) if build_sd else np.zeros(search.last + 1)
-    exact = isinstance(search, ExactSearch)
-    taken, seen = 0, set()
-    while not isinstance(asked := search.next(), CommitsConclusion):
-        if taken + len(asked.positions) > LONGEST:
-            raise RuntimeError(f"no end after {taken} processes")
-        block = []
-        for position in asked.positions:
-            bad = position >= culprit
-            value = float(bad) if exact else math.exp(logs[taken] + luck[position])
-            value *= factor if bad and not exact else 1.0
-            block.append(ProcessReading(position=position, value=value))
-            taken += 1
-            seen.add(position)
-        search.add(asked.stage, block)
-    named = asked.culprits if asked.found else ()
-    return Bisected(
-        right=named == (culprit,),
-        wrong=bool(named) and named != (culprit,),
-        processes=taken,
-        commits=len(seen),
-    )
+    if isinstance(search, ExactSearch):
+        found, asked = carried_out(search, lambda p: float(p >= culprit), np.zeros(LONGEST))
+    else:
+        luck = rng.normal(0.0, build_sd, search.last + 1) if build_sd else np.zeros(search.last + 1)
+        found, asked = carried_out(
+            search, lambda p: math.exp(luck[p]) * (factor if p >= culprit else 1.0), logs
+        )
+    named = found.culprits if found.found else ()
+    return _bisected(asked, right=named == (culprit,), wrong=bool(named) and named != (culprit,))
 
 
 def find_causes(
@@ -102,24 +125,18 @@ def find_causes(
         rng: Draws it.
     """
     logs = noise.sequence(rng, 1, LONGEST)[0]
-    taken, seen = 0, set()
-    while not isinstance(asked := search.next(), DifferencesConclusion):
-        if taken + len(asked.positions) > LONGEST:
-            raise RuntimeError(f"no end after {taken} processes")
-        block = []
-        for mask in asked.positions:
-            factor = math.prod(slowed.get(i, 1.0) for i in members(mask))
-            block.append(ProcessReading(position=mask, value=math.exp(logs[taken]) * factor))
-            taken += 1
-            seen.add(mask)
-        search.add(asked.stage, block)
-    named = {i for part in asked.parts for i in part.items if part.confirmed}
-    return Bisected(
-        right=asked.found and named == slowed.keys(),
-        wrong=bool(named - slowed.keys()),
-        processes=taken,
-        commits=len(seen),
+    found, asked = carried_out(
+        search, lambda mask: math.prod(slowed.get(i, 1.0) for i in members(mask)), logs
     )
+    named = {i for part in found.parts for i in part.items if part.confirmed}
+    return _bisected(
+        asked, right=found.found and named == slowed.keys(), wrong=bool(named - slowed.keys())
+    )
+
+
+def _bisected(asked: Sequence[NextBlock], *, right: bool, wrong: bool) -> Bisected:
+    places = [p for block in asked for p in block.positions]
+    return Bisected(right=right, wrong=wrong, processes=len(places), commits=len({*places}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import ProbeError
-from harness.git.repository import read_git
+from harness.git.repository import read_git, run_git
 from harness.machine import nvml
 from harness.records import Measurement, Outcome, Run
 from harness.store import reader
@@ -279,7 +279,7 @@ def bisect(me: Newcomer) -> Answer:
     asked = ("--case", "attend", "--good", me.line[0], "--counter", "host_syncs")
     done = me.harness("bisect", SUITE_PATH, *asked)
     said = _line(r"\S", done.stdout)
-    side = _git(me.repository, "rev-list", "--reverse", f"^{me.line[22]}", me.line[23]).split()
+    side = run_git(me.repository, "rev-list", "--reverse", f"^{me.line[22]}", me.line[23]).split()
     right = done.returncode == 0 and any(said.startswith(sha[:10]) for sha in (side[0], side[-1]))
     return Answer(
         planted=f"the same in {PLANTED.commits} commits, in a merge; four do not import",
@@ -315,25 +315,14 @@ def answers(me: Newcomer, rows: Sequence[str]) -> Iterator[Answer]:
             found = ROWS[name](me)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             found = Answer(planted=name, said=str(error), right=False)
-        yield _timed(found, time.monotonic() - began)
+        yield replace(found, wall_s=time.monotonic() - began)
     yield working_tree(me, before)
-
-
-def _timed(answer: Answer, wall_s: float) -> Answer:
-    return Answer(planted=answer.planted, said=answer.said, right=answer.right, wall_s=wall_s)
 
 
 def _line(pattern: str, text: str) -> str:
     """The first line that a pattern fits, without its padding."""
     found = (x for x in text.splitlines() if re.search(pattern, x))
     return " ".join(next(found, "").split())
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout
 
 
 def page(found: Sequence[Answer], device: str) -> str:

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from pathlib import Path
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.session import carry_out
-from harness.git.repository import GIT
+from harness.git.repository import run_git
 from harness.records import Decision, Measurement
 from harness.runner.run import terminating_like_ctrl_c
 from harness.suite import load as suites
@@ -210,8 +209,7 @@ class Scratch:
             for role in ("AUTHOR", "COMMITTER")
             for what in ("NAME", "EMAIL")
         }
-        env = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull}
-        subprocess.run([*GIT, *arguments], cwd=self.folder, env=env, check=True)
+        run_git(self.folder, *arguments, variables={**who, "GIT_CONFIG_GLOBAL": os.devnull})
 
 
 def study(

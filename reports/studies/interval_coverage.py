@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.analysis.statistics import Floats, geometric, variance_prior
+from reports.studies.noise import by_case
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
 """Logarithms of the processes' step times over the typical one, [cases, processes]."""
@@ -23,11 +24,6 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
 
 def _normal(cv: float) -> Draw:
     return lambda rng, shape: rng.normal(0.0, cv, shape)
-
-
-def _by_case(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
-    cv = np.exp(rng.uniform(math.log(0.002), math.log(0.05), (shape[0], 1)))
-    return np.asarray(cv * rng.normal(size=shape))
 
 
 def _bimodal(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
@@ -47,7 +43,7 @@ def _heavy(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
 NOISES: Mapping[str, Draw] = {
     "normal 0.8 %": _normal(0.008),
     "normal 5 %": _normal(0.05),
-    "CV 0.2 to 5 % by case": _by_case,
+    "CV 0.2 to 5 % by case": by_case,
     "bimodal, 15 % are 4 % slower": _bimodal,
     "10 % disturbed, mean +30 %": _disturbed,
     "t, 2 degrees of freedom": _heavy,

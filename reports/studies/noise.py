@@ -130,7 +130,7 @@ def _correlated(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     return rng.normal(0.0, 0.003, shape) + _drift(rng, shape, 0.01, 0.9)
 
 
-def _by_case(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+def by_case(rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
     cv = np.exp(rng.uniform(math.log(0.002), math.log(0.05), (shape[0], 1)))
     return np.asarray(cv * rng.normal(size=shape))
 
@@ -145,7 +145,7 @@ OTHERS = (
     OtherNoise(name="15 % of processes 4 % slower", sequence=_two_modes),
     OtherNoise(name="t, 2 degrees of freedom", sequence=_heavy_tails),
     OtherNoise(name="AR(1) 0.9", sequence=_correlated),
-    OtherNoise(name="CV 0.2 to 5 % by case", sequence=_by_case),
+    OtherNoise(name="CV 0.2 to 5 % by case", sequence=by_case),
     OtherNoise(name="first of a pair 3 % slower", sequence=_by_order),
 )
 

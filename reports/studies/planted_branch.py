@@ -11,9 +11,7 @@ commit. Nothing is written to the repository that was cloned.
 """
 
 import argparse
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.git.repository import GIT
+from harness.git.repository import run_git
 from reports.studies.planted_history import bisecting, fingerprint
 
 BRANCH = "planted"
@@ -67,7 +65,7 @@ def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tup
     Raises:
         ValueError: The history is too short, or the line has no place in one of its commits.
     """
-    subprocess.run([*GIT, "clone", "--quiet", str(source), str(folder)], check=True)
+    run_git(Path(), "clone", "--quiet", str(source), str(folder))
     line = _git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[-commits - 1 :]
     if not 1 <= at <= len(line) - 1 == commits:
         raise ValueError(f"{len(line) - 1} commits; the planted one cannot be number {at}")
@@ -81,7 +79,7 @@ def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tup
 
 def _with(folder: Path, plant: Plant, commit: str, parent: str, subject: str) -> str:
     """A commit with another one's tree and the line in it, and its words unless some are given."""
-    text = _git(folder, "show", f"{commit}:{plant.file}", strip=False)
+    text = run_git(folder, "show", f"{commit}:{plant.file}")
     blob = _git(folder, "hash-object", "-w", "--stdin", stdin=plant.into(text))
     mode = _git(folder, "ls-tree", commit, "--", plant.file).split()[0]
     with tempfile.TemporaryDirectory() as place:
@@ -101,22 +99,9 @@ def _with(folder: Path, plant: Plant, commit: str, parent: str, subject: str) ->
 
 
 def _git(
-    folder: Path,
-    *arguments: str,
-    stdin: str = "",
-    variables: Mapping[str, str] | None = None,
-    strip: bool = True,
+    folder: Path, *arguments: str, stdin: str = "", variables: Mapping[str, str] | None = None
 ) -> str:
-    answer = subprocess.run(
-        [*GIT, *arguments],
-        cwd=folder,
-        env={**os.environ, **(variables or {})},
-        input=stdin,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return answer.stdout.strip() if strip else answer.stdout
+    return run_git(folder, *arguments, stdin=stdin, variables=variables).strip()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

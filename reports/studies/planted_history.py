@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bisect.journal import STATE
-from harness.git.repository import GIT
+from harness.git.repository import run_git
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL = """\
@@ -172,17 +172,9 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _git(folder: Path, *arguments: str, stdin: str | None = None) -> str:
-    answer = subprocess.run(
-        [*GIT, *arguments],
-        cwd=folder,
-        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull},
-        input=stdin,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return answer.stdout.strip()
+def _git(folder: Path, *arguments: str, stdin: str = "") -> str:
+    variables = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    return run_git(folder, *arguments, variables=variables, stdin=stdin).strip()
 
 
 def bisecting(repository: Path, *words: str) -> "subprocess.Popen[str]":

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from harness.machine import environment
 from harness.machine.probes import open_probes
-from harness.records import Case, Measurement, MeasureSettings, Suite
+from harness.records import Measurement, MeasureSettings, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import run_suite
 from harness.store import reader
 from harness.store.writer import create
 from harness.suite import load as suites
-from harness.tests.workers import Quiet
+from harness.tests.workers import Quiet, make_case, make_suite
 
 TIMED = ("warmup", "sampling")
 
@@ -31,17 +31,7 @@ TIMED = ("warmup", "sampling")
 def trivial() -> Suite:
     """One fake case, a millisecond a step."""
     settings = MeasureSettings(min_samples=3, max_samples=20, sample_s=0.01, warmup_s=0.2)
-    case = Case(
-        case_id="good",
-        workload="good",
-        factory="harness.tests.fake_workloads:good",
-        provider="fake",
-        axes={},
-        settings=settings,
-    )
-    return Suite(
-        name="fake", title="", subject="", question="", path="", text="", sha256="", cases=(case,)
-    )
+    return make_suite(make_case("good", settings=settings, axes={}))
 
 
 def table(measurements: Sequence[Measurement], wall_s: float) -> str:

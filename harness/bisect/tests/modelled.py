@@ -1,7 +1,6 @@
 """A modelled machine, whose processes answer at once: for searches alone, and for sessions with
 real commits and worktrees."""
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,11 +11,11 @@ import numpy as np
 import pytest
 
 from harness.bisect import processes
-from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import NextBlock, Search
 from harness.errors import CaseRefused
 from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.tests.fake_runs import environment
+from reports.studies import bisect_errors
 from reports.studies.noise import QUIET, ModelledNoise
 
 End = TypeVar("End")
@@ -29,25 +28,9 @@ def carried_out(
     seed: int = 0,
     cannot: Callable[[int], bool] = lambda position: False,
 ) -> tuple[End, list[NextBlock]]:
-    """The conclusion of a search, and the blocks that it asked for.
-
-    Args:
-        value: Of a position, without noise.
-        cannot: Whether a position cannot be measured.
-    """
+    """As in the study of errors, with noise drawn by a seed."""
     logs = noise.sequence(np.random.default_rng(seed), 1, 3000)[0] if noise else np.zeros(3000)
-    asked, taken = list[NextBlock](), iter(logs)
-    while isinstance(block := search.next(), NextBlock):
-        if broken := set(filter(cannot, block.positions)):
-            search.skipped |= broken
-            continue
-        asked.append(block)
-        read = [
-            ProcessReading(position=p, value=value(p) * math.exp(next(taken)))
-            for p in block.positions
-        ]
-        search.add(block.stage, read)
-    return block, asked
+    return bisect_errors.carried_out(search, value, logs, cannot)
 
 
 @dataclass
