@@ -55,7 +55,7 @@ def loaded(
     code |= {n: place for n in tested & {*sys.modules} for place in _places(sys.modules[n])}
     if not roots:
         return code, ()
-    tested |= packages_in(roots) - {OURS, *sys.stdlib_module_names}
+    tested |= packages_in(roots)
     found, others = [], []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
@@ -172,13 +172,14 @@ def why_shadowed(message: str, folders: Sequence[str]) -> str:
 
 
 def packages_in(roots: Sequence[str]) -> set[str]:
-    """Names of the top-level packages and modules in the roots."""
-    return {
+    """Names of the top-level packages and modules in the roots, but for ours and Python's."""
+    found = {
         path.stem
         for root in roots
         for path in Path(root).iterdir()
         if (path.is_dir() and any(path.glob("*.py"))) or path.suffix == ".py"
     }
+    return found - {OURS, *sys.stdlib_module_names}
 
 
 def _module_file(folder: str, name: str) -> Path | None:

@@ -104,7 +104,7 @@ class _Session:
         finder = StepReader(self.program.steps) if self.program.steps else None
         if finder is None:
             self.reporter.phase("sampling", self.began_at)
-        log = BoundedLog(1)
+        log = BoundedLog()
         reader = process.OutputReader(self.process)
         for read in reader.reads():
             log.write(read.data)

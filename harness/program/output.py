@@ -13,42 +13,40 @@ from harness.messages import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
 MAX_LINE_BYTES = 2**16
 """A longer line is read up to here."""
 
+STDOUT = 1
 _ENDS = re.compile(rb"[\r\n]+")
 
 
 class BoundedLog:
-    """Appends to a file, which keeps the head and the tail."""
+    """Appends to the standard output, a file, which keeps the head and the tail."""
 
-    def __init__(self, fd: int, *, head: int = LOG_HEAD_BYTES, tail: int = LOG_TAIL_BYTES) -> None:
-        """`fd` is open for appending."""
-        self._fd = fd
-        self._began = os.fstat(fd).st_size
-        self._head, self._tail = head, tail
+    def __init__(self) -> None:
+        self._began = os.fstat(STDOUT).st_size
         self._size = 0
         self._recent = bytearray()
 
     def write(self, data: bytes) -> None:
         """Append, and cut the middle if the file becomes too long."""
         self._recent += data
-        if self._size + len(data) > self._head + 2 * self._tail:
+        if self._size + len(data) > LOG_HEAD_BYTES + 2 * LOG_TAIL_BYTES:
             self._compact()
         else:
             self._append(data)
-        if len(self._recent) > 2 * self._tail:
-            del self._recent[: -self._tail]
+        if len(self._recent) > 2 * LOG_TAIL_BYTES:
+            del self._recent[:-LOG_TAIL_BYTES]
 
     def _compact(self) -> None:
         """Keep head and newest tail, with a note between them."""
-        del self._recent[: -self._tail]
-        self._size = min(self._head, self._size)
-        os.ftruncate(self._fd, self._began + self._size)
+        del self._recent[:-LOG_TAIL_BYTES]
+        self._size = min(LOG_HEAD_BYTES, self._size)
+        os.ftruncate(STDOUT, self._began + self._size)
         self._append(LEFT_OUT)
         self._append(bytes(self._recent))
 
     def _append(self, data: bytes) -> None:
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(self._fd, rest) :]
+            rest = rest[os.write(STDOUT, rest) :]
         self._size += len(data)
 
 

@@ -8,7 +8,6 @@ The process that is timed has no hook. This one has the hook's folder on its PYT
 import json
 import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -123,15 +122,10 @@ def attested(
 
 def _outside(places: Mapping[str, str], order: MeasureOrder) -> tuple[str, ...]:
     """One sentence for each module that was loaded from outside the tree under test."""
-    roots, tested = order.roots, _tested(order.roots)
+    roots, tested = order.roots, origin.packages_in(order.roots)
     found = [item for item in places.items() if item[0].partition(".")[0] in tested]
     others = [item for item in places.items() if item not in found]
     return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, order.elsewhere))
-
-
-def _tested(roots: Sequence[str]) -> set[str]:
-    """Packages that must come from the roots."""
-    return origin.packages_in(roots) - {origin.OURS, *sys.stdlib_module_names}
 
 
 def _mismatch(measured: Measurement, detail: str) -> Measurement:
@@ -195,7 +189,7 @@ class _HookedRun:
                 profile_s=self.profile_s,
                 more_steps=self.more_steps,
                 ends_at=self.ends_at,
-                packages=tuple(sorted(_tested(self.order.roots))),
+                packages=tuple(sorted(origin.packages_in(self.order.roots))),
                 folders=self.order.elsewhere,
                 home=self.order.home,
                 variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
@@ -218,7 +212,7 @@ class _HookedRun:
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        log, tail = BoundedLog(1), Tail()
+        log, tail = BoundedLog(), Tail()
         log.write(HEADER.encode())
         step = re.compile(self.program.steps.step) if self.program.steps else None
         lines = 0
