@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.bisect import differences
@@ -23,6 +22,7 @@ from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, require_gpu
 from harness.runner.run import RunObserver, run_one
+from harness.store.writer import now
 
 CHEAP = 0.1
 """Largest share of a process's time for which accuracy is checked again."""
@@ -159,7 +159,3 @@ def _as_stored(stored: StoredCase, here: Environment) -> tuple[str, ...]:
         )
     left = (d for d in found if d.name not in ("commit", "uncommitted changes"))
     return tuple(f"other than in {stored.run}: {d}" for d in left)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -19,13 +19,14 @@ from harness.bisect.journal import (
     StoredCase,
 )
 from harness.bisect.posterior import ProcessReading
-from harness.bisect.processes import Processes, now
+from harness.bisect.processes import Processes
 from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
 from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import Repository, read_git
 from harness.machine import drift
 from harness.records import Case, Run, Suite
 from harness.runner.interleave import clock
+from harness.store.writer import now
 from harness.suite.load import fits
 
 TRIES = 3

@@ -15,6 +15,7 @@ from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.report import bisection
 from harness.store import reader
+from harness.store.writer import now
 from harness.suite import load as suites
 
 
@@ -159,7 +160,7 @@ def bisect(
         one = subjects.one_case(loaded, case, suite)
         chosen = criteria.chosen(one, criterion)
         start = CommitsRequest(
-            started_at=processes.now(),
+            started_at=now(),
             repository=str(repository.root),
             history=history.between(repository, good, bad or "HEAD"),
             suite=replace(loaded, cases=(one,)),

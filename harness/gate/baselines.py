@@ -12,6 +12,7 @@ from harness.gate.unpaired import FEWEST, Process
 from harness.machine import drift
 from harness.records import Case, Environment, Measurement, Outcome, Run
 from harness.runner.interleave import clock, usable
+from harness.store.writer import now
 
 EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
 """Differences that are allowed: the code under test, where this Python and the checkout are, and
@@ -84,7 +85,7 @@ def of_run(run: Run) -> Baseline:
         commit=git.commit,
         run_id=run.run_id,
         measured_at=run.started_at,
-        set_at=files.now(),
+        set_at=now(),
         environment=run.environment,
         cases={
             c.case_id: tuple(_process(m) for m in run.of(c.case_id))

@@ -24,6 +24,7 @@ from harness.gate import files
 from harness.gate.files import Moment
 from harness.gate.policy import CalibrationModel
 from harness.records import Environment, Pair, Thresholds
+from harness.store.writer import now
 
 KIND = ".calibration"
 MAX_DAYS_KEPT = 30
@@ -94,14 +95,14 @@ class Calibration:
     """Standard deviation between builds, over the cases; None if there was one build, or fewer
     than MIN_CASES cases."""
 
+    def levels(self) -> Mapping[str, float]:
+        return {c.case_id: c.level_s for c in self.cases}
+
     def thresholds(self, case_id: str) -> Thresholds:
         """Thresholds by the noise of a case, or of the node if the case was not calibrated."""
         noise = next((c.noise for c in self.cases if c.case_id == case_id), self.noise)
         found = THRESHOLDS[noise]
         return found if self.build_cv is None else replace(found, build_cv=self.build_cv)
-
-    def levels(self) -> Mapping[str, float]:
-        return {c.case_id: c.level_s for c in self.cases}
 
 
 def calibrate(pairs: Mapping[str, Sequence[Pair]], *, builds: bool = False) -> Calibration:
@@ -280,7 +281,7 @@ def store(
     device = files.device_id(environment)
     path = files.path_of(folder, device, suite, KIND)
     before = files.read(path, Stored, _remedy(suite))
-    at = files.now()
+    at = now()
     commit = environment.git.commit if environment.git else ""
     answer = calibrate(pairs, builds=builds)
     today = Day(at=at, commit=commit, levels=answer.levels(), uncommitted=environment.uncommitted)

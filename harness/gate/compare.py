@@ -18,12 +18,12 @@ from harness.gate import counters as counting
 from harness.gate.policy import CalibrationModel, Policy, PolicyForm
 from harness.gate.records import (
     GateCase,
-    GateSide,
     GateVerdict,
     LeftOut,
     Mode,
     State,
     VerdictSubject,
+    side_of,
 )
 from harness.gate.unpaired import Process, compare_stored, too_few
 from harness.machine import drift
@@ -101,8 +101,8 @@ def runs(
         decision=decision,
         reason=reason,
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
-        baseline=_side(baseline),
-        candidate=_side(candidate),
+        baseline=side_of(baseline, baseline.run_id),
+        candidate=side_of(candidate, candidate.run_id),
         differences=(*around, *suites),
         cases=tuple(cases),
         findings=findings,
@@ -185,17 +185,6 @@ def _renamed(run: Run, names: Mapping[str, str]) -> Run:
 
 
 # --- two runs ----------------------------------------------------------------------------
-
-
-def _side(run: Run) -> GateSide:
-    git = run.environment.git
-    return GateSide(
-        ref=run.run_id,
-        commit=git.commit if git else "",
-        run_id=run.run_id,
-        run_folder=run.folder,
-        uncommitted=run.environment.uncommitted,
-    )
 
 
 def _times(

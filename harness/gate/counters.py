@@ -27,6 +27,7 @@ from harness.records import (
     Measurement,
     Outcome,
 )
+from harness.store.writer import now
 
 FILE = "counters.json"
 CHECK = "counters per step"
@@ -111,7 +112,7 @@ def store(
         torch=torch_of(environment),
         commit=environment.git.commit if environment.git else "",
         uncommitted=environment.uncommitted,
-        set_at=files.now(),
+        set_at=now(),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )
     files.write(path_of(folder), made)

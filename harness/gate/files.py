@@ -62,11 +62,6 @@ Moment = Annotated[str, AfterValidator(_checked)]
 """ISO 8601, checked when a file is read."""
 
 
-def now() -> str:
-    """The current time, ISO 8601, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def age_days(at: str) -> float:
     """Days since then; a time without an offset is UTC."""
     then = datetime.fromisoformat(at)

@@ -33,6 +33,7 @@ from harness.records import (
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig, require_gpu
 from harness.store import reader as store
+from harness.store.writer import now
 from harness.suite.sweep import match
 
 Say = Callable[[str], None]
@@ -108,7 +109,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     Raises:
         HarnessError: The request cannot be carried out.
     """
-    began = files.now()
+    began = now()
     repository = _repository(request)
     root = repository.root if repository else Path.cwd()
     loaded = request.given

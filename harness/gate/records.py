@@ -17,7 +17,7 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.gate import files
 from harness.machine.drift import Difference
-from harness.records import Change, Comparison, Decision, Finding
+from harness.records import Change, Comparison, Decision, Finding, Run
 
 SCHEMA_VERSION = 2
 UNCOMMITTED = " with uncommitted changes"
@@ -128,6 +128,18 @@ class GateSide:
     def beyond(self) -> str:
         """Text to print after the commit."""
         return UNCOMMITTED if self.uncommitted else ""
+
+
+def side_of(run: Run, ref: str) -> GateSide:
+    """A stored run as a side."""
+    git = run.environment.git
+    return GateSide(
+        ref=ref,
+        commit=git.commit if git else "",
+        run_id=run.run_id,
+        run_folder=run.folder,
+        uncommitted=run.environment.uncommitted,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

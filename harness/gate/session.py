@@ -13,6 +13,7 @@ from harness.gate.unpaired import FEWEST, compare_stored, too_few
 from harness.records import Comparison, Finding, Pair
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
+from harness.store.writer import now
 
 Key = tuple[str, str]
 """Suite and case id."""
@@ -76,7 +77,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         findings=findings,
         calibration="; ".join(dict.fromkeys(known)),
         started_at=plan.began,
-        ended_at=files.now(),
+        ended_at=now(),
         gpu_s=sum(c.gpu_s for c in cases),
         remedies=tuple(
             decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from harness import units
 from harness.gate.records import (
     GateCase,
-    GateSide,
     GateVerdict,
     LeftOut,
     Mode,
     Stage,
     State,
     VerdictSubject,
+    side_of,
 )
 from harness.records import FAILURES, CaseSummary, Decision, Finding, Outcome, Run, Verdict
 from harness.report.verdict_text import rule_sentence, verdict_sentence
@@ -28,13 +28,7 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         blocks=False,
         policy=run.suite.path,
         subject=VerdictSubject.RUN,
-        candidate=GateSide(
-            ref=git.branch if git else "",
-            commit=git.commit if git else "",
-            run_id=run.run_id,
-            run_folder=run.folder,
-            uncommitted=run.environment.uncommitted,
-        ),
+        candidate=side_of(run, git.branch if git else ""),
         device=run.environment.device_name,
         device_id=run.environment.gpu.uuid if run.environment.gpu else "",
         cases=tuple(_case(run, seen, verdict) for seen in cases if not seen.stop),

@@ -62,7 +62,7 @@ class RunWriter:
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
         self._write(
             lines.Ended(
-                at=_now(),
+                at=now(),
                 measurements=self._recorded,
                 elapsed_s=elapsed_s,
                 wall_s=wall_s,
@@ -131,14 +131,14 @@ def create(
     Raises:
         StoreError: The folder cannot be made or written.
     """
-    now = started_at or datetime.now(UTC)
+    began = started_at or datetime.now(UTC)
     began_at = time.monotonic() if started_at is None else None
-    run_id = _run_id(now, suite.name, environment.device_name)
+    run_id = _run_id(began, suite.name, environment.device_name)
     first_line = lines.encode(
         lines.Started(
             schema=SCHEMA_VERSION,
             run_id=run_id,
-            started_at=now.isoformat(timespec="seconds"),
+            started_at=began.isoformat(timespec="seconds"),
             environment=environment,
             suite=suite,
         )
@@ -181,7 +181,7 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
     """
     writer, cut_bytes = _reopen(find(root, run_id))
     try:
-        writer._write(lines.Resumed(at=_now(), notes=(*cut_notes(cut_bytes), *notes)))
+        writer._write(lines.Resumed(at=now(), notes=(*cut_notes(cut_bytes), *notes)))
         run, _ = read(writer.folder)
     except BaseException:  # also Ctrl-C: the descriptor holds the lock
         writer.close()
@@ -271,12 +271,13 @@ def _cannot_begin(folder: Path, error: OSError) -> StoreError:
     )
 
 
-def _run_id(now: datetime, suite: str, device: str) -> str:
+def _run_id(began: datetime, suite: str, device: str) -> str:
     """An id that sorts by time and names suite and device."""
     device = re.sub("nvidia", "", device, flags=re.IGNORECASE)
     what, where = (re.sub(r"[^a-z0-9]+", "-", s.lower()).strip("-") for s in (suite, device))
-    return f"{now:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"
+    return f"{began:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"
 
 
-def _now() -> str:
+def now() -> str:
+    """The current time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
