@@ -282,7 +282,7 @@ def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -
 
 def test_a_page_of_the_gate_is_not_changed(script: ModuleType) -> None:
     from harness.integrations.page import comment
-    from harness.integrations.tests.test_renderers import FASTER, OPEN, SLOWER, gate_verdict
+    from harness.tests.fake_verdicts import FASTER, OPEN, SLOWER, gate_verdict
 
     page = comment(gate_verdict(SLOWER, OPEN, FASTER))
 

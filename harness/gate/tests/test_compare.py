@@ -1,8 +1,8 @@
 """Two runs, two commits, or a commit and the working tree, compared."""
 
 import contextlib
-import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,6 @@ from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.gate import compare as comparing
 from harness.gate.records import GateVerdict, State
-from harness.gate.tests.test_decide import VERDICT, gate_case
 from harness.records import (
     Case,
     Counters,
@@ -30,9 +29,11 @@ from harness.records import (
     Run,
 )
 from harness.store import reader
-from harness.store.writer import create
 from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
+from harness.tests.fake_verdicts import gate_case, gate_verdict
 from harness.tests.gate_repositories import FILES, KERNEL, commit, git, repository, write
+from harness.tests.indexed import store
+from reports.studies.planted_history import fingerprint
 
 CASES = sweep(seq_len=[512, 1024])
 GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE
@@ -207,16 +208,8 @@ def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
 # --- the command -------------------------------------------------------------------------
 
 
-def record(root: Path, whole: Run) -> str:
-    with create(root, whole.suite, whole.environment) as writer:
-        for m in whole.measurements:
-            writer.append(m)
-        writer.finish()
-    return writer.run_id
-
-
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
-    ids = [record(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
+    ids = [store(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
 
     shown = CliRunner().invoke(cli.app, ["compare", *ids, "--store", str(tmp_path)])
     answer = CliRunner().invoke(cli.app, ["compare", *ids, "--json", "--store", str(tmp_path)])
@@ -232,7 +225,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
 
 
 def test_runs_can_be_shown_and_compared_in_a_pivot_table(tmp_path: Path) -> None:
-    ids = [record(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
+    ids = [store(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
 
     def command(*words: str) -> tuple[int, str]:
         result = CliRunner().invoke(cli.app, [*words, "--store", str(tmp_path)])
@@ -287,19 +280,6 @@ STALE_POLICY = FILES["ci/gate.yaml"] + (
 )
 
 
-def state_of(root: Path) -> dict[str, str]:
-    """Everything that a comparison must not change."""
-    kept = {
-        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(root.rglob("*"))
-        if p.is_file() and ".git" not in p.parts and "reports" not in p.parts
-    }
-    for command in ("for-each-ref", "status --porcelain", "worktree list", "stash list"):
-        kept[command] = git(root, *command.split())
-    index = (root / ".git/index").read_bytes()
-    return {**kept, "HEAD": git(root, "rev-parse", "HEAD"), "index": index.hex()}
-
-
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Uncommitted changes, a new case, and a baseline with further commits."""
@@ -309,16 +289,17 @@ def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     git(root, "checkout", "--quiet", "work")
     write(root, {"toy/kernel.py": MORE, SUITE: TWO_CASES, "untracked.txt": "mine"})
     git(root, "add", SUITE)  # staged, unlike the rest
-    before = state_of(root)
+    before = fingerprint(root)
     with contextlib.chdir(root):
         answer = CliRunner().invoke(
             cli.app, ["compare", "main", ".", "--counters", "--json", "--suite", SUITE]
         )
     assert answer.exit_code in (0, 1, 3), answer.output + repr(answer.exception)
+    shutil.rmtree(root / "reports")
     return {
         "root": root,
         "before": before,
-        "after": state_of(root),
+        "after": fingerprint(root),
         "exit": answer.exit_code,
         **json.loads(answer.stdout),
     }
@@ -343,9 +324,9 @@ def test_the_users_files_and_refs_are_unchanged(answer: dict[str, Any]) -> None:
 
 
 def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
-    cases = tuple(gate_case(GO, state=s) for s in (State.COMPARED, State.NEW))
+    cases = [gate_case(state=s) for s in (State.COMPARED, State.NEW)]
 
-    answer = comparing.commits(replace(VERDICT, cases=cases), ())
+    answer = comparing.commits(gate_verdict(*cases), ())
 
     assert [c.decision for c in answer.cases] == [GO, OPEN]
     assert (answer.decision, answer.exit_status) == (OPEN, 3)
@@ -358,7 +339,7 @@ def two_branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = repository(tmp_path_factory.mktemp("toys"))
     commit(root, {"toy/kernel.py": KERNEL + "\n"}, branch="work")
     git(root, "checkout", "--quiet", "main")
-    record(root / reader.DEFAULT_ROOT, side("a", steady(0.1)))
+    store(root / reader.DEFAULT_ROOT, side("a", steady(0.1)))
     return root
 
 

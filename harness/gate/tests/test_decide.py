@@ -16,11 +16,8 @@ from harness.gate.policy import Policy, parse
 from harness.gate.records import (
     CounterChange,
     GateCase,
-    GateSide,
-    GateVerdict,
     LeftOut,
     Mode,
-    Stage,
     State,
     decode,
     encode,
@@ -37,7 +34,7 @@ from harness.records import (
     Profile,
 )
 from harness.tests import fake_runs
-from harness.tests.fake_runs import comparison
+from harness.tests.fake_verdicts import FASTER, gate_case, gate_verdict
 
 TODAY = datetime.date(2026, 11, 21)
 CASE = fake_runs.case({"seq_len": 512})
@@ -274,11 +271,6 @@ def test_an_expired_exemption_fails_the_case(expect: str) -> None:
     assert judged(policy=exempt(expect, until="2026-11-21")).decision is GO, "its last day"
 
 
-def gate_case(decision: Decision, **changes: Any) -> GateCase:
-    names = {"case_id": "train/nsa", "suite": "s", "reason": "because"}
-    return GateCase(**{**names, "decision": decision, "state": State.COMPARED, **changes})
-
-
 @pytest.mark.parametrize(
     ("decisions", "whole", "expected"),
     [
@@ -295,18 +287,17 @@ def test_the_worst_decides_the_whole(
 ) -> None:
     finding = Finding(check="preflight", decision=whole, reason="it")
 
-    decision, reason = decide.overall([gate_case(d) for d in decisions], [finding])
+    decision, reason = decide.overall([gate_case(decision=d) for d in decisions], [finding])
 
     assert decision is expected
     assert reason
 
 
 def test_the_reason_of_a_go_counts_passed_faster_and_new_cases() -> None:
-    faster = gate_case(GO, comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9))
-    cases = [gate_case(GO), faster, gate_case(GO, state=State.NEW)]
+    cases = [gate_case(), FASTER, gate_case(state=State.NEW)]
 
     assert decide.overall([], [])[1] == "no case was affected by the change"
-    assert decide.overall([gate_case(GO)], [])[1] == "1 case passed"
+    assert decide.overall([gate_case()], [])[1] == "1 case passed"
     assert decide.overall(cases, [])[1] == "3 cases passed; 1 faster, train/nsa by -10 %; 1 new"
 
 
@@ -329,15 +320,15 @@ def test_the_policy_decides_what_blocks(
 
 def counted(**options: Any) -> GateCase:
     changes, finding = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, **options)
-    return gate_case(finding.decision, counters=changes, reason=finding.reason)
+    return gate_case(decision=finding.decision, counters=changes, reason=finding.reason)
 
 
 def test_remedies_suit_the_mode_and_the_request() -> None:
     accept = f"if the difference is intended, accept it: {counters.RENEW}"
     more, recorded = (counted(source="it", accepted=a) for a in (None, {"host_syncs": 41}))
-    gone = gate_case(OPEN, state=State.MISSING)
-    uncompared = gate_case(OPEN, state=State.UNCOMPARED)
-    open_ = gate_case(OPEN, comparison=fake_runs.comparison(pairs_needed=31))
+    gone = gate_case(decision=OPEN, state=State.MISSING)
+    uncompared = gate_case(decision=OPEN, state=State.UNCOMPARED)
+    open_ = gate_case(decision=OPEN, comparison=fake_runs.comparison(pairs_needed=31))
 
     assert decide.remedies([more], POLICY, Mode.COUNTERS) == [accept]
     assert decide.remedies([recorded], POLICY, Mode.COUNTERS) == []
@@ -352,29 +343,8 @@ def test_remedies_suit_the_mode_and_the_request() -> None:
     assert stored == "31 pairs measured now would decide: harness gate --base REF"
 
 
-VERDICT = GateVerdict(
-    decision=Decision.NO_GO,
-    reason="train/nsa is slower",
-    mode=Mode.RELATIVE,
-    stage=Stage.BLOCK,
-    blocks=True,
-    policy="ci/gate.yaml",
-    candidate=GateSide(ref="HEAD", commit="ab" * 20),
-    baseline=GateSide(ref="main", commit="cd" * 20),
-    cases=(
-        GateCase(
-            case_id="train/nsa",
-            suite="suites/gate.yaml",
-            decision=Decision.NO_GO,
-            reason="+7.0%",
-            state=State.COMPARED,
-            findings=(Finding(check="ran", decision=Decision.GO, reason="5 processes"),),
-            counters=(CounterChange(name="host_syncs", before=0, after=None),),
-            comparison=comparison(ratio=1.07),
-        ),
-    ),
-    left_out=(LeftOut(case_id="decode/nsa", suite="suites/gate.yaml", reason="not reached"),),
-)
+COUNTS = (CounterChange(name="host_syncs", before=0, after=None),)
+VERDICT = gate_verdict(gate_case(decision=NO_GO, counters=COUNTS))
 
 
 def test_a_verdict_round_trips_also_without_a_newer_field() -> None:
@@ -397,8 +367,10 @@ def test_a_verdict_of_schema_1_loads() -> None:
 
     assert found.candidate == VERDICT.candidate
     assert found.baseline == VERDICT.baseline
-    assert found.cases[0].comparison == comparison(ratio=1.07, reason=case["reason"])
-    assert found.cases[0].counters == VERDICT.cases[0].counters
+    (given,) = VERDICT.cases
+    assert given.comparison
+    assert found.cases[0].comparison == replace(given.comparison, reason=case["reason"])
+    assert found.cases[0].counters == given.counters
 
 
 @pytest.mark.parametrize(

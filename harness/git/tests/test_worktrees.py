@@ -13,6 +13,7 @@ from harness.errors import HarnessError
 from harness.git.repository import Repository, read_git
 from harness.git.worktrees import PREFIX, checked_out, sweep
 from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
+from reports.studies.planted_history import fingerprint
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -22,30 +23,19 @@ def toys(tmp_path: Path) -> Path:
     return repository(tmp_path / "toys")
 
 
-def state(folder: Path) -> tuple[str, ...]:
-    """Everything that a gate must leave unchanged."""
-    return (
-        git(folder, "status", "--porcelain"),
-        git(folder, "branch", "--all", "--verbose"),
-        git(folder, "worktree", "list"),
-        (folder / ".git/index").read_bytes().hex(),
-        (folder / "toy/kernel.py").read_text(),
-    )
-
-
 def test_two_commits_are_checked_out_and_the_users_tree_does_not_change(toys: Path) -> None:
     commit(toys, {"toy/kernel.py": KERNEL + "# new\n"}, branch="change")
     write(toys, {"toy/kernel.py": "half done", "notes.txt": "untracked"})
     repo = Repository.around(toys)
     repo.dirty()
-    before = state(toys)
+    before = fingerprint(toys)
 
     with checked_out(repo, repo.commit("main"), repo.commit("change")) as (base, head):
         texts = [(tree / "toy/kernel.py").read_text() for tree in (base, head)]
         folder = base.parent
 
     assert texts == [KERNEL, KERNEL + "# new\n"]
-    assert state(toys) == before
+    assert fingerprint(toys) == before
     assert not folder.exists()
 
 
@@ -63,7 +53,7 @@ def test_a_question_does_not_refresh_the_users_index(toys: Path) -> None:
 def test_a_snapshot_contains_uncommitted_files_but_not_ignored_ones(toys: Path) -> None:
     write(toys, {"toy/kernel.py": "half done", "toy/more.py": "untracked", "reports/x": "ignored"})
     repo = Repository.around(toys)
-    before = state(toys)
+    before = fingerprint(toys)
 
     with checked_out(repo, repo.snapshot()) as (head,):
         found = {p.relative_to(head).as_posix() for p in head.rglob("*.py")}
@@ -73,7 +63,7 @@ def test_a_snapshot_contains_uncommitted_files_but_not_ignored_ones(toys: Path) 
     assert text == "half done"
     assert "toy/more.py" in found
     assert not ignored
-    assert state(toys) == before
+    assert fingerprint(toys) == before
 
 
 def test_a_change_since_the_merge_base_names_the_old_and_new_path_of_a_moved_file(
@@ -152,7 +142,7 @@ def holding(toys: Path) -> tuple["subprocess.Popen[str]", Path]:
 
 
 def test_an_interrupted_gate_removes_its_worktrees(toys: Path) -> None:
-    before, repo = state(toys), Repository.around(toys)
+    before, repo = fingerprint(toys), Repository.around(toys)
 
     with (
         pytest.raises(KeyboardInterrupt),
@@ -161,11 +151,11 @@ def test_an_interrupted_gate_removes_its_worktrees(toys: Path) -> None:
         raise KeyboardInterrupt
 
     assert not base.parent.exists()
-    assert state(toys) == before
+    assert fingerprint(toys) == before
 
 
 def test_worktrees_of_a_killed_process_are_removed_by_the_next_one(toys: Path) -> None:
-    before, repo = state(toys), Repository.around(toys)
+    before, repo = fingerprint(toys), Repository.around(toys)
     process, folder = holding(toys)
 
     with checked_out(repo, repo.commit("main")) as (mine,):
@@ -176,7 +166,7 @@ def test_worktrees_of_a_killed_process_are_removed_by_the_next_one(toys: Path) -
             assert not folder.exists()
             assert mine.is_dir()
 
-    assert state(toys) == before
+    assert fingerprint(toys) == before
 
 
 @pytest.mark.parametrize(("age_s", "left"), [(60.0, True), (2 * 86_400.0, False)])

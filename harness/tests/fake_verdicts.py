@@ -1,0 +1,66 @@
+"""Verdicts of a gate, fabricated: what renderers and comparisons are tested on."""
+
+from typing import Any
+
+from harness.gate.records import GateCase, GateSide, GateVerdict, LeftOut, Mode, Stage, State
+from harness.records import WORST_FIRST, Change, Decision, Finding
+from harness.tests import fake_runs
+
+
+def gate_case(case_id: str = "train/nsa", decision: Decision = Decision.GO, **changes: Any):
+    return GateCase(
+        **{
+            "case_id": case_id,
+            "suite": "suites/gate.yaml",
+            "decision": decision,
+            "reason": "no slower than the tolerance",
+            "state": State.COMPARED,
+            "findings": (Finding(check="ran", decision=Decision.GO, reason="all ran"),),
+            "baseline_s": 0.010,
+            "candidate_s": 0.0101,
+            "comparison": fake_runs.comparison(ratio=1.01, low=1.005, high=1.015),
+            "gpu_s": 61.5,
+            **changes,
+        }
+    )
+
+
+SLOWER = gate_case(
+    "forward/nsa",
+    Decision.NO_GO,
+    reason="slower by 5 %",
+    comparison=fake_runs.comparison(change=Change.SLOWER, ratio=1.05, low=1.041, high=1.059),
+)
+OPEN = gate_case(
+    "decode/nsa",
+    Decision.INCONCLUSIVE,
+    reason="the interval lies across the tolerance",
+    comparison=fake_runs.comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
+)
+FASTER = gate_case(
+    "attention/nsa",
+    comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9, low=0.88, high=0.92),
+)
+
+
+def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
+    worst = min((c.decision for c in cases), key=WORST_FIRST.index, default=Decision.GO)
+    return GateVerdict(
+        **{
+            "decision": worst,
+            "reason": "forward/nsa is slower",
+            "mode": Mode.RELATIVE,
+            "stage": Stage.BLOCK,
+            "blocks": worst is Decision.NO_GO,
+            "policy": "ci/gate.yaml",
+            "candidate": GateSide(ref="HEAD", commit="a" * 40),
+            "baseline": GateSide(ref="origin/main", commit="b" * 40),
+            "device": "NVIDIA H200",
+            "cases": cases,
+            "left_out": (LeftOut(case_id="train/dense", suite="suites/gate.yaml", reason="docs"),),
+            "started_at": "2026-11-21T07:30:12+00:00",
+            "calibration": "typical, 2026-11-20",
+            "remedies": ("harness calibrate suites/gate.yaml",),
+            **changes,
+        }
+    )
