@@ -116,7 +116,9 @@ def attested(
     if answer["shadowed"]:
         wrong.append("; ".join((*answer["shadowed"], origin.SHADOW_REMEDY)))
     if problem := "; ".join(filter(None, wrong)):
-        return _mismatch(measured, problem)
+        bare = measured.without_samples(Outcome.PATH_MISMATCH, problem)
+        bare = replace(bare, clock=None, warmup_s=(), steady=None)
+        return replace(bare, peak_memory_bytes=None, readings={})
     return measured
 
 
@@ -126,23 +128,6 @@ def _outside(places: Mapping[str, str], order: MeasureOrder) -> tuple[str, ...]:
     found = [item for item in places.items() if item[0].partition(".")[0] in tested]
     others = [item for item in places.items() if item not in found]
     return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, order.elsewhere))
-
-
-def _mismatch(measured: Measurement, detail: str) -> Measurement:
-    """Without samples, which are not of what the case asked for."""
-    return replace(
-        measured,
-        outcome=Outcome.PATH_MISMATCH,
-        detail=detail,
-        clock=None,
-        warmup_s=(),
-        samples_s=(),
-        host_samples_s=(),
-        samples_at_s=(),
-        steady=None,
-        peak_memory_bytes=None,
-        readings={},
-    )
 
 
 class _HookedRun:

@@ -324,6 +324,11 @@ class Measurement:
             not self.discarded or len(self.kept_s) >= max(1, min_samples)
         )
 
+    def without_samples(self, outcome: Outcome, detail: str) -> "Measurement":
+        """The process with another outcome than OK, for its samples are not of the case."""
+        bare = replace(self, outcome=outcome, samples_s=(), host_samples_s=(), samples_at_s=())
+        return replace(bare, detail=detail)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

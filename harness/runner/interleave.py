@@ -161,13 +161,8 @@ def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Mea
         Path(file).resolve().is_relative_to(root.resolve()) for root in roots
     ):
         return measurement
-    return replace(
-        measurement,
-        outcome=Outcome.PATH_MISMATCH,
-        detail=f"{package} was loaded from {file or 'an unknown place'}, not from {roots[0]}",
-        samples_s=(),
-        host_samples_s=(),
-    )
+    problem = f"{package} was loaded from {file or 'an unknown place'}, not from {roots[0]}"
+    return measurement.without_samples(Outcome.PATH_MISMATCH, problem)
 
 
 def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pair, ...], int]:

@@ -113,15 +113,8 @@ def watch(
     telemetry = recorder.telemetry() if case.settings.telemetry else None
     phases = story.phases(ended_at)
     if problem := clock_problem(found, phases, story.between_s):
-        found = replace(
-            found,
-            outcome=Outcome.INVALID_ENVIRONMENT,
-            detail=problem,
-            evidence=ending.evidence,
-            samples_s=(),
-            host_samples_s=(),
-            samples_at_s=(),
-        )
+        found = found.without_samples(Outcome.INVALID_ENVIRONMENT, problem)
+        found = replace(found, evidence=ending.evidence)
     found = replace(
         found,
         detail="; ".join(filter(None, (found.detail, survivors))),
