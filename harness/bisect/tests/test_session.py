@@ -245,15 +245,6 @@ def test_what_the_culprit_changed_is_read_from_a_process_before_it_and_one_of_it
     assert machine.processes == result.processes == len(taken)
 
 
-def test_an_outcome_is_a_criterion(past: Past, machine: Machine, tmp_path: Path) -> None:
-    change(machine, SLOW, **failing(Outcome.CRASH))
-
-    result = searched(past, tmp_path, CRASH)
-
-    assert culprit(result).sha == past[1][PLANTED.slow_at]
-    assert "it ends with crash" in bisection.sentence(result)
-
-
 def test_an_invalid_environment_stops_the_search(
     past: Past, machine: Machine, tmp_path: Path
 ) -> None:
