@@ -19,7 +19,7 @@ from harness.machine import environment
 from harness.machine.probes import open_probes
 from harness.records import Measurement, MeasureSettings, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import run_suite
+from harness.runner.run import Agenda, run_suite
 from harness.store import reader
 from harness.store.writer import create
 from harness.suite import load as suites
@@ -74,7 +74,9 @@ def main() -> None:
         probes = open_probes(here.gpu)
         with create(Path(folder), suite, here) as writer:
             began = time.monotonic()
-            run_suite(suite, writer=writer, probes=probes, observer=Quiet(), launcher=launcher)
+            run_suite(
+                Agenda(suite), writer=writer, probes=probes, observer=Quiet(), launcher=launcher
+            )
             wall_s = time.monotonic() - began
         sys.stdout.write(table(reader.load(Path(folder), "latest").measurements, wall_s) + "\n")
 

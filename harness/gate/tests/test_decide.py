@@ -318,7 +318,7 @@ def test_the_policy_decides_what_blocks(
     assert [d for d in (GO, NO_GO, OPEN) if decide.blocks(d, policy)] == blocked
 
 
-def counted(**options: Any) -> GateCase:
+def counted(**options: Any) -> Any:
     changes, finding = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, **options)
     return gate_case(decision=finding.decision, counters=changes, reason=finding.reason)
 

@@ -141,19 +141,6 @@ def holding(toys: Path) -> tuple["subprocess.Popen[str]", Path]:
     return process, folder
 
 
-def test_an_interrupted_gate_removes_its_worktrees(toys: Path) -> None:
-    before, repo = fingerprint(toys), Repository.around(toys)
-
-    with (
-        pytest.raises(KeyboardInterrupt),
-        checked_out(repo, repo.commit("main"), repo.commit("main")) as (base, _),
-    ):
-        raise KeyboardInterrupt
-
-    assert not base.parent.exists()
-    assert fingerprint(toys) == before
-
-
 def test_worktrees_of_a_killed_process_are_removed_by_the_next_one(toys: Path) -> None:
     before, repo = fingerprint(toys), Repository.around(toys)
     process, folder = holding(toys)

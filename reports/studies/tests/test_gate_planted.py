@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateSide, GateVerdict, Stage, State
+from harness.gate.records import GateVerdict
 from harness.records import Decision
 from harness.suite import load as suites
 from harness.tests import fake_runs
+from harness.tests.fake_verdicts import gate_case, gate_verdict
 from harness.tests.gate_repositories import FILES, SUITE, git, write
 from reports.studies import gate_planted
 
@@ -19,25 +20,9 @@ CASE_ID = "sleep/a/step_s=0.004"
 def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict:
     """In place of a gate: NO-GO if the head's module of workloads holds a delay."""
     slower = "_DELAY_S" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
-    case = GateCase(
-        case_id=CASE_ID,
-        suite=gate_planted.SUITE_PATH,
-        decision=Decision.NO_GO if slower else Decision.GO,
-        reason="",
-        state=State.COMPARED,
-        baseline_s=0.004,
-        comparison=fake_runs.comparison(ratio=2.0 if slower else 1.0, low=None, high=None, pairs=5),
-    )
-    return GateVerdict(
-        decision=case.decision,
-        reason="",
-        mode=request.mode,
-        stage=Stage.BLOCK,
-        blocks=slower,
-        policy=str(request.policy),
-        candidate=GateSide(ref=request.head),
-        cases=(case,),
-    )
+    decision, ratio = (Decision.NO_GO, 2.0) if slower else (Decision.GO, 1.0)
+    seen = fake_runs.comparison(ratio=ratio, low=None, high=None, pairs=5)
+    return gate_verdict(gate_case(CASE_ID, decision, baseline_s=0.004, comparison=seen))
 
 
 def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
