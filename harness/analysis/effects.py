@@ -317,7 +317,8 @@ class Stack:
 
 
 def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
-    """The longest of each group of cases along their longest axis, the longest step first."""
+    """The longest of each group of cases along their longest axis, the longest step first: of each
+    factory and provider one at least, so that an operator is beside the model that calls it."""
     found: list[Stack] = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
@@ -326,7 +327,11 @@ def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
         found += [stack for s, stack in profiled if s in last]
         found += [] if profiled else _alone(cases)
-    return tuple(sorted(found, key=lambda stack: -stack.step_s)[:MAX_STACKS])
+    found.sort(key=lambda stack: -stack.step_s)
+    kinds = [(stack.case.factory, stack.case.provider) for stack in found]
+    firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
+    shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
+    return tuple(stack for stack in found if stack in shown)
 
 
 def stack_of(run: Run, case: Case) -> Stack | None:

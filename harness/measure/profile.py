@@ -152,7 +152,7 @@ def requests(
             operators=operators[:MAX_USES],
             fingerprint=_fingerprint(kernels, operators),
             runtime=seen.runtime(),
-            breakdown=_breakdown(seen, samples, step_s, None if no_kernels else kernels),
+            breakdown=_breakdown(seen, samples, step_s, on_device=not no_kernels),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
@@ -304,14 +304,10 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
 
 
 def _breakdown(
-    seen: Trace,
-    samples: Sequence[host_stacks.Sample],
-    step_s: float,
-    kernels: Sequence[Use] | None,
+    seen: Trace, samples: Sequence[host_stacks.Sample], step_s: float, *, on_device: bool
 ) -> Breakdown:
     """Where the time goes. Functions are those of the device's idle time, or of all time without a
-    device: then there are no kernels."""
-    on_device = kernels is not None
+    device."""
     busy = [interval for w in seen.windows for interval in seen.busy(w)] if on_device else []
     starts = [start for start, _ in busy]
 
@@ -321,9 +317,6 @@ def _breakdown(
         i = bisect_right(starts, at_ns) - 1
         return i < 0 or at_ns > busy[i][1]
 
-    by_range: dict[str, float] = {}
-    for use in kernels or ():
-        by_range[use.where] = by_range.get(use.where, 0.0) + use.time_s
     spots = [(spot, seen.range_at(at)) for at, spot in samples if counts(at)]
     named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []
     return Breakdown(
@@ -331,7 +324,7 @@ def _breakdown(
         profiled_step_s=seen.step_s,
         device_busy_s=seen.busy_s() if on_device else None,
         gap_by_range=seen.gap_by_range() if on_device else {},
-        kernels_by_range=by_range,
+        kernels_by_range=seen.kernels_by_range() if on_device else {},
         host_by_range=seen.host_by_range(),
         frames=tuple(Frame(function=f, where=where, share=share) for f, where, share in named),
         looks=len(spots),

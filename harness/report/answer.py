@@ -344,10 +344,11 @@ def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
 
 
 def _sampled(compared: Sequence[Measurement]) -> str:
-    """`, 90 of 8,192 to 92 of 65,536 rows`, where not every row was compared."""
-    rows = {m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled}
+    """`; 6 by 90 of 8,192 to 92 of 65,536 rows`, if not all compared every row."""
+    rows = [m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled]
     said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
-    return f", {' to '.join(dict.fromkeys((said[0], said[-1])))} rows" if said else ""
+    ends = " to ".join(dict.fromkeys((said[0], said[-1]))) if said else ""
+    return f"; {len(said)} by {ends} rows" if said else ""
 
 
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:

@@ -30,6 +30,9 @@ from harness.report.markdown import code
 from harness.report.profile import profile_section, where_table
 from harness.report.verdict_text import decided_by
 
+PERFETTO = "https://ui.perfetto.dev"
+"""Shows Chrome traces."""
+
 
 def write(run: Run, directory: Path) -> Path:
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
@@ -342,7 +345,7 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         first = named(folder / traces[0].trace, link=False)
         size = units.size(sum(p.trace_bytes for p in traces))
         others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
-        lines.append(f"{first}{others}: Chrome traces, {size}, for https://ui.perfetto.dev")
+        lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
     if large := len(profiles) - len(traces):
         lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)

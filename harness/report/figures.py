@@ -249,9 +249,9 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
             dark = colours[name] in (BLUE, VERMILLION, GREEN, BLACK)
             hatch = "////" if name == OUTSIDE else None
             axes.barh(row, share, left=left, color=colours[name], hatch=hatch, height=0.7, **style)
-            if share > 0.07:
+            if share > 0.09:
                 text, ink = units.duration(stack.parts[name]), "white" if dark else INK
-                box = {"facecolor": colours[name], "edgecolor": "none", "pad": 0.8}
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if hatch else None
                 at = left + share / 2, row
                 axes.text(*at, text, ha="center", va="center", fontsize=7.5, color=ink, bbox=box)
             left += share

@@ -63,17 +63,18 @@ class PivotTables:
 
 def cases(runs: Sequence[Run], filters: Sequence[str] = ()) -> tuple[CaseSummary, ...]:
     """The cases of runs that pass the filters. Variables that they set are axes too, unless these
-    are swept elsewhere; so are the GPU, the commit and the id of several runs."""
+    are swept elsewhere; so are those of several runs, and their GPU, commit and id."""
     swept, found = {n for run in runs for c in run.suite.cases for n in c.swept}, []
     for run in runs:
         git, e = run.environment.git, run.environment
         commit = git.commit[:10] + "+" * e.uncommitted if git else "none"
         where = dict(zip(_OF_RUN, (e.device_name, commit, run.run_id), strict=True))
+        shared, where = (e.variables, where) if len(runs) > 1 else ({}, {})
         for s in summarise(run):
             if passes(s.case.case_id, filters):
-                env = {n: v for n, v in s.case.env.items() if n not in swept}
-                axes = {**(where if len(runs) > 1 else {}), **env, **s.case.axes}
-                found.append(replace(s, case=replace(s.case, axes=axes)))
+                env = {n: v for n, v in {**shared, **s.case.env}.items() if n not in swept}
+                axes = {**where, **env, **s.case.axes}
+                found.append(replace(s, case=replace(s.case, axes=axes, env=env)))
     return tuple(found)
 
 
@@ -191,12 +192,9 @@ def values(metric: str) -> PivotCells:
     """A metric with its interval, or how the case ended."""
 
     def cell(s: CaseSummary) -> PivotCell:
-        e, text, ended = (
-            s.metrics.get(metric),
-            metric_cell(s, metric, True),
-            outcome_name(s.outcome),
-        )
+        e, text = s.metrics.get(metric), metric_cell(s, metric, True)
         if s.outcome is not Outcome.OK:
+            ended = outcome_name(s.outcome)
             return PivotCell(text=ended if text == NONE else text, value=ended)
         if e is None:
             return PivotCell(text=text, value=text)

@@ -18,23 +18,10 @@ from nsa.flags import Flags
 from suites import attention, workloads
 from suites.attention_plan import AttentionPlan
 from suites.sampling import ENDS, SPREAD, rows_of
+from suites.tests.test_workloads import OPERATOR
 
 T = 600
-AXES: Mapping[str, Scalar] = {
-    "seq_len": T,
-    "batch": 1,
-    "q_heads": 6,
-    "kv_heads": 2,
-    "head_dim_qk": 16,
-    "head_dim_v": 8,
-    "compress_block_size": 8,
-    "compress_stride": 4,
-    "select_block_size": 8,
-    "num_blocks": 4,
-    "window_size": 16,
-    "dtype": "bf16",
-    "pass": "forward+backward",
-}
+AXES: Mapping[str, Scalar] = {**OPERATOR, "seq_len": T, "dtype": "bf16"}
 PROVIDERS = {
     "whole": "gather",
     "select": "gather",

@@ -104,6 +104,12 @@ def test_kernels_belong_to_ranges_also_in_the_backward_pass(trace: Trace) -> Non
     assert trace.kernels()[0].time_s == pytest.approx(15e-6)
 
 
+def test_the_time_of_all_kernels_is_known_by_range(trace: Trace) -> None:
+    kernels = sum(u.time_s for u in trace.kernels())
+
+    assert trace.kernels_by_range() == {"select": pytest.approx(kernels)}
+
+
 def test_kernels_of_a_fused_operator_belong_to_the_ranges_within_it() -> None:
     """All kernels of an autograd.Function are linked to it."""
     events = [
@@ -380,6 +386,7 @@ def test_on_a_gpu_launches_waits_and_copies_are_exact() -> None:
     assert ran.counters.kernel_launches >= 3
     assert "select" in {u.where for u in ran.profile.kernels}
     assert ran.profile.breakdown
+    assert ran.profile.breakdown.kernels_by_range["select"] > 0
     assert ran.profile.breakdown.device_busy_s
     assert 0 < (ran.profile.breakdown.launch_gap or 0) < 1
 

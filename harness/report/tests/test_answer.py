@@ -182,7 +182,7 @@ def test_correctness_says_which_share_of_the_rows_was_compared() -> None:
     built = values(run(CASES, measure))
 
     assert [row[1] for row in built["correctness"].rows] == [
-        "6 of 6, 64 of 512 to 256 of 2,048 rows",
+        "6 of 6; 6 by 64 of 512 to 256 of 2,048 rows",
         "6 of 6",
     ]
 

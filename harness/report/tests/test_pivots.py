@@ -90,7 +90,11 @@ def test_a_variable_of_one_provider_splits_nothing_and_one_that_differs_splits()
     ((_, table),) = of(setting(one, "nsa", "1"), rows="seq_len", cols="provider").parts
     differing = of(setting(one, "nsa", "1"), setting(other, "nsa", "0"), rows="run", cols="seq_len")
 
+    exported = replace(other, environment=environment(variables={"NSA_Y": "2"}))
+    ((_, of_runs),) = of(one, exported, cols="run").parts
+
     assert table.remarks == ("NSA_X by provider: nsa: 1; dense: –.",)
+    assert "NSA_Y by run: run-a: –; run-b: 2." in of_runs.remarks
     assert {"nsa, NSA_X=1", "nsa, NSA_X=0"} <= {h[11:] for h, _ in differing.parts}
 
 
