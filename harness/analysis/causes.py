@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import effects
+from harness.analysis.effects import Effect, effects
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import TIMED, readings, times_better
@@ -316,53 +316,52 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     One that is faster at another level of some axis is none.
     """
     suspects = run.suite.suspects.tested if run.suite.suspects else ()
-    found: dict[str, Cause] = {}
     named = {n for s in suspects for n in (*s.with_.criteria, *s.without.criteria)}
-    every = effects(sound)
-    ways: dict[tuple[str, str], set[bool]] = {}
-    for e in every:
-        if e.low is not None and e.high is not None and not e.low <= 1 <= e.high:
-            ways.setdefault((e.workload, e.axis), set()).add(e.ratio > 1)
-    for e in every:
+    found: dict[tuple[str, str], list[Cause]] = {}
+    against: set[tuple[str, str]] = set()
+    for e in effects(sound):
         levels = Match(criteria={name: (value,) for name, value in e.within.items()})
         cases = [s for s in sound if s.case.workload == e.workload and levels.accepts(s.case)]
         both = [s for s in cases if s.case.get(e.axis) in (e.base, e.value)]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
             continue
-        if len(ways.get((e.workload, e.axis), ())) > 1:
-            continue
-        alike = groups_along(both, e.axis)
-        work = [[s.flops / (s.tokens or 1) for s in group if s.flops] for group in alike]
-        known = [of for of in work if len(of) > 1]
-        other_work = any(max(of) > SAME_WORK * min(of) for of in known)
-        if other_work or not (known or e.axis.isupper()):
-            continue
         slow, quick = (e.value, e.base) if e.ratio > 1 else (e.base, e.value)
-        slowest = tuple(s.case.case_id for s in both if s.case.get(e.axis) == slow)
-        if (
-            not slowest
-            or (min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)) < SETTING
-        ):
-            continue
-        factor = max(e.ratio, 1 / e.ratio)
-        name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
-        text = f"{name} makes a step {units.factor(factor)} slower than {value}"
-        text += "".join(f" at {axis}={units.scalar(at)}" for axis, at in e.within.items())
-        text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
-        less, more = (_memory(both, e.axis, at) for at in (slow, quick))
-        if less and more > SETTING * less:
-            text += f"; {value} needs {units.factor(more / less)} the memory"
-        cause = Cause(
-            kind=CauseKind.SETTING,
-            evidence=text,
-            cases=slowest,
-            share=1 - 1 / factor,
-            about=value,
-        )
-        dearest = max(found.get(value, cause), cause, key=lambda c: c.share or 0.0)
-        found[value] = dearest
-    yield from found.values()
+        if not e.low <= 1 <= e.high:
+            against.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
+        least = min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)
+        seen = {s.case.get(e.axis) for s in both}  # one only if the base is another workload
+        if least >= SETTING and len(seen) > 1 and _same_work(both, e.axis):
+            cause = _setting_cause(e, both, slow, quick)
+            found.setdefault((e.workload, cause.about), []).append(cause)
+    for key, causes_of in found.items():
+        if key not in against:
+            yield max(causes_of, key=lambda c: c.share or 0.0)
+
+
+def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
+    """Whether the FLOPs of a token do not follow a setting; of a variable they may be unknown."""
+    work = [[s.flops / (s.tokens or 1) for s in g if s.flops] for g in groups_along(both, axis)]
+    known = [of for of in work if len(of) > 1]
+    return bool(known or axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)
+
+
+def _setting_cause(e: Effect, both: Sequence[CaseSummary], slow: Scalar, quick: Scalar) -> Cause:
+    factor = max(e.ratio, 1 / e.ratio)
+    name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
+    text = f"{name} makes a step {units.factor(factor)} slower than {value}"
+    text += "".join(f" at {axis}={units.scalar(at)}" for axis, at in e.within.items())
+    text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
+    less, more = (_memory(both, e.axis, at) for at in (slow, quick))
+    if less and more > SETTING * less:
+        text += f"; {value} needs {units.factor(more / less)} the memory"
+    return Cause(
+        kind=CauseKind.SETTING,
+        evidence=text,
+        cases=tuple(s.case.case_id for s in both if s.case.get(e.axis) == slow),
+        share=1 - 1 / factor,
+        about=value,
+    )
 
 
 def _memory(cases: Sequence[CaseSummary], axis: str, value: Scalar) -> float:

@@ -60,7 +60,8 @@ def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
     """The causes that spoil numbers, and those in cases that miss a rule; all without a rule."""
     if not any(r.stated for r in v.rules):
         return [*found]
-    missed = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
+    asked = [r for r in v.rules if r.stated and r.applies and r.counts]
+    missed = [r for r in asked if r.decision is not Decision.GO]
     cases = {case_id for r in missed for case_id in r.evidence}
     return [c for c in found if c.share is None or cases & {*c.cases}]
 

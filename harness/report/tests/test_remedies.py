@@ -43,7 +43,7 @@ def test_a_cause_has_its_command_and_what_it_saves(
     assert built["causes"].rows[0][0] in str(built["answers"])
 
 
-def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on") -> tuple[str, ...]:
+def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3) -> tuple[str, ...]:
     """What a run asks for that has one rule, on the cases with this checkpointing."""
     only = Match(criteria={"gc": (gc,)})
     rules = (
@@ -51,6 +51,7 @@ def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on") -> tuple[str,
         Rule(name="all", metric="tokens_per_s", go=1.0),
     )
     made = planted.planted(damage, planted.GC, rules=rules)
+    made = replace(made, measurements=tuple(m for m in made.measurements if m.process < ran))
     summaries = summarise(made)
     verdict = judge(made.suite, made.environment, summaries, ())
     return answer.next_steps(verdict, made, (), (), causes(made, summaries))
@@ -61,6 +62,9 @@ def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
     assert steps(planted.checkpointing, go=1e9)[-1].startswith("Set `gc=off`")
     assert "Set" not in str(steps(planted.checkpointing, go=1e9, gc="off"))
     assert len(steps(planted.leak)) == 1
+    missing = steps(planted.checkpointing, ran=2)
+    assert missing
+    assert "Set" not in str(missing)
 
 
 def test_a_setting_and_a_sync_have_the_line_that_a_suite_must_require() -> None:
