@@ -72,8 +72,8 @@ def test_the_plan_and_the_run_show_commands_speed_and_loss(followed: Followed) -
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page speaks of a CPU")
 def test_the_counts_are_those_that_the_page_explains(followed: Followed) -> None:
-    (run,) = (followed.folder / "reports" / "runs").iterdir()
-    (measurement,) = load(run.parent, run.name).measurements
+    (record,) = (followed.folder / "reports" / "runs").glob("*/run.jsonl")
+    (measurement,) = load(record.parents[1], record.parent.name).measurements
     page = " ".join(README.read_text(encoding="utf-8").split())
 
     assert measurement.outcome is Outcome.OK

@@ -229,7 +229,7 @@ def test_a_run_knows_its_length_by_a_monotonic_clock(
 ) -> None:
     stamps = iter(["2026-11-21T12:00:00+00:00"] * 3)
     with store_writer.create(tmp_path, SUITE, ENVIRONMENT) as writer:
-        monkeypatch.setattr(store_writer, "_now", lambda: next(stamps))  # long before it began
+        monkeypatch.setattr(store_writer, "now", lambda: next(stamps))  # long before it began
         writer.finish()
 
     elapsed_s = reader.load(tmp_path, "latest").elapsed_s
