@@ -277,6 +277,7 @@ def _pictures(
         drawn.append(shown)
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
+        group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
     judged = _judged(run, summaries)
     if slow := max(judged or summaries, key=_time_per_token, default=None):

@@ -22,7 +22,7 @@ from harness import units
 from harness.analysis.effects import OTHER, OUTSIDE, Stack, Versus
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, ScalingPoint
-from harness.analysis.statistics import between
+from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
     METRICS,
     CaseSummary,
@@ -276,15 +276,15 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
 
 
 def telemetry(measurement: Measurement, label: str) -> Picture | None:
-    """GPU and CPU of one process while it was sampled."""
+    """GPU and CPU of one process while it was sampled; None if that was too short for the GPU's
+    counter."""
     seen = measurement.telemetry
     phase = next((p for p in measurement.phases if p.name == "sampling"), None)
     if seen is None or phase is None:
         return None
-    panels = [
-        (p, v) for p in _PANELS if len(v := between(seen, p[0], phase.start_s, phase.end_s)) > 1
-    ]
-    if not panels:
+    panels = [(p, v) for p in _PANELS if len(v := readings(measurement, p[0], [phase.name])) > 1]
+    lagging = seen.channels.keys() & LAG_S.keys()
+    if not panels or lagging - {p[0] for p, _ in panels}:
         return None
     figure = Figure(figsize=(WIDTH_IN, 0.9 + 0.8 * len(panels)), layout="constrained")
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]

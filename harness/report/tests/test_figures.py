@@ -88,7 +88,17 @@ def test_utilisation_is_that_of_the_slowest_judged_case(
 
     shown = pictures(replace(recorded, suite=replace(recorded.suite, rules=rules)))
 
-    assert shown["utilisation"].alt.startswith(f"{label}; On average: GPU busy 6")
+    assert shown["utilisation"].alt.startswith(f"{label}; On average: GPU busy ")
+
+
+def test_a_sampling_too_short_for_the_gpus_counter_has_no_figure() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        seen = timed(c, 1e-3, telemetry={"gpu_utilisation": 0.6, "cpu_utilisation": 1})
+        *before, last = seen[0].phases  # sampling lasts two seconds there
+        short = replace(last, end_s=last.start_s + 0.5)
+        return [replace(m, phases=(*before, short)) for m in seen]
+
+    assert "utilisation" not in pictures(run(sweep(seq_len=[512, 1024]), measure))
 
 
 def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
