@@ -34,7 +34,7 @@ from harness.analysis.suspects import diagnose
 from harness.errors import ReportError
 from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, gpu_matches
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
-from harness.report.failures import failures
+from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section, where_table
@@ -220,7 +220,7 @@ def build(
         "oddities": text.oddity_sentences(odd),
         "flags": tuple(text.flag_sentences(run)),
         "failures": failed,
-        "not_run": tables.not_run(summaries, run),
+        "not_run": not_run(summaries, run),
         "expectations": tables.expectations(assessments, short),
         "low_targets": tuple(f"{text.target_text(t, short)}." for t in targets),
         "judged_scaling": tables.scaling(fitted, short) if fitted else None,

@@ -1,4 +1,4 @@
-"""The section "Failures": each failed case, its evidence, and how to run it again."""
+"""Sections "Failures", with the evidence and how to run a case again, and "What did not run"."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from harness.records import CaseSummary, Evidence, Measurement, NonFiniteOrigin, Outcome, Run
-from harness.report.text import outcome_name
+from harness.report.markdown import clipped
+from harness.report.tables import NONE, Table
+from harness.report.text import case_names, listed, outcome_name
 
 FAILED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
+MAX_DETAIL, MAX_CASES = 240, 4
+"""Letters of a reason, and cases of one reason that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +86,30 @@ def _files(evidence: Evidence, log: str, *, beside: str) -> str:
         elif file.name != "reproduce":
             parts.append(f"`{path.name if str(path.parent) == beside else path}`")
     return ", ".join([*parts, *([f"log `{log}`"] if log else [])])
+
+
+def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+    """Cases that a provider declined, that the machine was not fit for, or that did not start; one
+    row a reason. Failures have a section of their own."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    names = case_names(run.suite)
+    for s in summaries:
+        outcome, measured = s.outcome, run.of(s.case.case_id)
+        declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
+        if declined:
+            outcome, why = declined.outcome, declined.detail
+        elif outcome is None:
+            why = s.detail or "the run ended before this case started"
+        elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
+            why = s.detail  # judged afterwards
+        else:
+            continue
+        allowed = s.case.allow.get(outcome) if outcome else None
+        reason = clipped(why.strip(), MAX_DETAIL) or NONE
+        peer = "yes, a peer" if s.case.provider in run.suite.peers else NONE if s.stop else "no"
+        key = outcome_name(outcome), reason, allowed or peer
+        rows.setdefault(key, []).append(names[s.case.case_id])
+    if not rows:
+        return None
+    shown = ((listed(cases, MAX_CASES), *key) for key, cases in rows.items())
+    return Table(columns=("cases", "outcome", "why", "allowed"), rows=tuple(shown))

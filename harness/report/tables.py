@@ -24,7 +24,6 @@ from harness.records import (
     Scalar,
     Verdict,
 )
-from harness.report.markdown import clipped
 from harness.report.text import (
     JUDGEMENTS,
     case_names,
@@ -36,10 +35,8 @@ from harness.report.text import (
 )
 from harness.report.verdict_text import requirement_text, rule_sentence
 
-MAX_AXIS_COLUMNS, MAX_ROWS, MAX_CASES = 4, 12, 4
-"""Of a page: axes with a column of their own, rows of a table of results, cases in one cell."""
-MAX_DETAIL = 240
-"""Letters of a reason."""
+MAX_AXIS_COLUMNS, MAX_ROWS = 4, 12
+"""Of a page: axes with a column of their own, and rows of a table of results."""
 _DETAILS = ("step_cycles",)
 """Metrics only of the table of details: each repeats another one in another unit."""
 NONE = "–"
@@ -339,33 +336,6 @@ def growth(f: ScalingFit) -> str:
     ]
     end = "flat" if last.flat else units.cell("scaling_exponent", last.exponent)
     return f"{', '.join(parts)}, then {end} to {last.end.x:,g}"
-
-
-def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Cases that a provider declined, that the machine was not fit for, or that did not start; one
-    row a reason. Failures have a section of their own."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    names = case_names(run.suite)
-    for s in summaries:
-        outcome, measured = s.outcome, run.of(s.case.case_id)
-        declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
-        if declined:
-            outcome, why = declined.outcome, declined.detail
-        elif outcome is None:
-            why = s.detail or "the run ended before this case started"
-        elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
-            why = s.detail  # judged afterwards
-        else:
-            continue
-        allowed = s.case.allow.get(outcome) if outcome else None
-        reason = clipped(why.strip(), MAX_DETAIL) or NONE
-        peer = "yes, a peer" if s.case.provider in run.suite.peers else NONE if s.stop else "no"
-        key = outcome_name(outcome), reason, allowed or peer
-        rows.setdefault(key, []).append(names[s.case.case_id])
-    if not rows:
-        return None
-    shown = ((listed(cases, MAX_CASES), *key) for key, cases in rows.items())
-    return Table(columns=("cases", "outcome", "why", "allowed"), rows=tuple(shown))
 
 
 def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:

@@ -8,7 +8,7 @@ from typing import Any
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Measurement, Outcome, Stop
-from harness.report import context, tables
+from harness.report import context, failures, tables
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
 
@@ -84,20 +84,20 @@ def test_the_timeline_adds_up_to_the_wall_time() -> None:
 
 def test_what_did_not_run_has_its_reason() -> None:
     declined, not_started = sweep(gc=["off", "on"])
-    detail = "x" * (tables.MAX_DETAIL + 1)
+    detail = "x" * (failures.MAX_DETAIL + 1)
 
     def measure(c: Case) -> list[Measurement]:
         return ended(c, Outcome.UNSUPPORTED, detail=detail) if c is declined else []
 
     recorded = run([declined, not_started], measure)
-    table = tables.not_run(summarise(recorded), recorded)
+    table = failures.not_run(summarise(recorded), recorded)
 
     assert table
     assert [row[1] for row in table.rows] == ["unsupported", "not run"]
-    assert len(table.rows[0][2]) == tables.MAX_DETAIL
+    assert len(table.rows[0][2]) == failures.MAX_DETAIL
     assert table.rows[1][2] == "the run ended before this case started"
     stopped = replace(recorded, stopped=Stop(rule="floor"))
-    table = tables.not_run(summarise(stopped), stopped)
+    table = failures.not_run(summarise(stopped), stopped)
     assert table
     assert table.rows[1][2] == "decided by rule “floor”"
 
@@ -112,7 +112,7 @@ def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsew
         return [*measured[:2], *ended(c, Outcome.INVALID_ENVIRONMENT)]
 
     recorded = run([spoilt, failed], measure)
-    table = tables.not_run(summarise(recorded), recorded)
+    table = failures.not_run(summarise(recorded), recorded)
 
     assert table
     assert [row[0] for row in table.rows] == ["nsa, gc=off"]
