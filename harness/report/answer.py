@@ -92,19 +92,20 @@ def _each(v: Verdict, about: Callable[[Finding], Finding]) -> Verdict:
     return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 
-def headline(v: Verdict, run: Run) -> str:
+def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
     """What to do, and the number that decides beside the one that is needed.
 
     Args:
         v: With the names to show, and brief.
     """
+    missed = any(a.judgement in _MISSED for a in noted)
     partial = v.partial or not run.ended_at
     match v.here or v.decision:
         case _ if not v.asked and not v.not_measured:
             word = "Read"
         case Decision.NO_GO | Decision.INCONCLUSIVE:
             word = "Act"
-        case Decision.GO if not partial and not v.not_measured:
+        case Decision.GO if not partial and not v.not_measured and not missed:
             word = "Nothing to do"
         case _:
             word = "Act" if v.not_measured or not run.ended_at else "Read"
@@ -132,6 +133,16 @@ def _misses(f: Finding, stated: Rule | None) -> bool:
         return outside(f)
     value, go = f.estimate.value, stated.go
     return value < go if stated.higher_is_better else value > go
+
+
+def _surely(f: Finding, stated: Rule | None) -> bool:
+    """Whether all of the interval is worse than is needed."""
+    ends = (f.estimate.low, f.estimate.high) if f.estimate else (None, None)
+    return _misses(f, stated) and all(
+        e is not None
+        and (stated is None or (e < stated.go if stated.higher_is_better else e > stated.go))
+        for e in ends
+    )
 
 
 def _number(r: RuleResult) -> str:
@@ -212,7 +223,9 @@ def _word(result: RuleResult) -> str:
             return "Not measured" if every else "In part"
         case Decision.CONDITIONAL if Fact.NO_PARTNER in facts:
             return "In part"
-        case Decision.CONDITIONAL if result.stated and result.stated.counts is Weight.FAIL:
+        case Decision.CONDITIONAL if Fact.FEW in facts or not any(
+            _surely(f, result.stated) for f in result.findings
+        ):
             return "Not quite"
         case _:
             return "No"
@@ -388,7 +401,9 @@ def _largest_part(measured: Sequence[Measurement]) -> str:
             return f"the GPU waits for the host for {units.percent(b.launch_gap or 0)} of a step"
         if m.profile and m.profile.kernels:
             use = m.profile.kernels[0]
-            return f"mostly `{symbol(use.name)}`"
+            share = use.time_s / sum(u.time_s for u in m.profile.kernels)
+            most = f"`{symbol(use.name)}`, {units.percent(share)} of its kernel time"
+            return f"its longest kernel is {most}"
     return ""
 
 
@@ -463,7 +478,10 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
             for m in measured
             if m not in done
         )
-        skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in why.most_common(2))
+        shown = why.most_common(2)
+        skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in shown)
+        if more := why.total() - sum(n for _, n in shown):
+            skipped += f"; for {plural('other reason', len(why) - 2)}: {more}"
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
         length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
         on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""

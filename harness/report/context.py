@@ -193,7 +193,7 @@ def build(
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "verdict": verdict,
-        "headline": answer.headline(briefly, run),
+        "headline": answer.headline(briefly, run, assessments),
         "answers": (
             *answer.answers(briefly, suite, assessments),
             *answer.explained(diagnoses, suite, env.device_name),

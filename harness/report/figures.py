@@ -385,7 +385,7 @@ def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
     else:
         axes.set_xlim(0, high * 1.12)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.plain(metric, x)))
-    key = "bar: 95 % interval of the typical process; hollow: none, or a bound"
+    key = "bar: 95 % interval; hollow: none, or a bound"
     axes.set_xlabel(f"{METRICS[metric].title}  ({key})", color=MUTED)
     axes.grid(axis="x", color=FAINT, lw=0.8)
     axes.set_axisbelow(True)

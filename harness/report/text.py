@@ -82,19 +82,26 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
 
 
 def case_names(suite: Suite) -> dict[str, str]:
-    """Case id -> the suite's label for it, or its provider and swept axes; each name once."""
+    """Case id -> the suite's label for it, or its provider and swept axes; each name once.
+
+    A label that several workloads share means the first of them; of several providers it means the
+    suite's first one.
+    """
     several = len({c.workload for c in suite.cases}) > 1
-    names, groups = {}, dict[str, list[Case]]()
+    names, groups, means = {}, dict[str, list[Case]](), dict[str, str]()
     for c in suite.cases:
         axes = (f"{suite.axis_names.get(a, a)}={units.scalar(c.axes[a])}" for a in c.swept)
         words = ", ".join([f"{c.workload} {c.provider}" if several else c.provider, *axes])
-        groups.setdefault(suite.label(c) or words, []).append(c)
+        label = suite.label(c)
+        groups.setdefault(label or words, []).append(c)
+        means.setdefault(label.partition(", ")[0], c.workload)
     for label, cases in groups.items():
-        first = cases[0]
+        workload = means.get(label.partition(", ")[0], cases[0].workload)
+        ours = suite.cases[0].provider if len({c.provider for c in cases}) > 1 else ""
         apart = len({(c.workload, c.provider) for c in cases}) == len(cases)
         for c in cases:
-            where = "" if c.workload == first.workload else f"{c.workload}: "
-            whose = "" if c.provider == first.provider else f" ({c.provider})"
+            where = "" if c.workload == workload else f"{c.workload}: "
+            whose = f" ({c.provider})" if ours and c.provider != ours else ""
             names[c.case_id] = f"{where}{label}{whose}" if apart else c.case_id
     return names
 

@@ -73,7 +73,11 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         some = len(result.findings) < result.judged
         of = f"{side} of {result.judged} {noun}"
         if some:
-            of = f"{len(result.findings)} of {result.judged} {noun}, {side}"
+            found = [f.estimate.value for f in result.findings if f.estimate]
+            up = stated.higher_is_better
+            miss = all(v < stated.go if up else v > stated.go for v in found)
+            said = " miss it" * (miss and result.decision is not Decision.GO)
+            of = f"{len(result.findings)} of {result.judged} {noun}{said}, {side}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
     text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
