@@ -160,15 +160,17 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
         axes.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
         _lengths(axes, xs[:: -(-len(xs) // 6)])
     low, high = grid.flat[0].get_ylim()
-    steps = [b * 10**e for e in range(-3, 5) for b in (1, 2, 5)]
+    steps = [b * 10.0**e for e in range(-3, 5) for b in (1, 2, 5)]
+    low, high = max(y for y in steps if y <= low), min(y for y in steps if y >= high)
     for axes in grid.flat:
+        axes.set_ylim(low / 1.05, high * 1.05)
         axes.yaxis.set_major_locator(FixedLocator([y for y in steps if low <= y <= high]))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.number(y) + "x"))
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     grid[-1][0].set_xlabel(drawn[0].axis, fontsize=9, color=MUTED)
     grid[0][0].set_ylabel("times as fast", fontsize=9, color=MUTED)
-    texts = [", ".join(filter(None, (c, f"against {t}" if c else t))) for c, t in curves]
+    texts = [f"{c}, against {t}" if c else f"{drawn[0].ours} against {t}" for c, t in curves]
     handles = [
         Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], ms=5)
         for i in range(len(curves))
