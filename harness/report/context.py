@@ -271,10 +271,7 @@ def _pictures(
     drawn = [figures.where(parts, short)]
     for workload, members in _by_workload(summaries).items():
         compared = [v for v in against if v.workload == workload]
-        shown = figures.versus(workload, compared, _group_names(run, members, compared))
-        if shown is None and not any(p.alone and p.case.workload == workload for p in parts):
-            shown = figures.throughput(workload, members, short, run.suite, run.environment)
-        drawn.append(shown)
+        drawn.append(figures.versus(workload, compared, _group_names(run, members, compared)))
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))

@@ -20,20 +20,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from harness import units
 from harness.analysis.effects import OTHER, OUTSIDE, Stack, Versus
-from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
-    METRICS,
-    CaseSummary,
-    Environment,
     Measurement,
-    Outcome,
-    Suite,
-    gpu_matches,
 )
 from harness.report.tables import growth
-from harness.report.text import outcome_name, span_of_speeds
+from harness.report.text import span_of_speeds
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -45,12 +38,9 @@ INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 DPI = 160
 WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
 """No figure is larger than a screen."""
-ROW_IN = 0.23
 LONG_TITLE = 92
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
-LOG_FROM = 12.0
-"""Largest value over smallest from which an axis becomes logarithmic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,60 +50,6 @@ class Picture:
     name: str
     alt: str
     png: bytes
-
-
-def throughput(
-    workload: str,
-    summaries: Sequence[CaseSummary],
-    labels: Mapping[str, str],
-    suite: Suite,
-    environment: Environment,
-) -> Picture | None:
-    """One row a case: tokens/s, or step time without tokens, with interval and thresholds; None if
-    the rows do not fit on a screen.
-
-    Args:
-        labels: Case id -> the short name of its row.
-    """
-    speeds = [s for s in summaries if s.outcome is Outcome.OK]
-    metric = "tokens_per_s" if any("tokens_per_s" in s.metrics for s in speeds) else "step_s"
-    thresholds = {s.case.case_id: _thresholds(s, metric, suite, environment) for s in summaries}
-    seen = [s.metrics[metric].value for s in speeds if metric in s.metrics]
-    if len(seen) < 2:
-        return None
-    ranked = sorted(
-        (s for s in speeds if metric in s.metrics), key=lambda s: s.metrics[metric].value
-    )
-    # An interval is drawn up to three times the largest value, to leave room for the others.
-    shown = [s.metrics[metric] for s in ranked if units.informs(metric, s.metrics[metric])]
-    ends = [e.high for e in shown if e.high is not None]
-    seen += [min(max(ends), 3 * max(seen))] if ends else []
-    seen += [b for s in summaries if (b := timeout_bound(s, metric)) is not None]
-    seen += [x for t in thresholds.values() for x in t.values()]
-
-    names = _folded(labels[s.case.case_id] for s in summaries)
-    tall = len(summaries) * ROW_IN * (1.0 + 0.45 * max(name.count("\n") for name in names)) + 1.35
-    if tall > HEIGHT_IN:
-        return None
-    figure, axes = _canvas(tall)
-    _value_axis(axes, metric, seen)
-    colours = _colour_by_provider(summaries)
-    for row, s in enumerate(summaries):
-        _mark(axes, row, s, metric, colours[s.case.provider])
-        for kind, x in thresholds[s.case.case_id].items():
-            colour, style = _THRESHOLDS[kind]
-            axes.plot([x, x], [row - 0.5, row + 0.5], color=colour, ls=style, lw=1.6, zorder=1)
-    axes.set_ylim(len(summaries) - 0.5, -0.5)
-    axes.yaxis.set_major_locator(FixedLocator(range(len(summaries))))
-    axes.set_yticklabels(names)
-    _legend(figure, metric, colours, list(thresholds.values()))
-    worst_first = ranked if METRICS[metric].higher_is_better else ranked[::-1]
-    said = [
-        f"{word} {METRICS[metric].title}, {units.value(metric, s.metrics[metric])}: "
-        f"{labels[s.case.case_id]}"
-        for word, s in (("best", worst_first[-1]), ("worst", worst_first[0]))
-    ]
-    return _picture(f"speed-{slug(workload)}", figure, *said)
 
 
 def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> Picture | None:
@@ -322,7 +258,6 @@ _PANELS = (
 )
 """Channel, title, unit in SI, top of the axis."""
 MAX_PANELS = 10
-_THRESHOLDS = {"go": (GREEN, "--"), "abort": (INK, ":")}
 
 
 def _picture(name: str, figure: Figure, *message: str) -> Picture:
@@ -362,97 +297,11 @@ def _plain(axes: Axes) -> None:
     axes.tick_params(colors=INK, labelsize=8.5, length=3, color="#BBBBBB")
 
 
-def _colour_by_provider(summaries: Sequence[CaseSummary]) -> dict[str, str]:
-    providers = dict.fromkeys(s.case.provider for s in summaries)
-    return {p: COLOURS[i % len(COLOURS)] for i, p in enumerate(providers)}
-
-
-def _thresholds(
-    summary: CaseSummary, metric: str, suite: Suite, environment: Environment
-) -> dict[str, float]:
-    """`go` and `abort` of the first rule on this metric that applies to this case."""
-    for rule in suite.rules:
-        about = rule.metric == metric and not rule.against and rule.match.accepts(summary.case)
-        if about and gpu_matches(rule.gpu, environment.device_name):
-            return {"go": rule.go} | ({} if rule.abort is None else {"abort": rule.abort})
-    return {}
-
-
-def _value_axis(axes: Axes, metric: str, seen: Sequence[float]) -> None:
-    low, high = min(seen), max(seen)
-    if high / low > LOG_FROM:
-        axes.set_xscale("log")
-        axes.set_xlim(low / 1.6, high * (high / low) ** 0.18)
-        _log_ticks(axes.xaxis, (low, high))
-    else:
-        axes.set_xlim(0, high * 1.12)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: units.plain(metric, x)))
-    key = "bar: 95 % interval; hollow: none, or a bound"
-    axes.set_xlabel(f"{METRICS[metric].title}  ({key})", color=MUTED)
-    axes.grid(axis="x", color=FAINT, lw=0.8)
-    axes.set_axisbelow(True)
-
-
 def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
     wide = limits[1] / limits[0] > 50
     axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
     axis.set_minor_formatter(NullFormatter())
     axis.set_minor_locator(NullLocator())
-
-
-def _mark(axes: Axes, row: int, summary: CaseSummary, metric: str, colour: str) -> None:
-    """One row: a dot with its interval, an arrow for a bound, or the outcome."""
-    estimate = summary.metrics.get(metric) if summary.outcome is Outcome.OK else None
-    bound = timeout_bound(summary, metric)
-    if estimate is not None:
-        low, high = estimate.low, estimate.high
-        right = estimate.value
-        informs = units.informs(metric, estimate)
-        if low is not None and high is not None and informs:
-            left = max(low, axes.get_xlim()[0])
-            right = min(high, axes.get_xlim()[1])
-            axes.plot([left, right], [row, row], color=colour, lw=2.2, alpha=0.5, zorder=2)
-        face = colour if informs else "white"
-        axes.plot(estimate.value, row, "o", ms=5.5, mfc=face, mec=colour, zorder=3)
-        _beside(axes, (right, row), units.value(metric, estimate), INK)
-    elif bound is not None:
-        sign = ">" if metric == "step_s" else "<"
-        axes.plot(bound, row, sign, ms=6.5, mfc="white", mec=colour, zorder=3)
-        _beside(axes, (bound, row), f"{units.bound_text(metric, bound)} (timeout)", MUTED)
-    else:
-        _beside(axes, (axes.get_xlim()[0], row), outcome_name(summary.outcome), MUTED)
-
-
-def _beside(axes: Axes, at: tuple[float, float], text: str, colour: str) -> None:
-    axes.annotate(
-        text,
-        at,
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8,
-        color=colour,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
-    )
-
-
-def _legend(
-    figure: Figure,
-    metric: str,
-    colours: Mapping[str, str],
-    thresholds: Sequence[Mapping[str, float]],
-) -> None:
-    handles = []
-    if len(colours) > 1:
-        handles += [
-            Line2D([], [], marker="o", ls="", color=c, label=p, ms=5.5) for p, c in colours.items()
-        ]
-    for kind, (colour, style) in _THRESHOLDS.items():
-        values = sorted({t[kind] for t in thresholds if kind in t})
-        if values:
-            text = f"{kind} {', '.join(units.plain(metric, v) for v in values)}"
-            handles.append(Line2D([], [], color=colour, ls=style, lw=1.6, label=text))
-    figure.legend(handles=handles, loc="outside lower right", ncols=6, frameon=False, fontsize=8.5)
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
