@@ -389,7 +389,7 @@ def finding_sentence(f: Finding) -> str:
             return f"nothing to compare with: {f.partner}: {why}"
         case Fact.LEFT_OUT:
             why = f": {f.detail}" if f.detail else ""
-            return f"this run lacks its {f.asked} cases{why}"
+            return f"this run lacks its {'case' if f.asked == 1 else f'{f.asked} cases'}{why}"
         case Fact.EXPECTED:
             ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
             signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
@@ -408,10 +408,10 @@ def bound_text(metric: str, bound: float) -> str:
 
 
 def stop_text(stop: Stop) -> str:
-    """`decided by rule “floor”`, `the budget of 10 min was spent`."""
+    """`decided by rule “floor”`, `the budget of 10 min left no more time`."""
     if stop.budget_s is None:
         return f"decided by rule “{stop.rule}”"
-    return f"the budget of {number(stop.budget_s / MINUTE_S)} min was spent"
+    return f"the budget of {number(stop.budget_s / MINUTE_S)} min left no more time"
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:

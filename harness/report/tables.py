@@ -277,7 +277,7 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
 
 
 def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) -> Table | None:
-    """One row an expectation that this GPU is asked, with its farthest case; the rest in a line."""
+    """A row for each expectation of this GPU, with its farthest case; remarks count the others."""
     groups: dict[int, list[Assessment]] = {}
     for a in assessments:
         groups.setdefault(id(a.expectation), []).append(a)

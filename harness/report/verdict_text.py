@@ -40,7 +40,7 @@ REQUIREMENTS = {
 def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:
-        return "no rule of the suite is asked in this run"
+        return "no rule of the suite applies to this run"
     if not v.asked and v.rule.decision is Decision.GO:
         return f"no rule decides; {rule_sentence(v.rule, most)}"
     if v.decided_by != v.rule.rule:

@@ -252,7 +252,7 @@ def test_a_budget_leaves_a_partial_verdict_of_what_was_measured() -> None:
         "base": "not asked",
         RATIO.name: "not asked",
     }
-    assert "the budget of 10 min was spent" in rule_sentence(of(verdict, "base"))
+    assert "the budget of 10 min left no more time" in rule_sentence(of(verdict, "base"))
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_a_budget_ends_a_run_before_it_is_exceeded(recorded: Path, tmp_path: Pat
     assert (fits.returncode, json.loads(fits.stdout)["stopped"]) == (0, None)
     assert (empty.returncode, json.loads(empty.stdout)["stopped"]["budget_s"]) == (3, 60.0)
     assert {c["detail"] for c in json.loads(empty.stdout)["cases"]} == {
-        "the budget of 1 min was spent"
+        "the budget of 1 min left no more time"
     }
     assert (resumed.returncode, json.loads(resumed.stdout)["stopped"]) == (0, None)
 
@@ -340,11 +340,11 @@ def test_an_output_that_is_not_read_to_its_end_is_no_defect_and_no_verdict(
 ) -> None:
     read, write = os.pipe()
     os.close(read)
-    with os.fdopen(write, "wb") as nobody:
+    with os.fdopen(write, "wb") as closed_pipe:
         done = subprocess.run(
             [sys.executable, "-m", "harness", *words],
             cwd=tmp_path,
-            stdout=nobody,
+            stdout=closed_pipe,
             stderr=subprocess.PIPE,
             check=False,
         )
