@@ -319,7 +319,7 @@ def slowdown(estimate: Estimate) -> str:
 def _better(metric: str) -> str:
     if metric in ("step_s", "step_cycles", "tokens_per_s"):
         return "as fast as"
-    return f"better in {METRICS[metric].title if metric in METRICS else metric} than"
+    return f"better in {_title(metric)} than"
 
 
 def finding_sentence(f: Finding) -> str:
@@ -366,7 +366,7 @@ def finding_sentence(f: Finding) -> str:
             return f"{value}, one process a case"
         case Fact.NO_METRIC:
             why = f": {f.detail}" if f.detail else ""
-            return f"{METRICS[f.metric].title} not available{why}"
+            return f"{_title(f.metric)} not available{why}"
         case Fact.AT_MOST:
             return f"timed out: {bound_text(f.metric, f.bound or 0.0)}{_suffix(f.metric)}"
         case Fact.AT_LEAST:
@@ -385,7 +385,7 @@ def finding_sentence(f: Finding) -> str:
             return f"{value}, one process{' each' if f.count > 1 else ''}"
         case Fact.NO_PARTNER:
             timed = f.outcome is Outcome.OK
-            why = f"no {f.metric}" if timed else ending_text(f.outcome, f.detail)
+            why = f"no {_title(f.metric)}" if timed else ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {why}"
         case Fact.LEFT_OUT:
             why = f": {f.detail}" if f.detail else ""
@@ -396,6 +396,11 @@ def finding_sentence(f: Finding) -> str:
             name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
             source = f" ({f.detail})" if f.detail else ""
             return f"{name}{value}; expected {' and '.join(signs)}{source}"
+
+
+def _title(metric: str) -> str:
+    """Of a metric; its name, if only a program knows it."""
+    return METRICS[metric].title if metric in METRICS else metric
 
 
 def bound_text(metric: str, bound: float) -> str:

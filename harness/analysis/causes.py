@@ -101,7 +101,11 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
     if any(c.kind is CauseKind.RANKS for c in found):  # the others wait for the slowest
         found = [c for c in found if c.kind is not CauseKind.COMMUNICATION]
     order = [*CauseKind]
-    return tuple(sorted(found, key=lambda c: (-(c.share or math.inf), order.index(c.kind))))
+    return tuple(
+        sorted(
+            found, key=lambda c: (-(math.inf if c.share is None else c.share), order.index(c.kind))
+        )
+    )
 
 
 def _one(kind: CauseKind, seen: Mapping[str, str]) -> Iterator[Cause]:

@@ -97,7 +97,7 @@ def compare(
                 raise typer.Exit(answer.exit_status)
         case [None, None]:
             if across or asked:
-                name = "--across" if across else "--rows and --cols"
+                name = "--across" if across else "--rows" if rows else "--cols"
                 raise HarnessError(
                     f"{name} applies to stored runs only", f"Remove {name}, or name two runs."
                 )

@@ -288,8 +288,8 @@ def show_(
     harness show latest --rows seq_len --cols provider --metric peak_memory_bytes
     harness show RUN RUN --cols gpu --format markdown    # platforms side by side
 
-    A pivot table takes any axis, also workload, provider, gpu, commit and run. It is split where
-    cases differ in an axis that is neither in its rows nor in its columns.
+    A pivot table takes any axis, also workload and provider, and of several runs gpu, commit and
+    run. It is split where cases differ in an axis that is neither in its rows nor in its columns.
     """
     asked = bool(rows or cols)
     pivot_only = {"--filter": only, "--metric": metric, "--format": form}

@@ -226,7 +226,7 @@ def _clocks(vitals: Vitals) -> Check:
 def _power_limit(gpu: Gpu) -> Check:
     remedy = "Compare only with numbers taken at the same limit."
     if gpu.power_limit_w is None or gpu.power_limit_share is None:
-        return Check("power limit", Grade.WARN, "NVML does not give it and its default", remedy)
+        return Check("power limit", Grade.WARN, "NVML gives no limit or no default", remedy)
     fact = f"{gpu.power_limit_w:.0f} W, {gpu.power_limit_share:.0%} of its default"
     if gpu.power_limit_share < 1:
         return Check("power limit", Grade.WARN, fact, remedy)

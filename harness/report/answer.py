@@ -216,7 +216,9 @@ def _word(result: RuleResult) -> str:
             map(outside, result.findings)
         ):
             return "Not decided"
-        case Decision.CONDITIONAL if facts <= {Fact.FEW} and _beyond_go(result):
+        case Decision.CONDITIONAL if facts <= {Fact.FEW} and not any(
+            _misses(f, result.stated) for f in result.findings
+        ):
             return "Probably"
         case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
             every = len(result.findings) == result.judged
@@ -229,11 +231,6 @@ def _word(result: RuleResult) -> str:
             return "Not quite"
         case _:
             return "No"
-
-
-def _beyond_go(result: RuleResult) -> bool:
-    go = result.stated.go if result.stated else 0.0
-    return all(f.estimate is not None and f.estimate.value >= go for f in result.findings)
 
 
 def _needed(result: RuleResult) -> str:
@@ -339,7 +336,7 @@ def next_steps(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
-    if over := excess(v, run):
+    if (over := excess(v, run)) and over.parts[0].conclusion is not Conclusion.RULED_OUT:
         steps[speed_up(over, short, run)] = None
         slow, later = [], [c for c in later if c.kind is not CauseKind.STEEP]
     for f in [f for f in slow if not later and _largest_part(run.of(f.subject))][:1]:

@@ -95,7 +95,7 @@ class Agenda:
         decide: Callable[[], Verdict] | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """All processes that a resumed run does not skip.
+        """Every process of the suite that what was recorded does not settle.
 
         Args:
             recorded: What was measured before.
@@ -171,10 +171,11 @@ class Agenda:
 
     def _expected_s(self, case: Case, budget: Budget) -> float:
         """How long the processes that a case has left will take: by its own processes, those of an
-        earlier run, or the slowest of its workload. Without any, one process at its time limit: it
-        shows how long the others take."""
+        earlier run, the slowest of its workload, or the slowest of this run. Without any, one
+        process at its time limit: it shows how long the others take."""
         alike = [c.case_id for c in self.suite.cases if c.workload == case.workload]
-        slowest_s = max((self._wall_s.get(i, 0.0) for i in alike), default=0.0)
+        seen_s = [self._wall_s[i] for i in alike if i in self._wall_s] or self._wall_s.values()
+        slowest_s = max(seen_s, default=0.0)
         one_s = self._wall_s.get(case.case_id, budget.expected_s.get(case.case_id, slowest_s))
         return len(self._left[case.case_id]) * one_s if one_s else case.settings.timeout_s
 

@@ -108,8 +108,9 @@ def is_full(run: Run) -> bool:
     _, what, *options = (*run.environment.command, "", "")
     if what not in ("run", "") or run.suite.left_out or run.stopped or not run.ended_at:
         return False
-    for option, value in pairwise((*options, "")):
-        name, _, joined = option.partition("=")
+    for option, value in pairwise(options):
+        short = option[:2] in ("-f", "-s") and option[2:]  # -sseq_len=512
+        name, _, joined = (option[:2], "", short) if short else option.partition("=")
         sets_axis = not (joined or value).startswith("measure.")
         if name in ("-f", "--filter") or (name in ("-s", "--set") and sets_axis):
             return False

@@ -181,6 +181,13 @@ def test_a_slower_machine_than_expected_drops_the_least_deciding_case() -> None:
     assert machine.now == budget.ends_at
 
 
+def test_the_slowest_of_the_run_stands_for_a_workload_that_was_not_seen() -> None:
+    """Not its limit of 300 s: a run of several workloads would end after the first one."""
+    machine = Machine("ab")
+
+    assert machine.ran(machine.agenda(budget=machine.budget(310))) == ("a0 b0 b1 a1 a2 b2", None)
+
+
 @pytest.mark.parametrize(
     ("total_s", "ran"),
     [(299, ("", Stop(budget_s=299))), (350, ("a0 b0 c0 c1 b1 a1 a2 b2 c2", None))],

@@ -160,6 +160,7 @@ def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
         {"environment": environment(command=("harness", "compare", "a", "b"))},
         {"environment": environment(command=("harness", "run", "x", "--set=gc=on"))},
         {"environment": environment(command=("harness", "run", "x", "-f", "y"))},
+        {"environment": environment(command=("harness", "run", "x", "-sgc=on"))},
     ],
 )
 def test_a_run_that_lacks_cases_is_not_full(lacks: dict[str, Any]) -> None:
