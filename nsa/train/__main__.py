@@ -26,6 +26,7 @@ from torch import Tensor
 from nsa.config import PRESETS
 from nsa.errors import TrainError, Unsupported
 from nsa.flags import FlagError, Flags, Launch
+from nsa.train import checkpoint
 from nsa.train.config import COMPILE, Precision, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
 from nsa.train.devices import process_group
@@ -72,23 +73,27 @@ class NonFiniteError(Exception):
     """The loss became NaN or infinite."""
 
 
-def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Iterator[Progress]:
-    """Take the configured steps; yield after the first, every `log_every`-th and the last.
+def train(
+    trainer: Trainer, *, log_every: int, held_out_batches: int = 0, save_every: int | None = None
+) -> Iterator[Progress]:
+    """Take the steps that are left; yield after the first, the last, and as often as each says.
 
-    The host waits for the device only at a yield. Evaluating the held-out split does not count in
-    tokens_per_s.
+    The host waits for the device only at a yield. Neither evaluating the held-out split nor what
+    the caller does at a yield, such as saving, counts in tokens_per_s.
 
     Raises:
         NonFiniteError: The loss since the last Progress is not a finite number.
     """
     steps = trainer.config.steps
     peak = trainer.peak_flops
-    logged = 0
+    logged = trainer.steps_done
+    first = logged + 1
     total = torch.zeros((), device=trainer.device)
     began = mark = time.perf_counter()
-    for step in range(1, steps + 1):
+    for step in range(first, steps + 1):
         total += trainer.step()
-        if step != 1 and step % log_every and step != steps:
+        saves = save_every is not None and step % save_every == 0
+        if step not in (first, steps) and step % log_every and not saves:
             continue
         loss = _over_processes(total / (step - logged), trainer.launch)
         now = time.perf_counter()  # the loss was read, so the device is done
@@ -100,7 +105,7 @@ def train(trainer: Trainer, *, log_every: int, held_out_batches: int = 0) -> Ite
         held_out = None
         if held_out_batches:
             held_out = bits_per_byte(trainer.held_out_loss(held_out_batches).item())
-        rate = None if step == 1 else (step - logged) / (now - mark)  # steps a second
+        rate = None if step == first else (step - logged) / (now - mark)  # steps a second
         yield Progress(
             step=step,
             loss=loss,
@@ -179,6 +184,8 @@ def configure(
 
 def _run(options: argparse.Namespace) -> None:
     flags, launch = Flags.from_env(), Launch.from_env()
+    if options.save_every and options.save is None:
+        raise UsageError("--save-every needs a folder\n  Add --save DIR.")
     names = {f.name for f in fields(TrainConfig)} | {"attention"}
     given = {name: value for name, value in vars(options).items() if name in names}
     try:
@@ -191,21 +198,39 @@ def _run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         stack.enter_context(process_group(launch, config.device))
         trainer = stack.enter_context(Trainer(config, flags, launch))
-        sinks = _open_sinks(stack, options.out, flags) if launch.rank == 0 else []
-        if options.curve is not None:
-            check_writable(options.curve)
+        resumed = checkpoint.resume(trainer, options.resume) if options.resume else ""
+        if options.save is not None:
+            checkpoint.check_no_later(options.save, trainer.steps_done)
+        sinks = (
+            _open_sinks(stack, options.out, flags, trainer.steps_done) if launch.rank == 0 else []
+        )
+        for path in filter(None, (options.curve, options.save and options.save / "step")):
+            check_writable(path)
         _say(launch, _boot_line(options.preset, trainer, origins, flags))
-        curve = []
+        if resumed:
+            _say(launch, f"[boot] resumed from {resumed}")
+        curve: list[Progress] = []
         for progress in train(
-            trainer, log_every=options.log_every, held_out_batches=options.held_out
+            trainer,
+            log_every=options.log_every,
+            held_out_batches=options.held_out,
+            save_every=options.save_every,
         ):
-            if progress.step == 1:
+            if not curve:
                 observed = (f"{name}={value}" for name, value in trainer.effective().items())
-                _say(launch, "[step 1] observed: " + " ".join(observed))
+                _say(launch, f"[step {progress.step}] observed: " + " ".join(observed))
             _say(launch, str(progress))
             for sink in sinks:
                 sink(progress)
             curve.append(progress)
+            due = (
+                progress.step == config.steps
+                or progress.step % (options.save_every or math.inf) == 0
+            )
+            if options.save is not None and due:
+                began = time.perf_counter()
+                saved = checkpoint.save(trainer, options.save, keep=options.keep)
+                _say(launch, f"saved: {saved} in {time.perf_counter() - began:.2f} s")
         if options.curve is not None:
             _draw(options.curve, options.preset, config, curve)
             _say(launch, f"curve: {options.curve}")
@@ -267,7 +292,7 @@ def _over_processes(value: Tensor, launch: Launch) -> float:
     return value.item()
 
 
-def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags) -> list[Sink]:
+def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags, steps_done: int) -> list[Sink]:
     """The logs that --out and the flags request."""
     if out is None:
         if not flags.tb_disable:
@@ -275,9 +300,9 @@ def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags) -> list[Sink]:
         return []
     sinks = []
     if not flags.disable_csv_logs:
-        sinks.append(csv_sink(out / "train.csv"))
+        sinks.append(csv_sink(out / "train.csv", steps_done))
     if not flags.tb_disable:
-        sinks.append(tensorboard_sink(stack, out))
+        sinks.append(tensorboard_sink(stack, out, steps_done))
     return sinks
 
 
@@ -356,6 +381,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, metavar="DIR", help="write train.csv and TensorBoard events to DIR")
     add("--curve", type=_png, metavar="PNG", help="draw the learning curve to this file")
+    add("--save", type=Path, metavar="DIR", help="save a checkpoint to DIR after the last step")
+    add("--save-every", type=_at_least(1), metavar="STEPS", help="and every STEPS steps")
+    add(
+        "--keep",
+        type=_at_least(1),
+        default=2,
+        metavar="K",
+        help="delete all but the newest K checkpoints (default: 2)",
+    )
+    add(
+        "--resume",
+        type=Path,
+        metavar="DIR",
+        help="continue from the newest checkpoint in DIR, or from DIR/step-...; give the same "
+        "settings as before",
+    )
 
     add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
     add(

@@ -7,6 +7,7 @@ ran, from the tensors and calls of the step. This module neither reads the envir
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -107,15 +108,15 @@ class Trainer:
             betas=config.betas,
             fused=True,
         )
-        self._scaler = torch.amp.GradScaler(
+        self.scaler = torch.amp.GradScaler(
             self.device.type,
             init_scale=config.initial_scale,
             enabled=config.precision == "fp16",
         )
-        self._loader = Loader(timeout_s=config.loader_timeout_s)
+        self.loader = Loader(timeout_s=config.loader_timeout_s)
         if fetches(config.dataset):
-            self._loader = replace(
-                self._loader,
+            self.loader = replace(
+                self.loader,
                 doc_batch=flags.fwe_doc_batch,
                 prefetch=flags.fwe_prefetch,
                 queue_depth=flags.fwe_q,
@@ -127,7 +128,7 @@ class Trainer:
             seed=config.seed,
             rank=launch.rank,
             world_size=launch.world_size,
-            loader=self._loader,
+            loader=self.loader,
         )
         self._held_out: list[Tensor] = []
 
@@ -186,7 +187,7 @@ class Trainer:
         for i, batch in enumerate(batches):
             with self._no_reduction() if i < accum - 1 else nullcontext():
                 loss = self._loss(batch, self._ddp or self.model)
-                self._scaler.scale(loss / accum).backward()
+                self.scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):
             self._update()
@@ -196,9 +197,14 @@ class Trainer:
         """The same by a CUDA graph, which is captured at the first step."""
         if self._graph is None:
             self._set_rate(0.0)  # the warm-up must not change the weights
+            state = self._optimiser.state.items()
+            kept = {p: {name: value.clone() for name, value in s.items()} for p, s in state}
             try:
                 self._graph = CapturedStep(
-                    self._learn, batches, device=self.device, before_capture=self._forget
+                    self._learn,
+                    batches,
+                    device=self.device,
+                    before_capture=partial(self._forget, kept),
                 )
             except CaptureError as error:
                 raise TrainError(
@@ -210,11 +216,11 @@ class Trainer:
         self._set_rate(rate)
         return self._graph(batches)
 
-    def _forget(self) -> None:
-        """Clear the optimiser's state after the warm-up, and allow its capture."""
-        for state in self._optimiser.state.values():
-            for value in state.values():
-                value.zero_()
+    def _forget(self, kept: dict[Tensor, dict[str, Tensor]]) -> None:
+        """Give the optimiser the state from before the warm-up, and allow its capture."""
+        for p, state in self._optimiser.state.items():
+            for name, value in state.items():
+                value.copy_(kept[p][name]) if p in kept else value.zero_()
         for group in self._optimiser.param_groups:
             group["capturable"] = True
 
@@ -227,7 +233,7 @@ class Trainer:
                 batch_size=self.config.batch_size,
                 seq_len=self.config.seq_len,
                 split="held_out",
-                loader=self._loader,
+                loader=self.loader,
             ) as stream:
                 self._held_out = [next(stream) for _ in range(batches)]
         seen = self._seen
@@ -263,7 +269,7 @@ class Trainer:
             "autocast_dtype": _name(seen.autocast) if seen.autocast else "off",
             "precision": _precision(seen.autocast, self.model),
             "logits_dtype": _name(seen.logits),
-            "loss_scale": self._scaler.get_scale() if self._scaler.is_enabled() else 1.0,
+            "loss_scale": self.scaler.get_scale() if self.scaler.is_enabled() else 1.0,
             "routes": routes,
             "fa2": _fa2_providers(routes),
             "prefill": seen.prefill,
@@ -276,6 +282,24 @@ class Trainer:
     def close(self) -> None:
         """Stop the data loader."""
         self.stream.close()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights and the optimiser's state themselves, by name."""
+        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, p in self.model.named_parameters():
+            state = self._optimiser.state[p]
+            if not state:  # as AdamW begins, at a parameter's first gradient
+                state["step"] = torch.zeros((), device=self.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+            found |= {f"optimiser.{name}.{key}": value for key, value in state.items()}
+        return found
+
+    def continue_after(self, steps_done: int, scaler: dict[str, Any]) -> None:
+        """Go on from a checkpoint whose tensors are loaded: read the data of its steps again."""
+        self.scaler.load_state_dict(scaler)
+        self.steps_done = steps_done
+        for _ in range(steps_done * self.config.accum):
+            next(self.stream)
 
     def __enter__(self) -> "Trainer":
         return self
@@ -334,10 +358,10 @@ class Trainer:
                 group["lr"] = rate
 
     def _update(self) -> None:
-        self._scaler.unscale_(self._optimiser)
+        self.scaler.unscale_(self._optimiser)
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self._scaler.step(self._optimiser)
-        self._scaler.update()
+        self.scaler.step(self._optimiser)
+        self.scaler.update()
         self._optimiser.zero_grad(set_to_none=True)
 
     def _no_reduction(self) -> AbstractContextManager[object]:

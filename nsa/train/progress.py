@@ -45,8 +45,8 @@ class Progress:
 Sink = Callable[[Progress], None]
 
 
-def csv_sink(path: Path) -> Sink:
-    """Overwrite `path` with one line per Progress, each on disk at once.
+def csv_sink(path: Path, steps_done: int = 0) -> Sink:
+    """Write one line per Progress to `path`, each on disk at once, after those of the steps done.
 
     The file is not changed before the first Progress.
 
@@ -67,15 +67,19 @@ def csv_sink(path: Path) -> Sink:
     def sink(progress: Progress) -> None:
         nonlocal begun
         if not begun:
+            rows = path.read_text(encoding="utf-8").splitlines()[1:] if steps_done else ()
             write((f.name for f in fields(Progress)), mode="w")
+            for row in (row.split(",") for row in rows):
+                if int(row[0]) <= steps_done:
+                    write(row)
             begun = True
         write(asdict(progress).values())
 
     return sink
 
 
-def tensorboard_sink(stack: ExitStack, folder: Path) -> Sink:
-    """Write TensorBoard events into a folder; the stack closes them.
+def tensorboard_sink(stack: ExitStack, folder: Path, steps_done: int = 0) -> Sink:
+    """Write TensorBoard events into a folder, after those of the steps done; the stack closes them.
 
     Raises:
         TrainError: The package is not installed, or the folder cannot be written.
@@ -88,7 +92,7 @@ def tensorboard_sink(stack: ExitStack, folder: Path) -> Sink:
             "Run pip install tensorboard, or unset NSA_TB_DISABLE.",
         ) from error
     with writing(folder):
-        writer = tensorboard.SummaryWriter(str(folder))
+        writer = tensorboard.SummaryWriter(str(folder), purge_step=steps_done + 1)
     stack.callback(writer.close)
 
     def write(progress: Progress) -> None:

@@ -23,6 +23,7 @@ from nsa.train.tests.training import (
     TINY,
     TORCH_LOOKS_AT_GRAD,
     apart,
+    graphs_without_a_gpu,
     needs_gpu,
     planted,
     tiny,
@@ -70,27 +71,8 @@ def test_a_compiler_that_fails_is_one_message(
     assert "--compile off" in error
 
 
-class _Replayed:
-    """A CapturedStep without a GPU: warms up in the same way, and then calls the step."""
-
-    def __init__(self, step, batches, *, device, before_capture) -> None:
-        for _ in range(2):
-            step(batches)
-        before_capture()
-        step(batches)  # what a capture records, but does not compute
-        before_capture()
-        self.step = step
-
-    def __call__(self, batches):
-        seen = self.step.__self__._seen
-        loss = self.step(batches)
-        self.step.__self__._seen = seen  # a replay shows Python nothing
-        return loss
-
-
 def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.train.loop.CapturedStep", _Replayed)
-    monkeypatch.setattr("nsa.train.loop._check_graph", lambda *_: None)
+    graphs_without_a_gpu(monkeypatch)
     config = tiny(accum=2, warmup_steps=2)
     with Trainer(config) as plain, Trainer(replace(config, cuda_graph=True)) as graphed:
         for step in range(4):

@@ -5,6 +5,7 @@ import os
 import socket
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.multiprocessing.spawn import spawn
 from nsa import roofline
 from nsa.flags import Flags, Launch
 from nsa.roofline import peak_flops
+from nsa.train import checkpoint
 from nsa.train.__main__ import NonFiniteError, train
 from nsa.train.config import TrainConfig
 from nsa.train.data import open_stream, text_corpus, unigram_entropy
@@ -268,12 +270,19 @@ def train_in_a_group(rank: int, port: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     launch = Launch(rank=rank, world_size=2, local_rank=rank)
-    results = {}
+    results: dict[str, Any] = {}
     with process_group(launch, "cpu"):
         for name, flags in TOGETHER.items():
             with Trainer(tiny(steps=2, accum=2), flags, launch) as trainer:
                 logged = [p.loss for p in train(trainer, log_every=1)]
                 results[name] = (logged, weights(trainer), trainer.effective()["world_size"])
+        for _ in range(2):  # a step each, the second resumed from the first
+            with Trainer(tiny(steps=2, accum=2), TOGETHER["off"], launch) as trainer:
+                if (folder / "step-000001").exists():
+                    checkpoint.resume(trainer, folder)
+                trainer.step()
+                checkpoint.save(trainer, folder, keep=2)
+                results["resumed"] = weights(trainer)
     torch.save(results, folder / f"{rank}.pt")
 
 
@@ -282,6 +291,7 @@ def test_two_processes_train_as_one_on_the_data_of_both(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawn(train_in_a_group, args=(port, tmp_path), nprocs=2)
+    assert len(list((tmp_path / "step-000001").glob("*.distcp"))) == 2
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     with Trainer(tiny(steps=2, accum=4)) as alone:
         streams = [
@@ -291,6 +301,8 @@ def test_two_processes_train_as_one_on_the_data_of_both(tmp_path: Path) -> None:
         alone.stream = planted(next(stream) for stream in cycle(streams))
         expected = [p.loss for p in train(alone, log_every=1)]
 
+    for results in ranks:
+        assert torch.equal(results["resumed"], results["off"][1])
     for name, (least, most) in {"off": (0, 1e-6), "fp16": (1e-6, 1e-3)}.items():
         (logged, mine, world_size), (_, theirs, _) = ranks[0][name], ranks[1][name]
         assert world_size == 2

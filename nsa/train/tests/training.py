@@ -50,6 +50,29 @@ def planted(batches: Iterable[Tensor]) -> ByteStream:
     return ByteStream("planted", lambda: next(left).numpy())
 
 
+class _Replayed:
+    """A CapturedStep without a GPU: warms up in the same way, and then calls the step."""
+
+    def __init__(self, step, batches, *, device, before_capture) -> None:
+        for _ in range(2):
+            step(batches)
+        before_capture()
+        step(batches)  # what a capture records, but does not compute
+        before_capture()
+        self.step = step
+
+    def __call__(self, batches):
+        seen = self.step.__self__._seen
+        loss = self.step(batches)
+        self.step.__self__._seen = seen  # a replay shows Python nothing
+        return loss
+
+
+def graphs_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.train.loop.CapturedStep", _Replayed)
+    monkeypatch.setattr("nsa.train.loop._check_graph", lambda *_: None)
+
+
 def step_on(trainer: Trainer, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """The loss of a step on these batches, and the gradient that the optimiser was shown."""
     shown: list[Tensor] = []
