@@ -214,6 +214,7 @@ def _summarise(
         detail=detail,
         metrics=metrics,
         lower_bound_s=max(bounds, default=None),
+        untimed_s=None if bounds else _untimed_s(case, bad),
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
         effective=observed,
@@ -230,6 +231,13 @@ def _summarise(
         kernels_invisible=bool(ok and case.kernels and not gpu),
         apart_s=tuple(steps) if _apart(steps) else (),
     )
+
+
+def _untimed_s(case: Case, bad: Measurement | None) -> float | None:
+    if bad is None or bad.outcome is not Outcome.TIMEOUT:
+        return None
+    finished = bad.evidence.steps if bad.evidence else None
+    return case.settings.timeout_s / ((finished or 0) + 1)
 
 
 def not_repeatable(steps_s: Iterable[float]) -> str:

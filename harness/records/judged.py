@@ -37,6 +37,9 @@ class CaseSummary:
     """By metric name; unknown metrics are absent."""
     lower_bound_s: float | None = None
     """From TIMEOUT or HANG: the step time is at least this."""
+    untimed_s: float | None = None
+    """From a TIMEOUT before a step was timed: the process's time by its steps, the unfinished one
+    counted. It had its start-up in it, so it bounds the rate of the process, not of a step."""
     tokens: int | None = None
     """Tokens of one step, also if no step finished: they bound tokens/s from above."""
     flops: int | None = None

@@ -394,6 +394,8 @@ def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     bound = timeout_bound(s, metric)
     if bound is not None:
         return f"{units.bound_text(metric, bound)} (timeout)"
+    if metric == "tokens_per_s" and s.tokens and s.untimed_s:
+        return f"{units.bound_text(metric, s.tokens / s.untimed_s)} with start-up (timeout)"
     if metric == "step_s":
         return "not repeatable" if s.apart_s else outcome_name(s.outcome)
     return NONE

@@ -7,7 +7,15 @@ from typing import Any
 
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
-from harness.records import Case, CostPlan, Measurement, Outcome, Stop
+from harness.records import (
+    Case,
+    CostPlan,
+    Evidence,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    Stop,
+)
 from harness.report import context, failures, tables
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
@@ -135,6 +143,26 @@ def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval(
     assert table
     assert table.rows[0][1].endswith(" s (one process, no interval)")
     assert table.rows[1][1:] == ("more than 1 h 00 min", "more than $3.00")
+
+
+def test_the_tokens_of_a_timeout_bound_its_rate() -> None:
+    """With start-up, where no step was timed: no tokens in 60 s, or two of three steps' worth."""
+    quick = MeasureSettings(timeout_s=60.0)
+    cases = [replace(c, settings=quick) for c in sweep(seq_len=[512, 1024, 2048, 4096])]
+    known: list[dict[str, Any]] = [
+        {"tokens": 600, "lower_bound_s": 2.0},
+        {"tokens": 600, "evidence": Evidence(steps=2)},
+        {"tokens": 600},
+        {},
+    ]
+
+    def measure(c: Case) -> list[Measurement]:
+        return ended(c, Outcome.TIMEOUT, **known[cases.index(c)])
+
+    cells = [tables.metric_cell(s, "tokens_per_s", True) for s in summarise(run(cases, measure))]
+
+    with_start_up = ["under 30 with start-up (timeout)", "under 10 with start-up (timeout)"]
+    assert cells == ["under 300 (timeout)", *with_start_up, tables.NONE]
 
 
 def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:

@@ -103,6 +103,7 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
 
     ending = after(story, 0.5)
 
+    assert measured(story, ending).tokens == 64, "its rate is bounded: less than a step in its time"
     assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
     assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
 
