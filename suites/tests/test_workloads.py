@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +167,17 @@ def test_a_route_that_cannot_run_here_declines_the_case(monkeypatch: pytest.Monk
         workloads.decode("nsa", {**MODEL, "context": 21})
     with pytest.raises(Unsupported, match="needs an NVIDIA GPU"):
         workloads.attention("gather", OPERATOR).run()
+
+
+def test_data_that_cannot_be_read_declines_the_case(tmp_path: Path) -> None:
+    axes: Mapping[str, Scalar] = {**MODEL, "seq_len": 16}
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no JSON\n")
+
+    with pytest.raises(Unsupported, match="no such file or folder"):
+        workloads.train("nsa", {**axes, "dataset": f"fineweb_edu:{tmp_path}/absent"})
+    with pytest.raises(Unsupported, match="broken.jsonl:1: not JSON"):
+        workloads.train("nsa", {**axes, "dataset": f"fineweb_edu:{broken}"}).run()
 
 
 @pytest.mark.parametrize("prefill", ["batched", "token"])
