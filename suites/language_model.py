@@ -17,8 +17,9 @@ from nsa.flags import Flags, Prefill
 from nsa.model.cache import DenseCache, LayerCache
 from nsa.model.language_model import ByteLM, cross_entropy
 from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
+from nsa.train.data import DataError, check_dataset
 from nsa.train.loop import Trainer, describe_routes
-from suites.axes import DENSE, DTYPES, Axes
+from suites.axes import DENSE, DTYPES, Axes, AxisError
 
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)
@@ -30,6 +31,11 @@ layer, and taking queries one by one costs hundreds of launches each."""
 def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
     """Check the axes of one case of `train`."""
     given = Axes("train", axes, flags)
+    dataset = given.text("dataset", "synthetic")
+    try:
+        check_dataset(dataset)
+    except DataError as error:
+        raise AxisError(f"dataset: {error}") from error
     config = TrainConfig(
         model=_model_config(provider, given),
         dense_backend=DENSE.get(provider, "sdpa"),
@@ -40,7 +46,7 @@ def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Tra
         compile=given.word("compile", COMPILE, "off"),
         cuda_graph=given.word("graph", ("off", "on"), "off") == "on",
         precision=given.word("precision", AUTOCAST),
-        dataset=given.text("dataset", "synthetic"),
+        dataset=dataset,
         seed=SEED,
         device=_device(),
     )

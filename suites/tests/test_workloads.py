@@ -176,7 +176,7 @@ def test_data_that_cannot_be_read_declines_the_case(tmp_path: Path) -> None:
 
     with pytest.raises(Unsupported, match="no such file or folder"):
         workloads.train("nsa", {**axes, "dataset": f"fineweb_edu:{tmp_path}/absent"})
-    with pytest.raises(Unsupported, match="broken.jsonl:1: not JSON"):
+    with pytest.raises(Unsupported, match=r"broken\.jsonl:1: not JSON"):
         workloads.train("nsa", {**axes, "dataset": f"fineweb_edu:{broken}"}).run()
 
 
@@ -361,6 +361,7 @@ def test_every_flag_that_a_workload_reads_is_one() -> None:
         ("attention", "gahter", OPERATOR, {}, "did you mean 'gather'"),
         ("attention", "dense", {**OPERATOR, "branch": "window"}, {}, "dense attention has no"),
         ("attention", "gather", {**OPERATOR, "branch": "scores"}, {}, "no gradient"),
+        ("train", "nsa", {**MODEL, "seq_len": 8, "dataset": "texd"}, {}, "mean 'text'"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_USE_FA3": "1"}, "NSA_USE_FA2"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_SEQ_LEN": "9"}, "sweep seq_len"),
         ("train", "nsa", {**MODEL, "seq_len": 8, "NSA_DDP_COMPRESS": "off"}, {}, "train does not"),
