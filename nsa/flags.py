@@ -43,9 +43,9 @@ def _choose(words: Mapping[str, T]) -> Callable[[str], T]:
 
 
 def _branches(text: str) -> tuple[str, ...]:
-    named = {word.strip() for word in text.lower().split(",")}
+    named = {word.strip() for word in text.lower().replace("+", ",").split(",")}
     if not named <= set(BRANCHES):
-        raise ValueError(f"accepted values are {', '.join(BRANCHES)}, one or more with commas")
+        raise ValueError(f"accepted values are {', '.join(BRANCHES)}, joined by , or +")
     return tuple(b for b in BRANCHES if b in named)
 
 

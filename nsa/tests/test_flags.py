@@ -94,7 +94,7 @@ def test_what_was_set_is_known_even_where_it_is_the_default() -> None:
         ({"NSA_FORCE_PARITY": "1", "NSA_USE_SEL_PACK": "1"}, Routes.reference()),
         ({"NSA_FORCE_PARITY": "1", "NSA_USE_FA2": "1"}, Routes.reference()),
         ({"NSA_BRANCHES": "window,Select, compress"}, DEFAULT),
-        ({"NSA_BRANCHES": "select, window"}, Routes(compress="off")),
+        ({"NSA_BRANCHES": "select+window"}, Routes(compress="off")),
         ({"NSA_BRANCHES": "window", "NSA_USE_TRITON": "1"}, Routes.triton(["window"])),
         ({"NSA_BRANCHES": "compress", "NSA_FORCE_PARITY": "1"}, Routes.reference(["compress"])),
     ],
