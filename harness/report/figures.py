@@ -183,7 +183,7 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
     for row, stack in enumerate(found):
         left = 0.0
         for name in parts:
-            share = stack.parts.get(name, 0.0) / stack.step_s
+            share = max(0.0, stack.parts.get(name, 0.0)) / stack.step_s
             dark = colours[name] in (BLUE, VERMILLION, GREEN, BLACK)
             hatch = "////" if name == OUTSIDE else None
             axes.barh(row, share, left=left, color=colours[name], hatch=hatch, height=0.7, **style)
