@@ -135,5 +135,6 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[1]
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
+    assert figures.where(found[2:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
     assert where_table([], {}) is None
     assert figures.where([], {}) is None
