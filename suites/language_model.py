@@ -68,6 +68,8 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     length = min(config.seq_len, CHECKED_TOKENS[trainer.prefill])
     tokens = _random_bytes(1, length + 1, trainer.device)
 
+    exact = _exact(trainer.routes)
+
     def check() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
             return _learned(
@@ -80,12 +82,12 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     def eager() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
-            return _learned(_definition(model, torch.float32), tokens, Routes.reference())
+            return _learned(_definition(model, torch.float32), tokens, exact)
 
     return Workload(
         run=trainer.step,
         check=check,
-        reference=lambda: _learned(_definition(model, torch.float64), tokens, Routes.reference()),
+        reference=lambda: _learned(_definition(model, torch.float64), tokens, exact),
         eager=eager,
         tokens=trainer.tokens_per_step,
         flops=trainer.flops_per_step,
@@ -288,6 +290,8 @@ def _model_config(provider: str, given: Axes) -> ModelConfig:
 
 
 def _inference_plan(provider: str, given: Axes, *, T: int, new_tokens: int = 0) -> InferencePlan:
+    if provider not in DENSE:
+        given.every_branch()
     plan = InferencePlan(
         model=_model_config(provider, given),
         backend=DENSE.get(provider, "sdpa"),
@@ -322,6 +326,11 @@ def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
 def _routes(model: ModelConfig, flags: Flags) -> Routes:
     """The routes that the flags choose; dense attention reads none."""
     return Routes() if model.attention == "dense" else flags.routes()
+
+
+def _exact(routes: Routes) -> Routes:
+    """The definition of the branches that these routes run."""
+    return Routes.reference(routes.running())
 
 
 def _preset_of(model: ByteLM) -> str:

@@ -13,7 +13,7 @@ from statistics import pvariance
 from typing import Any
 
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import half_width, times_better
+from harness.analysis.statistics import half_width, less, times_better
 from harness.records import Case, CaseSummary, Estimate, Outcome, Run, Scalar
 
 NO_EFFECT = 0.02
@@ -302,6 +302,7 @@ def longest(cases: Sequence[CaseSummary]) -> str:
 OTHER, OUTSIDE = "other kernels", "outside kernels"
 WHOLE = "whole"
 """Value of an axis whose other values are parts of it."""
+REST = "everything else"
 MAX_STACKS = 4
 
 
@@ -314,6 +315,9 @@ class Stack:
     parts: Mapping[str, float]
     alone: bool = False
     """Whether each part was timed by itself: there is no profile."""
+    added: Mapping[str, Estimate] = field(default_factory=dict)
+    """If parts were left out instead: what the step is longer by with each. `parts` has these and
+    the rest."""
 
 
 def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
@@ -327,8 +331,9 @@ def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
         found += [stack for s, stack in profiled if s in last]
         found += [] if profiled else _alone(cases)
+        found += _left_out(cases)
     found.sort(key=lambda stack: -stack.step_s)
-    kinds = [(stack.case.factory, stack.case.provider) for stack in found]
+    kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]
     firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
     shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
     return tuple(stack for stack in found if stack in shown)
@@ -361,6 +366,24 @@ def _part(where: str) -> str:
     known = {"Optimizer.": "optimiser", "nccl:": "communication"}
     name = next((part for start, part in known.items() if where.startswith(start)), "")
     return name or where.rpartition(".")[2].replace("_", " ") or OTHER
+
+
+def _left_out(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
+    """Cases of an axis that lists the parts that run, joined by +, beside those that lack one."""
+    for whole in cases:
+        for axis, value in whole.case.axes.items():
+            every = str(value).split("+")
+            near = [s for g in groups_along(cases, axis) if whole in g for s in g]
+            lists = [str(s.case.axes[axis]).split("+") for s in near]
+            step, added = whole.metrics["step_s"], dict[str, Estimate]()
+            for part in every:
+                without = [p for p in every if p != part]
+                if without in lists and all({*one} <= {*every} for one in lists):
+                    added[part] = less(step, near[lists.index(without)].metrics["step_s"])
+            if len(added) > 1:
+                parts = {part: e.value for part, e in added.items()}
+                parts[REST] = step.value - sum(parts.values())
+                yield Stack(case=whole.case, step_s=step.value, parts=parts, added=added)
 
 
 def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:

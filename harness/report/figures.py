@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
-from harness.analysis.effects import OTHER, OUTSIDE, Stack, Versus
+from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack, Versus
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
@@ -174,16 +174,16 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
     figure, axes = _canvas(min(HEIGHT_IN, 1.3 + 0.3 * len(found)))
     every = dict.fromkeys(name for stack in found for name in stack.parts)
     parts = [
-        *(n for n in every if n not in (OTHER, OUTSIDE)),
-        *(n for n in (OTHER, OUTSIDE) if n in every),
+        *(n for n in every if n not in (OTHER, OUTSIDE, REST)),
+        *(n for n in (OTHER, OUTSIDE, REST) if n in every),
     ]
     colours = dict(zip(parts, (*COLOURS[:3], GREEN, *COLOURS[3:], *COLOURS), strict=False))
-    colours |= {OTHER: "#BBBBBB", OUTSIDE: "white"}
+    colours |= {OTHER: "#BBBBBB", OUTSIDE: "white", REST: "#E4E4E4"}
     style: dict[str, Any] = {"edgecolor": "#888888", "lw": 0.4}
     for row, stack in enumerate(found):
         left = 0.0
         for name in parts:
-            share = stack.parts.get(name, 0.0) / stack.step_s
+            share = max(0.0, stack.parts.get(name, 0.0)) / stack.step_s
             dark = colours[name] in (BLUE, VERMILLION, GREEN, BLACK)
             hatch = "////" if name == OUTSIDE else None
             axes.barh(row, share, left=left, color=colours[name], hatch=hatch, height=0.7, **style)
@@ -206,8 +206,9 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
         Patch(fc=colours[n], ec="#888888", lw=0.4, hatch="////" if n == OUTSIDE else None)
         for n in parts
     ]
-    figure.legend(handles, parts, loc="outside lower center", ncols=8, frameon=False, fontsize=8)
-    most, seconds = max(found[0].parts.items(), key=lambda part: part[1])
+    figure.legend(handles, parts, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    named = {n: t for n, t in found[0].parts.items() if n != REST}
+    most, seconds = max(named.items(), key=lambda part: part[1])
     name, step = names[found[0].case.case_id], units.duration(found[0].step_s)
     part = units.percent(round(seconds / found[0].step_s, 2))
     return _picture("where", figure, f"{name}: {part} of {step} are {most}")

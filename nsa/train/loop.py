@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nsa import roofline
-from nsa.config import Routes
+from nsa.config import OFF, Routes
 from nsa.errors import TrainError
 from nsa.flags import Flags, Launch
 from nsa.model.attention import DenseAttention
@@ -94,7 +94,10 @@ class Trainer:
         self._seen = self._nothing_seen()
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
-        self._ddp = distribute(self.model, self.device, flags) if launch.world_size > 1 else None
+        self._ddp = None
+        if launch.world_size > 1:
+            unused = self.routes.compress == OFF  # phi then has no gradient
+            self._ddp = distribute(self.model, self.device, flags, unused=unused)
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         self._optimiser = torch.optim.AdamW(
@@ -141,7 +144,10 @@ class Trainer:
     def flops_per_step(self) -> int:
         """Floating-point operations that one step of this process needs; see nsa.roofline."""
         c = self.config
-        return c.accum * roofline.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
+        parts = self.routes.running()
+        return c.accum * roofline.training_flops(
+            c.model, batch=c.batch_size, tokens=c.seq_len, parts=parts
+        )
 
     @property
     def peak_flops(self) -> float | None:

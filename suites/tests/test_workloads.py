@@ -339,6 +339,33 @@ def test_dense_attention_accepts_only_flags_without_effect() -> None:
         workloads.preflight("attention", "reference", given, {"NSA_USE_FA2": "1"})
 
 
+def test_training_leaves_a_branch_out_and_its_reference_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NSA_BRANCHES", "select,window")
+    workload = workloads.train("nsa", {**MODEL, "seq_len": 40})
+    assert workload.check is not None
+    assert workload.reference is not None
+    got, expected = workload.check(), workload.reference()
+    workload.run()
+
+    assert workload.effective is not None
+    assert "compress:off" in str(workload.effective()["routes"])
+    torch.testing.assert_close(got["loss"], expected["loss"].float())
+    monkeypatch.delenv("NSA_BRANCHES")
+    whole = workloads.train("nsa", {**MODEL, "seq_len": 40})
+    assert not torch.allclose(whole.check()["loss"], got["loss"], rtol=1e-4)  # type: ignore[misc]
+    assert workload.flops < whole.flops  # type: ignore[operator]
+    for factory, axes in (("forward", {**MODEL, "seq_len": 8}), ("attention", OPERATOR)):
+        with pytest.raises(AxisError, match="NSA_BRANCHES leaves a branch out"):
+            workloads.preflight(
+                factory,
+                "nsa" if factory == "forward" else "gather",
+                axes,
+                {"NSA_BRANCHES": "window"},
+            )
+
+
 def test_every_flag_that_a_workload_reads_is_one() -> None:
     for names in READ_FLAGS.values():
         assert names <= {f"NSA_{field.name.upper()}" for field in fields(Flags)}

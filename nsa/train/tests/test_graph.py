@@ -37,8 +37,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_flags")
 
 @TORCH_LOOKS_AT_GRAD
 @QUICK_COMPILER
-def test_a_compiled_step_trains_alike() -> None:
-    config = tiny(accum=2, checkpointing="1-1")
+@pytest.mark.parametrize("routes", [Routes(), Routes(compress="off"), Routes(select="off")])
+def test_a_compiled_step_trains_alike(routes: Routes) -> None:
+    config = tiny(accum=2, checkpointing="1-1", routes=routes)
     with Trainer(config) as plain, Trainer(replace(config, compile="on")) as fast:
         for _ in range(3):
             torch.testing.assert_close(fast.step(), plain.step())
