@@ -318,6 +318,14 @@ def report_(
             "suite on this GPU model.",
         ),
     ] = pages.NEWEST,
+    cite: Annotated[
+        str,
+        typer.Option(
+            metavar="RUNS",
+            help="Other runs that the report may quote, with commas between, or none; by default "
+            "those that time a peer or support a next step of the suite.",
+        ),
+    ] = pages.NEWEST,
     notes: Annotated[
         Path | None,
         typer.Option(
@@ -336,7 +344,7 @@ def report_(
     harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
     """
     recorded = pages.judged_by(rules, reader.load(store_root, run_id))
-    page = pages.written(recorded, reports, against=against, notes=notes, author=author)
+    page = pages.written(recorded, reports, against=against, cite=cite, notes=notes, author=author)
     _conclude(recorded, page, as_json)
 
 

@@ -312,8 +312,13 @@ def next_steps(
     failed: Sequence[Failure],
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
+    also: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
+    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
+
+    Args:
+        also: Steps that other runs support.
+    """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
@@ -331,6 +336,7 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Require `{' '.join(remedies)}`"] = None
+    steps |= dict.fromkeys(also)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     slow = sorted(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),

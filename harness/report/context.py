@@ -32,12 +32,13 @@ from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
 from harness.errors import ReportError
-from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, gpu_matches
+from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section, where_table
+from harness.report.series import cited
 from harness.report.series.since import NO_RUN, since
 from harness.store.reader import is_full
 
@@ -51,6 +52,8 @@ class Beside:
 
     against: Run | None = None
     """The earlier run that it is compared with."""
+    cited: tuple[Run, ...] = ()
+    """Other runs that it may quote."""
     notes: str = ""
     """Name of the file in the run's folder with a person's notes."""
     author: str = ""
@@ -169,6 +172,7 @@ def build(
     used = time_use(run)
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
+    also = [*cited.steps(run, summaries, beside.cited)]
     briefly, short = answer.brief(shown), text.case_names(suite)
     groups, over = _by_workload(summaries), remedies.excess(verdict, run)
     sections = {
@@ -196,6 +200,7 @@ def build(
         "headline": answer.headline(briefly, run, assessments),
         "answers": (
             *answer.answers(briefly, suite, assessments),
+            *cited.peers(run, summaries, beside.cited),
             *answer.explained(diagnoses, suite, env.device_name),
             *map(text.crossover_brief, ahead),
             *text.overhead_bullet(run),
@@ -203,7 +208,7 @@ def build(
                 [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
             ),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also),
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),
@@ -276,7 +281,7 @@ def _pictures(
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
-    judged = _judged(run, summaries)
+    judged = cited.judged(run, summaries)
     if slow := max(judged or summaries, key=_time_per_token, default=None):
         label = f"Slowest {'judged ' if judged else ''}case: {short[slow.case.case_id]}"
         most = max(run.of(slow.case.case_id), key=_sampled_readings, default=None)
@@ -317,12 +322,6 @@ def _fits(rule: Rule, fit: ScalingFit, suite: Suite) -> bool:
 def _scaling(fit: ScalingFit) -> str:
     """The name of the figure that shows a group."""
     return f"scaling-{figures.slug(fit.workload)}-{figures.slug(fit.axis)}"
-
-
-def _judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
-    """The cases that a rule of the suite asks on this GPU."""
-    rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
-    return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
 
 
 def _time_per_token(s: CaseSummary) -> float:
@@ -402,7 +401,7 @@ def _section(
 
 
 def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
-    env = run.environment
+    env, suite = run.environment, run.suite
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
@@ -413,6 +412,8 @@ def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
     options = {
         "--rules": run.judged_by,
         "--against": beside.against.run_id if beside.against else NO_RUN,
+        "--cite": ",".join(r.run_id for r in beside.cited)
+        or (NO_RUN if suite.see_also or suite.peers else ""),
         "--notes": beside.notes,
         "--author": beside.author,
     }
