@@ -171,7 +171,7 @@ def build(
     odd, found = oddities(run, summaries), causes(run, summaries)
     used = time_use(run)
     failed = failures(summaries, run)
-    diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
+    diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
     also = [*cited.steps(run, summaries, beside.cited)]
     briefly, short = answer.brief(shown), text.case_names(suite)
     groups, over = _by_workload(summaries), remedies.excess(verdict, run)
@@ -213,14 +213,13 @@ def build(
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
-        "trust": "; ".join(answer.trust(run, summaries, verdict)),
+        "trust": "; ".join(answer.trust(run, summaries, verdict, found)),
         "rules": tables.rules(briefly, suite.parts),
         "correctness": answer.correctness(run, summaries),
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in asked],
         "others": [s for w, s in sections.items() if w not in asked],
-        "where": where_table(parts[: answer.MAX_ROWS - 2], short),
-        "every_part": where_table(parts, short) if len(parts) > answer.MAX_ROWS - 2 else None,
+        "where": where_table(parts, short),
         "profile": profile_section(run, summaries),
         "oddities": text.oddity_sentences(odd),
         "flags": tuple(text.flag_sentences(run)),
@@ -435,17 +434,19 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
     lines = [
         f"{named(folder / 'run.jsonl')}: environment, suite and every measurement with its samples"
     ]
-    if logs := sorted({m.log for m in run.measurements if m.log}):
+    logs = {m.log for m in run.measurements if m.log and (folder / m.log).is_file()}
+    if logs:
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
-        where = named(folder / PurePath(logs[0]).parent, link=False)
+        where = named(folder / PurePath(min(logs)).parent, link=False)
         lines.append(f"{where}: output of {text.plural('process', len(logs))}")
     profiles = [m.profile for m in run.measurements if m.profile and m.profile.trace_bytes]
-    if traces := [p for p in profiles if p.trace]:
+    kept = [p for p in profiles if p.trace]
+    if traces := [p for p in kept if (folder / p.trace).is_file()]:
         first = named(folder / traces[0].trace, link=False)
         size = units.size(sum(p.trace_bytes for p in traces))
         others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
         lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
-    if large := len(profiles) - len(traces):
+    if large := len(profiles) - len(kept):
         lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
 
