@@ -117,6 +117,7 @@ def test_a_peer_has_the_time_of_an_earlier_run_which_decides_nothing(tmp_path: P
     assert f"(run `{earlier.run_id}` of 2026-11-01 at commit `406312f800`)" in said
     assert "fla, seq_len=512 20.0 ms" in said
     assert "other," not in said
+    assert f"--cite {earlier.run_id}  #" in text, "not the older one too"
     assert "no time of fla (unsupported)" in text, "the verdict does not take it"
 
 
