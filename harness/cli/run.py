@@ -33,7 +33,7 @@ from harness.store import writer as store_writer
 from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
-NEWEST = 3
+MOST_RUNS = 3
 """Runs of a suite that are read for the expected times of its cases."""
 
 
@@ -207,7 +207,7 @@ def _carry_out(
     except KeyboardInterrupt:
         say(
             f"interrupted; all finished processes are recorded in {writer.folder}\n"
-            f"  Continue with: harness run --resume {writer.folder}"
+            f"  Continue with: {text.rest_command(None, writer.folder)}"
         )
         raise typer.Exit(EXIT_UNDECIDED) from None
     return True
@@ -226,7 +226,7 @@ def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.
     if store_root.is_dir():
         choice = index.RunFilter(suite=suite.name)
         stored = index.ask(store_root, lambda known: known.runs(choice), say)
-    alike = [h for h in stored if h.device == device and not h.problem][-NEWEST:]
+    alike = [h for h in stored if h.device == device and not h.problem][-MOST_RUNS:]
     return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
 
 
@@ -318,6 +318,14 @@ def report_(
             "suite on this GPU model.",
         ),
     ] = pages.NEWEST,
+    cite: Annotated[
+        str,
+        typer.Option(
+            metavar="RUNS",
+            help="Other runs that the report may quote, with commas between, or none; by default "
+            "those that time a peer or support a next step of the suite.",
+        ),
+    ] = pages.NEWEST,
     notes: Annotated[
         Path | None,
         typer.Option(
@@ -336,7 +344,7 @@ def report_(
     harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
     """
     recorded = pages.judged_by(rules, reader.load(store_root, run_id))
-    page = pages.written(recorded, reports, against=against, notes=notes, author=author)
+    page = pages.written(recorded, reports, against=against, cite=cite, notes=notes, author=author)
     _conclude(recorded, page, as_json)
 
 

@@ -30,6 +30,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.markdown import plain
+from harness.report.text import rest_command
 from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
@@ -231,7 +232,7 @@ def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
     recorded = store.load(path.parent, path)
     suite = recorded.suite
     if left := Agenda(suite, recorded=recorded.measurements).left:
-        text = f"{left} processes were not run; to resume: harness run --resume {folder}"
+        text = f"{left} processes were not run; to resume: {rest_command(None, folder)}"
         return SuiteResult(suite=suite.path, good=False, lines=(text,))
     with join(path) as writer:
         writer.finish()

@@ -15,6 +15,7 @@ from harness.records.asked import (
     Match,
     MeasureSettings,
     Rule,
+    SeeAlso,
     Suite,
     Suspect,
     Suspects,

@@ -107,6 +107,8 @@ def required(diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:
+    if c.kind is CauseKind.CELL:
+        return " or ".join(names[i] for i in c.cases)
     more = f" and {plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
     return f"{names[c.cases[0]]}{more}"
 
