@@ -165,7 +165,7 @@ def scaling(
     figure.legend(handles, names, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     figure.suptitle("two\nlines", fontsize=10)
     figure.draw_without_rendering()  # the layout is then as it will be
-    _exponents(axes, drawn)
+    _exponents(figure, axes, drawn)
     first = next(f for f in drawn if f.segments)
     said = f"exponent of {axis}: {growth(first)}"
     return _picture(f"scaling-{slug(workload)}-{slug(axis)}", figure, labels[first.group], said)
@@ -333,7 +333,7 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
         )
 
 
-def _exponents(axes: Axes, drawn: Sequence[ScalingFit]) -> None:
+def _exponents(figure: Figure, axes: Axes, drawn: Sequence[ScalingFit]) -> None:
     """Write the exponent of every segment beside it, where neither a curve nor another one is.
 
     Axes have their limits and layout already: places are in pixels.
@@ -342,7 +342,7 @@ def _exponents(axes: Axes, drawn: Sequence[ScalingFit]) -> None:
     def pixels(x: float, y: float) -> Point:
         return tuple(axes.transData.transform((x, y)))
 
-    point = axes.get_figure(root=True).dpi / 72
+    point = figure.dpi / 72
     filled: list[Point] = []
     for f in drawn:
         for a, b in pairwise(pixels(p.x, _time(p)) for p in f.points if p.step_s):
@@ -364,8 +364,8 @@ def _exponents(axes: Axes, drawn: Sequence[ScalingFit]) -> None:
                 for i in range(-4, 5)
                 for j in range(-4, 5)
             ]
-            at = axes.transData.inverted().transform((x, y))
-            axes.text(*at, text, ha="center", va="center", fontsize=8, color=colour)
+            right, up = axes.transData.inverted().transform((x, y))
+            axes.text(right, up, text, ha="center", va="center", fontsize=8, color=colour)
 
 
 def _between(a: Point, b: Point, part: float) -> Point:
