@@ -36,7 +36,7 @@ from harness.records import (
 )
 from harness.report.failures import Failure
 from harness.report.markdown import symbol
-from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up
+from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up, times_due
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
@@ -71,7 +71,9 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
     """The verdict with short names for its cases, and the segments of curves that bend. The partner
     of a pair is named by what differs from the case."""
     short, cases = case_names(suite), {c.case_id: c for c in suite.cases}
-    bent = {(f.group, f.exponent): f for f in fits if f.exponent and len(f.segments) > 1}
+    bent: dict[object, ScalingFit] = {
+        (f.group, f.exponent): f for f in fits if f.exponent and len(f.segments) > 1
+    }
 
     def about(f: Finding) -> Finding:
         partner, ours = cases.get(f.partner), cases.get(f.subject)
@@ -109,22 +111,49 @@ def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
         v: With the names to show, and brief.
     """
     missed = any(a.judgement in _MISSED for a in noted)
-    partial = v.partial or not run.ended_at
+    decides = _deciding(v) if v.asked else None
+    said = _number(decides) if decides else verdict_sentence(v)
+    facts = {f.fact for f in decides.findings} if decides else set()
+    word = "Act"
     match v.here or v.decision:
-        case _ if not v.asked and not v.not_measured:
-            word = "Read"
-        case Decision.NO_GO | Decision.INCONCLUSIVE:
-            word = "Act"
-        case Decision.GO if not partial and not v.not_measured and not missed:
-            word = "Nothing to do"
+        case _ if not v.asked:
+            word, todo = "Read", "nothing is decided"
+        case Decision.NO_GO:
+            todo = "do not go ahead"
+        case Decision.INCONCLUSIVE:
+            todo = "measure again before you decide"
+        case Decision.CONDITIONAL if decides and (slow := _slowest(decides)):
+            todo, said = slow
+        case Decision.CONDITIONAL if facts == {Fact.FEW}:
+            todo = "measure in three processes before you go ahead"
+        case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
+            todo = "close the gap in the comparison before you go ahead"
+        case Decision.CONDITIONAL:
+            todo = "meet this condition before you go ahead"
+        case _ if v.partial:
+            word, todo = "Read", "the limits are met, but only a part of the suite ran"
+        case _ if missed:
+            word, todo = "Read", "the limits are met, but an expectation is not"
         case _:
-            word = "Act" if v.not_measured or not run.ended_at else "Read"
-    lacks = f"{v.not_measured} not measured. " if v.not_measured else ""
-    here = f"On {v.device}: " if v.not_measured else ""
-    decides = _deciding(v)
-    said = _number(decides) if decides and v.asked else verdict_sentence(v)
-    unfinished = "" if run.ended_at else "the run is unfinished; "
-    return f"**{word}**: {lacks}{unfinished}{here}{said}."
+            word, todo = "Nothing to do", "the limits are met"
+    if not run.ended_at:
+        word, todo = "Act", "finish the run before you decide"
+    if v.not_measured:
+        word, todo = "Act", f"run the suite on {v.not_measured}. On {v.device}, {todo}"
+    return f"**{word}**: {todo}: {said}."
+
+
+def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
+    """How much faster the slowest case of a rule must become, and its number; empty if the rule is
+    not about speed."""
+    due = {f: times_due(r.stated, f) for f in r.findings}
+    f = max(due, key=lambda f: due[f])
+    if due[f] <= 1:
+        return ()
+    others = sum(times > 1 for times in due.values()) - 1
+    more = f", and {plural('more case', others)} less so" if others else ""
+    todo = f"make {f.subject} {units.factor(due[f])} faster{more}"
+    return todo, f"now {finding_sentence(f)}{_needed(r)}"
 
 
 def _deciding(v: Verdict) -> RuleResult | None:

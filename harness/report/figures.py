@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -25,6 +26,7 @@ from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
     Measurement,
 )
+from harness.report.markdown import clipped
 from harness.report.tables import growth
 from harness.report.text import span_of_speeds
 
@@ -41,6 +43,9 @@ WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
 LONG_TITLE = 92
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
+
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,9 @@ def scaling(
     axes.set_ylabel("step time", color=MUTED)
     names = _folded(labels[f.group] for f in drawn)
     figure.legend(handles, names, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle("two\nlines", fontsize=10)
+    figure.draw_without_rendering()  # the layout is then as it will be
+    _exponents(figure, axes, drawn)
     first = next(f for f in drawn if f.segments)
     said = f"exponent of {axis}: {growth(first)}"
     return _picture(f"scaling-{slug(workload)}-{slug(axis)}", figure, labels[first.group], said)
@@ -263,7 +271,7 @@ MAX_PANELS = 10
 
 def _picture(name: str, figure: Figure, *message: str) -> Picture:
     """The finished figure; its message is title and alternative text."""
-    text = "\n".join(textwrap.shorten(line, LONG_TITLE, placeholder=" …") for line in message)
+    text = "\n".join(clipped(" ".join(line.split()), LONG_TITLE) for line in message)
     figure.suptitle(text, x=0.008, ha="left", fontsize=10, fontweight="bold", color=INK)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
@@ -306,7 +314,7 @@ def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
-    """Draw one group: its times, the exponents of its segments, its timeouts as arrows."""
+    """Draw one group: its times, and its timeouts as arrows."""
     timed = [p for p in fit.points if p.step_s is not None]
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
     for p in timed:
@@ -315,14 +323,6 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
             axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
     xs, ys = [p.x for p in timed], [_time(p) for p in timed]
     axes.plot(xs, ys, marker, color=colour, ms=5, ls="-", lw=1.2)
-    for piece in fit.segments:
-        (x1, y1), (x2, y2) = ((p.x, _time(p)) for p in (piece.begin, piece.end))
-        text = "flat" if piece.flat else units.number(piece.exponent.value, 2)
-        middle = math.sqrt(x1 * x2), math.sqrt(y1 * y2)
-        axes.annotate(
-            text, middle, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8,
-            color=colour,
-        )  # fmt: skip
     for p in bounds:
         axes.plot(p.x, _time(p), marker, color=colour, ms=5, mfc="white")
         axes.annotate(
@@ -332,6 +332,50 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
             textcoords="offset points",
             arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1.2},
         )
+
+
+def _exponents(figure: Figure, axes: Axes, drawn: Sequence[ScalingFit]) -> None:
+    """Write the exponent of every segment beside it, where neither a curve nor another one is.
+
+    Axes have their limits and layout already: places are in pixels.
+    """
+
+    def pixels(x: float, y: float) -> Point:
+        return tuple(axes.transData.transform((x, y)))
+
+    point = figure.dpi / 72
+    filled: list[Point] = []
+    for f in drawn:
+        for a, b in pairwise(pixels(p.x, _time(p)) for p in f.points if p.step_s):
+            filled += [_between(a, b, i / 40) for i in range(41)]
+    for f, colour in zip(drawn, COLOURS, strict=False):
+        for piece in f.segments:
+            text = "flat" if piece.flat else units.number(piece.exponent.value, 2)
+            a, b = (pixels(p.x, _time(p)) for p in (piece.begin, piece.end))
+            half = 3.5 * len(text) * point, 6 * point
+            places = [
+                (x, y + side * 10 * point)
+                for part in (0.5, 0.35, 0.65, 0.2, 0.8)
+                for x, y in (_between(a, b, part),)
+                for side in (1, -1)
+            ]
+            x, y = min(places, key=lambda at: _inside(filled, at, half))
+            filled += [
+                (x + i / 4 * half[0], y + j / 4 * half[1])
+                for i in range(-4, 5)
+                for j in range(-4, 5)
+            ]
+            right, up = axes.transData.inverted().transform((x, y))
+            axes.text(right, up, text, ha="center", va="center", fontsize=8, color=colour)
+
+
+def _between(a: Point, b: Point, part: float) -> Point:
+    return a[0] + part * (b[0] - a[0]), a[1] + part * (b[1] - a[1])
+
+
+def _inside(points: Sequence[Point], middle: Point, half: Point) -> int:
+    """How many points are in a box."""
+    return sum(abs(x - middle[0]) < half[0] and abs(y - middle[1]) < half[1] for x, y in points)
 
 
 def _time(point: ScalingPoint) -> float:

@@ -3,13 +3,16 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.analysis import scaling
 from harness.analysis.effects import OUTSIDE, REST, Stack
 from harness.analysis.statistics import less
+from harness.analysis.summary import summarise
 from harness.records import Case, Estimate, Match, Measurement, Rule, Run
 from harness.report import context, figures
 from harness.report.figures import Picture
@@ -44,6 +47,27 @@ def test_a_figure_fits_on_a_screen() -> None:
 
     assert {"speed-train", "utilisation"} <= shown.keys()
     assert all(a <= b for p in shown.values() for a, b in zip(size(p), SCREEN, strict=True))
+
+
+def test_exponents_on_the_lines_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four curves that cross, or lie close to each other."""
+    steps = {1: (20, 21, 21, 23), 2: (18, 26, 38, 60), 3: (30, 38, 52, 76), 4: (31, 39, 54, 80)}
+    kept = []
+    monkeypatch.setattr(figures, "_picture", lambda name, figure, *_: kept.append(figure))
+    cases = sweep(batch=[*steps], context=[8192, 16384, 32768, 65536])
+    order = dict(zip([8192, 16384, 32768, 65536], range(4), strict=True))
+    recorded = run(
+        cases,
+        lambda c: timed(c, 1e-6 * steps[int(c.axes["batch"])][order[int(c.axes["context"])]]),
+    )
+    fits = [f for f in scaling.fit(summarise(recorded)) if f.axis == "context"]
+    figures.scaling("train", "context", fits, {f.group: f.group for f in fits})
+
+    (figure,) = kept
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts]
+    assert len(boxes) > 5
+    assert not [1 for a, b in combinations(boxes, 2) if a.overlaps(b)]
 
 
 def test_curves_that_do_not_fit_are_left_to_the_table() -> None:
