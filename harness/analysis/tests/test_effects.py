@@ -330,7 +330,7 @@ def test_parts_left_out_add_what_the_step_is_longer_by_with_them() -> None:
         assert of.value == whole.value - less.value
         assert of.low is not None
         assert of.low < of.value
-        halves = [math.log(e.high / e.low) / 2 * e.value for e in (whole, less)]  # type: ignore
+        halves = [math.log(e.high / e.low) / 2 * e.value for e in (whole, less)]  # type: ignore[operator]
         assert max(halves) < of.value - of.low < sum(halves)  # as of independent cases
     assert found.added["c"].low < 0  # type: ignore[operator]
     few = run(sweep(PARTS=["a+b", "a"]), lambda c: timed(c, 0.1))
