@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -146,6 +146,7 @@ def requests(
     elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
         no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
+    breakdown = _breakdown(seen, samples, step_s, on_device=not no_kernels)
     fingerprint, ranges = _fingerprint(kernels, operators), ""
     if kernels and unreplayed:
         kernels, ranges = _with_ranges(kernels, unreplayed)
@@ -158,7 +159,7 @@ def requests(
             operators=operators[:MAX_USES],
             fingerprint=fingerprint,
             runtime=seen.runtime(),
-            breakdown=_breakdown(seen, samples, step_s, kernels, ranges, on_device=not no_kernels),
+            breakdown=replace(breakdown, kernels_by_range=by_range(kernels), ranges=ranges),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
@@ -257,18 +258,18 @@ def share_among(launched: Sequence[Use], replayed: Sequence[Use]) -> tuple[tuple
     The time of a name is shared among its ranges as it was there. A name that runs another number
     of times keeps none.
     """
-    calls, times = Counter[tuple[str, bool]](), dict[tuple[str, bool], float]()
-    for use, is_graph in (*((u, False) for u in launched), *((u, True) for u in replayed)):
-        key = use.name, is_graph
-        calls[key] += round(use.calls)
-        times[key] = times.get(key, 0.0) + use.time_s
-    odd = sorted({n for n, _ in calls if calls[n, True] != calls[n, False]})
+    calls, times = (defaultdict[str, list[float]](lambda: [0.0, 0.0]) for _ in range(2))
+    for i, uses in enumerate((replayed, launched)):
+        for use in uses:
+            calls[use.name][i] += use.calls
+            times[use.name][i] += use.time_s
+    odd = sorted(name for name, (graph, alone) in calls.items() if graph != alone)
     shared = [use for use in replayed if use.name in odd]
     for use in launched:
         if use.name not in odd:
-            share = use.time_s / (times[use.name, False] or 1.0)
-            shared.append(replace(use, time_s=share * times[use.name, True]))
-    named = [f"{n} ({calls[n, True]} and {calls[n, False]} times)" for n in odd[:3]]
+            graph_s, alone_s = times[use.name]
+            shared.append(replace(use, time_s=graph_s * use.time_s / (alone_s or 1.0)))
+    named = [f"{n} ({calls[n][0]:g} and {calls[n][1]:g} times)" for n in odd[:3]]
     but = f", but for {len(odd)} that replay otherwise: {', '.join(named)}" if odd else ""
     return tuple(sorted(shared, key=lambda use: -use.time_s)), SAME_STEP + but
 
@@ -353,20 +354,12 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
 
 def by_range(kernels: Sequence[Use]) -> dict[str, float]:
     """Seconds of a step's kernels by range."""
-    time_s: dict[str, float] = {}
-    for use in kernels:
-        time_s[use.where] = time_s.get(use.where, 0.0) + use.time_s
-    return time_s
+    ranges = dict.fromkeys(use.where for use in kernels)
+    return {name: sum(use.time_s for use in kernels if use.where == name) for name in ranges}
 
 
 def _breakdown(
-    seen: Trace,
-    samples: Sequence[host_stacks.Sample],
-    step_s: float,
-    kernels: Sequence[Use],
-    ranges: str,
-    *,
-    on_device: bool,
+    seen: Trace, samples: Sequence[host_stacks.Sample], step_s: float, *, on_device: bool
 ) -> Breakdown:
     """Where the time goes. Functions are those of the device's idle time, or of all time without a
     device."""
@@ -386,8 +379,6 @@ def _breakdown(
         profiled_step_s=seen.step_s,
         device_busy_s=seen.busy_s() if on_device else None,
         gap_by_range=seen.gap_by_range() if on_device else {},
-        kernels_by_range=by_range(kernels),
-        ranges=ranges,
         host_by_range=seen.host_by_range(),
         frames=tuple(Frame(function=f, where=where, share=share) for f, where, share in named),
         looks=len(spots),

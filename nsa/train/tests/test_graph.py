@@ -104,7 +104,8 @@ def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
         # The rate is a float32 on the device there, a float64 on the host here.
         assert apart(graphed, plain) < 1e-6
         assert graphed.steps_done == 4
-        assert graphed._graph.replays == 3  # the first step captures in any case
+        graph: Any = graphed._graph
+        assert graph.replays == 3  # the first step captures in any case
         observed, expected = graphed.effective(), plain.effective()
     assert observed == {**expected, "graph": "on"}
 
