@@ -113,11 +113,6 @@ def check_documents(q: Tensor, at: Positions) -> None:
     need(at.q_start == 0, "q_start", at.q_start, "0 with cu_seqlens")
 
 
-def no_blocks(q: Tensor, k: Tensor) -> Tensor:
-    """The selection where the select branch is off: [B, T, HKV, 0]."""
-    return torch.empty(*q.shape[:2], k.shape[2], 0, dtype=torch.int32, device=q.device)
-
-
 def _check_length(q: Tensor, k: Tensor, before: int) -> None:
     """Require that the keys, `before` of them older than the queries, end where these end."""
     S = before + q.shape[1]

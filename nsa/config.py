@@ -59,8 +59,8 @@ class Routes:
     @classmethod
     def by(cls, route: str, branches: Collection[str] = BRANCHES) -> "Routes":
         """Every part by the route of this name; branches that are not listed are off."""
-        off = dict.fromkeys((b for b in BRANCHES if b not in branches), OFF)
-        return cls(**{**dict.fromkeys(ROUTES, route), **off})
+        off = (branch for branch in BRANCHES if branch not in branches)
+        return cls(**dict.fromkeys(ROUTES, route) | dict.fromkeys(off, OFF))
 
     @classmethod
     def reference(cls, branches: Collection[str] = BRANCHES) -> "Routes":

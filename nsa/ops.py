@@ -32,7 +32,6 @@ from nsa.checks import (
     check_select,
     check_window,
     need,
-    no_blocks,
     shape,
 )
 from nsa.config import BRANCHES, NSAConfig, Positions, Routes, check_route
@@ -423,7 +422,7 @@ def attention(
         with named_range("nsa.select"):
             selected = _run("select", routes.select, at, q, k_sel, v_sel, blocks)
     else:
-        blocks = no_blocks(q, k_sel)
+        blocks = k_sel.new_empty(*q.shape[:2], k_sel.shape[2], 0, dtype=torch.int32)
     if "window" in running:
         with named_range("nsa.window"):
             window = _run("window", routes.window, at, q, k_win, v_win)

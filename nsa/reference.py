@@ -281,10 +281,8 @@ def gated_sum(
     Source: arXiv:2502.11089, eq. 5.
     """
     weights = gates.unsqueeze(-1).unbind(-2)  # each [B, T, HQ, 1]
-    branches = [
-        (g, o) for g, o in zip(weights, (compress, select, window), strict=True) if o is not None
-    ]
-    return reduce(add, (g * o for g, o in branches)).to(branches[0][1].dtype)
+    on = [(g, o) for g, o in zip(weights, (compress, select, window), strict=True) if o is not None]
+    return reduce(add, (g * o for g, o in on)).to(on[0][1].dtype)
 
 
 def attention(

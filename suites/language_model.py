@@ -98,6 +98,7 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         },
         flags=flags.asked_for,
         stateful=True,
+        unreplayed=partial(trainer.step, replay=False) if config.cuda_graph else None,
     )
 
 

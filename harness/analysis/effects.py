@@ -315,6 +315,8 @@ class Stack:
     parts: Mapping[str, float]
     alone: bool = False
     """Whether each part was timed by itself: there is no profile."""
+    note: str = ""
+    """Where the ranges of a graph's kernels are from."""
     added: Mapping[str, Estimate] = field(default_factory=dict)
     """If parts were left out instead: what the step is longer by with each. `parts` has these and
     the rest."""
@@ -356,7 +358,8 @@ def stack_of(run: Run, case: Case) -> Stack | None:
         return None
     parts = {name: t * min(1.0, busy_s / total_s) for name, t in parts.items()}
     parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
-    return Stack(case=case, step_s=step_s, parts={**parts, OUTSIDE: step_s - busy_s})
+    parts[OUTSIDE] = step_s - busy_s
+    return Stack(case=case, step_s=step_s, parts=parts, note=m.breakdown.ranges)
 
 
 def by_range(m: Measurement) -> Mapping[str, float]:

@@ -117,13 +117,6 @@ class Trace:
         """Kernels by name and range, most time first, per step."""
         return self._uses((e, e.end_ns - e.start_ns) for e in self._inside(EventKind.KERNEL))
 
-    def kernels_by_range(self) -> Mapping[str, float]:
-        """Seconds of a step's kernels by range."""
-        time_ns: Counter[str] = Counter()
-        for event in self._inside(EventKind.KERNEL):
-            time_ns[self._range_of(event)] += event.end_ns - event.start_ns
-        return {name: ns / len(self.windows) / 1e9 for name, ns in time_ns.items()}
-
     def operators(self) -> tuple[Use, ...]:
         """Operators by name and range, most time of their own first, per step."""
         timed = _own_times(self._inside(EventKind.OPERATOR))

@@ -75,6 +75,7 @@ from harness.records.profile import (
     LINES,
     MAX_USES,
     OPTIMIZER,
+    SAME_STEP,
     Breakdown,
     Counters,
     Frame,

@@ -86,6 +86,8 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
                 f"Parts of {case} were timed alone, without a profile: sum less whole "
                 f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
             )
+        if stack.note:
+            remarks.append(f"{case}: {stack.note}.")
         if stack.added:
             left = stack.parts[REST]
             remarks.append(

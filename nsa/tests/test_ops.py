@@ -172,8 +172,9 @@ def test_branches_one_at_a_time_add_up_to_the_whole(routes: Routes) -> None:
         for leaf in leaves.values():
             leaf.requires_grad_()
         q, weights, *keys = leaves.values()
+        tensors: Any = (q, *keys, weights)
         off = {part: "off" for part in BRANCHES if part not in on}
-        out = ops.attention(q, *keys, weights, config=SMALL, routes=replace(routes, **off))
+        out = ops.attention(*tensors, config=SMALL, routes=replace(routes, **off))
         grads = torch.autograd.grad(
             out, list(leaves.values()), normal(*out.shape, seed=9), materialize_grads=True
         )

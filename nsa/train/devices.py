@@ -68,11 +68,8 @@ def training_device(device: str, launch: Launch) -> torch.device:
 def distribute(
     model: nn.Module, device: torch.device, flags: Flags, *, unused: bool = False
 ) -> DistributedDataParallel:
-    """Average gradients over the processes, with the number format and buckets of the flags.
-
-    Args:
-        unused: Some parameters get no gradient; else the processes would wait for it.
-    """
+    """Average gradients over the processes, with the number format and buckets of the flags; of
+    parameters that get no gradient, only if `unused` says that there are some."""
     ddp = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,

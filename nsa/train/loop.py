@@ -157,10 +157,14 @@ class Trainer:
         name = torch.cuda.get_device_name(self.device)
         return peak_flops(name, AUTOCAST[self.config.precision])
 
-    def step(self) -> Tensor:
+    def step(self, *, replay: bool = True) -> Tensor:
         """Take one optimiser step: forward, backward, accumulation, clipping, AdamW.
 
         Does not wait for the device, and draws the next batches while the device computes.
+
+        Args:
+            replay: Replay the CUDA graph, if the configuration has one; else launch each kernel,
+                except at the first step, which captures.
 
         Returns:
             The mean loss in nats per byte of this process's batches before the weights change, a
@@ -173,7 +177,7 @@ class Trainer:
         """
         batches = (self._drawn() for _ in range(self.config.accum))
         rate = self.config.learning_rate(self.steps_done)
-        if self.config.cuda_graph:
+        if self.config.cuda_graph and (replay or self._graph is None):
             loss = self._replay(list(batches), rate)
         else:
             self._set_rate(rate)
@@ -212,7 +216,7 @@ class Trainer:
                     "Choose routes that do not wait for the device (nsa/README.md), or use "
                     "--no-cuda-graph.",
                 ) from error
-            self._seen.replayed = True
+        self._seen.replayed = True
         self._set_rate(rate)
         return self._graph(batches)
 

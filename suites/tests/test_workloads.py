@@ -339,6 +339,20 @@ def test_dense_attention_accepts_only_flags_without_effect() -> None:
         workloads.preflight("attention", "reference", given, {"NSA_USE_FA2": "1"})
 
 
+def test_a_replayed_step_can_be_profiled_without_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.train.loop._check_graph", lambda *_: None)
+    taken: list[bool] = []
+    monkeypatch.setattr("nsa.train.loop.Trainer.step", lambda _, replay=True: taken.append(replay))
+    axes = {**MODEL, "seq_len": 8}
+    assert workloads.train("nsa", axes).unreplayed is None
+
+    unreplayed = workloads.train("nsa", {**axes, "graph": "on"}).unreplayed
+
+    assert unreplayed is not None
+    unreplayed()
+    assert taken == [False]
+
+
 def test_training_leaves_a_branch_out_and_its_reference_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

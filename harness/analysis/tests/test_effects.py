@@ -285,13 +285,15 @@ def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_count
         "nsa.feed_forward": 0.02,
     }
     assert profile.breakdown is not None
-    profile = replace(profile, breakdown=replace(profile.breakdown, kernels_by_range=every))
+    graph = replace(profile.breakdown, kernels_by_range=every, ranges="as without replay")
+    profile = replace(profile, breakdown=graph)
 
     (found,) = stacked(case({"seq_len": 512}), profile=profile)
 
     assert found.parts == pytest.approx(
         {"optimiser": 0.03, "communication": 0.01, "feed forward": 0.02, OTHER: 0, OUTSIDE: 0.04}
     )
+    assert found.note == "as without replay"
 
 
 def test_parts_timed_alone_are_a_stack_only_without_a_profile() -> None:
@@ -330,7 +332,7 @@ def test_parts_left_out_add_what_the_step_is_longer_by_with_them() -> None:
         assert of.value == whole.value - less.value
         assert of.low is not None
         assert of.low < of.value
-        halves = [math.log(e.high / e.low) / 2 * e.value for e in (whole, less)]  # type: ignore
+        halves = [math.log(e.high / e.low) / 2 * e.value for e in (whole, less)]  # type: ignore[operator]
         assert max(halves) < of.value - of.low < sum(halves)  # as of independent cases
     assert found.added["c"].low < 0  # type: ignore[operator]
     few = run(sweep(PARTS=["a+b", "a"]), lambda c: timed(c, 0.1))

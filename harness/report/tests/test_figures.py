@@ -135,7 +135,7 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
 
     parts = {"select": 0.06, "gate": 0.0005, OUTSIDE: 0.0395}
     found = [
-        Stack(case=one, step_s=0.1, parts=parts),
+        Stack(case=one, step_s=0.1, parts=parts, note="as without replay"),
         Stack(case=one, step_s=0.04, parts={"select": 0.03, "window": 0.012}, alone=True),
         Stack(
             case=one,
@@ -154,9 +154,10 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     assert table is not None
     assert table.columns == ("case", ">select", ">window", f">{OUTSIDE}", f">{REST}", ">step")
     assert table.rows[0] == ("paper shape", "60.0 ms (60 %)", "–", "39.5 ms (40 %)", "–", "100 ms")
-    assert "sum less whole 2.00 ms (5 %)" in table.remarks[0]
+    assert table.remarks[0] == "paper shape: as without replay."
+    assert "sum less whole 2.00 ms (5 %)" in table.remarks[1]
     assert table.rows[2][1:3] == ("30.0 ms [28.3 … 31.7] (30 %)", "-1.00 ms, may be 0 (-1 %)")
-    assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[1]
+    assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[2]
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
     assert figures.where(found[2:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
