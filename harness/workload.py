@@ -57,6 +57,9 @@ class Workload:
     """Whether a step changes what the next one computes, as training does. If not, every step
     must give the same output for the same inputs, or the outcome is incorrect. None: unknown; then
     only an output that differs from others that agree is incorrect."""
+    unreplayed: Callable[[], Any] | None = None
+    """The step of a `run` that replays a CUDA graph, with the same kernels launched one by one: a
+    profile of it shows the ranges of kernels, which those of a graph lack. Called after `run`."""
     capturable: bool = False
     """Whether replaying a captured step as a CUDA graph does the work of a call: no state on the
     host, such as a cursor in the data, changes from step to step."""

@@ -23,6 +23,8 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "window": _BANDED,
 }
 """Part of the operator -> names of its routes."""
+OFF = "off"
+"""In place of a branch's route: nothing of the branch runs, and its output is zero."""
 
 
 def check_route(part: str, route: str, known: Collection[str]) -> None:
@@ -36,7 +38,11 @@ def check_route(part: str, route: str, known: Collection[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """Which route computes each part of the operator; names are those of `ROUTES`."""
+    """Which route computes each part of the operator; names are those of `ROUTES`.
+
+    A branch may be `OFF`, but one must run. The weights of the others stay what they are: a softmax
+    gate spans all three branches.
+    """
 
     compress: str = "eager"
     scores: str = "eager"
@@ -45,17 +51,33 @@ class Routes:
 
     def __post_init__(self) -> None:
         for part in fields(self):
-            check_route(part.name, getattr(self, part.name), ROUTES[part.name])
+            off = (OFF,) if part.name in BRANCHES else ()
+            check_route(part.name, getattr(self, part.name), ROUTES[part.name] + off)
+        if not self.running():
+            raise ValueError("every branch is off; at least one must run")
 
     @classmethod
-    def reference(cls) -> "Routes":
+    def by(cls, route: str, branches: Collection[str] = BRANCHES) -> "Routes":
+        """Every part by the route of this name; branches that are not listed are off."""
+        off = (branch for branch in BRANCHES if branch not in branches)
+        return cls(**dict.fromkeys(ROUTES, route) | dict.fromkeys(off, OFF))
+
+    @classmethod
+    def reference(cls, branches: Collection[str] = BRANCHES) -> "Routes":
         """Every part by its definition."""
-        return cls(**dict.fromkeys(ROUTES, "reference"))
+        return cls.by("reference", branches)
 
     @classmethod
-    def triton(cls) -> "Routes":
+    def triton(cls, branches: Collection[str] = BRANCHES) -> "Routes":
         """Every part by its Triton kernels, which then share intermediate results."""
-        return cls(**dict.fromkeys(ROUTES, "triton"))
+        return cls.by("triton", branches)
+
+    def running(self) -> dict[str, str]:
+        """Part -> route of the parts that run. Without the select branch there are no scores."""
+        routes = {part: getattr(self, part) for part in ROUTES}
+        if self.select == OFF:
+            del routes["scores"]
+        return {part: route for part, route in routes.items() if route != OFF}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
-from nsa.config import Routes
+from nsa.config import BRANCHES, OFF, Routes
 
 PREFIX = "NSA_"
 
@@ -42,6 +42,13 @@ def _choose(words: Mapping[str, T]) -> Callable[[str], T]:
     return parse
 
 
+def _branches(text: str) -> tuple[str, ...]:
+    named = {word.strip() for word in text.lower().replace("+", ",").split(",")}
+    if not named <= set(BRANCHES):
+        raise ValueError(f"accepted values are {', '.join(BRANCHES)}, joined by , or +")
+    return tuple(b for b in BRANCHES if b in named)
+
+
 def _positive(text: str) -> int:
     if not (text.strip().isdecimal() and int(text) > 0):
         raise ValueError("must be a whole number of at least 1")
@@ -61,6 +68,7 @@ _FA2_ROUTES: dict[Fa2, str] = {"off": "eager", "torch": "fa2-torch", "flash-attn
 # How the variable of a field is parsed, as the field's metadata.
 SWITCH = {"parse": _choose({**dict.fromkeys(_NO, False), **dict.fromkeys(_YES, True)})}
 POSITIVE = {"parse": _positive}
+SOME_BRANCHES = {"parse": _branches}
 FA2 = {"parse": _choose(_FA2)}
 DDP_COMPRESS = {"parse": _choose({word: word for word in get_args(DdpCompress)})}
 
@@ -92,6 +100,8 @@ class Flags:
     """Overrides use_triton for the select branch only."""
     force_parity: bool = field(default=False, metadata=SWITCH)
     """Everything by the reference; takes precedence over every other route."""
+    branches: tuple[str, ...] = field(default=BRANCHES, metadata=SOME_BRANCHES)
+    """The branches that run, by whichever route; the others are off."""
     disable_aux_stats: bool = field(default=False, metadata=SWITCH)
     """Do not keep the gate means and block counts of a forward."""
     ddp_compress: DdpCompress = field(default="off", metadata=DDP_COMPRESS)
@@ -181,6 +191,8 @@ class Flags:
 
     def route(self, part: str) -> str:
         """The route of one part of the operator: compress, scores, select or window."""
+        if part in BRANCHES and part not in self.branches:
+            return OFF
         if self.force_parity:
             return "reference"
         if part == "select":

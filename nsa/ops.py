@@ -1,7 +1,8 @@
 """The operator: inputs are validated once, then the requested route runs or raises `Unsupported`.
 
 Every route of a function computes what `nsa.reference` defines; they differ in speed, memory
-and where they run. Nothing falls back: the name in `Routes` is the code that runs.
+and where they run. Nothing falls back: the name in `Routes` is the code that runs; a branch that is
+`off` does not run.
 
 Tensors are [B, T, H, D]. Query i is at position q_start + i (prefill: 0; decode: the number of
 cached tokens) and keys end where queries end. `cu_seqlens`, int32 [documents + 1], holds the
@@ -367,13 +368,17 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Native sparse attention: the three branches, weighed by their gates and added up.
 
+    A branch whose route is `off` adds nothing and its gate has no gradient. What only it would read
+    is not looked at, and gets no gradient.
+
     Args:
         q: [B, T, HQ, Dk].
         k_cmp, v_cmp: [B, N, HKV, Dk] and [B, N, HKV, Dv], from `compress_blocks`.
         k_sel, v_sel: [B, q_start + T, HKV, Dk] and [.., Dv].
         k_win, v_win: The same of the window branch, from position k_win_start on.
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.
-        return_blocks: Return the selected blocks too, as `select_blocks` does.
+        return_blocks: Return the selected blocks too, as `select_blocks` does; none of them,
+            [B, T, HKV, 0], where select is off.
 
     Returns:
         [B, T, HQ, Dv], dtype of q. Where every route is `triton` the branches share what they can:
@@ -394,21 +399,33 @@ def attention(
         cu_seqlens=cu_seqlens,
         scale=scale,
     )
-    if routes == _ALL_TRITON:
-        check_compress(q, k_cmp, v_cmp, at)
-        check_dense(q, k_sel, v_sel, at)
-        check_window(q, k_win, v_win, at)
+    running = routes.running()
+    if set(running.values()) == {"triton"}:
+        if "compress" in running:
+            check_compress(q, k_cmp, v_cmp, at)
+        elif "scores" in running:
+            check_scores(q, k_cmp, at)
+        if "select" in running:
+            check_dense(q, k_sel, v_sel, at)
+        if "window" in running:
+            check_window(q, k_win, v_win, at)
         with _own_dtype(q):
-            out, blocks = _WHOLE(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at)
+            out, blocks = _WHOLE(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at, running)
         return (out, blocks) if return_blocks else out
-    with named_range("nsa.compress"):
-        compressed = _run("compress", routes.compress, at, q, k_cmp, v_cmp)
-    with named_range("nsa.scores"):
-        blocks = _run("scores", routes.scores, at, q, k_cmp)
-    with named_range("nsa.select"):
-        selected = _run("select", routes.select, at, q, k_sel, v_sel, blocks)
-    with named_range("nsa.window"):
-        window = _run("window", routes.window, at, q, k_win, v_win)
+    compressed = selected = window = None
+    if "compress" in running:
+        with named_range("nsa.compress"):
+            compressed = _run("compress", routes.compress, at, q, k_cmp, v_cmp)
+    if "select" in running:
+        with named_range("nsa.scores"):
+            blocks = _run("scores", routes.scores, at, q, k_cmp)
+        with named_range("nsa.select"):
+            selected = _run("select", routes.select, at, q, k_sel, v_sel, blocks)
+    else:
+        blocks = k_sel.new_empty(*q.shape[:2], k_sel.shape[2], 0, dtype=torch.int32)
+    if "window" in running:
+        with named_range("nsa.window"):
+            window = _run("window", routes.window, at, q, k_win, v_win)
     with named_range("nsa.gate"):
         out = reference.gated_sum(gates, compressed, selected, window)
     return (out, blocks) if return_blocks else out
@@ -429,7 +446,6 @@ _CHECKS: Mapping[str, Callable[..., None]] = {
     "window": check_window,
     "dense": check_dense,
 }
-_ALL_TRITON = Routes.triton()
 
 
 def _own_dtype(q: Tensor) -> AbstractContextManager[object]:

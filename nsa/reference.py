@@ -14,7 +14,9 @@ Source: Yuan et al. 2025, "Native Sparse Attention", arXiv:2502.11089, section 3
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
+from operator import add
 
 import torch
 import torch.nn.functional as F
@@ -264,8 +266,10 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
     return window_attention(q, k, v, replace(at, config=everything))
 
 
-def gated_sum(gates: Tensor, compress: Tensor, select: Tensor, window: Tensor) -> Tensor:
-    """Add up the outputs of the branches, weighed by their gates.
+def gated_sum(
+    gates: Tensor, compress: Tensor | None, select: Tensor | None, window: Tensor | None
+) -> Tensor:
+    """Add up the outputs of the branches, weighed by their gates. None is a branch that is off.
 
     Args:
         gates: [B, T, HQ, 3], in the order of nsa.config.BRANCHES.
@@ -276,8 +280,9 @@ def gated_sum(gates: Tensor, compress: Tensor, select: Tensor, window: Tensor) -
 
     Source: arXiv:2502.11089, eq. 5.
     """
-    g_compress, g_select, g_window = gates.unsqueeze(-1).unbind(-2)  # each [B, T, HQ, 1]
-    return (g_compress * compress + g_select * select + g_window * window).to(compress.dtype)
+    weights = gates.unsqueeze(-1).unbind(-2)  # each [B, T, HQ, 1]
+    on = [(g, o) for g, o in zip(weights, (compress, select, window), strict=True) if o is not None]
+    return reduce(add, (g * o for g, o in on)).to(on[0][1].dtype)
 
 
 def attention(

@@ -11,14 +11,14 @@ Bytes are those of a perfect implementation: each input read once, each output w
 Source: arXiv:2502.11089; pair counts follow from the definitions in `nsa.reference`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
-from nsa.config import BRANCHES, ModelConfig, NSAConfig
+from nsa.config import BRANCHES, ROUTES, ModelConfig, NSAConfig
 
 BACKWARD_OVER_FORWARD = 2.5
 _INDEX_BYTES = 4  # block indices are int32
@@ -199,19 +199,28 @@ def forward_flops(config: ModelConfig, *, batch: int, tokens: int, q_start: int 
     return matmul + _attention_flops(config, batch, tokens, q_start, backward=False)
 
 
-def training_flops(config: ModelConfig, *, batch: int, tokens: int) -> int:
-    """FLOPs of one forward and backward pass over [batch, tokens]: 6N a token, and attention.
+def training_flops(
+    config: ModelConfig, *, batch: int, tokens: int, parts: Collection[str] = tuple(ROUTES)
+) -> int:
+    """FLOPs of one forward and backward pass over [batch, tokens]: 6N a token, and the parts of
+    attention that run.
 
     Work repeated by gradient checkpointing is not counted: these are the model's FLOPs.
 
     Source: Kaplan et al. 2020, arXiv:2001.08361, section 2.1, for 6N.
     """
     matmul = 6 * matmul_parameters(config) * batch * tokens
-    return matmul + _attention_flops(config, batch, tokens, 0, backward=True)
+    return matmul + _attention_flops(config, batch, tokens, 0, parts, backward=True)
 
 
 def _attention_flops(
-    config: ModelConfig, batch: int, tokens: int, q_start: int, *, backward: bool
+    config: ModelConfig,
+    batch: int,
+    tokens: int,
+    q_start: int,
+    parts: Collection[str] = tuple(ROUTES),
+    *,
+    backward: bool,
 ) -> int:
     shape = Shape(
         batch=batch,
@@ -224,10 +233,12 @@ def _attention_flops(
         q_start=q_start,
     )
     if config.attention == "nsa":
-        layer = operator_cost(shape, config.nsa, backward=backward)
+        costs = [
+            operator_cost(shape, config.nsa, cast(Part, part), backward=backward) for part in parts
+        ]
     else:
-        layer = dense_cost(shape, backward=backward)
-    return config.n_layers * layer.flops
+        costs = [dense_cost(shape, backward=backward)]
+    return config.n_layers * sum(cost.flops for cost in costs)
 
 
 def _cost(shape: Shape, pairs: int, inputs: int, out: int, backward: bool) -> Cost:

@@ -127,6 +127,8 @@ def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
     left = [part for part in parts if part not in own]
     if not left:
         given.unrouted(f"{provider} sets every route that runs")
+    else:
+        given.every_branch()
     return Routes(**own, **{part: given.flags.route(part) for part in left})
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from harness.records import Scalar
+from nsa.config import BRANCHES
 from nsa.flags import PREFIX, Flags
 
 Word = TypeVar("Word", bound=str)
@@ -43,7 +44,7 @@ _MODEL = _FA2 | {
     "NSA_USE_TRITON_SEL",
     "NSA_DISABLE_AUX_STATS",
 }
-_ROUTING = _MODEL - {"NSA_PREFILL_BATCHED"}
+_ROUTING = (_MODEL | {"NSA_BRANCHES"}) - {"NSA_PREFILL_BATCHED"}
 """Flags that concern only NSA's branches."""
 READ_FLAGS: Mapping[str, set[str]] = {
     "attention": _FA2,  # its provider is the route of the selection
@@ -51,7 +52,7 @@ READ_FLAGS: Mapping[str, set[str]] = {
     "layer": _MODEL,
     "decode": _MODEL,
     "decode_attention": set(),  # its provider is the route of everything
-    "train": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
+    "train": _MODEL | {"NSA_BRANCHES", "NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
 }
 """Flags that a workload reads for at least one provider or dataset, and so can sweep."""
 
@@ -114,6 +115,14 @@ class Axes:
                     f"{self._workload}: {name} has no effect here: {why}\n"
                     "  Exclude this combination."
                 )
+
+    def every_branch(self) -> None:
+        """Refuse to leave a branch out where the references compute all three."""
+        if self.flags.branches != BRANCHES:
+            raise AxisError(
+                f"{self._workload}: NSA_BRANCHES leaves a branch out, which only `train` can do\n"
+                "  Unset NSA_BRANCHES here."
+            )
 
     def finish(self) -> None:
         """Refuse axes that were not read."""

@@ -17,8 +17,9 @@ from nsa.flags import Flags, Prefill
 from nsa.model.cache import DenseCache, LayerCache
 from nsa.model.language_model import ByteLM, cross_entropy
 from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
+from nsa.train.data import DataError, check_dataset
 from nsa.train.loop import Trainer, describe_routes
-from suites.axes import DENSE, DTYPES, Axes
+from suites.axes import DENSE, DTYPES, Axes, AxisError
 
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)
@@ -30,6 +31,11 @@ layer, and taking queries one by one costs hundreds of launches each."""
 def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
     """Check the axes of one case of `train`."""
     given = Axes("train", axes, flags)
+    dataset = given.text("dataset", "synthetic")
+    try:
+        check_dataset(dataset)
+    except DataError as error:
+        raise AxisError(f"dataset: {error}") from error
     config = TrainConfig(
         model=_model_config(provider, given),
         dense_backend=DENSE.get(provider, "sdpa"),
@@ -40,7 +46,7 @@ def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Tra
         compile=given.word("compile", COMPILE, "off"),
         cuda_graph=given.word("graph", ("off", "on"), "off") == "on",
         precision=given.word("precision", AUTOCAST),
-        dataset=given.text("dataset", "synthetic"),
+        dataset=dataset,
         seed=SEED,
         device=_device(),
     )
@@ -62,6 +68,8 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     length = min(config.seq_len, CHECKED_TOKENS[trainer.prefill])
     tokens = _random_bytes(1, length + 1, trainer.device)
 
+    exact = _exact(trainer.routes)
+
     def check() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
             return _learned(
@@ -74,12 +82,12 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     def eager() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
-            return _learned(_definition(model, torch.float32), tokens, Routes.reference())
+            return _learned(_definition(model, torch.float32), tokens, exact)
 
     return Workload(
         run=trainer.step,
         check=check,
-        reference=lambda: _learned(_definition(model, torch.float64), tokens, Routes.reference()),
+        reference=lambda: _learned(_definition(model, torch.float64), tokens, exact),
         eager=eager,
         tokens=trainer.tokens_per_step,
         flops=trainer.flops_per_step,
@@ -90,6 +98,7 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         },
         flags=flags.asked_for,
         stateful=True,
+        unreplayed=partial(trainer.step, replay=False) if config.cuda_graph else None,
     )
 
 
@@ -282,6 +291,8 @@ def _model_config(provider: str, given: Axes) -> ModelConfig:
 
 
 def _inference_plan(provider: str, given: Axes, *, T: int, new_tokens: int = 0) -> InferencePlan:
+    if provider not in DENSE:
+        given.every_branch()
     plan = InferencePlan(
         model=_model_config(provider, given),
         backend=DENSE.get(provider, "sdpa"),
@@ -316,6 +327,11 @@ def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
 def _routes(model: ModelConfig, flags: Flags) -> Routes:
     """The routes that the flags choose; dense attention reads none."""
     return Routes() if model.attention == "dense" else flags.routes()
+
+
+def _exact(routes: Routes) -> Routes:
+    """The definition of the branches that these routes run."""
+    return Routes.reference(routes.running())
 
 
 def _preset_of(model: ByteLM) -> str:

@@ -10,6 +10,7 @@ from harness.workload import Counts, Factory, Unsupported, Workload
 from nsa import errors, roofline
 from nsa.flags import Flags
 from nsa.train.config import TrainConfig
+from nsa.train.data import DataError
 from suites import attention as _attention
 from suites import decoding as _decoding
 from suites import language_model as _language_model
@@ -43,13 +44,13 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
 
 
 def _declining(call: Callable[P, T]) -> Callable[P, T]:
-    """The same call, with nsa's Unsupported turned into the harness's."""
+    """The same call; what nsa does not support, or data that cannot be read, declines the case."""
 
     @wraps(call)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return call(*args, **kwargs)
-        except errors.Unsupported as error:
+        except (errors.Unsupported, DataError) as error:
             raise Unsupported(str(error)) from error
 
     return wrapped

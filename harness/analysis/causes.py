@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, effects
+from harness.analysis.effects import Effect, by_range, effects
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import TIMED, readings, times_better
@@ -245,8 +245,7 @@ def suspect_cells(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
         count = Counter(s.case.case_id for pair in lone for s in pair)
         worst = [c for c, n in count.items() if n == max(count.values()) and n >= min(2, len(axes))]
         if worst:
-            names = " or ".join(f"`{c}`" for c in worst)
-            text = f"{names} alone moves against {' and '.join(axes)}: measure it again"
+            text = f"alone moves against {' and '.join(axes)}: measure it again"
             yield Cause(kind=CauseKind.CELL, evidence=text, cases=tuple(worst))
 
 
@@ -381,7 +380,8 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     for axis in dict.fromkeys(name for s in sound for name in s.case.swept):
         for group in groups_along([s for s in sound if positive(s, axis)], axis):
             ranked = sorted(group, key=lambda s: positive(s, axis))
-            parts = [_ranges(run.of(s.case.case_id)) for s in ranked]
+            measured = [run.of(s.case.case_id) for s in ranked]
+            parts = [next((p for m in of if (p := by_range(m))), {}) for of in measured]
             if len(ranked) < 3 or not all(parts[-2:]):
                 continue
             (a, b), (before, last) = ranked[-2:], parts[-2:]
@@ -399,14 +399,3 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
                     names.setdefault(text, name)
     for cause in _dearest(CauseKind.STEEP, seen):
         yield replace(cause, about=names[cause.evidence])
-
-
-def _ranges(processes: Sequence[Measurement]) -> Mapping[str, float]:
-    """Time of the kernels of a step by range, in seconds."""
-    m = next((m for m in processes if m.profile and m.profile.kernels), None)
-    if m is None or m.profile is None:
-        return {}
-    found: dict[str, float] = {}
-    for use in m.profile.kernels:
-        found[use.where] = found.get(use.where, 0.0) + use.time_s
-    return (m.breakdown.kernels_by_range if m.breakdown else {}) or found

@@ -13,8 +13,8 @@ from statistics import pvariance
 from typing import Any
 
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import half_width, times_better
-from harness.records import Case, CaseSummary, Estimate, Outcome, Run, Scalar
+from harness.analysis.statistics import half_width, less, times_better
+from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
@@ -302,6 +302,7 @@ def longest(cases: Sequence[CaseSummary]) -> str:
 OTHER, OUTSIDE = "other kernels", "outside kernels"
 WHOLE = "whole"
 """Value of an axis whose other values are parts of it."""
+REST = "everything else"
 MAX_STACKS = 4
 
 
@@ -314,6 +315,11 @@ class Stack:
     parts: Mapping[str, float]
     alone: bool = False
     """Whether each part was timed by itself: there is no profile."""
+    note: str = ""
+    """Where the ranges of a graph's kernels are from."""
+    added: Mapping[str, Estimate] = field(default_factory=dict)
+    """If parts were left out instead: what the step is longer by with each. `parts` has these and
+    the rest."""
 
 
 def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
@@ -327,8 +333,9 @@ def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
         found += [stack for s, stack in profiled if s in last]
         found += [] if profiled else _alone(cases)
+        found += _left_out(cases)
     found.sort(key=lambda stack: -stack.step_s)
-    kinds = [(stack.case.factory, stack.case.provider) for stack in found]
+    kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]
     firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
     shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
     return tuple(stack for stack in found if stack in shown)
@@ -343,8 +350,7 @@ def stack_of(run: Run, case: Case) -> Stack | None:
     if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
         return None
     step_s, parts = m.breakdown.step_s, dict[str, float]()
-    listed = ((use.where, use.time_s) for use in m.profile.kernels)  # in old runs: the longest
-    for where, time_s in m.breakdown.kernels_by_range.items() or listed:
+    for where, time_s in by_range(m).items():
         name = _part(where)
         parts[name] = parts.get(name, 0.0) + time_s
     busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
@@ -352,7 +358,16 @@ def stack_of(run: Run, case: Case) -> Stack | None:
         return None
     parts = {name: t * min(1.0, busy_s / total_s) for name, t in parts.items()}
     parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
-    return Stack(case=case, step_s=step_s, parts={**parts, OUTSIDE: step_s - busy_s})
+    parts[OUTSIDE] = step_s - busy_s
+    return Stack(case=case, step_s=step_s, parts=parts, note=m.breakdown.ranges)
+
+
+def by_range(m: Measurement) -> Mapping[str, float]:
+    """Time of the kernels of a step by range, in seconds; of old runs, of the longest kernels."""
+    found: dict[str, float] = {}
+    for use in m.profile.kernels if m.profile else ():
+        found[use.where] = found.get(use.where, 0.0) + use.time_s
+    return (m.breakdown.kernels_by_range if m.breakdown else {}) or found
 
 
 def _part(where: str) -> str:
@@ -361,6 +376,24 @@ def _part(where: str) -> str:
     known = {"Optimizer.": "optimiser", "nccl:": "communication"}
     name = next((part for start, part in known.items() if where.startswith(start)), "")
     return name or where.rpartition(".")[2].replace("_", " ") or OTHER
+
+
+def _left_out(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
+    """Cases of an axis that lists the parts that run, joined by +, beside those that lack one."""
+    for whole in cases:
+        for axis, value in whole.case.axes.items():
+            every = str(value).split("+")
+            near = [s for g in groups_along(cases, axis) if whole in g for s in g]
+            lists = [str(s.case.axes[axis]).split("+") for s in near]
+            step, added = whole.metrics["step_s"], dict[str, Estimate]()
+            for part in every:
+                without = [p for p in every if p != part]
+                if without in lists and all({*one} <= {*every} for one in lists):
+                    added[part] = less(step, near[lists.index(without)].metrics["step_s"])
+            if len(added) > 1:
+                parts = {part: e.value for part, e in added.items()}
+                parts[REST] = step.value - sum(parts.values())
+                yield Stack(case=whole.case, step_s=step.value, parts=parts, added=added)
 
 
 def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:

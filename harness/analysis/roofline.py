@@ -45,6 +45,8 @@ COLD = 1.5
 """First sample over last, without a steady state, from which a case is still starting."""
 HALF = 0.5
 """Share of a wait, or of the readings, from which one cause has its name."""
+SLIGHT = 0.01
+"""Share of a wait below which a cause explains nothing."""
 OFTEN = 0.25
 """Share of the host's time from which a function is named."""
 FULL_CLOCK = 0.95
@@ -250,6 +252,8 @@ def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
     yield f"GPU works for {units.percent(found.busy or 0.0)} of the step{by}"
     if found.limit in (*WAITS, Limit.HOST):
         for kind, part in found.waits.items():
+            if part < SLIGHT:
+                continue
             yield f"{kind} explain {units.percent(part)} of the wait"
     if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
         if syncs:

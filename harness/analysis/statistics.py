@@ -286,14 +286,28 @@ def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) ->
     )
 
 
-def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
-    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
+def less(first: Estimate, second: Estimate) -> Estimate:
+    """The first minus the second, with an interval if both have one that informs."""
+    half = None if first.both or second.both else half_width((first, second), 1, linear=True)
+    value = first.value - second.value
+    return Estimate(
+        value=value,
+        low=None if half is None else value - half,
+        high=None if half is None else value + half,
+        processes=min(first.processes, second.processes),
+        samples=min(first.samples, second.samples),
+    )
+
+
+def half_width(estimates: Sequence[Estimate], pairs: int, *, linear: bool = False) -> float | None:
+    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite), or, if
+    `linear`, of the mean difference in the unit of the values."""
     variances, freedoms = [], []
     for e in estimates:
         if e.low is None or e.high is None:
             return None
         freedoms.append(e.freedom or e.processes - 1)
-        error = math.log(e.high / e.low) / 2 / factor_of(e)
+        error = math.log(e.high / e.low) / 2 / factor_of(e) * (e.value if linear else 1)
         variances.append((error / pairs) ** 2)
     total = sum(variances)
     if total == 0:

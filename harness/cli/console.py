@@ -34,7 +34,7 @@ from harness.records import (
 from harness.report.markdown import plain
 from harness.report.pivots import PivotTables
 from harness.report.tables import environment_rows
-from harness.report.text import command_text, outcome_name, plural
+from harness.report.text import command_text, outcome_name, plural, rest_command
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
@@ -125,7 +125,7 @@ def failed_self_test(proof: SelfTest, folder: Path) -> RenderableType:
     return Group(
         Text("The self-test of timers and probes failed, so nothing was measured:"),
         checks,
-        Text(f"Fix the cause, then continue with: harness run --resume {folder}"),
+        Text(f"Fix the cause, then continue with: {rest_command(None, folder)}"),
         Text("To measure anyway, add --no-self-test; the report then says so."),
     )
 
@@ -211,8 +211,8 @@ def _span(low_s: float, high_s: float) -> str:
 
 def _sources(expected: Sequence[ExpectedTime]) -> Iterator[str]:
     for run_id, count in Counter(e.run_id for e in expected).items():
-        how = f"as in run {run_id}" if run_id else "from sample_s to timeout_s a process"
-        yield f"of {plural('case', count)} {how}"
+        how = f"as in run {run_id}" if run_id else "between sample_s and timeout_s a process"
+        yield f"{plural('case', count)} {how}"
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:

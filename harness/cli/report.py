@@ -12,13 +12,14 @@ from harness.cli import options
 from harness.cli.options import say, show
 from harness.errors import HarnessError
 from harness.records import Run
-from harness.report.series import since
+from harness.report.series import cited, since
 from harness.store import reader
 from harness.suite import load as suites
 
 SHOWN_LINES = 20
 """Of the differences between a report and its record."""
 NEWEST, NO_RUN = "newest", since.NO_RUN
+"""What `--against` and `--cite` take in place of runs."""
 
 
 def written(
@@ -26,6 +27,7 @@ def written(
     reports: Path,
     *,
     against: str = NEWEST,
+    cite: str = NEWEST,
     notes: Path | None = None,
     author: str = "",
 ) -> Path:
@@ -34,6 +36,7 @@ def written(
     Args:
         against: A run of the same store, `none`, or `newest`: the newest earlier full run of the
             suite on the same GPU model.
+        cite: Runs of the same store with commas between, `none`, or `newest`: those that say more.
     """
     from harness.report import context  # imports matplotlib, which is slow
 
@@ -45,6 +48,7 @@ def written(
         raise HarnessError(f"--author {author!r} is not a name on one line", "Write a name.")
     beside = context.Beside(
         against=_compared(recorded, against),
+        cited=cited.find(recorded, say) if cite == NEWEST else _cited(recorded, cite),
         notes=_stored(notes, Path(recorded.folder)) if notes else "",
         author=author,
     )
@@ -68,6 +72,11 @@ def _compared(recorded: Run, against: str) -> Run | None:
             f"Name another: harness list runs --suite {recorded.suite.name}; or --against none.",
         )
     return before
+
+
+def _cited(recorded: Run, runs: str) -> tuple[Run, ...]:
+    root = Path(recorded.folder).parent
+    return () if runs == NO_RUN else tuple(reader.load(root, r) for r in runs.split(","))
 
 
 def _stored(notes: Path, folder: Path) -> str:
@@ -104,7 +113,7 @@ def judged_by(rules: str | None, recorded: Run) -> Run:
         )
     own = (
         *("question", "parts", "decides_for", "peers", "labels", "axis_names"),
-        *("expectations", "rules", "cost", "suspects"),
+        *("expectations", "rules", "cost", "suspects", "see_also"),
     )
     taken = {name: getattr(suite, name) for name in own}
     judged = replace(recorded.suite, left_out=len(missing), **taken)
@@ -140,7 +149,10 @@ def verify(
         run = judged_by(given("rules"), run)
         against, author = given("against", NO_RUN), given("author", "")
         beside = context.Beside(
-            against=_compared(run, against), notes=given("notes", ""), author=author
+            against=_compared(run, against),
+            cited=_cited(run, given("cite", NO_RUN)),
+            notes=given("notes", ""),
+            author=author,
         )
         for path, now in context.pages(run, page, made.mark, beside).items():
             there = path.read_text(encoding="utf-8") if path.is_file() else ""

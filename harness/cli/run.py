@@ -11,7 +11,7 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
-from harness.analysis import roofline, scaling, summary
+from harness.analysis import roofline, summary
 from harness.analysis import verdict as gate
 from harness.analysis.dead_axes import oddities
 from harness.cli import console, options
@@ -33,7 +33,7 @@ from harness.store import writer as store_writer
 from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
-NEWEST = 3
+MOST_RUNS = 3
 """Runs of a suite that are read for the expected times of its cases."""
 
 
@@ -154,7 +154,7 @@ def run(
             chosen,
             recorded=before.measurements if before else (),
             device=here.device_name,
-            decide=(lambda: _judged(reader.read(writer.folder)[0])[-1]) if abort else None,
+            decide=(lambda: gate.of_run(reader.read(writer.folder)[0])[-1]) if abort else None,
             budget=budget,
         )
         rig.measures(writer.run_id)
@@ -207,7 +207,7 @@ def _carry_out(
     except KeyboardInterrupt:
         say(
             f"interrupted; all finished processes are recorded in {writer.folder}\n"
-            f"  Continue with: harness run --resume {writer.folder}"
+            f"  Continue with: {text.rest_command(None, writer.folder)}"
         )
         raise typer.Exit(EXIT_UNDECIDED) from None
     return True
@@ -226,7 +226,7 @@ def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.
     if store_root.is_dir():
         choice = index.RunFilter(suite=suite.name)
         stored = index.ask(store_root, lambda known: known.runs(choice), say)
-    alike = [h for h in stored if h.device == device and not h.problem][-NEWEST:]
+    alike = [h for h in stored if h.device == device and not h.problem][-MOST_RUNS:]
     return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
 
 
@@ -318,6 +318,14 @@ def report_(
             "suite on this GPU model.",
         ),
     ] = pages.NEWEST,
+    cite: Annotated[
+        str,
+        typer.Option(
+            metavar="RUNS",
+            help="Other runs that the report may quote, with commas between, or none; by default "
+            "those that time a peer or support a next step of the suite.",
+        ),
+    ] = pages.NEWEST,
     notes: Annotated[
         Path | None,
         typer.Option(
@@ -336,13 +344,13 @@ def report_(
     harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
     """
     recorded = pages.judged_by(rules, reader.load(store_root, run_id))
-    page = pages.written(recorded, reports, against=against, notes=notes, author=author)
+    page = pages.written(recorded, reports, against=against, cite=cite, notes=notes, author=author)
     _conclude(recorded, page, as_json)
 
 
 def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
     """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
-    cases, verdict = _judged(recorded)
+    cases, verdict = gate.of_run(recorded)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:
@@ -359,12 +367,6 @@ def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
         if markdown:
             show(f"Report: {markdown}")
     raise typer.Exit(verdict.decision.exit_status)
-
-
-def _judged(recorded: Run) -> tuple[Sequence[CaseSummary], Verdict]:
-    cases = summary.summarise(recorded)
-    fits = scaling.fit(cases)
-    return cases, gate.judge(recorded.suite, recorded.environment, cases, fits)
 
 
 def _conclusion(

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,8 +26,6 @@ SUITES = "suites"
 """Usual folder of suites; file names leave it out."""
 
 Record = TypeVar("Record")
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-CURRENT_ONLY: Mapping[int, Upgrade] = {SCHEMA_VERSION: dict}
 
 
 def device_id(environment: Environment) -> str:
@@ -115,13 +112,8 @@ def read(path: Path, kind: type[Record], remedy: str) -> Record | None:
         raise StoreError(f"{path} is not a valid {kind.__name__}: {error}", remedy) from None
 
 
-def parse(
-    data: bytes | str, kind: type[Record], schemas: Mapping[int, Upgrade] = CURRENT_ONLY
-) -> Record:
+def parse(data: bytes | str, kind: type[Record], schema: int = SCHEMA_VERSION) -> Record:
     """Parse and validate a record.
-
-    Args:
-        schemas: Schema -> function that converts its fields to those of the newest.
 
     Raises:
         ValueError: Not such a record.
@@ -130,10 +122,9 @@ def parse(
         fields = from_json(data)
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
-        schema = fields.pop("schema", None)
-        if schema not in schemas:
-            raise ValueError(f"schema is {schema!r} instead of {max(schemas)}")
-        return TypeAdapter(kind).validate_python(schemas[schema](fields))
+        if (found := fields.pop("schema", None)) != schema:
+            raise ValueError(f"schema is {found!r} instead of {schema}")
+        return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -414,8 +414,8 @@ def unfitness(
         if other := mismatch(suite.requires, here):
             yield other
     if home is not None:
-        vitals = doctor.inspect(here, store=store, constraints=environment.pins_of(home))
-        for check in doctor.checks(here, vitals):
+        here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
+        for check in here.vitals.checks if here.vitals else ():
             if check.grade in (Grade.FAIL, Grade.UNKNOWN):
                 yield f"{check.name}: {check.fact}"
 

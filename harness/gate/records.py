@@ -3,16 +3,12 @@
 `encode` writes it as JSON and `decode` reads it. Times are SI; ratios are candidate over baseline,
 so above one is slower.
 
-Schema history
-    1  first schema.
-    2  a case holds its comparison, whose numbers were fields of the case; the sides are `baseline`
-       and `candidate`, which were `base` and `head`.
+Schema 2: since then a case holds its comparison, and the sides are `baseline` and `candidate`.
 """
 
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
 from harness.errors import HarnessError
 from harness.gate import files
@@ -209,26 +205,9 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         HarnessError: Not such a document.
     """
     try:
-        return files.parse(text, GateVerdict, {1: _of_schema_1, SCHEMA_VERSION: dict})
+        return files.parse(text, GateVerdict, SCHEMA_VERSION)
     except (ValueError, RecursionError) as error:
         raise HarnessError(
             f"{place} is not a verdict of a gate: {error}",
             "Write one: harness gate --verdict FILE",
         ) from None
-
-
-def _of_schema_1(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of schema 2; the reader ignores those that a record does not have."""
-    cases = fields.get("cases", [])
-    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        raise ValueError("cases is not a list of JSON objects")
-    compared = [
-        {**case, "comparison": {**case, "clock_explained": False}} if case.get("ratio") else case
-        for case in cases
-    ]
-    return {
-        **fields,
-        "candidate": fields.get("head"),
-        "baseline": fields.get("base"),
-        "cases": compared,
-    }

@@ -180,7 +180,7 @@ def _flash_attention(environment: Environment) -> Check:
     if in_torch is None:
         return _unknown(name)
     fact = "absent: neither the package nor torch's own"
-    remedy = "pip install flash-attn --no-build-isolation, or install a torch built with it."
+    remedy = "Install a torch built with it, or the package: nsa/README.md, 'Install flash-attn'."
     return Check(name, Grade.WARN, fact, remedy)
 
 

@@ -63,6 +63,7 @@ def attest(
     time_left_s: float,
     progress: Callable[[], None] = lambda: None,
     trace: str = "",
+    unreplayed: Callable[[], Any] | None = None,
     **seen: Any,
 ) -> StepProfile:
     """Count and profile what was timed, and compare it with the case's rules.
@@ -82,6 +83,7 @@ def attest(
         profile_s=min(profile.PROFILE_S, case.settings.sample_s),
         progress=progress,
         trace=trace,
+        unreplayed=unreplayed,
     )
     if problem := mismatch(case, ran):
         raise PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)

@@ -11,8 +11,9 @@ import re
 import shutil
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch.autograd.profiler import profile, record_function
 from harness.measure import host_stacks
 from harness.measure.counters import StepCount, counting
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
-from harness.records import COUNTERS, MAX_USES, Breakdown, Counters, Frame, Profile, Use
+from harness.records import COUNTERS, MAX_USES, SAME_STEP, Breakdown, Counters, Frame, Profile, Use
 
 MAX_STEP_S = 30.0
 """A longer step is not counted."""
@@ -100,6 +101,7 @@ def requests(
     more_steps: int = MORE_STEPS,
     progress: Callable[[], None] = lambda: None,
     trace: str = "",
+    unreplayed: Callable[[], Any] | None = None,
 ) -> Generator[None, None, StepProfile]:
     """Count and profile steps that the caller runs: one between each yield and the next resumption,
     all in one thread.
@@ -112,6 +114,7 @@ def requests(
         more_steps: Steps to count beyond two, if these differ, within a quarter of the time left.
         progress: Called after every step.
         trace: File for a Chrome trace of the profiled steps, beside the log; empty for none.
+        unreplayed: As of Workload; run twice here.
     """
     began = time.monotonic()
     if why := _too_long(step_s, time_left_s):
@@ -143,6 +146,10 @@ def requests(
     elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
         no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
+    breakdown = _breakdown(seen, samples, step_s, on_device=not no_kernels)
+    fingerprint, ranges = _fingerprint(kernels, operators), ""
+    if kernels and unreplayed:
+        kernels, ranges = _with_ranges(kernels, unreplayed)
     return StepProfile(
         counters=_counters(counted, seen, no_kernels),
         kernels=_names(kernels),
@@ -150,9 +157,9 @@ def requests(
         profile=Profile(
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
-            fingerprint=_fingerprint(kernels, operators),
+            fingerprint=fingerprint,
             runtime=seen.runtime(),
-            breakdown=_breakdown(seen, samples, step_s, on_device=not no_kernels),
+            breakdown=replace(breakdown, kernels_by_range=by_range(kernels), ranges=ranges),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
@@ -223,6 +230,48 @@ def _profiled(
             gc.enable()
     kept = _kept_trace(profiler, Path(trace)) if trace else {}
     return Trace(_events(profiler)), samples, kept
+
+
+def _with_ranges(
+    replayed: tuple[Use, ...], unreplayed: Callable[[], Any]
+) -> tuple[tuple[Use, ...], str]:
+    """The kernels of a graph with the ranges of the same step without replay, and how, or why not.
+
+    It needs its memory a second time, beside the graph's.
+    """
+    try:
+        unreplayed()  # allocates
+        torch.cuda.synchronize()
+        with profile(use_kineto=True, use_device="cuda") as profiler:
+            with record_function(STEP):
+                unreplayed()
+            with record_function(DRAIN):
+                torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return replayed, "a step without replay does not fit the memory"
+    return share_among(Trace(_events(profiler)).kernels(), replayed)
+
+
+def share_among(launched: Sequence[Use], replayed: Sequence[Use]) -> tuple[tuple[Use, ...], str]:
+    """Replayed kernels with the ranges of those that were launched one by one, and what differs.
+
+    The time of a name is shared among its ranges as it was there. A name that runs another number
+    of times keeps none.
+    """
+    calls, times = (defaultdict[str, list[float]](lambda: [0.0, 0.0]) for _ in range(2))
+    for i, uses in enumerate((replayed, launched)):
+        for use in uses:
+            calls[use.name][i] += use.calls
+            times[use.name][i] += use.time_s
+    odd = sorted(name for name, (graph, alone) in calls.items() if graph != alone)
+    shared = [use for use in replayed if use.name in odd]
+    for use in launched:
+        if use.name not in odd:
+            graph_s, alone_s = times[use.name]
+            shared.append(replace(use, time_s=graph_s * use.time_s / (alone_s or 1.0)))
+    named = [f"{n} ({calls[n][0]:g} and {calls[n][1]:g} times)" for n in odd[:3]]
+    but = f", but for {len(odd)} that replay otherwise: {', '.join(named)}" if odd else ""
+    return tuple(sorted(shared, key=lambda use: -use.time_s)), SAME_STEP + but
 
 
 def _kept_trace(profiler: profile, file: Path) -> dict[str, Any]:
@@ -303,6 +352,12 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
     )
 
 
+def by_range(kernels: Sequence[Use]) -> dict[str, float]:
+    """Seconds of a step's kernels by range."""
+    ranges = dict.fromkeys(use.where for use in kernels)
+    return {name: sum(use.time_s for use in kernels if use.where == name) for name in ranges}
+
+
 def _breakdown(
     seen: Trace, samples: Sequence[host_stacks.Sample], step_s: float, *, on_device: bool
 ) -> Breakdown:
@@ -324,7 +379,6 @@ def _breakdown(
         profiled_step_s=seen.step_s,
         device_busy_s=seen.busy_s() if on_device else None,
         gap_by_range=seen.gap_by_range() if on_device else {},
-        kernels_by_range=seen.kernels_by_range() if on_device else {},
         host_by_range=seen.host_by_range(),
         frames=tuple(Frame(function=f, where=where, share=share) for f, where, share in named),
         looks=len(spots),

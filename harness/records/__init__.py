@@ -15,10 +15,12 @@ from harness.records.asked import (
     Match,
     MeasureSettings,
     Rule,
+    SeeAlso,
     Suite,
     Suspect,
     Suspects,
     Weight,
+    equal_beside,
 )
 from harness.records.comparison import (
     ByCase,
@@ -27,7 +29,6 @@ from harness.records.comparison import (
     Pair,
     Thresholds,
     least_pairs,
-    thresholds_of,
 )
 from harness.records.environment import (
     VARIABLE_PREFIXES,
@@ -68,12 +69,13 @@ from harness.records.measured import (
     require_times,
 )
 from harness.records.metrics import METRICS, Metric
-from harness.records.outcome import FAILURES, Clock, Outcome, Scalar, Stop
+from harness.records.outcome import FAILURES, Clock, Outcome, Scalar, Stop, as_text
 from harness.records.profile import (
     COUNTERS,
     LINES,
     MAX_USES,
     OPTIMIZER,
+    SAME_STEP,
     Breakdown,
     Counters,
     Frame,

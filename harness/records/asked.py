@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.records.metrics import METRICS, Metric
-from harness.records.outcome import Outcome, Scalar
+from harness.records.outcome import Outcome, Scalar, as_text
 from harness.records.profile import PathRule
 from harness.records.program import Program
 
@@ -28,7 +28,7 @@ class MeasureSettings:
     """Longest lifetime of a process. After it: TIMEOUT, a lower bound on the step time."""
     stall_s: float = 30.0
     """Least time without progress after which an idle process is a HANG. It grows with the steps of
-    the process: see harness.runner.pace."""
+    the process: see harness.runner.silence."""
     flush_l2: bool = False
     """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
     accuracy: bool = True
@@ -187,18 +187,16 @@ class Rule:
             for theirs in known
             if theirs is not ours
             and self.against.accepts(theirs)
-            and ("provider" in named or ours.provider == theirs.provider)
-            and _equal_beside(named, ours, theirs)
+            and equal_beside(named, ours, theirs)
         ]
 
 
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
-    """Whether two cases are equal in every axis that is not named."""
+def equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
+    """Whether two cases are equal in every axis, and in workload and provider, if that is not
+    named; of two workloads, in the axes that both have."""
     named = {*named}
+    if "provider" not in named and ours.provider != theirs.provider:
+        return False
     if "workload" in named:
         names = ours.axes.keys() & theirs.axes.keys()
     elif ours.workload == theirs.workload:
@@ -262,6 +260,20 @@ class Suspects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeeAlso:
+    """Another suite, whose newest run on the same GPU model may support a next step."""
+
+    suite: str
+    """Its name."""
+    better: Match
+    than: Match
+    """Cases of the other suite: those that the step leads to, and those that it leaves."""
+    same: tuple[str, ...]
+    """Axes in which they equal a judged case of this suite."""
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """A suite file, validated and expanded."""
 
@@ -298,6 +310,7 @@ class Suite:
     rules: tuple[Rule, ...] = ()
     cost: CostPlan | None = None
     suspects: Suspects | None = None
+    see_also: tuple[SeeAlso, ...] = ()
 
     def __post_init__(self) -> None:
         if len({case.case_id for case in self.cases}) < len(self.cases):
@@ -318,4 +331,4 @@ class Suite:
         if not said:
             return ""
         others = {a: self.axis_names.get(a, a) for a in case.swept if a not in named}
-        return ", ".join((*said, *(f"{n}={_text(case.axes[a])}" for a, n in others.items())))
+        return ", ".join((*said, *(f"{n}={as_text(case.axes[a])}" for a, n in others.items())))

@@ -98,6 +98,9 @@ class Frame:
     """Share of all samples of the host, or, on a GPU, of those while the device was idle."""
 
 
+SAME_STEP = "kernels of the CUDA graph count to the ranges that launch them without replay"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """Where the time of a step goes. Shares are from profiled steps, which are slower."""
@@ -113,6 +116,8 @@ class Breakdown:
     kernels_by_range: Mapping[str, float] = field(default_factory=dict)
     """Range -> device time of all its kernels in a step; "" is the rest. Empty in runs that were
     stored before this was recorded."""
+    ranges: str = ""
+    """Of a replayed CUDA graph whose kernels carry no ranges: SAME_STEP, or why they have none."""
     host_by_range: Mapping[str, float] = field(default_factory=dict)
     """Range -> share of the host's time in it, without inner ranges; "" is the rest."""
     frames: tuple[Frame, ...] = ()

@@ -8,10 +8,13 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.expectation import Assessment, Judgement
+from harness.analysis.scaling import ScalingFit
+from harness.analysis.statistics import GUARD
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     METRICS,
@@ -33,8 +36,8 @@ from harness.records import (
 )
 from harness.report.failures import Failure
 from harness.report.markdown import symbol
-from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up
-from harness.report.tables import NONE, Table, factors_text
+from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up, times_due
+from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
     listed,
@@ -54,6 +57,8 @@ from harness.units import finding_sentence
 
 MAX_STEPS, MAX_ROWS, MAX_OTHERS = 3, 8, 2
 """Of the first screen: commands, rows of its table, and sentences on rules that no part asks."""
+LOOSE = 1.3
+"""Slowest process of a case over its fastest from which its number is not repeatable."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
@@ -62,10 +67,13 @@ _SLOW = (Fact.INTERVAL, Fact.EXPECTED)
 _LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
 
 
-def named(v: Verdict, suite: Suite) -> Verdict:
-    """The verdict with short names for its cases. The partner of a pair is named by what differs
-    from the case."""
+def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
+    """The verdict with short names for its cases, and the segments of curves that bend. The partner
+    of a pair is named by what differs from the case."""
     short, cases = case_names(suite), {c.case_id: c for c in suite.cases}
+    bent: dict[object, ScalingFit] = {
+        (f.group, f.exponent): f for f in fits if f.exponent and len(f.segments) > 1
+    }
 
     def about(f: Finding) -> Finding:
         partner, ours = cases.get(f.partner), cases.get(f.subject)
@@ -74,6 +82,10 @@ def named(v: Verdict, suite: Suite) -> Verdict:
             other = partner.provider
         group = [short[i] for i in f.cases if i in short]
         name = short.get(f.subject) or (group and shared_name(group)) or f.subject
+        if fit := bent.get((f.subject, f.estimate)):
+            last, before = fit.segments[-1], ", ".join(bends(fit))
+            ends = f"from {fit.axis} {last.begin.x:g} to {last.end.x:g}; before that {before}"
+            f = replace(f, estimate=last.exponent, detail=ends)
         return replace(f, subject=name, partner=other)
 
     return _each(v, about)
@@ -99,22 +111,49 @@ def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
         v: With the names to show, and brief.
     """
     missed = any(a.judgement in _MISSED for a in noted)
-    partial = v.partial or not run.ended_at
+    decides = _deciding(v) if v.asked else None
+    said = _number(decides) if decides else verdict_sentence(v)
+    facts = {f.fact for f in decides.findings} if decides else set()
+    word = "Act"
     match v.here or v.decision:
-        case _ if not v.asked and not v.not_measured:
-            word = "Read"
-        case Decision.NO_GO | Decision.INCONCLUSIVE:
-            word = "Act"
-        case Decision.GO if not partial and not v.not_measured and not missed:
-            word = "Nothing to do"
+        case _ if not v.asked:
+            word, todo = "Read", "nothing is decided"
+        case Decision.NO_GO:
+            todo = "do not go ahead"
+        case Decision.INCONCLUSIVE:
+            todo = "measure again before you decide"
+        case Decision.CONDITIONAL if decides and (slow := _slowest(decides)):
+            todo, said = slow
+        case Decision.CONDITIONAL if facts == {Fact.FEW}:
+            todo = "measure in three processes before you go ahead"
+        case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
+            todo = "close the gap in the comparison before you go ahead"
+        case Decision.CONDITIONAL:
+            todo = "meet this condition before you go ahead"
+        case _ if v.partial:
+            word, todo = "Read", "the limits are met, but only a part of the suite ran"
+        case _ if missed:
+            word, todo = "Read", "the limits are met, but an expectation is not"
         case _:
-            word = "Act" if v.not_measured or not run.ended_at else "Read"
-    lacks = f"{v.not_measured} not measured. " if v.not_measured else ""
-    here = f"On {v.device}: " if v.not_measured else ""
-    decides = _deciding(v)
-    said = _number(decides) if decides and v.asked else verdict_sentence(v)
-    unfinished = "" if run.ended_at else "the run is unfinished; "
-    return f"**{word}**: {lacks}{unfinished}{here}{said}."
+            word, todo = "Nothing to do", "the limits are met"
+    if not run.ended_at:
+        word, todo = "Act", "finish the run before you decide"
+    if v.not_measured:
+        word, todo = "Act", f"run the suite on {v.not_measured}. On {v.device}, {todo}"
+    return f"**{word}**: {todo}: {said}."
+
+
+def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
+    """How much faster the slowest case of a rule must become, and its number; empty if the rule is
+    not about speed."""
+    due = {f: times_due(r.stated, f) for f in r.findings}
+    f = max(due, key=lambda f: due[f])
+    if due[f] <= 1:
+        return ()
+    others = sum(times > 1 for times in due.values()) - 1
+    more = f", and {plural('more case', others)} less so" if others else ""
+    todo = f"make {f.subject} {units.factor(due[f])} faster{more}"
+    return todo, f"now {finding_sentence(f)}{_needed(r)}"
 
 
 def _deciding(v: Verdict) -> RuleResult | None:
@@ -312,8 +351,13 @@ def next_steps(
     failed: Sequence[Failure],
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
+    also: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
+    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
+
+    Args:
+        also: Steps that other runs support.
+    """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
@@ -323,7 +367,7 @@ def next_steps(
     steps = dict.fromkeys(remedy(c, run) for c in urgent)
     if v.not_measured:
         took = f" ({units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
-        steps[f"Run it on an {v.not_measured}{took}: `harness run {suite}`"] = None
+        steps[f"Run the suite on {v.not_measured}{took}: `harness run {suite}`"] = None
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
     for step in _steps([f for r in left for f in r.findings], cases, short, commands, run):
@@ -331,6 +375,7 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Require `{' '.join(remedies)}`"] = None
+    steps |= dict.fromkeys(also)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     slow = sorted(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
@@ -339,9 +384,9 @@ def next_steps(
     if (over := excess(v, run)) and over.parts[0].conclusion is not Conclusion.RULED_OUT:
         steps[speed_up(over, short, run)] = None
         slow, later = [], [c for c in later if c.kind is not CauseKind.STEEP]
-    for f in [f for f in slow if not later and _largest_part(run.of(f.subject))][:1]:
-        part = _largest_part(run.of(f.subject))
-        steps[f"Speed up {short[f.subject]}: {part}"] = None
+    largest = ((f.subject, _largest_part(run.of(f.subject))) for f in slow if not later)
+    if named_part := next((one for one in largest if one[1]), None):
+        steps[f"Speed up {short[named_part[0]]}: {named_part[1]}"] = None
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
@@ -371,10 +416,11 @@ def _steps(
         yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
     if lacking := [f for f in found if f.fact is Fact.NO_PARTNER]:
         ids = [f.partner for f in lacking]
-        named = listed([*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))])
+        providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
+        theirs, need = listed(providers), "need" if len(providers) > 1 else "needs"
         script = next((commands[i] for i in ids if i in commands), "")
         install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
-        first = f"Install what {named} need" if install else f"Time {named}"
+        first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
         yield f"{first}: `{script or f'{again} {_only(ids, cases)}'}`"
     few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner)]
     if once := [i for i in few if i in cases and cases[i].settings.processes < 2]:
@@ -407,7 +453,9 @@ def _largest_part(measured: Sequence[Measurement]) -> str:
 # --- how far to trust it -----------------------------------------------------------------
 
 
-def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[str]:
+def trust(
+    run: Run, summaries: Sequence[CaseSummary], v: Verdict, found: Sequence[Cause] = ()
+) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
     short = case_names(run.suite)
     ok = [s for s in summaries if s.outcome is Outcome.OK]
@@ -415,6 +463,7 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     if counts:
         most = plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
+    yield from _two_processes(v, run)
     yield f"{len(ok)} of {plural('case', len(summaries))} ok"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     if run.measurements:
@@ -425,18 +474,44 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
         more = f"{beyond}{', none behind the answer' if none else ''}"
         yield f"correctness: {counted}{more}"
+    loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
+        (f"not repeatable (processes differ by more than {LOOSE:g}x)", loose),
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             one = short[those[0].case.case_id]
             yield f"{what}: {one if len(those) == 1 else f'{len(those)} cases'}"
-    limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
-    if limited:
-        yield f"{len(limited)} at a limited clock"
+    clocks = (CauseKind.POWER, CauseKind.THERMAL)
+    if limited := sum(len(c.cases) for c in found if c.kind in clocks):
+        yield f"{limited} at a limited clock"
     if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
         yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
+
+
+def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
+    """Whether the deciding number comes from two processes, and how near it is to its limit."""
+    r = _deciding(v)
+    found = [f for f in r.findings if f.estimate and f.estimate.processes == 2] if r else []
+    if r is None or not found:
+        return
+    said = "two processes decide"
+    if r.stated and not r.stated.axis and r.stated.go > 0:
+        go = r.stated.go
+        far = {f: max(e.value / go, go / e.value) for f in found if (e := f.estimate)}
+        near = min(far, key=lambda f: far[f])
+        spread = max(_spread(run, i) for i in (near.subject, near.partner))
+        band = max(GUARD, 2 * (spread - 1))
+        side = "outside" if far[near] > 1 + band else "inside"
+        said += f", {side} the guard band of {units.percent(band)} around the limit"
+    yield said
+
+
+def _spread(run: Run, case_id: str) -> float:
+    """The slowest process of a case over its fastest."""
+    steps = [median(m.kept_s) for m in run.of(case_id) if m.outcome is Outcome.OK and m.kept_s]
+    return max(steps) / min(steps) if steps else 1.0
 
 
 def _unsteady(run: Run, s: CaseSummary) -> bool:

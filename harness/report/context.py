@@ -32,12 +32,13 @@ from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
 from harness.errors import ReportError
-from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, gpu_matches
+from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section, where_table
+from harness.report.series import cited
 from harness.report.series.since import NO_RUN, since
 from harness.store.reader import is_full
 
@@ -51,6 +52,8 @@ class Beside:
 
     against: Run | None = None
     """The earlier run that it is compared with."""
+    cited: tuple[Run, ...] = ()
+    """Other runs that it may quote."""
     notes: str = ""
     """Name of the file in the run's folder with a person's notes."""
     author: str = ""
@@ -168,7 +171,8 @@ def build(
     odd, found = oddities(run, summaries), causes(run, summaries)
     used = time_use(run)
     failed = failures(summaries, run)
-    diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite)
+    diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
+    also = [*cited.steps(run, summaries, beside.cited)]
     briefly, short = answer.brief(shown), text.case_names(suite)
     groups, over = _by_workload(summaries), remedies.excess(verdict, run)
     sections = {
@@ -196,6 +200,7 @@ def build(
         "headline": answer.headline(briefly, run, assessments),
         "answers": (
             *answer.answers(briefly, suite, assessments),
+            *cited.peers(run, summaries, beside.cited),
             *answer.explained(diagnoses, suite, env.device_name),
             *map(text.crossover_brief, ahead),
             *text.overhead_bullet(run),
@@ -203,19 +208,18 @@ def build(
                 [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
             ),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also),
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
-        "trust": "; ".join(answer.trust(run, summaries, verdict)),
+        "trust": "; ".join(answer.trust(run, summaries, verdict, found)),
         "rules": tables.rules(briefly, suite.parts),
         "correctness": answer.correctness(run, summaries),
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in asked],
         "others": [s for w, s in sections.items() if w not in asked],
-        "where": where_table(parts[: answer.MAX_ROWS - 2], short),
-        "every_part": where_table(parts, short) if len(parts) > answer.MAX_ROWS - 2 else None,
+        "where": where_table(parts, short),
         "profile": profile_section(run, summaries),
         "oddities": text.oddity_sentences(odd),
         "flags": tuple(text.flag_sentences(run)),
@@ -276,7 +280,7 @@ def _pictures(
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
-    judged = _judged(run, summaries)
+    judged = cited.judged(run, summaries)
     if slow := max(judged or summaries, key=_time_per_token, default=None):
         label = f"Slowest {'judged ' if judged else ''}case: {short[slow.case.case_id]}"
         most = max(run.of(slow.case.case_id), key=_sampled_readings, default=None)
@@ -317,12 +321,6 @@ def _fits(rule: Rule, fit: ScalingFit, suite: Suite) -> bool:
 def _scaling(fit: ScalingFit) -> str:
     """The name of the figure that shows a group."""
     return f"scaling-{figures.slug(fit.workload)}-{figures.slug(fit.axis)}"
-
-
-def _judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
-    """The cases that a rule of the suite asks on this GPU."""
-    rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
-    return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
 
 
 def _time_per_token(s: CaseSummary) -> float:
@@ -402,7 +400,7 @@ def _section(
 
 
 def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
-    env = run.environment
+    env, suite = run.environment, run.suite
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
@@ -413,6 +411,8 @@ def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
     options = {
         "--rules": run.judged_by,
         "--against": beside.against.run_id if beside.against else NO_RUN,
+        "--cite": ",".join(r.run_id for r in beside.cited)
+        or (NO_RUN if suite.see_also or suite.peers else ""),
         "--notes": beside.notes,
         "--author": beside.author,
     }
@@ -434,17 +434,19 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
     lines = [
         f"{named(folder / 'run.jsonl')}: environment, suite and every measurement with its samples"
     ]
-    if logs := sorted({m.log for m in run.measurements if m.log}):
+    logs = {m.log for m in run.measurements if m.log and (folder / m.log).is_file()}
+    if logs:
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
-        where = named(folder / PurePath(logs[0]).parent, link=False)
+        where = named(folder / PurePath(min(logs)).parent, link=False)
         lines.append(f"{where}: output of {text.plural('process', len(logs))}")
     profiles = [m.profile for m in run.measurements if m.profile and m.profile.trace_bytes]
-    if traces := [p for p in profiles if p.trace]:
+    kept = [p for p in profiles if p.trace]
+    if traces := [p for p in kept if (folder / p.trace).is_file()]:
         first = named(folder / traces[0].trace, link=False)
         size = units.size(sum(p.trace_bytes for p in traces))
         others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
         lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
-    if large := len(profiles) - len(traces):
+    if large := len(profiles) - len(kept):
         lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
 

@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from harness.records import CaseSummary, Evidence, Measurement, NonFiniteOrigin, Outcome, Run
+from harness.records import (
+    CaseSummary,
+    Evidence,
+    EvidenceFile,
+    Measurement,
+    NonFiniteOrigin,
+    Outcome,
+    Run,
+)
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name
@@ -27,9 +35,9 @@ class Failure:
     facts: tuple[str, ...]
     """What the evidence adds to the detail."""
     command: str
-    """Runs the case alone; empty without a script."""
+    """Runs the case alone; empty without a script on this machine."""
     files: str
-    """The other files of evidence, and those that are missing, with the reason."""
+    """The other files of evidence on this machine, and those never written, with the reason."""
 
 
 def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
@@ -44,7 +52,9 @@ def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
 
 def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     evidence = m.evidence or Evidence()
-    script = next((f.path for f in evidence.files if f.name == "reproduce" and f.path), "")
+    files = [f for f in evidence.files if not f.path or Path(run.folder, f.path).is_file()]
+    script = next((f.path for f in files if f.name == "reproduce"), "")
+    log = m.log if m.log and Path(run.folder, m.log).is_file() else ""
     return Failure(
         case_id=s.case.case_id,
         outcome=outcome_name(m.outcome),
@@ -52,7 +62,7 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
         allowed=s.case.allow.get(m.outcome, ""),
         facts=tuple(_facts(evidence)),
         command=f"python {shlex.quote(str(Path(run.folder, script)))}" if script else "",
-        files=_files(evidence, m.log, beside=str(PurePath(script).parent) if script else ""),
+        files=_files(files, log, beside=str(PurePath(script).parent) if script else ""),
     )
 
 
@@ -76,10 +86,10 @@ def _origin(o: NonFiniteOrigin) -> str:
     return f"{text}; {o.note}" if o.note else text
 
 
-def _files(evidence: Evidence, log: str, *, beside: str) -> str:
-    """The files, by name if they are beside the script; the missing ones; the log."""
+def _files(files: Sequence[EvidenceFile], log: str, *, beside: str) -> str:
+    """The files, by name if they are beside the script; those never written; the log."""
     parts = []
-    for file in evidence.files:
+    for file in files:
         path = PurePath(file.path)
         if not file.path:
             parts.append(f"no {file.name} ({file.note})")

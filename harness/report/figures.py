@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -19,12 +20,13 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
-from harness.analysis.effects import OTHER, OUTSIDE, Stack, Versus
+from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack, Versus
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
     Measurement,
 )
+from harness.report.markdown import clipped
 from harness.report.tables import growth
 from harness.report.text import span_of_speeds
 
@@ -41,6 +43,9 @@ WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
 LONG_TITLE = 92
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
+
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,9 @@ def scaling(
     axes.set_ylabel("step time", color=MUTED)
     names = _folded(labels[f.group] for f in drawn)
     figure.legend(handles, names, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle("two\nlines", fontsize=10)
+    figure.draw_without_rendering()  # the layout is then as it will be
+    _exponents(figure, axes, drawn)
     first = next(f for f in drawn if f.segments)
     said = f"exponent of {axis}: {growth(first)}"
     return _picture(f"scaling-{slug(workload)}-{slug(axis)}", figure, labels[first.group], said)
@@ -174,16 +182,16 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
     figure, axes = _canvas(min(HEIGHT_IN, 1.3 + 0.3 * len(found)))
     every = dict.fromkeys(name for stack in found for name in stack.parts)
     parts = [
-        *(n for n in every if n not in (OTHER, OUTSIDE)),
-        *(n for n in (OTHER, OUTSIDE) if n in every),
+        *(n for n in every if n not in (OTHER, OUTSIDE, REST)),
+        *(n for n in (OTHER, OUTSIDE, REST) if n in every),
     ]
     colours = dict(zip(parts, (*COLOURS[:3], GREEN, *COLOURS[3:], *COLOURS), strict=False))
-    colours |= {OTHER: "#BBBBBB", OUTSIDE: "white"}
+    colours |= {OTHER: "#BBBBBB", OUTSIDE: "white", REST: "#E4E4E4"}
     style: dict[str, Any] = {"edgecolor": "#888888", "lw": 0.4}
     for row, stack in enumerate(found):
         left = 0.0
         for name in parts:
-            share = stack.parts.get(name, 0.0) / stack.step_s
+            share = max(0.0, stack.parts.get(name, 0.0)) / stack.step_s
             dark = colours[name] in (BLUE, VERMILLION, GREEN, BLACK)
             hatch = "////" if name == OUTSIDE else None
             axes.barh(row, share, left=left, color=colours[name], hatch=hatch, height=0.7, **style)
@@ -206,8 +214,9 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
         Patch(fc=colours[n], ec="#888888", lw=0.4, hatch="////" if n == OUTSIDE else None)
         for n in parts
     ]
-    figure.legend(handles, parts, loc="outside lower center", ncols=8, frameon=False, fontsize=8)
-    most, seconds = max(found[0].parts.items(), key=lambda part: part[1])
+    figure.legend(handles, parts, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    named = {n: t for n, t in found[0].parts.items() if n != REST}
+    most, seconds = max(named.items(), key=lambda part: part[1])
     name, step = names[found[0].case.case_id], units.duration(found[0].step_s)
     part = units.percent(round(seconds / found[0].step_s, 2))
     return _picture("where", figure, f"{name}: {part} of {step} are {most}")
@@ -262,7 +271,7 @@ MAX_PANELS = 10
 
 def _picture(name: str, figure: Figure, *message: str) -> Picture:
     """The finished figure; its message is title and alternative text."""
-    text = "\n".join(textwrap.shorten(line, LONG_TITLE, placeholder=" …") for line in message)
+    text = "\n".join(clipped(" ".join(line.split()), LONG_TITLE) for line in message)
     figure.suptitle(text, x=0.008, ha="left", fontsize=10, fontweight="bold", color=INK)
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
@@ -305,7 +314,7 @@ def _log_ticks(axis: Axis, limits: tuple[float, float]) -> None:
 
 
 def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
-    """Draw one group: its times, the exponents of its segments, its timeouts as arrows."""
+    """Draw one group: its times, and its timeouts as arrows."""
     timed = [p for p in fit.points if p.step_s is not None]
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
     for p in timed:
@@ -314,14 +323,6 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
             axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
     xs, ys = [p.x for p in timed], [_time(p) for p in timed]
     axes.plot(xs, ys, marker, color=colour, ms=5, ls="-", lw=1.2)
-    for piece in fit.segments:
-        (x1, y1), (x2, y2) = ((p.x, _time(p)) for p in (piece.begin, piece.end))
-        text = "flat" if piece.flat else units.number(piece.exponent.value, 2)
-        middle = math.sqrt(x1 * x2), math.sqrt(y1 * y2)
-        axes.annotate(
-            text, middle, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8,
-            color=colour,
-        )  # fmt: skip
     for p in bounds:
         axes.plot(p.x, _time(p), marker, color=colour, ms=5, mfc="white")
         axes.annotate(
@@ -331,6 +332,50 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
             textcoords="offset points",
             arrowprops={"arrowstyle": "<-", "color": colour, "lw": 1.2},
         )
+
+
+def _exponents(figure: Figure, axes: Axes, drawn: Sequence[ScalingFit]) -> None:
+    """Write the exponent of every segment beside it, where neither a curve nor another one is.
+
+    Axes have their limits and layout already: places are in pixels.
+    """
+
+    def pixels(x: float, y: float) -> Point:
+        return tuple(axes.transData.transform((x, y)))
+
+    point = figure.dpi / 72
+    filled: list[Point] = []
+    for f in drawn:
+        for a, b in pairwise(pixels(p.x, _time(p)) for p in f.points if p.step_s):
+            filled += [_between(a, b, i / 40) for i in range(41)]
+    for f, colour in zip(drawn, COLOURS, strict=False):
+        for piece in f.segments:
+            text = "flat" if piece.flat else units.number(piece.exponent.value, 2)
+            a, b = (pixels(p.x, _time(p)) for p in (piece.begin, piece.end))
+            half = 3.5 * len(text) * point, 6 * point
+            places = [
+                (x, y + side * 10 * point)
+                for part in (0.5, 0.35, 0.65, 0.2, 0.8)
+                for x, y in (_between(a, b, part),)
+                for side in (1, -1)
+            ]
+            x, y = min(places, key=lambda at: _inside(filled, at, half))
+            filled += [
+                (x + i / 4 * half[0], y + j / 4 * half[1])
+                for i in range(-4, 5)
+                for j in range(-4, 5)
+            ]
+            right, up = axes.transData.inverted().transform((x, y))
+            axes.text(right, up, text, ha="center", va="center", fontsize=8, color=colour)
+
+
+def _between(a: Point, b: Point, part: float) -> Point:
+    return a[0] + part * (b[0] - a[0]), a[1] + part * (b[1] - a[1])
+
+
+def _inside(points: Sequence[Point], middle: Point, half: Point) -> int:
+    """How many points are in a box."""
+    return sum(abs(x - middle[0]) < half[0] and abs(y - middle[1]) < half[1] for x, y in points)
 
 
 def _time(point: ScalingPoint) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness import units
-from harness.analysis.effects import OTHER, OUTSIDE, Stack
+from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack
 from harness.analysis.roofline import Bottleneck, Limit, bottleneck
 from harness.analysis.scaling import groups_along
 from harness.records import (
@@ -67,13 +67,13 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
     for stack in found:
         for name, seconds in stack.parts.items():
             share[name] = max(share.get(name, 0.0), seconds / stack.step_s)
-    last = [name for name in (OTHER, OUTSIDE) if share.pop(name, 0.0) >= SMALL]
+    last = [name for name in (OTHER, OUTSIDE, REST) if share.pop(name, 0.0) >= SMALL]
     shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
     rows, remarks = [], []
     for stack in found:
         name = names[stack.case.case_id]
         cells = (
-            f"{units.duration(t)} ({100 * t / stack.step_s:.0f} %)"
+            f"{_time(stack, n)} ({100 * t / stack.step_s:.0f} %)"
             if (t := stack.parts.get(n))
             else NONE
             for n in shown
@@ -86,8 +86,26 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
                 f"Parts of {case} were timed alone, without a profile: sum less whole "
                 f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
             )
+        if stack.note:
+            remarks.append(f"{case}: {stack.note}.")
+        if stack.added:
+            left = stack.parts[REST]
+            remarks.append(
+                f"Parts of {case} are what the step is shorter by without each. The other "
+                f"{units.duration(left)} ({units.percent(left / stack.step_s)}) are the rest of "
+                "the model, and work that parts share or hide behind each other."
+            )
     columns = ("case", *(f">{n}" for n in shown), ">step")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
+
+
+def _time(stack: Stack, part: str) -> str:
+    """The time of a part, with its interval if it is a difference of two cases."""
+    added = stack.added.get(part)
+    if added is not None and added.low is not None:
+        zero = added.low <= 0
+        return f"{units.duration(added.value)}, may be 0" if zero else units.cell("step_s", added)
+    return units.duration(stack.parts[part])
 
 
 def _bottlenecks(

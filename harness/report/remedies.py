@@ -1,5 +1,6 @@
 """What makes a run slow or spoils its numbers, and what to do: a sentence, a table, commands."""
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,6 +108,8 @@ def required(diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:
+    if c.kind is CauseKind.CELL:
+        return " or ".join(names[i] for i in c.cases)
     more = f" and {plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
     return f"{names[c.cases[0]]}{more}"
 
@@ -142,7 +145,7 @@ def excess(v: Verdict, run: Run) -> Excess | None:
         for r in v.rules
         if r.applies and r.counts and r.stated and r.decision is not Decision.GO
         for f in r.findings
-        if (times := _times(r.stated, f)) > 1
+        if (times := times_due(r.stated, f)) > 1
     ]
     cases = {c.case_id: c for c in run.suite.cases}
     for times, rule, case_id in sorted(missed, reverse=True):
@@ -185,11 +188,15 @@ def _saves(s: Saving) -> str:
     return str(s.conclusion)
 
 
-def _times(rule: Rule, f: Finding) -> float:
-    """How many times as fast the case must become; 0 if the rule is not about its speed."""
+def times_due(rule: Rule | None, f: Finding) -> float:
+    """How many times as fast the case must become, by its rule, or by its expectation without one;
+    0 if that is not about its speed."""
     value = f.estimate.value if f.estimate else 0.0
-    if value <= 0 or rule.axis:
+    if value <= 0 or (rule and rule.axis):
         return 0.0
+    if rule is None:
+        ends = {"tokens_per_s": (f.low or 0.0) / value, "step_s": value / (f.high or math.inf)}
+        return ends.get(f.metric, 0.0)
     if rule.metric == "tokens_per_s" or (rule.against and rule.metric == "step_s"):
         return rule.go / value
     return value / rule.go if rule.metric == "step_s" else 0.0

@@ -331,11 +331,16 @@ def growth(f: ScalingFit) -> str:
     if last is None or not bent:
         fitted = f.exponent
         return units.cell("scaling_exponent", fitted) if fitted else _unknown(f.reason)
-    parts = [
-        f"{'flat' if s.flat else units.number(s.exponent.value, 2)} to {s.end.x:,g}" for s in bent
-    ]
     end = "flat" if last.flat else units.cell("scaling_exponent", last.exponent)
-    return f"{', '.join(parts)}, then {end} to {last.end.x:,g}"
+    return f"{', '.join(bends(f))}, then {end} to {last.end.x:,g}"
+
+
+def bends(f: ScalingFit) -> list[str]:
+    """The segments before the last: `flat to 512`, `0.40 to 32,768`."""
+    return [
+        f"{'flat' if s.flat else units.number(s.exponent.value, 2)} to {s.end.x:,g}"
+        for s in f.segments[:-1]
+    ]
 
 
 def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:

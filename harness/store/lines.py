@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
@@ -54,18 +54,6 @@ KINDS: dict[str, type[Line]] = {
     "resumed": Resumed,
     "end": Ended,
 }
-OLD_KEYS: Mapping[tuple[str, ...], tuple[str, int]] = {
-    ("proof",): ("self_test", 3),
-    ("run", "suite", "cases", "*", "settings", "census"): ("profile", 3),
-    ("measurement", "census"): ("profile", 3),
-    ("measurement", "evidence", "runs"): ("steps", 3),
-}
-"""Path of a renamed key -> its new name, and the schema version that renamed it.
-
-A path begins with the kind of the line as it is now; `*` stands for every item of a list and every
-value of a mapping: `("run", "suite", "cases", "*", "settings", "old")`. A path of one element
-renames the kind itself. Outer keys come first: paths below them use the new name.
-"""
 
 
 def encode(line: Line) -> bytes:
@@ -89,7 +77,7 @@ def encode(line: Line) -> bytes:
 
 
 def decode(line: bytes, place: str) -> Line:
-    """The record of one line; keys that OLD_KEYS lists are read by their new name.
+    """The record of one line; old names of keys are read as the new ones.
 
     Args:
         line: The JSON, with or without its newline.
@@ -111,13 +99,7 @@ def decode(line: bytes, place: str) -> Line:
             "Read it with the harness that wrote it, or a later one.",
         )
     kind = fields.pop("kind", None)
-    for (old_kind, *path), (new, _) in OLD_KEYS.items():
-        if not path:
-            kind = new if kind == old_kind else kind
-        elif kind == old_kind:
-            rename_key(fields, path, new, place)
-    if kind == "measurement":
-        _rename_phase(fields.get("phases"), "census", "profile")  # since schema 3
+    kind = _renamed(kind, fields)
     if kind not in KINDS:
         raise damaged(place, f"unknown kind {kind!r}; known are {', '.join(KINDS)}")
     try:
@@ -128,25 +110,27 @@ def decode(line: bytes, place: str) -> Line:
         raise damaged(place, f"{field}: {first['msg']}") from None
 
 
-def rename_key(value: Any, path: list[str], new: str, place: str) -> None:
-    """Rename the key at a path in nested dictionaries and lists, if it exists."""
-    step, *rest = path
-    if step == "*" and isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            rename_key(item, rest, new, place)
-    elif isinstance(value, dict) and step in value:
-        if rest:
-            rename_key(value[step], rest, new, place)
-        elif new in value:
-            raise damaged(place, f"{step!r} and its new name {new!r} are both there")
-        else:
-            value[new] = value.pop(step)
+def _renamed(kind: Any, fields: dict[str, Any]) -> Any:
+    """The kind of a line, and its keys, by their names since schema 3."""
+    if kind == "measurement":
+        _rename(fields, "census", "profile")
+        _rename(fields.get("evidence"), "runs", "steps")
+        for phase in _items(fields.get("phases")):
+            if isinstance(phase, dict) and phase.get("name") == "census":
+                phase["name"] = "profile"
+    elif kind == "run" and isinstance(suite := fields.get("suite"), dict):
+        for case in _items(suite.get("cases")):
+            _rename(case.get("settings") if isinstance(case, dict) else None, "census", "profile")
+    return "self_test" if kind == "proof" else kind
 
 
-def _rename_phase(phases: Any, old: str, new: str) -> None:
-    for phase in phases if isinstance(phases, list) else ():
-        if isinstance(phase, dict) and phase.get("name") == old:
-            phase["name"] = new
+def _rename(value: Any, old: str, new: str) -> None:
+    if isinstance(value, dict) and old in value:
+        value[new] = value.pop(old)
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def damaged(place: str, problem: str) -> StoreError:

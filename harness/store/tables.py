@@ -73,7 +73,7 @@ def to_csv(runs: Iterable[Run]) -> str:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for run in runs:
-        writer.writerows({n: csv_cell(value) for n, value in row.items()} for row in rows(run))
+        writer.writerows({n: csv_cell(value) for n, value in row.items()} for row in _rows(run))
     return text.getvalue()
 
 
@@ -111,10 +111,10 @@ def frame(run: Run) -> Any:
 
     kinds = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
     typed = {name: kinds[kind] for name, kind in COLUMNS.items()}
-    return pd.DataFrame(rows(run), columns=[*COLUMNS]).astype(typed)
+    return pd.DataFrame(_rows(run), columns=[*COLUMNS]).astype(typed)
 
 
-def rows(run: Run) -> Iterator[Row]:
+def _rows(run: Run) -> Iterator[Row]:
     """The rows of a run, in the order of its cases."""
     here, git = run.environment, run.environment.git
     header = reader.header_of(run)

@@ -23,13 +23,15 @@ from harness.records import (
     Outcome,
     Rule,
     Scalar,
+    SeeAlso,
     Suite,
     Suspect,
     Suspects,
     Weight,
+    as_text,
 )
 from harness.suite import program, sweep
-from harness.suite.decisions import CostModel, RuleModel, SuspectsModel
+from harness.suite.decisions import CostModel, RuleModel, SeeAlsoModel, SuspectsModel
 from harness.suite.fields import Matching, checked, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel, measure_setting
@@ -56,7 +58,8 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
         SuiteError: With place, problem and the nearest valid name.
     """
     path, shown = _find(ref)
-    return _build(text_of(path, shown, _shipped()), shown, overrides, filters)
+    text = text_of(path, shown, _shipped())
+    return _build(text, shown, overrides, filters, path.parent)
 
 
 def text_of(path: Path, shown: Path | str, remedy: str) -> str:
@@ -142,10 +145,17 @@ def _shipped() -> str:
     return f"Shipped suites: {', '.join(file.stem for file in available())}."
 
 
-def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Sequence[str]) -> Suite:
+def _build(
+    text: str,
+    path: Path | str,
+    overrides: Sequence[str],
+    filters: Sequence[str],
+    folder: Path | None = None,
+) -> Suite:
+    """The suite of a text; with the folder of its file, the suites that it names are read too."""
     document = read(text, path)
     model = checked(SuiteModel, document)
-    problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
+    problems = [*_sweep_problems(model)] or [*_rule_problems(model, folder)]
     if problems:
         raise document.error(problems)
     free = program.free_metrics(model)
@@ -194,6 +204,16 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
         cost=_cost(model.cost) if model.cost else None,
         suspects=_suspects(model.suspects) if model.suspects else None,
+        see_also=tuple(
+            SeeAlso(
+                suite=one.suite,
+                better=sweep.match(one.better),
+                than=sweep.match(one.than),
+                same=tuple(one.same),
+                command=one.command,
+            )
+            for one in model.see_also
+        ),
     )
 
 
@@ -257,7 +277,7 @@ def _repeated(
             yield Problem((key, i, "name"), f"two {what} are named {name!r}", "Rename one.")
 
 
-def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
+def _rule_problems(model: SuiteModel, folder: Path | None) -> Iterator[Problem]:
     """Parts of the suite that refer to cases it does not have."""
     cases: list[Case] = []
     for w, workload in enumerate(model.workloads):
@@ -317,7 +337,29 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
                 if side:
                     criteria = side if name == "control" else {**suspect.within, **side}
                     yield from sweep.check_match(criteria, (*place, name), cases)
+    for i, also in enumerate(model.see_also):
+        yield from _also_problems(also, ("see_also", i), axes, folder)
     yield from _unasked(model)
+
+
+def _also_problems(
+    also: SeeAlsoModel, loc: Loc, axes: Sequence[str], folder: Path | None
+) -> Iterator[Problem]:
+    for a, axis in enumerate(also.same):
+        if axis not in axes:
+            text = f"no workload has the axis {axis!r}"
+            yield Problem((*loc, "same", a), text, nearest(axis, axes))
+    if folder is None:  # a stored suite: what it names may have changed since
+        return
+    path = folder / f"{also.suite}.yaml"
+    if not path.is_file():
+        names = [file.stem for file in folder.glob("*.yaml")]
+        text = f"no suite {also.suite!r} beside this one"
+        yield Problem((*loc, "suite"), text, nearest(also.suite, names))
+        return
+    theirs = _build(text_of(path, path, ""), path, (), ()).cases
+    for key, criteria in (("better", also.better), ("than", also.than)):
+        yield from sweep.check_match(criteria, (*loc, key), theirs)
 
 
 def _unasked(model: SuiteModel) -> Iterator[Problem]:
@@ -435,9 +477,7 @@ class _Overrides:
     def _values(self, name: str, workload: WorkloadModel) -> list[Scalar]:
         """The values with their types in the file, so that "1" stays text."""
         written = workload.axes[name]
-        by_text = {
-            program.as_text(v): v for v in (written if isinstance(written, list) else [written])
-        }
+        by_text = {as_text(v): v for v in (written if isinstance(written, list) else [written])}
         values = []
         for text in self.axes[name]:
             try:

@@ -24,6 +24,7 @@ from harness.suite.decisions import (
     ExpectationModel,
     LabelModel,
     RuleModel,
+    SeeAlsoModel,
     SuspectsModel,
 )
 from harness.suite.fields import (
@@ -322,6 +323,8 @@ class SuiteModel(Form):
     cost: CostModel | None = None
     suspects: SuspectsModel | None = None
     """What could explain a number that somebody saw."""
+    see_also: list[SeeAlsoModel] = []
+    """Other suites whose newest run on the same GPU model may support a next step."""
 
 
 def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:

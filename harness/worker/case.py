@@ -91,6 +91,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         time_left_s=deadline - monotonic(),
         progress=reporter.alive,
         trace=order.trace,
+        unreplayed=workload.unreplayed,
         effective=effective,
         flags_read=flags_read,
     )

@@ -1,5 +1,6 @@
 """Route `triton` of every part, with the signatures that nsa.ops calls."""
 
+from collections.abc import Collection
 from typing import cast
 
 import torch
@@ -67,12 +68,18 @@ def attention(
     v_win: Tensor,
     gates: Tensor,
     at: Positions,
+    running: Collection[str],
 ) -> tuple[Tensor, Tensor]:
     """The whole operator, its branches sharing intermediate results; see nsa.ops.attention.
+
+    Args:
+        running: The parts that run, as in Routes.running.
 
     Returns:
         The output, and the blocks that were selected.
     """
     _check(q, v_sel, at)
-    out, blocks = operator.Attention.apply(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at)
+    out, blocks = operator.Attention.apply(
+        q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, at, running
+    )
     return out, blocks

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nsa import ops
-from nsa.config import BRANCHES, ModelConfig, NSAConfig, Routes
+from nsa.config import BRANCHES, OFF, ModelConfig, NSAConfig, Routes
 from nsa.flags import Prefill
 from nsa.model.cache import DenseCache, Heads, KeyValues, LayerCache
 from nsa.model.compiled import compiled
@@ -173,11 +173,13 @@ class NSAttention(nn.Module):
         return Heads(q, k_sel, v_sel, k_win, v_win, k_raw, v_raw, self.gate(x))
 
     def compress(
-        self, k_raw: Tensor, v_raw: Tensor, turns: Tensor, cu_seqlens: Tensor | None = None
+        self, k_raw: Tensor, v_raw: Tensor | None, turns: Tensor, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values of whole blocks, [B, N, HKV, D]; compiles without documents."""
+        """Keys (rotated) and values of whole blocks, [B, N, HKV, D]; without v_raw no values.
+        Compiles without documents."""
         cut = partial(ops.compress_blocks, config=self.config.nsa, cu_seqlens=cu_seqlens)
-        return rotate(cut(k_raw, self.phi_k), turns), cut(v_raw, self.phi_v)
+        keys = rotate(cut(k_raw, self.phi_k), turns)
+        return keys, keys.new_empty(0, 0) if v_raw is None else cut(v_raw, self.phi_v)
 
     def attend(
         self,
@@ -199,7 +201,7 @@ class NSAttention(nn.Module):
             [B, T, HQ, Dv].
         """
         _check(prefill, cu_seqlens, cache)
-        kv = self._key_values(heads, rotation, cu_seqlens, cache, compile_parts)
+        kv = self._key_values(heads, routes, rotation, cu_seqlens, cache, compile_parts)
         attend = self._attend if prefill == "batched" else self._attend_by_token
         out, indices = attend(heads.q, kv, heads.gates, routes, cu_seqlens)
         self._seen = (heads.gates.detach(), indices) if self.keeps_stats else None
@@ -208,14 +210,16 @@ class NSAttention(nn.Module):
     def _key_values(
         self,
         heads: Heads,
+        routes: Routes,
         rotation: Rotation,
         cu_seqlens: Tensor | None,
         cache: LayerCache | None,
         compile_parts: bool,
     ) -> KeyValues:
-        """All keys and values that the queries may read."""
+        """All keys and values that the queries may read. With the compress branch off phi gives the
+        scores their keys, without gradient; a cache holds what every branch would read."""
 
-        def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        def compress(k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor]:
             with named_range("nsa.phi"):
                 run = compiled(NSAttention.compress) if compile_parts else NSAttention.compress
                 return run(self, k, v, rotation.blocks, cu_seqlens)
@@ -223,7 +227,12 @@ class NSAttention(nn.Module):
         h = heads
         if cache is not None:
             return cache.append(h, compress)
-        k_cmp, v_cmp = compress(h.k_raw, h.v_raw)
+        k_cmp, v_cmp = h.k_raw[:, :0], h.v_raw[:, :0]
+        if routes.compress != OFF:
+            k_cmp, v_cmp = compress(h.k_raw, h.v_raw)
+        elif routes.select != OFF:
+            with torch.no_grad():
+                k_cmp, v_cmp = compress(h.k_raw, None)
         return KeyValues(
             k_cmp=k_cmp, v_cmp=v_cmp, k_sel=h.k_sel, v_sel=h.v_sel, k_win=h.k_win, v_win=h.v_win
         )

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from nsa import ops
-from nsa.config import ModelConfig, Routes
+from nsa.config import OFF, ModelConfig, Routes
+from nsa.errors import Unsupported
 from nsa.flags import Prefill
 from nsa.model.attention import NSAttention
 from nsa.model.cache import Heads
@@ -111,8 +112,13 @@ class Decoder:
 
         Raises:
             ValueError: The prompt has another batch size, or does not fit.
+            Unsupported: A branch is off.
         """
         B, T = prompt.shape
+        if routes is not None and OFF in (routes.compress, routes.select, routes.window):
+            raise Unsupported(
+                "a branch is off, but a decode step computes all three; decode with new_caches"
+            )
         if self._lengths.shape[0] != B:
             raise ValueError(f"prompt holds {B} sequences; this decoder {self._lengths.shape[0]}")
         if lengths is not None and list(lengths.shape) != [B]:

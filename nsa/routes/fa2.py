@@ -3,8 +3,9 @@
     fa2-torch    the FlashAttention-2 built into PyTorch
     fa2-package  the flash-attn package
 
-Both run on CUDA, in float16 or bfloat16, with heads of at most 256. Neither replaces the other: a
-provider that cannot run raises `Unsupported` with the reason.
+Both run on CUDA, in float16 or bfloat16, with heads of at most 256; a build of the package may lack
+some of these, so it is asked. Neither replaces the other: a provider that cannot run raises
+`Unsupported` with the reason.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; the branches: arXiv:2502.11089.
 """
@@ -24,6 +25,7 @@ from nsa.errors import Unsupported
 
 PROVIDERS = ("fa2-torch", "fa2-package")
 MAX_HEAD_DIM = 256
+INSTALL = "pip install --no-build-isolation flash-attn: nsa/README.md, 'Install flash-attn'"
 
 
 class CausalAttention(Protocol):
@@ -96,6 +98,9 @@ def fold_compress(
     """
     B, T, HQ, _ = q.shape
     N, HKV, Dv = v_cmp.shape[1:]
+    if N == 0:  # no block: zeros, of which every input has a gradient
+        scores = torch.einsum("bthgk,bnhk->bthgn", q.unflatten(2, (HKV, -1)), k_cmp)
+        return torch.einsum("bthgn,bnhv->bthgv", scores, v_cmp).flatten(2, 3)
     d = at.config.compress_stride
     first_j, stop_j = at.q_start // d, -(-(at.q_start + T) // d)
     before = at.q_start - first_j * d  # queries missing from the first row of d, and from the last
@@ -152,7 +157,7 @@ def flash_attention(
     require(provider, q, v)
     B, T = q.shape[:2]
     S, Dv = k.shape[1], v.shape[-1]
-    size = -(-max(q.shape[-1], Dv) // 8) * 8  # one head size for all, and a multiple of 8
+    size = _head_size(q, v)
     q, k, v = (_pad(x, 0, size - x.shape[-1]).flatten(0, 1) for x in (q, k, v))
     if cu_seqlens is None:
         cu_q, cu_k = (
@@ -189,6 +194,11 @@ def flash_attention(
     return result
 
 
+def _head_size(q: Tensor, v: Tensor) -> int:
+    """One head size for all, and a multiple of 8."""
+    return -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
+
+
 def _pad(x: Tensor, *widths: int) -> Tensor:
     """F.pad, without the copy that it makes when there is nothing to add."""
     return F.pad(x, widths) if any(widths) else x
@@ -196,7 +206,7 @@ def _pad(x: Tensor, *widths: int) -> Tensor:
 
 def require(provider: str, q: Tensor, v: Tensor) -> None:
     """Raise Unsupported, with the reason, unless the provider can run on such tensors."""
-    if reason := _absence(provider) or _refusal(q, v):
+    if reason := _absence(provider) or _refusal(q, v) or refusal_of_build(provider, q, v):
         raise Unsupported(f"{provider}: {reason}; the `eager` route runs anywhere")
 
 
@@ -204,7 +214,7 @@ def require(provider: str, q: Tensor, v: Tensor) -> None:
 def _absence(provider: str) -> str:
     """Why the provider cannot run on this machine; empty if it can."""
     if provider == "fa2-package" and importlib.util.find_spec("flash_attn") is None:
-        return "the flash-attn package is not installed (pip install '.[flash-attn]')"
+        return f"the flash-attn package is not installed ({INSTALL})"
     if not torch.cuda.is_available():
         return "needs an NVIDIA GPU, but PyTorch sees none"
     if provider == "fa2-torch" and not torch.backends.cuda.is_flash_attention_available():
@@ -222,4 +232,27 @@ def _refusal(q: Tensor, v: Tensor) -> str:
         return f"needs float16 or bfloat16, but these are {str(q.dtype).removeprefix('torch.')}"
     if (size := max(q.shape[-1], v.shape[-1])) > MAX_HEAD_DIM:
         return f"takes heads of at most {MAX_HEAD_DIM}, but these have {size}"
+    return ""
+
+
+def refusal_of_build(provider: str, q: Tensor, v: Tensor) -> str:
+    """Why the package, as it was built, does not take such tensors; empty if it does."""
+    return _asked(q.dtype, _head_size(q, v), q.device) if provider == "fa2-package" else ""
+
+
+@cache
+def _asked(dtype: torch.dtype, size: int, device: torch.device) -> str:
+    """Attend to one token by the package: its own refusal, or nothing."""
+    x = torch.zeros(1, 1, size, dtype=dtype, device=device)
+    bounds = torch.arange(2, dtype=torch.int32, device=device)
+    try:
+        importlib.import_module("flash_attn").flash_attn_varlen_func(
+            x, x, x, bounds, bounds, 1, 1, softmax_scale=1.0, causal=True, window_size=(-1, 0)
+        )
+    except (ImportError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        if "CUDA " in said and "no kernel image" not in said:
+            raise  # no refusal: memory, or a fault of this or of an earlier kernel
+        fact = f"this build of flash-attn does not take {dtype} with heads of {size}"
+        return f"{fact} ({said}); build one that does ({INSTALL})"
     return ""

@@ -48,6 +48,12 @@ def fa2_params() -> list[object]:
     ]
 
 
+def skip_what_the_build_lacks(route: str, x: "Inputs") -> None:
+    """A build of the flash-attn package may lack a dtype or a head size; it says so itself."""
+    if why := fa2.refusal_of_build(route, x.q, x.v):
+        pytest.skip(why)
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What one part reads. k and v are the compressed ones for `compress`."""

@@ -22,6 +22,7 @@ USERS_NAMES = {
     "NSA_USE_TRITON",
     "NSA_USE_TRITON_SEL",
     "NSA_FORCE_PARITY",
+    "NSA_BRANCHES",
     "NSA_DISABLE_AUX_STATS",
     "NSA_DDP_COMPRESS",
     "NSA_DDP_BUCKET_MB",
@@ -92,6 +93,10 @@ def test_what_was_set_is_known_even_where_it_is_the_default() -> None:
         ({"NSA_USE_SEL_PACK": "0", "NSA_USE_TRITON_SEL": "0", "NSA_FORCE_PARITY": "0"}, DEFAULT),
         ({"NSA_FORCE_PARITY": "1", "NSA_USE_SEL_PACK": "1"}, Routes.reference()),
         ({"NSA_FORCE_PARITY": "1", "NSA_USE_FA2": "1"}, Routes.reference()),
+        ({"NSA_BRANCHES": "window,Select, compress"}, DEFAULT),
+        ({"NSA_BRANCHES": "select+window"}, Routes(compress="off")),
+        ({"NSA_BRANCHES": "window", "NSA_USE_TRITON": "1"}, Routes.triton(["window"])),
+        ({"NSA_BRANCHES": "compress", "NSA_FORCE_PARITY": "1"}, Routes.reference(["compress"])),
     ],
 )
 def test_selection_flags_choose_the_route(environ: dict[str, str], routes: Routes) -> None:
@@ -134,6 +139,8 @@ def test_branch_flags_refine_the_master_and_reach_no_other_branch(
         ({"NSA_NO_GC": "maybe"}, "NSA_NO_GC='maybe': accepted values are 0, false, off, no, 1"),
         ({"NSA_NO_GC": ""}, "NSA_NO_GC='': accepted values are"),
         ({"NSA_USE_FA2": "2"}, "yes, torch, flash-attn"),
+        ({"NSA_BRANCHES": ""}, "NSA_BRANCHES='': accepted values are compress, select, window"),
+        ({"NSA_BRANCHES": "select,all"}, "='select,all': accepted values are compress, select"),
         (
             {"NSA_DDP_COMPRESS": "int8"},
             "='int8': accepted values are off, bf16, fp16",
@@ -231,6 +238,8 @@ def test_a_given_route_reads_no_flag() -> None:
         ("NSA_SEL_RANGES_V2", "1", True),
         ("NSA_SEL_RANGES_V2", "0", False),
         ("NSA_FORCE_PARITY", "1", False),
+        ("NSA_BRANCHES", "compress,select,window", True),
+        ("NSA_BRANCHES", "select,window", False),
         ("NSA_DISABLE_AUX_STATS", "1", False),
     ],
 )

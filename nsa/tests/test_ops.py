@@ -1,7 +1,7 @@
 """nsa.ops: refused inputs, and what routes guarantee about memory and host waits."""
 
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa import ops
-from nsa.config import ROUTES, Routes
+from nsa.config import BRANCHES, ROUTES, Routes
 from nsa.routes import eager
-from nsa.tests.operator_inputs import SMALL, draw, outputs_and_gradients, run
+from nsa.tests.operator_inputs import SMALL, draw, normal, outputs_and_gradients, run
 
 WAITING = {
     torch.ops.aten._local_scalar_dense.default,
@@ -145,6 +145,50 @@ def test_routes_refuse_an_unknown_name_and_suggest_the_nearest() -> None:
         Routes(select="gathr")
     with pytest.raises(ValueError, match="window='gather' is not a route"):
         Routes(window="gather")
+
+
+def test_one_branch_at_least_runs() -> None:
+    with pytest.raises(ValueError, match="every branch is off"):
+        Routes.triton([])
+    with pytest.raises(ValueError, match="scores='off' is not a route"):
+        Routes(scores="off")
+
+
+SELECTING = [Routes(), Routes(select="masked"), Routes.reference()]
+
+
+@pytest.mark.parametrize("routes", SELECTING, ids=["gather", "masked", "reference"])
+def test_branches_one_at_a_time_add_up_to_the_whole(routes: Routes) -> None:
+    """Output and gradients, without the code that joins them; what is off is not even read."""
+    x = {part: draw(part, 61) for part in BRANCHES}
+    gates = normal(2, 61, 6, 3, seed=8).sigmoid()
+
+    def attend(*on: str) -> dict[str, Tensor]:
+        leaves = {"q": x["select"].q.clone(), "gates": gates.clone()}
+        for part in BRANCHES:
+            leaves |= {f"k_{part}": x[part].k.clone(), f"v_{part}": x[part].v.clone()}
+            if part not in on and (part, on) != ("compress", ("select",)):
+                leaves |= {f"k_{part}": x[part].k[:, :0].clone()}
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+        q, weights, *keys = leaves.values()
+        tensors: Any = (q, *keys, weights)
+        off = {part: "off" for part in BRANCHES if part not in on}
+        out = ops.attention(*tensors, config=SMALL, routes=replace(routes, **off))
+        grads = torch.autograd.grad(
+            out, list(leaves.values()), normal(*out.shape, seed=9), materialize_grads=True
+        )
+        return {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
+
+    whole, alone = attend(*BRANCHES), {part: attend(part) for part in BRANCHES}
+
+    for name in ("out", "q", "gates"):
+        total = sum(one[name] for one in alone.values())
+        torch.testing.assert_close(total, whole[name])
+    for i, (part, one) in enumerate(alone.items()):
+        for name in (f"k_{part}", f"v_{part}"):
+            torch.testing.assert_close(one[name], whole[name])
+        assert not one["gates"][..., [j for j in range(3) if j != i]].any()
 
 
 def test_routes_of_the_definition() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from nsa import roofline
-from nsa.config import PRESETS, NSAConfig
+from nsa.config import PRESETS, ROUTES, NSAConfig
 from nsa.roofline import Cost, Shape
 from nsa.tests.operator_inputs import SMALL
 
@@ -122,9 +122,12 @@ def test_training_counts_each_layer_of_attention() -> None:
     )
     layer = roofline.operator_cost(shape, config.nsa, backward=True).flops
 
-    attention = roofline.training_flops(config, batch=1, tokens=64) - 6 * 64 * (
-        roofline.matmul_parameters(config)
-    )
+    some = [
+        roofline.training_flops(config, batch=1, tokens=64, parts=parts)
+        for parts in (ROUTES, ["compress"], ["scores", "select"], ["window"], [])
+    ]
+    assert some[0] - some[-1] == sum(some[1:-1]) - 3 * some[-1]
+    attention = some[0] - 6 * 64 * (roofline.matmul_parameters(config))
 
     assert attention == config.n_layers * layer
 

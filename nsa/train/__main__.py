@@ -240,8 +240,11 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
     """What will run, with the source of every setting that does not come from the preset."""
     c = trainer.config
     dense = c.model.attention == "dense"  # the flags choose routes of NSA's branches only
-    if not dense and (chosen := sorted(ROUTE_FLAGS & flags.set_names)):
-        origins = {**origins, "routes": ",".join(chosen)}
+    if not dense:
+        chosen = sorted(ROUTE_FLAGS & flags.set_names) or [origins.get("routes", "")]
+        chosen += {"NSA_BRANCHES"} & flags.set_names
+        if reasons := ",".join(filter(None, chosen)):
+            origins = {**origins, "routes": reasons}
     if "NSA_PREFILL_BATCHED" in flags.set_names:
         origins = {**origins, "prefill": "NSA_PREFILL_BATCHED"}
     routes = f"dense:{c.dense_backend}" if dense else describe_routes(trainer.routes)

@@ -65,13 +65,17 @@ def training_device(device: str, launch: Launch) -> torch.device:
     return torch.device("cuda", number)
 
 
-def distribute(model: nn.Module, device: torch.device, flags: Flags) -> DistributedDataParallel:
-    """Average gradients over the processes, with the number format and buckets of the flags."""
+def distribute(
+    model: nn.Module, device: torch.device, flags: Flags, *, unused: bool = False
+) -> DistributedDataParallel:
+    """Average gradients over the processes, with the number format and buckets of the flags; of
+    parameters that get no gradient, only if `unused` says that there are some."""
     ddp = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=flags.ddp_bucket_mb,
         gradient_as_bucket_view=True,
+        find_unused_parameters=unused,
     )
     if flags.ddp_compress != "off":
         try:

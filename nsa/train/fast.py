@@ -62,7 +62,7 @@ def fast_settings(
             why = "triton is not installed"
         elif not compiler:
             why = "triton finds no C compiler"
-        routes = None if why else Routes.triton()
+        routes = None if why else Routes.triton(flags.branches)
         found["routes"] = (routes, why or FAST)
     if "compile" not in settings:
         found["compile"] = ("on", FAST) if compiler else ("off", "no C compiler is found")

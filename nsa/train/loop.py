@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nsa import roofline
-from nsa.config import Routes
+from nsa.config import OFF, Routes
 from nsa.errors import TrainError
 from nsa.flags import Flags, Launch
 from nsa.model.attention import DenseAttention
@@ -95,7 +95,10 @@ class Trainer:
         self._seen = self._nothing_seen()
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
-        self._ddp = distribute(self.model, self.device, flags) if launch.world_size > 1 else None
+        self._ddp = None
+        if launch.world_size > 1:
+            unused = self.routes.compress == OFF  # phi then has no gradient
+            self._ddp = distribute(self.model, self.device, flags, unused=unused)
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         self._optimiser = torch.optim.AdamW(
@@ -142,7 +145,10 @@ class Trainer:
     def flops_per_step(self) -> int:
         """Floating-point operations that one step of this process needs; see nsa.roofline."""
         c = self.config
-        return c.accum * roofline.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
+        parts = self.routes.running()
+        return c.accum * roofline.training_flops(
+            c.model, batch=c.batch_size, tokens=c.seq_len, parts=parts
+        )
 
     @property
     def peak_flops(self) -> float | None:
@@ -152,10 +158,14 @@ class Trainer:
         name = torch.cuda.get_device_name(self.device)
         return peak_flops(name, AUTOCAST[self.config.precision])
 
-    def step(self) -> Tensor:
+    def step(self, *, replay: bool = True) -> Tensor:
         """Take one optimiser step: forward, backward, accumulation, clipping, AdamW.
 
         Does not wait for the device, and draws the next batches while the device computes.
+
+        Args:
+            replay: Replay the CUDA graph, if the configuration has one; else launch each kernel,
+                except at the first step, which captures.
 
         Returns:
             The mean loss in nats per byte of this process's batches before the weights change, a
@@ -168,7 +178,7 @@ class Trainer:
         """
         batches = (self._drawn() for _ in range(self.config.accum))
         rate = self.config.learning_rate(self.steps_done)
-        if self.config.cuda_graph:
+        if self.config.cuda_graph and (replay or self._graph is None):
             loss = self._replay(list(batches), rate)
         else:
             self._set_rate(rate)
@@ -212,7 +222,7 @@ class Trainer:
                     "Choose routes that do not wait for the device (nsa/README.md), or use "
                     "--no-cuda-graph.",
                 ) from error
-            self._seen.replayed = True
+        self._seen.replayed = True
         self._set_rate(rate)
         return self._graph(batches)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,17 @@ def test_a_route_that_cannot_run_here_declines_the_case(monkeypatch: pytest.Monk
         workloads.attention("gather", OPERATOR).run()
 
 
+def test_data_that_cannot_be_read_declines_the_case(tmp_path: Path) -> None:
+    axes: Mapping[str, Scalar] = {**MODEL, "seq_len": 16}
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("no JSON\n")
+
+    with pytest.raises(Unsupported, match="no such file or folder"):
+        workloads.train("nsa", {**axes, "dataset": f"fineweb_edu:{tmp_path}/absent"})
+    with pytest.raises(Unsupported, match=r"broken\.jsonl:1: not JSON"):
+        workloads.train("nsa", {**axes, "dataset": f"fineweb_edu:{broken}"}).run()
+
+
 @pytest.mark.parametrize("prefill", ["batched", "token"])
 def test_a_context_is_prefilled_as_the_flag_says(
     prefill: str, monkeypatch: pytest.MonkeyPatch
@@ -327,6 +339,47 @@ def test_dense_attention_accepts_only_flags_without_effect() -> None:
         workloads.preflight("attention", "reference", given, {"NSA_USE_FA2": "1"})
 
 
+def test_a_replayed_step_can_be_profiled_without_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.train.loop._check_graph", lambda *_: None)
+    taken: list[bool] = []
+    monkeypatch.setattr("nsa.train.loop.Trainer.step", lambda _, replay=True: taken.append(replay))
+    axes = {**MODEL, "seq_len": 8}
+    assert workloads.train("nsa", axes).unreplayed is None
+
+    unreplayed = workloads.train("nsa", {**axes, "graph": "on"}).unreplayed
+
+    assert unreplayed is not None
+    unreplayed()
+    assert taken == [False]
+
+
+def test_training_leaves_a_branch_out_and_its_reference_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NSA_BRANCHES", "select,window")
+    workload = workloads.train("nsa", {**MODEL, "seq_len": 40})
+    assert workload.check is not None
+    assert workload.reference is not None
+    got, expected = workload.check(), workload.reference()
+    workload.run()
+
+    assert workload.effective is not None
+    assert "compress:off" in str(workload.effective()["routes"])
+    torch.testing.assert_close(got["loss"], expected["loss"].float())
+    monkeypatch.delenv("NSA_BRANCHES")
+    whole = workloads.train("nsa", {**MODEL, "seq_len": 40})
+    assert not torch.allclose(whole.check()["loss"], got["loss"], rtol=1e-4)  # type: ignore[misc]
+    assert workload.flops < whole.flops  # type: ignore[operator]
+    for factory, axes in (("forward", {**MODEL, "seq_len": 8}), ("attention", OPERATOR)):
+        with pytest.raises(AxisError, match="NSA_BRANCHES leaves a branch out"):
+            workloads.preflight(
+                factory,
+                "nsa" if factory == "forward" else "gather",
+                axes,
+                {"NSA_BRANCHES": "window"},
+            )
+
+
 def test_every_flag_that_a_workload_reads_is_one() -> None:
     for names in READ_FLAGS.values():
         assert names <= {f"NSA_{field.name.upper()}" for field in fields(Flags)}
@@ -349,6 +402,7 @@ def test_every_flag_that_a_workload_reads_is_one() -> None:
         ("attention", "gahter", OPERATOR, {}, "did you mean 'gather'"),
         ("attention", "dense", {**OPERATOR, "branch": "window"}, {}, "dense attention has no"),
         ("attention", "gather", {**OPERATOR, "branch": "scores"}, {}, "no gradient"),
+        ("train", "nsa", {**MODEL, "seq_len": 8, "dataset": "texd"}, {}, "mean 'text'"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_USE_FA3": "1"}, "NSA_USE_FA2"),
         ("train", "nsa", {**MODEL, "seq_len": 8}, {"NSA_SEQ_LEN": "9"}, "sweep seq_len"),
         ("train", "nsa", {**MODEL, "seq_len": 8, "NSA_DDP_COMPRESS": "off"}, {}, "train does not"),

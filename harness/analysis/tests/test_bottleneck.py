@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.roofline import Limit, bottleneck
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck
 from harness.records import (
     Breakdown,
     CaseSummary,
@@ -28,7 +28,7 @@ def estimate(value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value, processes=3, samples=30)
 
 
-def limit(
+def found(
     busy: float | None = None,
     *,
     launches: int = 10,
@@ -39,8 +39,8 @@ def limit(
     by: str = "compute",
     nvml: float | None = None,
     **changes: Any,
-) -> Limit | None:
-    """The word for a step in which the GPU works for this share, by its profile."""
+) -> Bottleneck | None:
+    """The limit of a step in which the GPU works for this share, by its profile."""
     one = case({"name": "a"})
     work = Breakdown(
         step_s=STEP_S,
@@ -61,8 +61,21 @@ def limit(
     metrics = {"step_s": estimate(STEP_S)}
     metrics |= {} if share is None else {"roofline_share": estimate(share)}
     seen = CaseSummary(case=one, outcome=Outcome.OK, metrics=metrics, roofline_by=by)
-    found = bottleneck(seen, measured, PEAKS)
-    return found.limit if found else None
+    return bottleneck(seen, measured, PEAKS)
+
+
+def limit(**known: Any) -> Limit | None:
+    made = found(**known)
+    return made.limit if made else None
+
+
+def test_a_share_of_the_wait_under_one_percent_is_no_evidence() -> None:
+    some, hardly = found(busy=0.3, syncs=20), found(busy=0.3, syncs=1)
+
+    assert some is not None
+    assert "host syncs explain 5.71 % of the wait" in some.evidence
+    assert hardly is not None
+    assert "host syncs explain" not in hardly.evidence
 
 
 @pytest.mark.parametrize(

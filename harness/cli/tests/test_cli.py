@@ -221,7 +221,7 @@ def test_a_dry_run_expects_the_times_of_the_newest_run(recorded: Path) -> None:
     expected = json.loads(plan.stdout)["expected"]
     assert 2 * sum(e["high_s"] for e in expected) == pytest.approx(sum(took_s))
     assert {e["run_id"] for e in expected} == {record.parent.name}
-    assert f"Expected times: of 2 cases as in run {record.parent.name}" in shown.stdout
+    assert f"Expected times: 2 cases as in run {record.parent.name}" in shown.stdout
 
 
 def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(

@@ -355,31 +355,13 @@ def test_a_verdict_round_trips_also_without_a_newer_field() -> None:
     assert decode(encode(VERDICT), "it") == decode(json.dumps(stored), "it") == VERDICT
 
 
-def test_a_verdict_of_schema_1_loads() -> None:
-    """The numbers of a comparison were fields of the case, and the sides were base and head."""
-    stored = json.loads(encode(VERDICT))
-    (case,) = stored["cases"]
-    numbers = case.pop("comparison")
-    case |= {n: v for n, v in numbers.items() if n not in ("reason", "clock_explained")}
-    stored |= {"schema": 1, "head": stored.pop("candidate"), "base": stored.pop("baseline")}
-
-    found = decode(json.dumps(stored), "verdict.json")
-
-    assert found.candidate == VERDICT.candidate
-    assert found.baseline == VERDICT.baseline
-    (given,) = VERDICT.cases
-    assert given.comparison
-    assert found.cases[0].comparison == replace(given.comparison, reason=case["reason"])
-    assert found.cases[0].counters == given.counters
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "EOF"),
         ("[1]", "not a JSON object"),
         ('{"schema": 99}', "schema is 99"),
-        ('{"schema": 1, "cases": ["a"]}', "cases is not a list of JSON objects"),
+        ('{"schema": 1, "cases": ["a"]}', "schema is 1"),
         ('{"schema": 2, "decision": "PASS"}', "decision"),
     ],
 )

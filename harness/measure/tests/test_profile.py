@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 
 from harness.measure import host_stacks, profile
 from harness.measure.attestation import PathMismatch, mismatch, observed
+from harness.measure.counters import StepCount
 from harness.measure.profile import StepProfile
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
-from harness.records import Case, PathRule
+from harness.records import SAME_STEP, Case, PathRule, Use
 from harness.workload import Workload
 
 MAIN, ENGINE, DEVICE = 1, 2, 7
@@ -107,7 +109,63 @@ def test_kernels_belong_to_ranges_also_in_the_backward_pass(trace: Trace) -> Non
 def test_the_time_of_all_kernels_is_known_by_range(trace: Trace) -> None:
     kernels = sum(u.time_s for u in trace.kernels())
 
-    assert trace.kernels_by_range() == {"select": pytest.approx(kernels)}
+    assert profile.by_range(trace.kernels()) == {"select": pytest.approx(kernels)}
+
+
+def use(name: str, where: str, calls: float, time_s: float) -> Use:
+    return Use(name=name, where=where, calls=calls, time_s=time_s)
+
+
+def test_kernels_of_a_graph_get_the_ranges_that_launch_them_without_it() -> None:
+    launched = [use("gemm", "a", 2, 0.03), use("gemm", "b", 1, 0.01), use("add", "a", 4, 0.0)]
+    replayed = [use("gemm", "", 3, 0.02), use("add", "", 4, 0.001)]
+
+    shared, how = profile.share_among(launched, replayed)
+
+    assert [(u.name, u.where, u.calls) for u in shared] == [
+        ("gemm", "a", 2),
+        ("gemm", "b", 1),
+        ("add", "a", 4),
+    ]
+    assert profile.by_range(shared)["b"] == pytest.approx(0.005)
+    assert how == SAME_STEP
+    more = [*launched, use("fill", "b", 1, 0.1), use("add", "b", 1, 0.1)]
+    shared, how = profile.share_among(more, replayed)
+    assert profile.by_range(shared) == pytest.approx({"a": 0.015, "b": 0.005, "": 0.001})
+    assert how.endswith("2 that replay otherwise: add (4 and 5 times), fill (0 and 1 times)")
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_step_is_profiled_without_its_graph_too(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranges, the replay's times; without memory for both, the replay alone."""
+    ran: list[str] = []
+
+    def unreplayed() -> None:
+        ran.append("select")
+        if not fits:
+            raise torch.OutOfMemoryError
+
+    def recorded(_: object) -> list[Event]:
+        """The replay's kernel takes 2 us, the launched one 8."""
+        steps = [range_(STEP, 0, 20, 1), range_(DRAIN, 20, 21, 2), launch(0, 50)]
+        if not ran:
+            return [*steps, kernel("add", 1, 3, 1)]
+        return [*steps, range_("select", 0, 10, 7), kernel("add", 1, 9, 7)]
+
+    monkeypatch.setattr(profile, "_events", recorded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for name in ("profile", "counting"):
+        count = StepCount(dispatched_ops=1, host_syncs=0, device_allocations=0)
+        monkeypatch.setattr(profile, name, lambda count=count, **_: nullcontext(count))
+
+    found = take(lambda: None, step_s=1.5, unreplayed=unreplayed).profile.breakdown
+
+    assert found is not None
+    assert found.kernels_by_range == pytest.approx({"select" if fits else "": 2e-6})
+    assert (SAME_STEP if fits else "does not fit the memory") in found.ranges
 
 
 def test_kernels_of_a_fused_operator_belong_to_the_ranges_within_it() -> None:

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from harness.analysis.summary import summarise
+from harness.program.command import ProgramSteps
 from harness.program.output import Lines
 from harness.program.reported import Step
-from harness.program.steps import ProgramSteps
 from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites

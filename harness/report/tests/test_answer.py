@@ -98,13 +98,17 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "**Nothing to do**: lowest of 2 cases: "),
-        ({"left_out": 4}, "**Read**: lowest"),
-        ({"dense_s": 1.5}, "**Read**: lowest of 2 pairs: 1.5"),
-        ({"dense_s": 0.5}, "**Act**: lowest of 2 pairs: 0.499x"),
+        ({}, "**Nothing to do**: the limits are met: lowest of 2 cases: "),
+        ({"left_out": 4}, "**Read**: the limits are met, but only a part of the suite ran: lowest"),
+        (
+            {"dense_s": 1.5},
+            "**Act**: make nsa, seq_len=2048 1.34x faster, and 1 more case less so: now ",
+        ),
+        ({"dense_s": 0.5}, "**Act**: do not go ahead: lowest of 2 pairs: 0.499x"),
         ({"failed": Outcome.CRASH}, "**Act**: "),
-        ({"decides_for": "A100"}, "**Act**: A100 not measured. On "),
-        ({"rules": ()}, "**Read**: no rule decides"),
+        ({"decides_for": "A100"}, "**Act**: run the suite on A100. On NVIDIA H200, the limits"),
+        ({"dense_s": 3.0, "processes": 1}, "**Act**: measure in three processes before you go"),
+        ({"rules": ()}, "**Read**: nothing is decided: no rule decides"),
     ],
 )
 def test_the_first_line_says_what_to_do_and_why(changes: dict[str, Any], said: str) -> None:
@@ -144,7 +148,7 @@ def steps(recorded: Run) -> str:
     [
         ({"processes": 1}, "-f 'train/dense*' -s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
-        ({"decides_for": "A100"}, "Run it on an A100"),
+        ({"decides_for": "A100"}, "Run the suite on A100"),
         ({"left_out": 4}, "Run the rest of the suite"),
         ({"failed": Outcome.CRASH}, "Reproduce the crash of dense, seq_len=512: `harness run"),
     ],
@@ -251,7 +255,59 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
     trust = values(replace(recorded, ended_at=""))["trust"]
 
     assert "unsteady: nsa, seq_len=2048" in trust
-    assert "unfinished" in values(replace(recorded, ended_at=""))["headline"]
+    assert "finish the run" in values(replace(recorded, ended_at=""))["headline"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "step_s", "said"),
+    [
+        (
+            2,
+            0.05,
+            "two processes decide, outside the guard band of 5 % around the limit",
+        ),
+        (
+            2,
+            0.097,
+            "two processes decide, inside the guard band of 5 % around the limit",
+        ),
+        (3, 0.097, ""),
+    ],
+)
+def test_a_decision_by_two_processes_says_so(processes: int, step_s: float, said: str) -> None:
+    rule = Rule(name="fast", metric="step_s", go=0.1)
+    (case,) = sweep(seq_len=[512])
+    case = replace(case, settings=replace(case.settings, processes=processes))
+    recorded = run([case], lambda c: timed(c, step_s, processes=processes, cv=0.001), rules=[rule])
+
+    trust = values(recorded)["trust"]
+
+    assert said in trust
+    assert ("two processes" in trust) == bool(said)
+
+
+def test_a_case_whose_processes_differ_is_not_repeatable() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        apart = 1.5 if c is CASES[0] else 1.1
+        return [m for i in (1, apart) for m in timed(c, 0.05 * i, processes=1)]
+
+    trust = values(run(CASES, measure))["trust"]
+
+    assert "not repeatable (processes differ by more than 1.3x): nsa, seq_len=512" in trust
+
+
+def test_a_curve_that_bends_is_answered_by_its_segments() -> None:
+    rule = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=2.0)
+    growth = {256: 1.0, 512: 1.01, 1024: 1.5, 2048: 2.25}
+    recorded = run(
+        sweep(seq_len=[*growth]),
+        lambda c: timed(c, growth[int(c.axes["seq_len"])], cv=0.0001),
+        rules=[rule],
+    )
+
+    (row,) = (r for r in values(recorded)["rules"].rows if r[0] == "growth")
+
+    assert "from seq_len 512 to 2048; before that flat to 512" in row[-1]
 
 
 def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """What a report says of a failure."""
 
+from pathlib import Path
+
 from harness.analysis import summary
 from harness.records import Evidence, EvidenceFile, NonFiniteOrigin, Outcome
 from harness.report.failures import failures
 from harness.tests.fake_runs import ended, run, sweep
 
 
-def test_a_failure_shows_its_facts_its_files_and_its_command() -> None:
+def test_a_failure_shows_its_facts_and_the_files_and_the_command_that_are_there(
+    tmp_path: Path,
+) -> None:
     (case,) = sweep(seq_len=[512])
     seen = Evidence(
         steps=5,
@@ -18,15 +22,26 @@ def test_a_failure_shows_its_facts_its_files_and_its_command() -> None:
         ),
     )
     said = "no progress for 30.2 s\na second line"
-    recorded = run([case], lambda c: ended(c, Outcome.HANG, detail=said, evidence=seen))
+    recorded = run(
+        [case],
+        lambda c: ended(c, Outcome.HANG, detail=said, evidence=seen, log="x.log"),
+        folder=str(tmp_path),
+    )
 
+    (elsewhere,) = failures(summary.summarise(recorded), recorded)
+    (tmp_path / "evidence/x.0").mkdir(parents=True)
+    for name in ("x.log", "evidence/x.0/python-stacks.txt", "evidence/x.0/reproduce.py"):
+        (tmp_path / name).touch()
     (found,) = failures(summary.summarise(recorded), recorded)
+
+    assert elsewhere.files == "no native stacks (py-spy is not installed)"
+    assert elsewhere.command == ""
 
     assert found.outcome == "hang"
     assert found.detail == "no progress for 30.2 s"
     assert "a kernel does not end" in found.facts[0]
     assert found.files.startswith("`python-stacks.txt`, no native stacks (py-spy is not installed)")
-    assert "log `logs/" in found.files
+    assert "log `x.log`" in found.files
     assert found.command == f"python {recorded.folder}/evidence/x.0/reproduce.py"
 
 
@@ -55,13 +70,3 @@ def test_the_origin_of_a_nan_is_named_for_each_computation() -> None:
         "reference (float64): finite",
         "eager: not looked at: 60 s were over",
     )
-
-
-def test_a_failure_without_evidence_has_its_log() -> None:
-    (case,) = sweep(seq_len=[512])
-    recorded = run([case], lambda c: ended(c, Outcome.CRASH, detail="killed by SIGSEGV"))
-
-    (found,) = failures(summary.summarise(recorded), recorded)
-
-    assert (found.facts, found.command) == ((), "")
-    assert found.files.startswith("log `logs/")

@@ -3,13 +3,17 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.analysis.effects import OUTSIDE, Stack
-from harness.records import Case, Match, Measurement, Rule, Run
+from harness.analysis import scaling
+from harness.analysis.effects import OUTSIDE, REST, Stack
+from harness.analysis.statistics import less
+from harness.analysis.summary import summarise
+from harness.records import Case, Estimate, Match, Measurement, Rule, Run
 from harness.report import context, figures
 from harness.report.figures import Picture
 from harness.report.profile import where_table
@@ -43,6 +47,27 @@ def test_a_figure_fits_on_a_screen() -> None:
 
     assert {"speed-train", "utilisation"} <= shown.keys()
     assert all(a <= b for p in shown.values() for a, b in zip(size(p), SCREEN, strict=True))
+
+
+def test_exponents_on_the_lines_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four curves that cross, or lie close to each other."""
+    steps = {1: (20, 21, 21, 23), 2: (18, 26, 38, 60), 3: (30, 38, 52, 76), 4: (31, 39, 54, 80)}
+    kept = []
+    monkeypatch.setattr(figures, "_picture", lambda name, figure, *_: kept.append(figure))
+    cases = sweep(batch=[*steps], context=[8192, 16384, 32768, 65536])
+    order = dict(zip([8192, 16384, 32768, 65536], range(4), strict=True))
+    recorded = run(
+        cases,
+        lambda c: timed(c, 1e-6 * steps[int(c.axes["batch"])][order[int(c.axes["context"])]]),
+    )
+    fits = [f for f in scaling.fit(summarise(recorded)) if f.axis == "context"]
+    figures.scaling("train", "context", fits, {f.group: f.group for f in fits})
+
+    (figure,) = kept
+    figure.draw_without_rendering()
+    boxes = [t.get_window_extent() for t in figure.axes[0].texts]
+    assert len(boxes) > 5
+    assert not [1 for a, b in combinations(boxes, 2) if a.overlaps(b)]
 
 
 def test_curves_that_do_not_fit_are_left_to_the_table() -> None:
@@ -103,20 +128,38 @@ def test_a_sampling_too_short_for_the_gpus_counter_has_no_figure() -> None:
 
 def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     one = case({"seq_len": 512})
+
+    def of(value: float, half: float) -> Estimate:
+        low, high = value - half, value + half
+        return Estimate(value=value, low=low, high=high, processes=3, samples=60)
+
     parts = {"select": 0.06, "gate": 0.0005, OUTSIDE: 0.0395}
     found = [
-        Stack(case=one, step_s=0.1, parts=parts),
+        Stack(case=one, step_s=0.1, parts=parts, note="as without replay"),
         Stack(case=one, step_s=0.04, parts={"select": 0.03, "window": 0.012}, alone=True),
+        Stack(
+            case=one,
+            step_s=0.1,
+            parts={"select": 0.03, "window": -0.001, REST: 0.071},
+            added={
+                "select": less(of(0.1, 0.002), of(0.07, 0.001)),
+                "window": less(of(0.1, 0.002), of(0.101, 0.003)),
+            },
+        ),
     ]
     names = {one.case_id: "paper shape"}
 
     table, picture = where_table(found, names), figures.where(found, names)
 
     assert table is not None
-    assert table.columns == ("case", ">select", ">window", f">{OUTSIDE}", ">step")
-    assert table.rows[0] == ("paper shape", "60.0 ms (60 %)", "–", "39.5 ms (40 %)", "100 ms")
-    assert "sum less whole 2.00 ms (5 %)" in table.remarks[0]
+    assert table.columns == ("case", ">select", ">window", f">{OUTSIDE}", f">{REST}", ">step")
+    assert table.rows[0] == ("paper shape", "60.0 ms (60 %)", "–", "39.5 ms (40 %)", "–", "100 ms")
+    assert table.remarks[0] == "paper shape: as without replay."
+    assert "sum less whole 2.00 ms (5 %)" in table.remarks[1]
+    assert table.rows[2][1:3] == ("30.0 ms [28.3 … 31.7] (30 %)", "-1.00 ms, may be 0 (-1 %)")
+    assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[2]
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
+    assert figures.where(found[2:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
     assert where_table([], {}) is None
     assert figures.where([], {}) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
-from harness.records import SCHEMA_VERSION, Measurement, Outcome, Stop
+from harness.records import SCHEMA_VERSION, Measurement, Phase, SelfTest, Stop
 from harness.store import lines, reader
 from harness.store.writer import RunWriter, create, resume
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
@@ -214,27 +214,25 @@ def test_a_run_of_schema_1_is_read(writer: RunWriter) -> None:
     assert run.suite.cases[0].settings.telemetry
 
 
-def test_a_renamed_key_is_read_by_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    renamed = {
-        ("process",): ("measurement", 3),
-        ("measurement", "how"): ("outcome", 3),
-        ("measurement", "phases", "*", "called"): ("name", 3),
-    }
-    monkeypatch.setattr(lines, "OLD_KEYS", renamed)
-    old = {
-        "kind": "process",
-        "case_id": "a",
-        "process": 0,
-        "how": "crash",
-        "phases": [{"called": "timing", "start_s": 0.0, "end_s": 1.0}],
-    }
+def test_a_renamed_key_is_read_by_its_new_name(writer: RunWriter) -> None:
+    writer.append(replace(measured(0), phases=(Phase(name="profile", start_s=0.0, end_s=1.0),)))
+    started, process = (json.loads(x) for x in run_file(writer).read_text().splitlines())
+    for case in started["suite"]["cases"]:
+        case["settings"]["census"] = not case["settings"].pop("profile")
+    process["census"] = {"skipped": "why", **(process.pop("profile") or {})}
+    process |= {"outcome": "crash", "samples_s": [], "evidence": {"runs": 7}}
+    process["phases"][0]["name"] = "census"
+    proof = {"kind": "proof", "at": "", "device": "cpu"}
 
-    read = lines.decode(json.dumps(old).encode(), "here")
+    run, m, test = (lines.decode(json.dumps(x).encode(), "") for x in (started, process, proof))
 
-    assert isinstance(read, Measurement)
-    assert (read.outcome, read.phases[0].name) == (Outcome.CRASH, "timing")
-    with pytest.raises(StoreError, match="here: 'how'"):
-        lines.decode(json.dumps({**old, "outcome": "crash"}).encode(), "here")
+    assert isinstance(run, lines.Started)
+    assert not run.suite.cases[0].settings.profile
+    assert isinstance(m, Measurement)
+    assert m.profile
+    assert m.evidence
+    assert (m.profile.skipped, m.evidence.steps, m.phases[0].name) == ("why", 7, "profile")
+    assert isinstance(test, SelfTest)
 
 
 # --- names -------------------------------------------------------------------------------

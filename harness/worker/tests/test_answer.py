@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.measure import profile
 from harness.messages import (
     Answer,
     Channel,
@@ -39,6 +40,10 @@ def raises(provider: str, axes: Any) -> Workload:
         raise axes["error"]
 
     return Workload(run=run)
+
+
+def replays(provider: str, axes: Any) -> Workload:
+    return replace(good(provider, axes), unreplayed=print)
 
 
 def counts_up(provider: str, axes: Any) -> Workload:
@@ -80,6 +85,21 @@ def answered(case: Case, **order: Any) -> Measurement:
     os.close(answers)
     (found,) = (message.measurement for message in received if isinstance(message, Answer))
     return found
+
+
+def test_the_step_without_its_graph_reaches_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def take(run: object, **settings: Any) -> profile.StepProfile:
+        asked.update(settings)
+        return profile.without_profile("not here")
+
+    monkeypatch.setattr(profile, "take", take)
+    case = make_case("", axes={})
+
+    assert answered(replace(case, factory=f"{__name__}:replays")).outcome is Outcome.OK
+
+    assert asked["unreplayed"] is print
 
 
 def test_impossible_counts_are_left_to_the_process_of_their_case(

@@ -5,8 +5,9 @@ Whatever a kernel must write is NaN before, in every test here. The selected bra
 own tests; the interpreter takes milliseconds a program, so here it runs that branch in the whole.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, get_args
 
 import pytest
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from nsa import ops, reference
-from nsa.config import Positions, Routes
+from nsa.config import BRANCHES, Positions, Routes
 from nsa.errors import Unsupported
 from nsa.kernels import scores
 from nsa.kernels.banded import key as banded_key
 from nsa.kernels.common import streams
 from nsa.kernels.common.device import Architecture, as_architecture
+from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.selected import forward as selected
 from nsa.kernels.selected import inverse
 from nsa.routes.tests.test_routes import assert_none, excess_error
@@ -275,9 +277,11 @@ def affordable(shape: Mapping[str, int], device: str) -> dict[str, Any]:
     return {**shape, "B": 1, "HQ": shape["HQ"] // shape["HKV"], "HKV": 1}
 
 
-def forward(x: Mapping[str, Any], **where: Any) -> tuple[Tensor, Tensor]:
+def forward(
+    x: Mapping[str, Any], on: Sequence[str] = BRANCHES, **where: Any
+) -> tuple[Tensor, Tensor]:
     """Output and selection."""
-    routes = Routes.triton()
+    routes = Routes.triton(on)
     return ops.attention(**x, config=SMALL, routes=routes, return_blocks=True, **where)
 
 
@@ -290,14 +294,18 @@ def whole(x: Mapping[str, Tensor], **where: Any) -> tuple[dict[str, Tensor], Ten
 
 def gradients(out: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     grad = normal(*out.shape, seed=9, device=str(out.device), dtype=out.dtype)
-    grads = torch.autograd.grad(out, tuple(leaves.values()), grad)
+    grads = torch.autograd.grad(out, tuple(leaves.values()), grad, materialize_grads=True)
     return {f"d{name}": g for name, g in zip(leaves, grads, strict=True)}
 
 
 def definition(
-    x: Mapping[str, Tensor], blocks: Tensor, dtype: torch.dtype, cu_seqlens: Tensor | None = None
+    x: Mapping[str, Tensor],
+    blocks: Tensor,
+    dtype: torch.dtype,
+    cu_seqlens: Tensor | None = None,
+    on: Sequence[str] = BRANCHES,
 ) -> dict[str, Tensor]:
-    """The same by nsa.reference, for the blocks that were selected."""
+    """The same by nsa.reference, for the blocks that were selected; a gate that is off is zero."""
     leaves = {name: t.detach().to(dtype).requires_grad_() for name, t in x.items()}
     q = leaves["q"]
     at = Positions.of(q, config=SMALL, cu_seqlens=cu_seqlens)
@@ -306,17 +314,23 @@ def definition(
         reference.selected_attention(q, leaves["k_sel"], leaves["v_sel"], blocks, at),
         reference.window_attention(q, leaves["k_win"], leaves["v_win"], at),
     )
-    out = reference.gated_sum(leaves["gates"], *branches)
+    gates = leaves["gates"] * torch.tensor([branch in on for branch in BRANCHES]).to(q)
+    out = reference.gated_sum(gates, *branches)
     return {"out": out.detach(), **gradients(out, leaves)}
 
 
-def assert_whole_is_as_defined(x: Mapping[str, Tensor], cu_seqlens: Tensor | None = None) -> None:
+def assert_whole_is_as_defined(
+    x: Mapping[str, Tensor], cu_seqlens: Tensor | None = None, on: Sequence[str] = BRANCHES
+) -> None:
     """Within twice the definition's own error at the same precision, as in test_routes."""
-    got, blocks = whole(x, cu_seqlens=cu_seqlens)
+    got, blocks = whole(x, on=on, cu_seqlens=cu_seqlens)
 
     dtype = x["q"].dtype
-    exact = definition(x, blocks, torch.float64, cu_seqlens)
-    own = definition(x, blocks, dtype, cu_seqlens)
+    assert blocks.shape[-1] == (SMALL.num_blocks if "select" in on else 0)
+    if "select" not in on:
+        blocks = blocks.new_full((*blocks.shape[:3], SMALL.num_blocks), -1)
+    exact = definition(x, blocks, torch.float64, cu_seqlens, on)
+    own = definition(x, blocks, dtype, cu_seqlens, on)
     for name, truth in exact.items():
         assert got[name].dtype == dtype
         assert got[name].shape == truth.shape
@@ -374,6 +388,44 @@ def test_the_whole_at_odd_lengths(T: int, device: str, dtype: torch.dtype) -> No
     heads = affordable({"HQ": 6, "HKV": 2}, device)
 
     assert_whole_is_as_defined(tokens(T, **heads, device=device, dtype=dtype))
+
+
+SOME = [on for n in (1, 2) for on in combinations(BRANCHES, n)]
+KERNELS = {
+    "compress": {"forward compress", "_query_kernel", "_key_kernel"},
+    "select": {"_score_kernel", "_top_kernel", "_partial_kernel", "_combine_kernel",
+               "_backward_kernel", "_reduce_kernel"},
+    "window": {"forward window", "_query_kernel", "_key_kernel"},
+}  # fmt: skip
+"""The kernels of a branch that another may share, and those of no other."""
+
+
+@pytest.mark.parametrize("on", SOME, ids="-".join)
+@pytest.mark.parametrize(("device", "dtype"), TRITON)
+def test_a_branch_that_is_off_is_a_gate_of_zero_and_launches_nothing(
+    device: str, dtype: torch.dtype, on: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[str] = []
+    launch = KernelLaunch.__call__
+
+    def noted(self: KernelLaunch, *arguments: Any) -> None:
+        name, sizes = self.kernel.__name__, self.named
+        if name == "_forward_kernel":
+            of = "window" if sizes["WINDOW"] else "sums" if sizes["ONLY_LSE"] else "compress"
+            name = f"forward {of}"
+        launched.append(name)
+        launch(self, *arguments)
+
+    monkeypatch.setattr(KernelLaunch, "__call__", noted)
+    x = tokens(37, HQ=3, HKV=1, device=device, dtype=dtype)
+
+    assert_whole_is_as_defined(x, on=on)
+
+    expected = set[str]().union(*(KERNELS[branch] for branch in on))
+    expected |= {"forward sums"} if "select" in on and "compress" not in on else set()
+    known = set[str]().union(*KERNELS.values(), {"forward sums"})
+    assert set(launched) & known == expected
+    assert launched.count("_query_kernel") == len({"compress", "window"}.intersection(on))
 
 
 @pytest.mark.parametrize(("device", "dtype"), TRITON)

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from nsa import ops
-from nsa.config import PRESETS, ModelConfig, Routes
+from nsa.config import BRANCHES, PRESETS, ModelConfig, Routes
 from nsa.flags import Prefill
 from nsa.model.attention import DenseAttention, Gate, MeanPhi, NSAttention, Phi
-from nsa.model.cache import Heads, KeyValues
+from nsa.model.cache import Heads, KeyValues, LayerCache
 from nsa.model.rotary import Rotation, rotate
 
 TINY = PRESETS["tiny"]  # l = 8, d = 4, l' = 8, n = 4, w = 16
@@ -55,7 +55,7 @@ def parts(layer: NSAttention, x: Tensor) -> tuple[Heads, KeyValues]:
     """What the layer makes of its tokens before they attend."""
     rotation = Rotation.of(TINY, T, like=x)
     heads = layer.project(x, rotation.tokens)
-    return heads, layer._key_values(heads, rotation, None, None, compile_parts=False)
+    return heads, layer._key_values(heads, Routes(), rotation, None, None, compile_parts=False)
 
 
 def gradients(layer: torch.nn.Module, x: Tensor, **options: object) -> dict[str, Tensor]:
@@ -231,6 +231,36 @@ def test_routes_agree_in_output_and_gradients(routes: Routes) -> None:
     torch.testing.assert_close(
         gradients(layer, x, routes=routes), gradients(layer, x, routes=Routes())
     )
+
+
+@pytest.mark.parametrize("prefill", ["batched", "token"])
+@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("on", [["window"], ["select"], ["select", "window"], ["compress"]])
+def test_a_branch_that_is_off_is_a_gate_of_zero(on: list[str], gate: str, prefill: Prefill) -> None:
+    """And phi runs only for what is read: values by the compress branch, keys by the scores too."""
+    layer, x = NSAttention(variant(gate=gate)).double(), features()
+    ran: list[str] = []
+    for name, phi in (("k", layer.phi_k), ("v", layer.phi_v)):
+        phi.register_forward_hook(lambda *_, name=name: ran.append(name))
+
+    found = gradients(layer, x, routes=Routes.reference(on), prefill=prefill)
+
+    assert ran == {"select": ["k"], "compress": ["k", "v"]}.get(on[0], [])
+    weights = torch.tensor([float(branch in on) for branch in BRANCHES])
+    layer.gate.register_forward_hook(lambda _, __, gates: gates * weights)
+    expected = gradients(layer, x, routes=Routes(), prefill=prefill)
+    assert all(not expected.pop(name).any() for name in expected.keys() - found.keys())
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_cache_holds_what_every_branch_reads() -> None:
+    layer, x = nsa(), features()
+    with torch.no_grad():
+        whole = layer(x, routes=Routes(compress="off"))
+        cache = LayerCache(TINY.nsa, T)
+        pieces = [layer(p, routes=Routes(compress="off"), cache=cache) for p in x.split(20, 1)]
+
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 8, 17, T])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa.config import PRESETS, ModelConfig, Routes
+from nsa.errors import Unsupported
 from nsa.kernels.decode import attend as kernels
 from nsa.kernels.decode import scores as decode_scores
 from nsa.model.compiled import runs
@@ -176,6 +177,13 @@ def test_what_a_decoder_cannot_hold_is_refused() -> None:
         decoder.step(tokens[:, :1])
     with pytest.raises(ValueError, match="lengths need a decoder"):
         generate(lm, tokens, 1, lengths=torch.ones(2))
+
+
+def test_a_decoder_has_every_branch() -> None:
+    decoder = Decoder(model(), batch=1, capacity=CAPACITY)
+
+    with pytest.raises(Unsupported, match="a branch is off, but a decode step computes all three"):
+        decoder.prefill(torch.zeros(1, 3, dtype=torch.int64), routes=Routes(window="off"))
 
 
 def test_what_cannot_be_captured_is_refused() -> None:

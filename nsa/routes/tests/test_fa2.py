@@ -6,10 +6,12 @@ its documentation says. The real ones run in test_routes.py, on a GPU.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor
 from nsa import ops, reference
 from nsa.config import NSAConfig, Positions
 from nsa.routes import fa2
-from nsa.tests.operator_inputs import SMALL, draw, mean, normal, run
+from nsa.tests.operator_inputs import SMALL, draw, mean, normal, run, skip_what_the_build_lacks
 
 CONFIGS = [
     pytest.param(SMALL, id="l-twice-d"),
@@ -56,13 +58,12 @@ def test_folding_computes_the_compress_branch(config: NSAConfig, T: int) -> None
     got, expected = (f(q, k, v, at) for f in (fold, reference.compress_attention))
 
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
-    if k.shape[1]:
-        for a, b in zip(
-            torch.autograd.grad(got, (q, k, v), grad),
-            torch.autograd.grad(expected, (q, k, v), grad),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    for a, b in zip(
+        torch.autograd.grad(got, (q, k, v), grad),
+        torch.autograd.grad(expected, (q, k, v), grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("T", [1, 2, 5, 20])
@@ -128,8 +129,7 @@ def fake_varlen_func(
 @pytest.fixture
 def fake_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flash-attn package that runs on the CPU and takes float64."""
-    package = ModuleType("flash_attn")
-    package.flash_attn_varlen_func = fake_varlen_func  # type: ignore[attr-defined]
+    package = SimpleNamespace(flash_attn_varlen_func=fake_varlen_func)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     monkeypatch.setattr(fa2, "require", lambda provider, q, v: None)
 
@@ -157,6 +157,64 @@ def test_package_decodes() -> None:
     at = Positions.of(x.q, config=NSAConfig(window_size=9))
     whole = reference.window_attention(x.q, x.k, x.v, at)
     torch.testing.assert_close(tail, whole[:, -3:], atol=1e-12, rtol=0)
+
+
+@pytest.fixture
+def narrow_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """A build for bfloat16 and heads of at most 128, in its own words; the shapes of its calls."""
+    calls: list[tuple[int, ...]] = []
+
+    def varlen(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        calls.append(tuple(q.shape))
+        if q.dtype is torch.float32:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if q.dtype is torch.float16:
+            raise RuntimeError("flash-attn: fp16 was left out of this build")
+        if q.shape[-1] > 128:
+            raise RuntimeError("flash-attn: this build holds heads of at most 128")
+        return fake_varlen_func(q, *args, **options)
+
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=varlen))
+    for check in ("_absence", "_refusal"):  # this is no GPU
+        monkeypatch.setattr(fa2, check, lambda *_: "")
+    fa2._asked.cache_clear()
+    yield calls
+    fa2._asked.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "Dk", "said"),
+    [
+        (torch.float16, 20, "float16 with heads of 24 .*fp16 was left out"),
+        (torch.bfloat16, 136, "bfloat16 with heads of 136 .*at most 128"),
+    ],
+)
+@pytest.mark.parametrize("part", ["window", "compress"])
+def test_the_package_is_asked_once_what_it_was_built_for(
+    part: str, dtype: torch.dtype, Dk: int, said: str, narrow_build: list[tuple[int, ...]]
+) -> None:
+    lacking, built = draw(part, 61, Dk=Dk, dtype=dtype), draw(part, 61, dtype=torch.bfloat16)
+
+    for _ in range(2):
+        with pytest.raises(ops.Unsupported, match=f"^fa2-package: .*{said}.*pip install"):
+            run(part, "fa2-package", lacking)
+    with pytest.raises(pytest.skip.Exception, match=said):
+        skip_what_the_build_lacks("fa2-package", lacking)
+    assert len(narrow_build) == 1
+
+    skip_what_the_build_lacks("fa2-package", built)
+    got, expected = (run(part, route, built) for route in ("fa2-package", "reference"))
+    torch.testing.assert_close(got, expected)
+    skip_what_the_build_lacks("fa2-torch", lacking)
+    assert narrow_build.count((1, 1, 16)) == 1
+
+
+@pytest.mark.usefixtures("narrow_build")
+def test_a_fault_of_the_device_is_no_refusal() -> None:
+    x = draw("window", 61, dtype=torch.float32)
+
+    with pytest.raises(RuntimeError, match=r"^CUDA error"):
+        run("window", "fa2-package", x)
 
 
 @pytest.mark.parametrize("provider", fa2.PROVIDERS)

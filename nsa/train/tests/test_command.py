@@ -72,7 +72,7 @@ def test_options_win_over_variables_and_these_over_the_preset() -> None:
     assert origins == {"batch_size": "NSA_BATCH_SIZE", "checkpointing": "NSA_NO_GC"}
 
 
-TRITON, FAST = Routes.triton(), fast.FAST
+TRITON, ALONE, FAST = Routes.triton(), Routes.triton(["select"]), fast.FAST
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,7 @@ TRITON, FAST = Routes.triton(), fast.FAST
         ("125m", {}, {"NSA_USE_SEL_PACK": "1"}, 1, (None, "", "on", FAST, False, "packed waits")),
         ("125m", {}, {"NSA_FORCE_SEL_MASK": "1"}, 1, (None, "", "on", FAST, True, FAST)),
         ("125m", {}, {"NSA_PREFILL_BATCHED": "0"}, 1, (TRITON, FAST, "on", FAST, False, "token")),
+        ("125m", {}, {"NSA_BRANCHES": "select"}, 1, (ALONE, FAST, "on", FAST, True, FAST)),
         ("125m", {"precision": "fp16"}, {}, 1, (TRITON, FAST, "on", FAST, False, "loss scale")),
         ("125m", {}, {}, 2, (TRITON, FAST, "on", FAST, False, "several processes")),
         ("small", {}, {}, 1, (None, "bf16 or fp16", "on", FAST, True, FAST)),
@@ -150,6 +151,7 @@ def test_the_boot_line_names_the_source_of_each_setting(
     monkeypatch.setenv("NSA_ACCUM", "2")
     monkeypatch.setenv("NSA_SEQ_LEN", "99")
     monkeypatch.setenv("NSA_SEL_RANGES_V2", "0")
+    monkeypatch.setenv("NSA_BRANCHES", "select,window")
     monkeypatch.setenv("NSA_PREFILL_BATCHED", "0")
 
     assert main([*QUICK, "--no-gc", "--dataset", "synthetic"]) == 0
@@ -159,10 +161,11 @@ def test_the_boot_line_names_the_source_of_each_setting(
         "[boot] effective config: preset=tiny attention=nsa S=16 (--seq-len) B=2 (--batch-size) "
         "accum=2 (NSA_ACCUM) gc=off (--no-gc) compile=off graph=off precision=fp32 "
         "dataset=synthetic (--dataset) steps=2 (--steps) lr=0.003 seed=0 "
-        "routes=compress:eager,scores:eager,select:loop,window:eager (NSA_SEL_RANGES_V2) "
+        "routes=compress:off,scores:eager,select:loop,window:eager "
+        "(NSA_SEL_RANGES_V2,NSA_BRANCHES) "
         "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) processes=1 params=0.1M"
     )
-    assert "select:loop" in observed
+    assert "compress:off,scores:eager,select:loop" in observed
     assert "prefill=token" in observed
     assert "step      1" in first
     assert "tokens/s -" in first

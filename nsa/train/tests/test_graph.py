@@ -38,8 +38,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "no_flags")
 
 @TORCH_LOOKS_AT_GRAD
 @QUICK_COMPILER
-def test_a_compiled_step_trains_alike() -> None:
-    config = tiny(accum=2, checkpointing="1-1")
+@pytest.mark.parametrize("routes", [Routes(), Routes(compress="off"), Routes(select="off")])
+def test_a_compiled_step_trains_alike(routes: Routes) -> None:
+    config = tiny(accum=2, checkpointing="1-1", routes=routes)
     with Trainer(config) as plain, Trainer(replace(config, compile="on")) as fast:
         for _ in range(3):
             torch.testing.assert_close(fast.step(), plain.step())
@@ -76,12 +77,15 @@ def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
     config = tiny(accum=2, warmup_steps=2)
     with Trainer(config) as plain, Trainer(replace(config, cuda_graph=True)) as graphed:
         for step in range(4):
-            torch.testing.assert_close(graphed.step(), plain.step())
+            torch.testing.assert_close(graphed.step(replay=step % 2 == 1), plain.step())
+            assert graphed.effective()["graph"] == ("off" if step == 2 else "on")
             rates = [float(group["lr"]) for group in graphed._optimiser.param_groups]
             assert rates == pytest.approx([config.learning_rate(step)] * 2)
         # The rate is a float32 on the device there, a float64 on the host here.
         assert apart(graphed, plain) < 1e-6
         assert graphed.steps_done == 4
+        graph: Any = graphed._graph
+        assert graph.replays == 3  # the first step captures in any case
         observed, expected = graphed.effective(), plain.effective()
     assert observed == {**expected, "graph": "on"}
 
@@ -122,7 +126,7 @@ def test_a_replayed_step_trains_alike(model, checkpointing: str, compile_: Compi
     config = tiny(model=model, accum=2, checkpointing=checkpointing, device="cuda", warmup_steps=2)
     fast = replace(config, compile=compile_, cuda_graph=True)
     with Trainer(config, MASKED) as plain, Trainer(fast, MASKED) as graphed:
-        logged = [trainer.step() for _ in range(4) for trainer in (plain, graphed)]
+        logged = [t.step(replay=i != 2) for i in range(4) for t in (plain, graphed)]
         torch.testing.assert_close(logged[1::2], logged[::2], rtol=1e-4, atol=0)
         assert apart(graphed, plain) < 1e-4
         torch.testing.assert_close(

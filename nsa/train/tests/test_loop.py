@@ -262,7 +262,11 @@ def test_a_loss_that_is_not_finite_stops_at_the_next_log(
 # --- several processes -------------------------------------------------------------------
 
 
-TOGETHER = {"off": Flags(ddp_bucket_mb=1), "fp16": Flags(ddp_compress="fp16")}
+TOGETHER = {
+    "off": Flags(ddp_bucket_mb=1),
+    "fp16": Flags(ddp_compress="fp16"),
+    "branches": Flags(branches=("select", "window")),
+}
 
 
 def train_in_a_group(rank: int, port: int, folder: Path) -> None:
@@ -310,3 +314,5 @@ def test_two_processes_train_as_one_on_the_data_of_both(tmp_path: Path) -> None:
         assert logged == pytest.approx(expected, rel=1e-5)
         error = (mine - weights(alone)).norm() / weights(alone).norm()
         assert least <= error <= most, f"gradients sent as {name}"
+    (_, mine, _), (_, theirs, _) = ranks[0]["branches"], ranks[1]["branches"]
+    assert torch.equal(mine, theirs)  # and nobody waited for the gradient of phi

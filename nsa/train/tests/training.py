@@ -60,8 +60,10 @@ class _Replayed:
         step(batches)  # what a capture records, but does not compute
         before_capture()
         self.step = step
+        self.replays = 0
 
     def __call__(self, batches):
+        self.replays += 1
         seen = self.step.__self__._seen
         loss = self.step(batches)
         self.step.__self__._seen = seen  # a replay shows Python nothing
