@@ -134,6 +134,7 @@ def _settings(trainer: Trainer) -> dict[str, str]:
     seen = {
         "data": f"{trainer.loader.doc_batch} a fetch" if fetches(config.dataset) else drawn,
         "device": trainer.device.type,
+        "branches": "+".join(trainer.routes.running()),
         "prefill": trainer.prefill,
         "processes": trainer.launch.world_size,
         "routes": describe_routes(trainer.routes),

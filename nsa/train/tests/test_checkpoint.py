@@ -152,7 +152,11 @@ def test_what_computes_a_step_may_differ_and_is_named(tmp_path: Path) -> None:
     with Trainer(config) as saved, Trainer(other) as resumed:
         checkpoint.save(saved, tmp_path, keep=1)
         line = checkpoint.resume(resumed, tmp_path)
-    assert "checkpointing: off there, on here; routes: compress" in line
+        assert "checkpointing: off there, on here; routes: compress" in line
+    other = replace(config, routes=Routes(window="off"))
+    message = r"settings:\n  branches: .*select\+window there, .*select here\n"
+    with Trainer(other) as without, pytest.raises(TrainError, match=message):
+        checkpoint.resume(without, tmp_path)
 
 
 # --- command line ------------------------------------------------------------------------
