@@ -1,0 +1,165 @@
+"""The suite training-50k-analysis: small, on the CPU, to its verdict; and what it concludes."""
+
+import gc
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis import scaling, summary, verdict
+from harness.analysis.suspects import Conclusion, diagnose
+from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
+from harness.records import Case, Decision, Measurement, Outcome, Run, Verdict
+from harness.report import tables
+from harness.suite import load as suites
+from harness.tests import fake_runs
+from harness.worker import answer
+from nsa.train.__main__ import main
+
+NAME = "training-50k-analysis"
+A100 = fake_runs.environment(gpu=replace(fake_runs.H200, name="NVIDIA A100 80GB PCIe"))
+SMALL = {
+    "device: cuda": "device: any",
+    "125m": "tiny",
+    "bf16": "fp32",
+    "dataset: text": "dataset: synthetic",
+    "[128, 256, 512, 1024, 2048]": "[8, 12, 16, 20, 24]",
+    "seq_len: [1024, 2048]": "seq_len: 24",
+    "seq_len: 2048": "seq_len: 24",
+    "seq_len: 512": "seq_len: 16",
+    'compile: "on"': 'compile: "off"',
+    'graph: "on"': 'graph: "off"',
+    "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
+    "sample_s: 1": "sample_s: 0.01",
+    "warmup_s: 5": "warmup_s: 0.01\n  profile: false\n  telemetry: false\n  accuracy: false",
+}
+
+
+def measured_here(case: Case, process: int) -> Measurement:
+    """What a worker answers, in this process."""
+    answers, end = os.pipe()
+    os.set_blocking(answers, False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in case.env.items():
+            patch.setenv(name, value)
+        order = MeasureOrder(case=case, process=process, launched_at=time.monotonic())
+        answer.work(order, Channel(end))
+    os.close(end)
+    received: list[Message] = []
+    MessageReader(answers).drain(received.append)
+    os.close(answers)
+    return next(m.measurement for m in received if isinstance(m, Answer))
+
+
+def judged(run: Run) -> Verdict:
+    cases = summary.summarise(run)
+    return verdict.judge(run.suite, run.environment, cases, scaling.fit(cases))
+
+
+def decisions(run: Run) -> dict[str, Decision]:
+    """By the part of the question."""
+    return {r.asks: r.decision for r in judged(run).rules if r.asks and r.applies}
+
+
+def test_a_small_variant_runs_to_its_verdict() -> None:
+    text = suites.load(NAME).text
+    for shipped, small in SMALL.items():
+        assert shipped in text
+        text = text.replace(shipped, small)
+    suite = suites.loads(text, "small.yaml")
+    curve = re.compile(".*seq_len=24|train/nsa/.*V2=1|.*compress.window$|.*select.window$")
+    cases = tuple(c for c in suite.cases if not c.program and curve.match(c.case_id))
+    suite = replace(suite, cases=cases)
+    gc.freeze()  # what pytest has loaded is not searched between the steps
+    made = tuple(measured_here(c, p) for c in cases for p in range(2 if "fast" in c.case_id else 1))
+    gc.unfreeze()
+
+    run = replace(fake_runs.run(cases, lambda _: []), suite=suite, measurements=made)
+    run = replace(run, environment=fake_runs.environment(gpu=None))
+
+    assert {m.outcome for m in made} == {Outcome.OK}, [m.detail for m in made]
+    found = decisions(run)
+    assert found.keys() == {"day", "growth"}
+    assert found["day"] is not Decision.NO_GO, "a busy machine may leave it open"
+    assert {d.name for d in diagnose(suite, summary.summarise(run)) if d.effect}
+
+
+def planted(case: Case) -> float:
+    """tokens/s as in the report of 2025-08-27, its causes as it suspected them."""
+    if case.workload == "gpus":
+        return 1000.0 * float(case.axes["gpus"]) * 0.9
+    if case.workload == "fast":
+        return 60_000.0
+    if case.workload == "branches":
+        return 500.0 if case.axes["NSA_BRANCHES"] == "compress+window" else 33.0
+    if case.provider == "dense":
+        return 6_000.0
+    return 58.0 if case.axes["NSA_SEL_RANGES_V2"] == 0 else 33.0
+
+
+def planted_run(rate: Callable[[Case], float] = planted, *, one_gpu: bool = False) -> Run:
+    suite = suites.load(NAME)
+
+    def measure(c: Case) -> list[Measurement]:
+        if one_gpu and c.axes.get("gpus") == 2:
+            return fake_runs.ended(c, Outcome.CRASH)
+        tokens = int(c.axes["seq_len"]) * int(c.axes.get("gpus", 1))
+        return fake_runs.timed(c, tokens / rate(c), tokens=tokens, processes=c.settings.processes)
+
+    return replace(fake_runs.run(suite.cases, measure, env=A100), suite=suite)
+
+
+def test_the_causes_that_are_there_are_named_and_the_innocent_is_not() -> None:
+    run = planted_run()
+
+    found = {d.name: d.conclusion for d in diagnose(run.suite, summary.summarise(run))}
+
+    assert found["no Triton kernels, not compiled, no graph"] is Conclusion.ENOUGH
+    assert found["the selected branch"] is Conclusion.ENOUGH
+    assert found["V2 selection (the report found V1 faster)"] is Conclusion.CONTRIBUTES
+    assert found["V1 selection (loop over queries)"] is Conclusion.RULED_OUT
+    assert found["the model without NSA (dense)"] is Conclusion.RULED_OUT
+
+
+def test_each_part_of_the_question_has_its_answer() -> None:
+    run = planted_run()
+    cost = tables.cost(summary.summarise(run), run)
+    slow = planted_run(lambda c: planted(c) / 60)
+
+    assert decisions(run) == {
+        "day": Decision.GO,
+        "growth": Decision.GO,
+        "expected": Decision.CONDITIONAL,
+        "two": Decision.GO,
+    }
+    assert cost
+    assert any("…" in cell for _, cell, *_ in cost.rows)
+    assert decisions(slow)["day"] is not Decision.GO
+
+
+def test_a_machine_with_one_gpu_has_a_verdict() -> None:
+    run = planted_run(one_gpu=True)
+
+    found = judged(replace(run, environment=fake_runs.environment(gpu=None)))
+
+    assert found.decision is Decision.GO
+    assert [r.asks for r in found.rules if r.applies and r.decision is not Decision.GO] == ["two"]
+
+
+def test_the_program_takes_the_options_and_prints_the_lines_that_the_suite_reads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one process: torchrun would start another Python."""
+    program = next(c.program for c in suites.load(NAME).cases if c.program)
+    assert program
+    assert program.steps
+    options = program.argv[program.argv.index("nsa.train") + 1 :]
+
+    assert main([*options, "--preset=tiny", "--seq-len=16", "--steps=3", "--device=cpu"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    steps = [found["step"] for line in lines if (found := re.search(program.steps.step, line))]
+    assert steps == ["1", "2", "3"]
