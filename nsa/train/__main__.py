@@ -201,14 +201,12 @@ def _run(options: argparse.Namespace) -> None:
         resumed = checkpoint.resume(trainer, options.resume) if options.resume else ""
         if options.save is not None:
             checkpoint.check_no_later(options.save, trainer.steps_done)
-        sinks = (
-            _open_sinks(stack, options.out, flags, trainer.steps_done) if launch.rank == 0 else []
-        )
+        sinks = _open_sinks(stack, options.out, flags, trainer)
         for path in filter(None, (options.curve, options.save and options.save / "step")):
             check_writable(path)
         _say(launch, _boot_line(options.preset, trainer, origins, flags))
         if resumed:
-            _say(launch, f"[boot] resumed from {resumed}")
+            _say(launch, "[boot] resumed from " + resumed)
         curve: list[Progress] = []
         for progress in train(
             trainer,
@@ -223,11 +221,8 @@ def _run(options: argparse.Namespace) -> None:
             for sink in sinks:
                 sink(progress)
             curve.append(progress)
-            due = (
-                progress.step == config.steps
-                or progress.step % (options.save_every or math.inf) == 0
-            )
-            if options.save is not None and due:
+            due = progress.step % (options.save_every or config.steps) == 0
+            if options.save is not None and (due or progress.step == config.steps):
                 began = time.perf_counter()
                 saved = checkpoint.save(trainer, options.save, keep=options.keep)
                 _say(launch, f"saved: {saved} in {time.perf_counter() - began:.2f} s")
@@ -295,17 +290,17 @@ def _over_processes(value: Tensor, launch: Launch) -> float:
     return value.item()
 
 
-def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags, steps_done: int) -> list[Sink]:
+def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags, trainer: Trainer) -> list[Sink]:
     """The logs that --out and the flags request."""
     if out is None:
-        if not flags.tb_disable:
+        if not flags.tb_disable and trainer.launch.rank == 0:
             raise UsageError("NSA_TB_DISABLE=0 requests TensorBoard logs\n  Add --out DIR.")
         return []
     sinks = []
     if not flags.disable_csv_logs:
-        sinks.append(csv_sink(out / "train.csv", steps_done))
+        sinks.append(csv_sink(out / "train.csv", trainer.steps_done))
     if not flags.tb_disable:
-        sinks.append(tensorboard_sink(stack, out, steps_done))
+        sinks.append(tensorboard_sink(stack, out, trainer.steps_done))
     return sinks
 
 

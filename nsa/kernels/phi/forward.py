@@ -32,7 +32,6 @@ from nsa.kernels.common.device import (
 )
 from nsa.kernels.phi.backward import phi_backward
 from nsa.kernels.phi.rows import FILL, Blocks, ProductTile, block_rows, column_offsets
-from nsa.reference import wide
 
 # For heads of any size: at most 48 KiB of shared memory a stage on sm_90, 32 on sm_80.
 MIX: dict[Architecture, ProductTile] = {
@@ -230,22 +229,6 @@ def block_starts(cu_seqlens: Tensor, tokens: int, config: NSAConfig) -> Tensor:
     here = document.clamp(max=len(first) - 1)
     start = first[here] + (row - ends[here] + blocks[here]) * stride
     return start.where(document < len(first), -1).int()
-
-
-def mean_blocks(x: Tensor, *, config: NSAConfig) -> Tensor:
-    """The ablation: the mean of each block. [B, T, HKV, D] -> [B, N, HKV, D].
-
-    Every token is read once: strides of d tokens are averaged, then l / d neighbours.
-    """
-    N = config.compressed_length(x.shape[1])
-    if N == 0:
-        return x[:, :0]
-    size, stride = config.compress_block_size, config.compress_stride
-    covered = x[:, : (N - 1) * stride + size]
-    strides = covered.unflatten(1, (-1, stride)).mean(2, dtype=wide(x.dtype))
-    neighbours = [strides[:, a : a + N] for a in range(size // stride)]
-    mean: Tensor = sum(neighbours[1:], neighbours[0]) / len(neighbours)
-    return mean.to(x.dtype)
 
 
 class _Phi(torch.autograd.Function):

@@ -12,8 +12,8 @@ from nsa import reference
 from nsa.config import NSAConfig
 from nsa.kernels.phi import forward
 from nsa.kernels.phi import weights as phi_weights
-from nsa.kernels.phi.forward import block_starts, mean_blocks, phi_blocks
-from nsa.model.attention import MeanPhi, Phi
+from nsa.kernels.phi.forward import block_starts, phi_blocks
+from nsa.model.attention import Phi
 from nsa.routes.tests.test_routes import assert_none
 from nsa.tests.operator_inputs import DEVICES, SMALL, needs_gpu, normal
 
@@ -322,18 +322,3 @@ def test_tokens_outside_a_block_do_not_reach_it(device: str) -> None:
     reached = after.isnan().any(-1).any(-1)[0]
     assert reached.tolist() == [False, False, True, True, False, False]
     assert torch.equal(before[:, ~reached], after[:, ~reached])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("T", [5, 8, 61])
-@pytest.mark.parametrize("config", [SMALL, APART, DENSE])
-def test_mean(config: NSAConfig, T: int, device: str) -> None:
-    x = normal(2, T, 2, 16, seed=0, device=device).requires_grad_()
-
-    out = mean_blocks(x, config=config)
-
-    exact = reference.compress_blocks(x, MeanPhi(), config=config)
-    torch.testing.assert_close(out, exact, rtol=1e-12, atol=1e-12)
-    grad = torch.randn_like(out)
-    got, expected = (torch.autograd.grad(y, x, grad)[0] for y in (out, exact))
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
