@@ -1,11 +1,17 @@
 """The probes that the parent reads while a worker runs: NVML and CPU."""
 
+import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
-from harness.machine.cpu import CpuProbe
+import psutil
+
 from harness.machine.nvml import NvmlProbe
 from harness.records import Gpu
+
+REFRESH_S = 0.5
+"""Interval between searches for new children; a search reads every process of the machine."""
 
 
 class Probe(Protocol):
@@ -33,3 +39,88 @@ def open_probes(gpu: Gpu | None, *, why: str = "no GPU is used") -> tuple[Probe,
         why: Why there is none; the channels of the GPU are then unavailable for this reason.
     """
     return NvmlProbe(gpu.uuid if gpu else None, why=why), CpuProbe()
+
+
+class CpuProbe:
+    """Reads CPU and memory of the process tree of a worker, from /proc through psutil.
+
+    `cpu_utilisation` is in cores since the last reading; the kernel resolves 1/100 s. The time of a
+    child that ended is in the account of its parent. `rss_bytes` is the sum over the tree; shared
+    memory counts once per process.
+    """
+
+    def __init__(self) -> None:
+        self._worker: psutil.Process | None = None
+        self._tree: dict[int, psutil.Process] = {}
+        self._cpu_s = 0.0
+        self._read_at_s = 0.0
+        self._refresh_due_s = 0.0
+
+    @property
+    def unavailable(self) -> Mapping[str, str]:
+        return MappingProxyType({})
+
+    def attach(self, pid: int) -> None:
+        self._tree = {}
+        self._refresh_due_s = 0.0
+        try:
+            self._worker = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self._worker = None
+            return
+        self._read_at_s = time.monotonic()
+        self._cpu_s, _ = self._totals(self._read_at_s)
+
+    def read(self) -> Mapping[str, float | None]:
+        now_s = time.monotonic()
+        if self._worker is None or not _alive(self._worker):
+            return {"cpu_utilisation": None, "rss_bytes": None}
+        cpu_s, rss_bytes = self._totals(now_s)
+        elapsed_s = now_s - self._read_at_s
+        # The time of a child is lost if its parent ignores SIGCHLD; the difference may be negative.
+        used_s = max(0.0, cpu_s - self._cpu_s)
+        self._cpu_s, self._read_at_s = cpu_s, now_s
+        return {
+            "cpu_utilisation": used_s / elapsed_s if elapsed_s > 0 else None,
+            "rss_bytes": float(rss_bytes),
+        }
+
+    def close(self) -> None:
+        self._worker = None
+        self._tree = {}
+
+    def _totals(self, now_s: float) -> tuple[float, int]:
+        """CPU time in seconds, including children that ended, and resident bytes of the tree."""
+        assert self._worker is not None
+        if now_s >= self._refresh_due_s:
+            self._refresh_due_s = now_s + REFRESH_S
+            self._find_children()
+        cpu_s, rss_bytes = 0.0, 0
+        for pid, process in list(self._tree.items()):
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    rss_bytes += process.memory_info().rss
+            except psutil.NoSuchProcess:
+                del self._tree[pid]
+                continue
+            cpu_s += times.user + times.system + times.children_user + times.children_system
+        return cpu_s, rss_bytes
+
+    def _find_children(self) -> None:
+        """Add new processes; a known one stays in the tree when its parent ends."""
+        assert self._worker is not None
+        try:
+            found = (self._worker, *self._worker.children(recursive=True))
+        except psutil.NoSuchProcess:
+            return
+        self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
+        for process in found:
+            self._tree.setdefault(process.pid, process)
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -28,7 +28,7 @@ class MeasureSettings:
     """Longest lifetime of a process. After it: TIMEOUT, a lower bound on the step time."""
     stall_s: float = 30.0
     """Least time without progress after which an idle process is a HANG. It grows with the steps of
-    the process: see harness.runner.pace."""
+    the process: see harness.runner.silence."""
     flush_l2: bool = False
     """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
     accuracy: bool = True

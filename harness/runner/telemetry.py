@@ -1,10 +1,16 @@
-"""Reads the probes at a fixed interval while a worker runs."""
+"""Reads the probes at a fixed interval while a worker runs; and samples what a silent worker, and
+everything it started, do, without stopping them."""
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+import psutil
+
+from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
-from harness.records import Telemetry
+from harness.records import ActivitySample, Case, Telemetry
+from harness.runner import stacks
 from harness.runner.launcher import Worker
 
 PROBE_INTERVAL_S = 0.05
@@ -43,4 +49,51 @@ class Recorder:
             unavailable={
                 name: why for probe in self._probes for name, why in probe.unavailable.items()
             },
+        )
+
+
+class Sampler:
+    """Samples one worker."""
+
+    def __init__(self, worker: Worker, case: Case, probes: Sequence[Probe]) -> None:
+        """`probes` are open, also if the case is measured without telemetry."""
+        self._worker = worker
+        self._is_program = case.program is not None
+        self._gpu = next((p for p in probes if isinstance(p, NvmlProbe)), None)
+        if self._gpu is not None:
+            self._gpu.attach(worker.pid)
+
+    def take(self) -> ActivitySample:
+        """What the process has done up to now."""
+        spent: dict[int, float] = {}
+        states: set[str] = set()
+        io_bytes = rss_bytes = 0
+        tree: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self._worker.pid)
+            tree = [root, *root.children(recursive=True)]
+        for process in tree:
+            with suppress(psutil.Error), process.oneshot():
+                spent[process.pid] = sum(process.cpu_times()[:4])  # with children that ended
+                rss_bytes += process.memory_info().rss
+                states.add(process.status())
+                io = process.io_counters()  # last: it may not be readable
+                io_bytes += io.read_chars + io.write_chars
+        utilisation, power = self._gpu.use_by_worker() if self._gpu else (None, None)
+        # The worker of a program only waits for its output.
+        pids = [pid for pid in spent if (pid != self._worker.pid) is self._is_program]
+        pid = max(pids, key=lambda pid: spent[pid], default=0)
+        thread = stacks.thread_stack(pid)
+        return ActivitySample(
+            at_s=time.monotonic() - self._worker.launched_at,
+            cpu_s=sum(spent.values()),
+            io_bytes=io_bytes,
+            rss_bytes=rss_bytes,
+            states=tuple(sorted(states)),
+            gpu_utilisation=utilisation,
+            gpu_power=power,
+            stack=thread.frames,
+            frame=thread.frame,
+            waits_in=stacks.waits_in(pid),
+            holds_gil=thread.holds_gil,
         )

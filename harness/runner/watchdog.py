@@ -1,8 +1,8 @@
 """Parent side: watches one worker from launch to exit, and decides how it ended.
 
 A worker that is slow or busy has its full `timeout_s`. One that is silent for longer than its own
-budget (see harness.runner.pace) is sampled, and hangs if it stands still (see
-harness.runner.silence): its stacks are taken, then it is killed.
+budget is sampled, and hangs if it stands still (see harness.runner.silence): its stacks are taken,
+then it is killed.
 """
 
 import math
@@ -36,10 +36,8 @@ from harness.records import (
 )
 from harness.runner import evidence, stacks
 from harness.runner.launcher import Worker
-from harness.runner.pace import Pace
-from harness.runner.sampler import Sampler
-from harness.runner.silence import Activity, Silence, reason
-from harness.runner.telemetry import Recorder
+from harness.runner.silence import Activity, Pace, Silence, reason
+from harness.runner.telemetry import Recorder, Sampler
 
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from harness.machine import cpu, nvml
-from harness.machine.cpu import CpuProbe
-from harness.machine.probes import open_probes
+from harness.machine import nvml, probes
+from harness.machine.probes import CpuProbe, open_probes
 from harness.tests.processes import running, wait_for
 
 BURN = """
@@ -51,7 +50,7 @@ def watched(script: str) -> float:
     before = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: before)
     with running(BURN + script) as process, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "time", clock)
+        patch.setattr(probes, "time", clock)
         wait_for(process, "up")
         probe = CpuProbe()
         probe.attach(process.pid)
@@ -79,13 +78,13 @@ def test_all_cpu_time_counts_also_of_children_that_ended() -> None:
 
 def test_cpu_time_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the parent ignores SIGCHLD, the time of its child is lost and the total falls."""
-    monkeypatch.setattr(cpu, "REFRESH_S", 0.0)
+    monkeypatch.setattr(probes, "REFRESH_S", 0.0)
 
     assert watched(LOST_CHILD) > 0.2  # `watched` asserts that no reading is negative
 
 
 def test_memory_of_children_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "REFRESH_S", 0.0)
+    monkeypatch.setattr(probes, "REFRESH_S", 0.0)
     script = """
 import os, sys
 if os.fork():
@@ -151,7 +150,7 @@ def test_a_reading_rarely_searches_the_machine(monkeypatch: pytest.MonkeyPatch) 
         return search(process, recursive=recursive)
 
     monkeypatch.setattr(psutil.Process, "children", recorded)
-    monkeypatch.setattr(cpu, "REFRESH_S", 3600.0)
+    monkeypatch.setattr(probes, "REFRESH_S", 3600.0)
     probe = CpuProbe()
     probe.attach(os.getpid())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.analysis.self_test import judge
-from harness.machine.cpu import CpuProbe
+from harness.machine.probes import CpuProbe
 from harness.machine.nvml import NvmlProbe, gpus
 from harness.measure import self_test
 from harness.measure.timing import CudaStopwatch, HostStopwatch, TimedStep

@@ -9,9 +9,8 @@ import pytest
 
 from harness.messages import PhaseBegan, StepsDone
 from harness.records import ActivitySample, Outcome
-from harness.runner import pace, silence
-from harness.runner.pace import Pace
-from harness.runner.silence import Activity, judge, reason
+from harness.runner import silence
+from harness.runner.silence import Activity, Pace, judge, reason
 from harness.runner.watchdog import Ending, Story
 from harness.tests.workers import QUICK, make_case
 
@@ -83,7 +82,7 @@ def test_the_limit_is_six_of_the_slowest_recent_steps_and_the_first_does_not_cou
     assert followed.limits_s == quick
     followed.ran(4, 552.0, 1.0)
     assert followed.limits_s == (300.0, 300.0)
-    for steps in range(5, 5 + pace.RECENT):
+    for steps in range(5, 5 + silence.RECENT):
         followed.ran(steps, 548.0 + steps, 1.0)
     assert followed.limits_s == quick, "a slow step long ago is forgotten"
     assert Pace(replace(QUICK, stall_s=100.0)).limits_s == (100.0, 300.0)
