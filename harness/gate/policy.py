@@ -20,6 +20,7 @@ from harness.suite.decisions import metric_name
 from harness.suite.fields import Form, Matching, Text, checked, wrong
 from harness.suite.load import fits, text_of
 from harness.suite.positions import Document, Loc, Problem, nearest, read
+from harness.suite.schema import PathModel
 from harness.suite.sweep import check_match, match
 
 DEFAULT = Path("ci/gate.yaml")
@@ -77,19 +78,6 @@ class ChosenSuite(Form):
     """Changed files that trigger these cases; the policy's `paths` if absent."""
 
 
-class KernelsModel(Form):
-    """Kernels that must and must not run; patterns of names."""
-
-    must: list[Text] = Field(default_factory=list)
-    must_not: list[Text] = Field(default_factory=list)
-
-    @model_validator(mode="after")
-    def _something(self) -> "KernelsModel":
-        if not (self.must or self.must_not):
-            raise wrong("needs must, must_not or both")
-        return self
-
-
 class AbsoluteModel(Form):
     """An absolute limit, or required kernels, for some cases on some GPUs."""
 
@@ -102,7 +90,7 @@ class AbsoluteModel(Form):
     """Lower limit in SI units: NO-GO if the whole interval is below."""
     high: float | None = None
     """Upper limit in SI units: NO-GO if the whole interval is above."""
-    kernels: KernelsModel | None = None
+    kernels: PathModel | None = None
     source: Text
     """Where the number comes from."""
 
