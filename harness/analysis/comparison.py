@@ -40,7 +40,6 @@ from harness.records import (
     Pair,
     Thresholds,
     least_pairs,
-    thresholds_of,
 )
 
 _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
@@ -146,21 +145,15 @@ def confirm(
     """Judge every screened case, in order; those with a confirmation by the new pairs only.
 
     Args:
-        screened: Pairs of the screen by case id.
+        screened: Pairs of the screen by case id, some of each.
         confirmed: New pairs of the cases that did not pass the screen. Such a case without new
             pairs is undecided.
-
-    Raises:
-        ValueError: A case has no pairs, or was confirmed without having been screened.
     """
-    if unknown := confirmed.keys() - screened.keys():
-        raise ValueError(f"{sorted(unknown)[0]}: confirmed, but not screened")
-    if empty := [c for group in (screened, confirmed) for c, pairs in group.items() if not pairs]:
-        raise ValueError(f"{empty[0]}: no pairs to compare")
-    own = {case_id: thresholds_of(thresholds, case_id) for case_id in screened}
-    judged = judge({c: statistics(pairs, own[c]) for c, pairs in confirmed.items()}, own)
+    judged = judge(
+        {c: statistics(pairs, thresholds[c]) for c, pairs in confirmed.items()}, thresholds
+    )
     return tuple(
-        judged[case_id] if case_id in judged else _by_screen(case_id, pairs, own[case_id])
+        judged[case_id] if case_id in judged else _by_screen(case_id, pairs, thresholds[case_id])
         for case_id, pairs in screened.items()
     )
 
@@ -215,19 +208,12 @@ def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: in
 
 
 def judge(confirmed: Mapping[str, Statistics], thresholds: ByCase) -> Mapping[str, Comparison]:
-    """Apply the rules of the confirmation to all confirmed cases together.
-
-    Raises:
-        ValueError: The thresholds of the cases differ in alpha, which applies to all together.
-    """
-    own = {case_id: thresholds_of(thresholds, case_id) for case_id in confirmed}
-    if len({t.alpha for t in own.values()}) > 1:
-        raise ValueError("the thresholds of the cases must have the same alpha")
+    """Apply the rules of the confirmation to all confirmed cases together."""
     slower = holm({c: s.p_slower for c, s in confirmed.items()})
     faster = holm({c: s.p_faster for c, s in confirmed.items()})
     return {
-        case_id: _judge(case_id, s, slower[case_id], faster[case_id], len(confirmed), own[case_id])
-        for case_id, s in confirmed.items()
+        c: _judge(c, s, slower[c], faster[c], len(confirmed), thresholds[c])
+        for c, s in confirmed.items()
     }
 
 

@@ -342,7 +342,8 @@ def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Com
             for p in pairs
         ]
     name = DOWN if sign < 0 else UP
-    return compare.judge({name: compare.statistics(pairs, thresholds)}, thresholds)[name]
+    found = {name: compare.statistics(pairs, thresholds)}
+    return compare.judge(found, {name: thresholds})[name]
 
 
 def change(found: Comparison) -> tuple[float, float | None, float | None]:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from harness.analysis.comparison import Statistics, judge, pairs_needed
-from harness.records import ByCase, Change, Comparison, Thresholds, thresholds_of
+from harness.records import ByCase, Change, Comparison, Thresholds
 
 FEWEST = 2
 """Processes that each side of a case needs."""
@@ -64,10 +64,9 @@ def compare_stored(
         day_cv: Variation of a case's level between days, from `calibration.between_days`.
         thresholds: As for `comparison.confirm`.
     """
-    own = {c: thresholds_of(thresholds, c) for c in sides}
-    wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in own.items()}
+    wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in thresholds.items()}
     answers = judge({c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}, wider)
-    return tuple(_instead(answers[c], *s, len(sides), own[c]) for c, s in sides.items())
+    return tuple(_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
 
 
 def _statistics(

@@ -27,7 +27,6 @@ from harness.records.comparison import (
     Pair,
     Thresholds,
     least_pairs,
-    thresholds_of,
 )
 from harness.records.environment import (
     VARIABLE_PREFIXES,

@@ -81,8 +81,8 @@ class Thresholds:
         return math.sqrt(2) * self.build_cv
 
 
-ByCase = Thresholds | Mapping[str, Thresholds]
-"""The same for all cases, or by case id, widened to a case's noise; alpha is the same for all."""
+ByCase = Mapping[str, Thresholds]
+"""By case id, widened to a case's noise; alpha is the same for all."""
 
 
 class Change(StrEnum):
@@ -127,16 +127,3 @@ def least_pairs(cases: int, alpha: float) -> int:
     """Fewest pairs, in turns in both orders, with which one of `cases` confirmed cases can be
     called slower."""
     return next(n for n in itertools.count(2) if math.comb(n, n // 2) >= cases / alpha)
-
-
-def thresholds_of(thresholds: ByCase, case_id: str) -> Thresholds:
-    """The thresholds of one case.
-
-    Raises:
-        ValueError: The mapping does not have the case.
-    """
-    if isinstance(thresholds, Thresholds):
-        return thresholds
-    if case_id not in thresholds:
-        raise ValueError(f"{case_id}: no thresholds for this case")
-    return thresholds[case_id]

@@ -253,7 +253,7 @@ def _stored(a: Run, b: Run) -> dict[str, Values]:
     found = compare_stored(
         {i: (before[i], after[i]) for i in both},
         day_cv=0.01,
-        thresholds=Thresholds(tolerance=0.02, stored_tolerance=0.03),
+        thresholds=dict.fromkeys(both, Thresholds(tolerance=0.02, stored_tolerance=0.03)),
     )
     return {c.case_id: _comparison(c) for c in found}
 
@@ -296,15 +296,16 @@ def paired(run: Run) -> dict[str, Values]:
     if not pairs:
         return {}
     first = Thresholds(build_cv=0.0)  # both sides are one build
+    own = dict.fromkeys(pairs, first)
     screened = {c: p[: first.screen_pairs] for c, p in pairs.items()}
     more = {c: p[first.screen_pairs :] for c, p in pairs.items()}
     noise = calibrate(pairs)
     days = [calibrate({c: p[i::2] for c, p in pairs.items()}).levels() for i in range(2)]
     return {
         "screen": {c: screen(p, first) for c, p in screened.items()},
-        "screened": {c.case_id: _comparison(c) for c in confirm(screened, {}, first)},
-        "confirmed": {c.case_id: _comparison(c) for c in confirm(screened, pairs, first)},
-        "few": {c.case_id: _comparison(c) for c in confirm(screened, more, first)},
+        "screened": {c.case_id: _comparison(c) for c in confirm(screened, {}, own)},
+        "confirmed": {c.case_id: _comparison(c) for c in confirm(screened, pairs, own)},
+        "few": {c.case_id: _comparison(c) for c in confirm(screened, more, own)},
         "noise": [noise.noise, noise.process_cv, noise.biased],
         "noise by case": [
             [c.case_id, c.noise, c.process_cv, c.level_s, c.ratio, c.p_value, c.pairs]

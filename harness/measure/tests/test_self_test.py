@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from harness.analysis.self_test import judge
-from harness.machine.probes import CpuProbe
 from harness.machine.nvml import NvmlProbe, gpus
+from harness.machine.probes import CpuProbe
 from harness.measure import self_test
 from harness.measure.timing import CudaStopwatch, HostStopwatch, TimedStep
 from harness.records import Peaks, Phase, SelfTest, SelfTestReadings, Telemetry
