@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from harness.analysis.statistics import Floats, t_factor, times_better
-from harness.records import Case, CaseSummary, Estimate, Outcome
+from harness.records import Case, CaseSummary, Estimate, Outcome, as_text
 
 MIN_POINTS = 3
 """Fewer uncensored, distinct points leave no residual."""
@@ -140,8 +140,8 @@ def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[Case
 def group_of(case: Case, axis: str) -> str:
     """The case id without one axis: the name of the group along it."""
     others = {name: case.axes[name] for name in case.swept if name != axis}
-    texts = {n: str(v).lower() if isinstance(v, bool) else str(v) for n, v in others.items()}
-    return "/".join([case.workload, case.provider, *(f"{n}={v}" for n, v in texts.items())])
+    named = (f"{name}={as_text(value)}" for name, value in others.items())
+    return "/".join([case.workload, case.provider, *named])
 
 
 def positive(summary: CaseSummary, axis: str) -> float:

@@ -23,6 +23,7 @@ from harness.records import (
     Run,
     Suite,
     Suspect,
+    equal_beside,
 )
 
 SMALL_GAP = 1.1
@@ -132,16 +133,10 @@ def _pairs(
     """Cases without and with the suspect that are equal in every axis that neither side names."""
     named = suspect.without.criteria.keys() | suspect.with_.criteria.keys()
     timed = [s for s in summaries if s.outcome is Outcome.OK and "step_s" in s.metrics]
-    for a in timed:
-        if not suspect.without.accepts(a.case) or not _there(where, a.case):
-            continue
-        for b in timed:
-            if b is a or not suspect.with_.accepts(b.case) or not _there(where, b.case):
-                continue
-            both = (a.case.axes.keys() & b.case.axes.keys()) - named
-            same = "workload" in named or a.case.workload == b.case.workload
-            same &= "provider" in named or a.case.provider == b.case.provider
-            if same and all(a.case.get(name) == b.case.get(name) for name in both):
+    there = [s for s in timed if _there(where, s.case)]
+    for a in (s for s in there if suspect.without.accepts(s.case)):
+        for b in (s for s in there if suspect.with_.accepts(s.case)):
+            if b is not a and equal_beside(named, a.case, b.case):
                 yield a, b
 
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
-from harness.analysis.scaling import FLAT, ScalingFit
+from harness.analysis.scaling import FLAT, ScalingFit, fit
 from harness.analysis.statistics import times_better
-from harness.analysis.summary import not_repeatable
+from harness.analysis.summary import not_repeatable, summarise
 from harness.records import (
     FAILURES,
     WORST_FIRST,
@@ -33,6 +33,7 @@ from harness.records import (
     Outcome,
     Rule,
     RuleResult,
+    Run,
     Suite,
     Verdict,
     Weight,
@@ -91,6 +92,12 @@ def judge(
         here=worst.decision if elsewhere else None,
         partial=f"{len(asked)} of {whole} cases" if len(asked) < whole else "",
     )
+
+
+def of_run(run: Run) -> tuple[Sequence[CaseSummary], Verdict]:
+    """The summaries of a run, and its verdict by them."""
+    cases = summarise(run)
+    return cases, judge(run.suite, run.environment, cases, fit(cases))
 
 
 # --- built-in rules ----------------------------------------------------------------------

@@ -21,7 +21,8 @@ from harness.records import Case, Environment, Measurement, Outcome
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, require_gpu
-from harness.runner.run import RunObserver, run_one
+from harness.runner.run import run_one
+from harness.runner.watchdog import RunObserver
 from harness.store.writer import now
 
 CHEAP = 0.1

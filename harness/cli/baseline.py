@@ -135,13 +135,14 @@ def diff(
         )
     compared = baselines.compared(stored, run)
     if as_json:
-        document([asdict(row) for row in compared])
+        names = ("case_id", "baseline_s", "run_s")
+        document([dict(zip(names, (i, *both), strict=True)) for i, both in compared.items()])
         return
     rows = table("case", "baseline", "run", "change")
-    for row in compared:
-        times = [units.duration(t) if t else "absent" for t in (row.baseline_s, row.run_s)]
-        ratio = row.run_s / row.baseline_s if row.run_s and row.baseline_s else None
-        rows.add_row(escape(row.case_id), *times, units.change(ratio) if ratio else "")
+    for case_id, (before, after) in compared.items():
+        times = [units.duration(t) if t else "absent" for t in (before, after)]
+        change = units.change(after / before) if before and after else ""
+        rows.add_row(escape(case_id), *times, change)
     out.print(rows)
     show(f"Baseline: {stored.commit[:10]}, {stored.measured_at}")
 

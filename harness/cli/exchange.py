@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from harness.analysis import scaling, summary
 from harness.analysis import verdict as gate
 from harness.cli import options
 from harness.cli.options import say
@@ -143,12 +142,10 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
     (source,) = sources
     if form is Format.PYTEST_BENCHMARK:
         return _benchmarks(reader.load(root, source)).encode()
-    verdict = (
-        decode(jsonl.read_file(Path(source)), source)
-        if is_verdict
-        else _judged(reader.load(root, source))
-    )
-    return _RENDERERS[form](verdict).encode()
+    if is_verdict:
+        return _RENDERERS[form](decode(jsonl.read_file(Path(source)), source)).encode()
+    run = reader.load(root, source)
+    return _RENDERERS[form](run_verdict.of_run(run, *gate.of_run(run))).encode()
 
 
 def _write(data: bytes, output: Path | None) -> None:
@@ -170,10 +167,3 @@ def _benchmarks(run: Run) -> str:
             f"run {run.run_id} has no case that ended ok", "Export a run with results."
         )
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
-def _judged(run: Run) -> GateVerdict:
-    cases = summary.summarise(run)
-    return run_verdict.of_run(
-        run, cases, gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
-    )

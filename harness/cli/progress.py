@@ -17,7 +17,7 @@ from harness import units
 from harness.cli import console
 from harness.cli.options import err, say
 from harness.records import Case, Measurement, Outcome, Suite
-from harness.runner.run import RunObserver
+from harness.runner.watchdog import RunObserver
 
 BAR_WIDTH = 24
 DAY_S = 86_400.0

@@ -11,7 +11,7 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
-from harness.analysis import roofline, scaling, summary
+from harness.analysis import roofline, summary
 from harness.analysis import verdict as gate
 from harness.analysis.dead_axes import oddities
 from harness.cli import console, options
@@ -154,7 +154,7 @@ def run(
             chosen,
             recorded=before.measurements if before else (),
             device=here.device_name,
-            decide=(lambda: _judged(reader.read(writer.folder)[0])[-1]) if abort else None,
+            decide=(lambda: gate.of_run(reader.read(writer.folder)[0])[-1]) if abort else None,
             budget=budget,
         )
         rig.measures(writer.run_id)
@@ -342,7 +342,7 @@ def report_(
 
 def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
     """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
-    cases, verdict = _judged(recorded)
+    cases, verdict = gate.of_run(recorded)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
     else:
@@ -359,12 +359,6 @@ def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
         if markdown:
             show(f"Report: {markdown}")
     raise typer.Exit(verdict.decision.exit_status)
-
-
-def _judged(recorded: Run) -> tuple[Sequence[CaseSummary], Verdict]:
-    cases = summary.summarise(recorded)
-    fits = scaling.fit(cases)
-    return cases, gate.judge(recorded.suite, recorded.environment, cases, fits)
 
 
 def _conclusion(

@@ -154,26 +154,14 @@ def _process(m: Measurement) -> Process:
     return Process(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseTimes:
-    """Step times of a case in a baseline and in a run; None where the case is absent."""
-
-    case_id: str
-    baseline_s: float | None
-    run_s: float | None
-
-
-def compared(baseline: Baseline, run: Run) -> tuple[CaseTimes, ...]:
-    """Step times side by side: medians over processes of their medians."""
+def compared(baseline: Baseline, run: Run) -> Mapping[str, tuple[float | None, float | None]]:
+    """Case id -> its step time in the baseline and in the run, each the median over processes of
+    their medians; None where it is absent."""
     measured = {c.case_id: processes(run.of(c.case_id), c) for c in run.suite.cases}
-    return tuple(
-        CaseTimes(
-            case_id=case_id,
-            baseline_s=_median(baseline.cases.get(case_id, ())),
-            run_s=_median(measured.get(case_id, ())),
-        )
-        for case_id in dict.fromkeys((*baseline.cases, *measured))
-    )
+    return {
+        i: (_median(baseline.cases.get(i, ())), _median(measured.get(i, ())))
+        for i in (*baseline.cases, *measured)
+    }
 
 
 def _median(found: Sequence[Process]) -> float | None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.analysis import scaling, summary
+from harness.analysis import summary
 from harness.analysis import verdict as rules
 from harness.machine.gpu_idle import mismatch
 from harness.records import (
@@ -33,7 +33,8 @@ from harness.report.markdown import plain
 from harness.report.verdict_text import requirement_text, rule_sentence, verdict_sentence
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
-from harness.runner.run import Agenda, RunObserver, run_suite
+from harness.runner.run import Agenda, run_suite
+from harness.runner.watchdog import RunObserver
 from harness.store import reader as store
 from harness.store.writer import create, join
 
@@ -240,8 +241,7 @@ def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
             f"no verdict on the suite: {len(suite.cases)} of {cases_of_suite} cases were selected"
         )
         return SuiteResult(suite=suite.path, good=True, lines=(text, f"run: {folder}"))
-    cases = summary.summarise(recorded)
-    verdict = rules.judge(suite, recorded.environment, cases, scaling.fit(cases))
+    _, verdict = rules.of_run(recorded)
     return SuiteResult(
         suite=suite.path,
         good=verdict.decision is Decision.GO,

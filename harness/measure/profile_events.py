@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -54,13 +55,6 @@ class Event(NamedTuple):
     """Of a kernel, copy or runtime call: id of the operator or range that issued it, or 0."""
     sequence: int = -1
     """Autograd's number of an operator, equal in forward and backward; -1 without one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start_ns: int
-    end_ns: int
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +184,7 @@ class Trace:
         own: defaultdict[str, int] = defaultdict(int)
         for w in self.windows:
             covered = 0
-            for span, own_ns in self._ranges.own_times(w.start_ns, w.returned_ns):
+            for span, own_ns in _own_times(filter(w.calls, self._ranges.events())):
                 own[span.name] += own_ns
                 covered += own_ns
             own[""] += max(0, w.returned_ns - w.start_ns - covered)
@@ -255,10 +249,10 @@ class _Ranges:
     """Ranges by thread, including those of the backward pass."""
 
     def __init__(self, ranges: Sequence[Event], operators: Sequence[Event]) -> None:
-        self._spans: dict[int, list[_Span]] = defaultdict(list)
+        self._spans: dict[int, list[Event]] = defaultdict(list)
         for e in ranges:
             if e.name not in (STEP, DRAIN):
-                self._spans[e.thread].append(_Span(e.start_ns, e.end_ns, e.name))
+                self._spans[e.thread].append(e)
         self._index()
         forward: dict[int, str] = {}
         backward = []
@@ -269,8 +263,7 @@ class _Ranges:
                 forward[e.sequence] = name  # the last one; autograd reuses unused numbers
         for e in backward:
             if e.sequence in forward:
-                name = forward[e.sequence]
-                self._spans[e.thread].append(_Span(e.start_ns, e.end_ns, name))
+                self._spans[e.thread].append(e._replace(name=forward[e.sequence]))
         self._index()
 
     def around(self, event: Event) -> str:
@@ -283,19 +276,9 @@ class _Ranges:
                 return name
         return ""
 
-    def own_times(self, start_ns: int, end_ns: int) -> Iterator[tuple[_Span, int]]:
-        """Every range that began in between, with its time without that of ranges inside it."""
-        for spans in self._spans.values():
-            inside = [s for s in spans if start_ns <= s.start_ns <= end_ns]
-            for i, span in enumerate(inside):
-                nested, reached = 0, span.start_ns
-                for other in inside[i + 1 :]:
-                    if other.start_ns >= span.end_ns:
-                        break
-                    if other.end_ns > reached:
-                        nested += other.end_ns - max(other.start_ns, reached)
-                        reached = other.end_ns
-                yield span, max(0, span.end_ns - span.start_ns - nested)
+    def events(self) -> Iterator[Event]:
+        """All of them, in order by thread."""
+        return chain.from_iterable(self._spans.values())
 
     def _index(self) -> None:
         """By thread: the times at which the innermost range changes, and its name from then on."""
@@ -304,8 +287,8 @@ class _Ranges:
             spans.sort(key=lambda s: (s.start_ns, -s.end_ns))
             at: list[int] = []
             names: list[str] = []
-            open_: list[_Span] = []
-            for span in [*spans, _Span(2**63, 2**63, "")]:
+            open_: list[Event] = []
+            for span in [*spans, Event(EventKind.RANGE, "", 2**63, 2**63)]:
                 while open_ and open_[-1].end_ns <= span.start_ns:
                     ended = open_.pop()
                     at.append(ended.end_ns)
@@ -323,10 +306,10 @@ class _Ranges:
         return names[i] if i >= 0 else ""
 
 
-def _own_times(operators: Iterable[Event]) -> Iterator[tuple[Event, int]]:
-    """Each operator with its time without that of the operators it called."""
+def _own_times(events: Iterable[Event]) -> Iterator[tuple[Event, int]]:
+    """Each operator with its time without that of the operators it called; ranges likewise."""
     open_: dict[int, list[tuple[Event, int]]] = defaultdict(list)
-    for event in operators:
+    for event in events:
         stack = open_[event.thread]
         while stack and stack[-1][0].end_ns <= event.start_ns:
             yield _closed(stack)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, perf_counter  # bound before a workload could replace them
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,19 +29,6 @@ class TimedStep:
     host_s: float
     """By the host's clock, synchronised at both ends."""
     output: Any
-
-
-class Stopwatch(Protocol):
-    """Runs a computation once and times it."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def own_bytes(self) -> int:
-        """Device memory of the stopwatch, which is subtracted from the computation's peak."""
-
-    def read(self, run: Callable[[], Any]) -> TimedStep: ...
 
 
 class HostStopwatch:
@@ -77,6 +64,7 @@ class CudaStopwatch:
 
     @property
     def own_bytes(self) -> int:
+        """Its own device memory, which is subtracted from the computation's peak."""
         return 0 if self._flush is None else 2 * self._flush.nbytes
 
     def flush(self) -> None:
@@ -102,6 +90,9 @@ class CudaStopwatch:
         if self._flush is not None:
             flush_s = before.elapsed_time(begin) / 1e3
         return TimedStep(began_at, begin.elapsed_time(end) / 1e3, host_s - flush_s, output)
+
+
+Stopwatch = HostStopwatch | CudaStopwatch
 
 
 def stopwatch(*, flush_l2: bool) -> Stopwatch:

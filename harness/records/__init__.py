@@ -19,6 +19,7 @@ from harness.records.asked import (
     Suspect,
     Suspects,
     Weight,
+    equal_beside,
 )
 from harness.records.comparison import (
     ByCase,
@@ -67,7 +68,7 @@ from harness.records.measured import (
     require_times,
 )
 from harness.records.metrics import METRICS, Metric
-from harness.records.outcome import FAILURES, Clock, Outcome, Scalar, Stop
+from harness.records.outcome import FAILURES, Clock, Outcome, Scalar, Stop, as_text
 from harness.records.profile import (
     COUNTERS,
     LINES,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.records.metrics import METRICS, Metric
-from harness.records.outcome import Outcome, Scalar
+from harness.records.outcome import Outcome, Scalar, as_text
 from harness.records.profile import PathRule
 from harness.records.program import Program
 
@@ -187,18 +187,16 @@ class Rule:
             for theirs in known
             if theirs is not ours
             and self.against.accepts(theirs)
-            and ("provider" in named or ours.provider == theirs.provider)
-            and _equal_beside(named, ours, theirs)
+            and equal_beside(named, ours, theirs)
         ]
 
 
-def _text(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
-    """Whether two cases are equal in every axis that is not named."""
+def equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
+    """Whether two cases are equal in every axis, and in workload and provider, if that is not
+    named; of two workloads, in the axes that both have."""
     named = {*named}
+    if "provider" not in named and ours.provider != theirs.provider:
+        return False
     if "workload" in named:
         names = ours.axes.keys() & theirs.axes.keys()
     elif ours.workload == theirs.workload:
@@ -318,4 +316,4 @@ class Suite:
         if not said:
             return ""
         others = {a: self.axis_names.get(a, a) for a in case.swept if a not in named}
-        return ", ".join((*said, *(f"{n}={_text(case.axes[a])}" for a, n in others.items())))
+        return ", ".join((*said, *(f"{n}={as_text(case.axes[a])}" for a, n in others.items())))

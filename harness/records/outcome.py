@@ -6,6 +6,11 @@ from enum import StrEnum
 Scalar = bool | int | float | str
 
 
+def as_text(value: Scalar | None) -> str:
+    """A value in a case id, in an argument and in the environment: `true`, `512`, `off`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class Outcome(StrEnum):
     """How a case ended. Only OK has samples."""
 

@@ -20,8 +20,9 @@ from harness.machine.gpu_idle import IdleCheck
 from harness.machine.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Pair, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import RunObserver, run_one
+from harness.runner.run import run_one
 from harness.runner.self_test import run_self_test, skipped_self_test
+from harness.runner.watchdog import RunObserver
 from harness.store.writer import RunWriter, create
 
 CLOCK = "gpu_sm_clock_hz"

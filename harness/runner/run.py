@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -34,7 +33,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.runner.launcher import Launcher
-from harness.runner.watchdog import watch
+from harness.runner.watchdog import RunObserver, watch
 
 
 class Writer(Protocol):
@@ -47,28 +46,6 @@ class Writer(Protocol):
 
     def log_path(self, case_id: str, process: int) -> Path:
         """The file for the output of one process."""
-
-
-class RunObserver:
-    """Follows a run, as the progress bar of the command line does. This one ignores it."""
-
-    def planned(self, total: int) -> None:
-        """The number of processes, at the start and after each; fewer once a case is dropped."""
-
-    def started(self, case: Case, process: int) -> None:
-        """A process is about to start."""
-
-    def phase(self, case: Case, process: int, name: str) -> None:
-        """A phase of a process begins."""
-
-    def progressed(self, case: Case, process: int, steps: int) -> None:
-        """The number of finished steps, including warm-up."""
-
-    def busy(self, case: Case, process: int, what: str) -> None:
-        """A process has finished no step for long; what it does."""
-
-    def finished(self, measurement: Measurement) -> None:
-        """One process has ended, and its measurement is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +218,7 @@ def run_one(
         log=log,
         run_folder=writer.folder,
         probes=probes,
-        phase=partial(observer.phase, case, process),
-        progressed=partial(observer.progressed, case, process),
-        busy=partial(observer.busy, case, process),
+        observer=observer,
     )
 
 

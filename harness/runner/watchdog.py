@@ -68,6 +68,28 @@ class Ending:
     evidence: Evidence
 
 
+class RunObserver:
+    """Follows a run, as the progress bar of the command line does. This one ignores it."""
+
+    def planned(self, total: int) -> None:
+        """The number of processes, at the start and after each; fewer once a case is dropped."""
+
+    def started(self, case: Case, process: int) -> None:
+        """A process is about to start."""
+
+    def phase(self, case: Case, process: int, name: str) -> None:
+        """A phase of a process begins."""
+
+    def progressed(self, case: Case, process: int, steps: int) -> None:
+        """The number of finished steps, including warm-up."""
+
+    def busy(self, case: Case, process: int, what: str) -> None:
+        """A process has finished no step for long; what it does."""
+
+    def finished(self, measurement: Measurement) -> None:
+        """One process has ended, and its measurement is stored."""
+
+
 def watch(
     worker: Worker,
     case: Case,
@@ -76,9 +98,7 @@ def watch(
     log: Path,
     run_folder: Path,
     probes: Sequence[Probe],
-    phase: Callable[[str], None] = lambda _: None,
-    progressed: Callable[[int], None] = lambda _: None,
-    busy: Callable[[str], None] = lambda _: None,
+    observer: RunObserver,
 ) -> Measurement:
     """Watch a worker to its end. On return, it and its descendants are gone.
 
@@ -87,16 +107,14 @@ def watch(
         log: The worker's log; the stacks of a hang are read from it.
         run_folder: The evidence of a failure is written here.
         probes: Read at a fixed interval, unless the case switches telemetry off.
-        phase: Called with the name of each phase that begins.
-        progressed: Called with the number of finished steps.
-        busy: Called with what a silent process does, once in each silence, if it does not hang.
+        observer: Hears each phase, each number of steps, and each silence that is no hang.
 
     Returns:
         The worker's answer, or a measurement of its failure, with telemetry, phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     sampler = Sampler(worker, case, probes)
-    story = Story(worker.launched_at, case, process, sampler.take, phase, progressed, busy)
+    story = Story(worker.launched_at, case, process, sampler.take, observer)
     folder = evidence.Folder(run_folder, log, worker.first)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
@@ -216,9 +234,7 @@ class Story:
         case: Case,
         process: int,
         take: Callable[[], ActivitySample],
-        phase: Callable[[str], None] = lambda _: None,
-        progressed: Callable[[int], None] = lambda _: None,
-        busy: Callable[[str], None] = lambda _: None,
+        observer: RunObserver,
     ) -> None:
         self.heard_at = launched_at
         """time.monotonic of the last message."""
@@ -235,9 +251,7 @@ class Story:
         self._stepped_at = launched_at
         self._last_step: int | None = None
         self._pace = Pace(case.settings)
-        self._on_phase = phase
-        self._on_progress = progressed
-        self._on_busy = busy
+        self._observer = observer
         self._told_at = 0.0
         self.silence = Silence(take)
 
@@ -254,7 +268,7 @@ class Story:
                 since = self._phases[-1][1] if self._phases else self._launched_at
                 self._phases.append((name, max(since, min(at, heard_at))))
                 if not again:
-                    self._on_phase(name)
+                    self._observer.phase(self._case, self._process, name)
             case Built():
                 self.built = message
             case StepsDone():
@@ -262,7 +276,7 @@ class Story:
                     self._stepped_at = heard_at
                 self._last_step = message.last_step
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
-                self._on_progress(message.steps)
+                self._observer.progressed(self._case, self._process, message.steps)
             case Preliminary(measurement=measurement):
                 self.preliminary = self._own(measurement)
             case Answer(measurement=measurement) if self.answer is None:
@@ -318,7 +332,8 @@ class Story:
             if over and busy and self._told_at != self.heard_at:
                 self._told_at = self.heard_at
                 where = silence.samples[-1].frame or "unknown code"
-                self._on_busy(f"{self._unfinished(now)}; last in {where}")
+                text = f"{self._unfinished(now)}; last in {where}"
+                self._observer.busy(self._case, self._process, text)
             return None
         return Ending(
             outcome=outcome,

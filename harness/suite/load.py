@@ -27,6 +27,7 @@ from harness.records import (
     Suspect,
     Suspects,
     Weight,
+    as_text,
 )
 from harness.suite import program, sweep
 from harness.suite.decisions import CostModel, RuleModel, SuspectsModel
@@ -435,9 +436,7 @@ class _Overrides:
     def _values(self, name: str, workload: WorkloadModel) -> list[Scalar]:
         """The values with their types in the file, so that "1" stays text."""
         written = workload.axes[name]
-        by_text = {
-            program.as_text(v): v for v in (written if isinstance(written, list) else [written])
-        }
+        by_text = {as_text(v): v for v in (written if isinstance(written, list) else [written])}
         values = []
         for text in self.axes[name]:
             try:

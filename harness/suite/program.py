@@ -16,6 +16,7 @@ from harness.records import (
     Program,
     Scalar,
     Steps,
+    as_text,
 )
 from harness.suite.positions import Loc, Problem, nearest, show
 from harness.suite.schema import ReadingModel, SuiteModel, WorkloadModel
@@ -243,11 +244,6 @@ def _filled(text: str, case: Case) -> str:
         return field[0][0] if field[1] is None else as_text(case.get(field[1]))
 
     return _FIELD.sub(fill, text)
-
-
-def as_text(value: Scalar | None) -> str:
-    """A value in a case id, in an argument and in the environment: `true`, `512`, `off`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def values_of(workload: WorkloadModel, name: str) -> Sequence[Scalar]:

@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any, TypeVar
 
-from harness.records import Case, Match, MeasureSettings, Outcome, PathRule, Scalar
+from harness.records import Case, Match, MeasureSettings, Outcome, PathRule, Scalar, as_text
 from harness.suite import program
 from harness.suite.fields import Matching
 from harness.suite.positions import Loc, Problem, nearest, show
@@ -70,7 +70,7 @@ def _check_values(values: Sequence[Scalar], loc: Loc, *, repeats: bool = False) 
     problems = []
     seen: set[Scalar] = set()
     for i, value in enumerate(values):
-        text = program.as_text(value)
+        text = as_text(value)
         if not _SAFE.fullmatch(text):
             problem = f"{show(value)} cannot be part of a case id"
             remedy = "Use at most 200 letters, digits and . _ + - in swept values."
@@ -126,7 +126,7 @@ def cases(
     for provider, rows in product(workload.providers, [*product(*_dimensions(workload))]):
         bound = {name: value for row in rows for name, value in row.items()}
         axes = {name: bound[name] for name in workload.axes}
-        labels = (f"{name}={program.as_text(axes[name])}" for name in swept)
+        labels = (f"{name}={as_text(axes[name])}" for name in swept)
         case = Case(
             case_id="/".join((workload.name, provider, *labels)),
             workload=workload.name,
@@ -134,7 +134,7 @@ def cases(
             provider=provider,
             axes=axes,
             swept=swept,
-            env={name: program.as_text(v) for name, v in axes.items() if name.isupper()},
+            env={name: as_text(v) for name, v in axes.items() if name.isupper()},
             nondeterministic=workload.nondeterministic or "",
         )
         case = replace(case, env={**_env(workload, case), **case.env})
@@ -162,7 +162,7 @@ def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
     """The variables of one case, without its axes."""
     stated = workload.env
     given = [stated] if isinstance(stated, dict) else [s.set for s in _ours(stated, case)]
-    return {name: program.as_text(v) for values in given for name, v in values.items()}
+    return {name: as_text(v) for values in given for name, v in values.items()}
 
 
 def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:

@@ -8,7 +8,8 @@ import psutil
 from harness.machine.probes import Probe
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 from harness.runner.launcher import Launcher
-from harness.runner.run import Agenda, RunObserver, run_suite
+from harness.runner.run import Agenda, run_suite
+from harness.runner.watchdog import RunObserver
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(

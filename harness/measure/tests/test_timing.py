@@ -12,16 +12,13 @@ import torch
 
 from harness.measure import timing
 from harness.measure.timing import HostStopwatch, TimedStep, Timing, take
-from harness.records import Clock, MeasureSettings
+from harness.records import MeasureSettings
 
 SETTINGS = MeasureSettings(min_samples=5, max_samples=200, sample_s=2.0, warmup_s=20.0)
 
 
-class Planted:
+class Planted(HostStopwatch):
     """A stopwatch with planted times, which advance time.monotonic; collections are skipped."""
-
-    clock = Clock.HOST
-    own_bytes = 0
 
     def __init__(self, times_s: Iterable[float], monkeypatch: pytest.MonkeyPatch) -> None:
         self._times = iter(times_s)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from harness.messages import PhaseBegan, StepsDone
-from harness.records import ActivitySample, Outcome
+from harness.records import ActivitySample, Case, Outcome
 from harness.runner import silence
 from harness.runner.silence import Activity, Pace, judge, reason
-from harness.runner.watchdog import Ending, Story
+from harness.runner.watchdog import Ending, RunObserver, Story
 from harness.tests.workers import QUICK, make_case
 
 AT = 1000.0
@@ -88,16 +88,19 @@ def test_the_limit_is_six_of_the_slowest_recent_steps_and_the_first_does_not_cou
     assert Pace(replace(QUICK, stall_s=100.0)).limits_s == (100.0, 300.0)
 
 
-class Simulated:
+class Simulated(RunObserver):
     """A process in warm-up; `at` is the time on the test's clock, and every look takes 0.5 s."""
 
     def __init__(self, *, timeout_s: float = 1e6, cores: float = 0.0, **each: object) -> None:
         case = make_case("good", settings=replace(QUICK, timeout_s=timeout_s))
         self.said: list[str] = []
-        self.story = Story(AT, case, 0, self.take, busy=self.said.append)
+        self.story = Story(AT, case, 0, self.take, self)
         self.story.hear(PhaseBegan(name="warmup", at=AT), AT)
         self.at, self.steps = AT, 0
         self.cores, self.each = cores, each
+
+    def busy(self, case: Case, process: int, what: str) -> None:
+        self.said.append(what)
 
     def take(self) -> ActivitySample:
         at_s = self.at - AT

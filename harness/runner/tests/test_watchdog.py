@@ -33,7 +33,7 @@ from harness.records import ActivitySample, Evidence, Measurement, MeasureSettin
 from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
 from harness.runner.launcher import Worker
-from harness.runner.watchdog import Ending, Story
+from harness.runner.watchdog import Ending, RunObserver, Story
 from harness.tests.workers import QUICK, Counter, make_case
 
 AT = 1000.0
@@ -43,7 +43,7 @@ IDLE = ActivitySample(at_s=0.0, cpu_s=0.0, io_bytes=0, rss_bytes=0)
 
 def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "warmup") -> Story:
     """A process that reported these steps, one after the other, from the launch on."""
-    story = Story(AT, make_case("good", settings=settings), 0, lambda: IDLE)
+    story = Story(AT, make_case("good", settings=settings), 0, lambda: IDLE, RunObserver())
     story.hear(PhaseBegan(name="setup", at=AT), AT)
     story.hear(Built(tokens=64, flops=128, bytes=256), AT)
     story.hear(PhaseBegan(name=phase, at=AT), AT)
@@ -125,7 +125,7 @@ FAILED = Measurement(
 
 
 def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
-    story = Story(AT, make_case("good"), 0, lambda: IDLE)
+    story = Story(AT, make_case("good"), 0, lambda: IDLE, RunObserver())
     for at in (AT + 1, AT + 2):
         story.hear(PhaseBegan(name="warmup", at=at), at)
 
@@ -147,7 +147,7 @@ def test_a_phase_begins_between_the_one_before_it_and_now(at: float) -> None:
 
 @pytest.mark.parametrize("names", [["lunch"], ["warmup", "sampling"] * (watchdog.MAX_PHASES // 2)])
 def test_phases_that_no_worker_reports_are_garbled(names: Sequence[str]) -> None:
-    story = Story(AT, make_case("good"), 0, lambda: IDLE)
+    story = Story(AT, make_case("good"), 0, lambda: IDLE, RunObserver())
 
     for name in names[:-1]:
         story.hear(PhaseBegan(name=name, at=AT), AT)
@@ -176,6 +176,7 @@ def watched(
     return watchdog.watch(
         cast("Worker", worker), make_case("good", settings=settings), 0,
         log=folder / "x.log", run_folder=folder, probes=[probe] if probe else [],
+        observer=RunObserver(),
     )  # fmt: skip
 
 
