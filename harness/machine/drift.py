@@ -197,11 +197,6 @@ def _one(name: str, how: str, *sides: Any) -> Iterator[Difference]:
 # --- two expansions of a suite -----------------------------------------------------------
 
 
-def configuration(baseline: Suite, candidate: Suite) -> tuple[Difference, ...]:
-    """What differs between the cases of two expansions of a suite; equal changes are one."""
-    return tuple(_configuration(baseline, candidate))
-
-
 def changed(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
     """What differs between two cases: factory or program, axes, variables and settings."""
     flat = [_flat(case) for case in (baseline, candidate)]
@@ -219,7 +214,8 @@ def measured(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
     }
 
 
-def _configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
+def configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
+    """What differs between the cases of two expansions of a suite; equal changes are one."""
     before = {c.case_id: c for c in baseline.cases}
     after = {c.case_id: c for c in candidate.cases}
     if gone := [i for i in before if i not in after]:

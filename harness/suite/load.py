@@ -30,7 +30,7 @@ from harness.records import (
     as_text,
 )
 from harness.suite import program, sweep
-from harness.suite.decisions import CostModel, RuleModel, SuspectsModel
+from harness.suite.decisions import RuleModel, SuspectsModel
 from harness.suite.fields import Matching, checked, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel, measure_setting
@@ -57,7 +57,8 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
         SuiteError: With place, problem and the nearest valid name.
     """
     path, shown = _find(ref)
-    return _build(text_of(path, shown, _shipped()), shown, overrides, filters)
+    names = ", ".join(file.stem for file in available())
+    return loads(text_of(path, shown, f"Shipped suites: {names}."), shown, overrides, filters)
 
 
 def text_of(path: Path, shown: Path | str, remedy: str) -> str:
@@ -76,15 +77,6 @@ def text_of(path: Path, shown: Path | str, remedy: str) -> str:
         raise SuiteError(shown, "this is not a text file", remedy) from None
     except OSError as error:
         raise SuiteError(shown, f"cannot be read: {error.strerror}", remedy) from None
-
-
-def loads(text: str, path: Path | str) -> Suite:
-    """The suite that a text describes; `path` gives it its name.
-
-    Raises:
-        SuiteError: As `load`.
-    """
-    return _build(text, path, (), ())
 
 
 def workload_lines(suite: Suite) -> Mapping[str, int]:
@@ -139,11 +131,10 @@ def _find(ref: str | Path) -> tuple[Path, Path]:
     return path, path
 
 
-def _shipped() -> str:
-    return f"Shipped suites: {', '.join(file.stem for file in available())}."
-
-
-def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Sequence[str]) -> Suite:
+def loads(
+    text: str, path: Path | str, overrides: Sequence[str] = (), filters: Sequence[str] = ()
+) -> Suite:
+    """As `load`, from the text of a file; `path` gives the suite its name."""
     document = read(text, path)
     model = checked(SuiteModel, document)
     problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
@@ -163,7 +154,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
         if isinstance(model.question, str)
         else (" ".join(model.question.values()), model.question)
     )
-    kept = _filtered(cases, filters, path)
+    kept, cost = _filtered(cases, filters, path), model.cost
     return Suite(
         name=Path(path).stem,
         **model.model_dump(include={"title", "subject", "device"}),
@@ -193,7 +184,7 @@ def _build(text: str, path: Path | str, overrides: Sequence[str], filters: Seque
             for metric, bounds in (e.expected,)
         ),
         rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
-        cost=_cost(model.cost) if model.cost else None,
+        cost=CostPlan(**dict(cost) | {"match": sweep.match(cost.match)}) if cost else None,
         suspects=_suspects(model.suspects) if model.suspects else None,
     )
 
@@ -232,10 +223,6 @@ def _suspects(form: SuspectsModel) -> Suspects:
         not_tested=tuple(form.not_tested),
         asks=form.asks or "",
     )
-
-
-def _cost(form: CostModel) -> CostPlan:
-    return CostPlan(**form.model_dump(exclude={"match"}), match=sweep.match(form.match))
 
 
 # --- the file as written -----------------------------------------------------------------
