@@ -1,6 +1,6 @@
 """Differences between two environments or two expansions of a suite."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
