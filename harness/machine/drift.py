@@ -111,15 +111,11 @@ def _driver(environment: Environment) -> str:
 # --- two environments --------------------------------------------------------------------
 
 
-def differences(baseline: Environment, candidate: Environment) -> tuple[Difference, ...]:
+def differences(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
     """The differences of two environments that could move a number, most suspect first.
 
     If neither is in a git repository, the commit is among them: it is unknown.
     """
-    return tuple(_environment(baseline, candidate))
-
-
-def _environment(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
     sides = (baseline, candidate)
     gpus = [asdict(e.gpu) if e.gpu else {} for e in sides]
     yield from _one("GPU", "the chip has other limits", *(g.get("name") for g in gpus))

@@ -152,7 +152,7 @@ def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
     with_path = replace(now, variables={**now.variables, "PYTHONPATH": "/src"})
 
     assert [d.name for d in drift.differences(now, with_path)] == ["PYTHONPATH"]
-    assert drift.differences(HERE, with_path) == ()
+    assert [*drift.differences(HERE, with_path)] == []
 
 
 def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
