@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -79,9 +80,8 @@ def import_(
             ids = jsonl.import_runs(file, store_root)
         case Source.PYTEST_BENCHMARK:
             run = pytest_benchmark.read_benchmarks(file)
-            with create(
-                store_root, run.suite, run.environment, started_at=run.started_at
-            ) as writer:
+            began = datetime.fromisoformat(run.started_at)
+            with create(store_root, run.suite, run.environment, started_at=began) as writer:
                 for measurement in run.measurements:
                     writer.append(measurement)
                 writer.finish()
