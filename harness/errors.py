@@ -48,11 +48,10 @@ class CaseRefused(SuiteError):
         case_id: str,
         reason: str,
         remedy: str = "",
-        *,
-        line: int = 0,
-        column: int = 0,
+        **place: int,
     ) -> None:
-        super().__init__(path, f"case {case_id}: {reason}", remedy, line=line, column=column)
+        """`place` as of a SuiteError."""
+        super().__init__(path, f"case {case_id}: {reason}", remedy, **place)
         self.reason = reason
 
 

@@ -146,7 +146,7 @@ def _as_stored(stored: StoredCase, here: Environment) -> tuple[str, ...]:
         HarnessError: It would be another case here: another device, version, setting or data.
     """
     before = stored.environment
-    found = drift.differences(before, here)
+    found = [*drift.differences(before, here)]
     names = {*before.versions, *here.versions, *before.torch_settings, *here.torch_settings}
     names = {"GPU", *names, *before.variables, *here.variables} - {"harness", *differences.KEPT}
     other = [str(d) for d in found if d.name in names or d.name.startswith("data ")]

@@ -81,7 +81,8 @@ def _suite_drift(recorded: Run) -> Sequence[drift.Difference]:
     """How the suite's file differs from the copy that the run kept."""
     kept = Path(recorded.folder, reader.SUITE_FILE)
     try:
-        return drift.configuration(suites.load(str(kept)), suites.load(recorded.suite.path))
+        found = drift.configuration(suites.load(str(kept)), suites.load(recorded.suite.path))
+        return tuple(found)
     except SuiteError as error:
         problem = str(error).partition("\n")[0]
         return (

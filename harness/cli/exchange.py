@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -78,20 +79,18 @@ def import_(
         case Source.JSONL:
             ids = jsonl.import_runs(file, store_root)
         case Source.PYTEST_BENCHMARK:
-            ids = (_record(pytest_benchmark.read_benchmarks(file), store_root),)
+            run = pytest_benchmark.read_benchmarks(file)
+            began = datetime.fromisoformat(run.started_at)
+            with create(store_root, run.suite, run.environment, started_at=began) as writer:
+                for measurement in run.measurements:
+                    writer.append(measurement)
+                writer.finish()
+            ids = (writer.run_id,)
         case _:
             raise HarnessError(
                 f"{file}: unknown format", f"Add --format {' or --format '.join(Source)}."
             )
     options.write("".join(f"{run_id}\n" for run_id in ids).encode())
-
-
-def _record(run: pytest_benchmark.Imported, store_root: Path) -> str:
-    with create(store_root, run.suite, run.environment, started_at=run.started_at) as writer:
-        for measurement in run.measurements:
-            writer.append(measurement)
-        writer.finish()
-    return writer.run_id
 
 
 def export(

@@ -63,7 +63,7 @@ def calibrate(
             raise HarnessError(problem, "See: harness doctor")
         sides[0].launcher.preflight(suite)
         rig.observe(here)
-        bench = held.enter_context(Bench(sides, rig.probes, observer, rig.gpu))
+        bench = Bench(sides, rig.probes, observer, held, rig.gpu)
         counted = tuple(
             replace(c, settings=replace(c.settings, processes=wanted)) for c in suite.cases
         )

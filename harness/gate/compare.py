@@ -68,7 +68,7 @@ def runs(
         raise HarnessError(f"no case of the two runs matches {list(filters)}")
     one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
     both = [case_id for case_id in after if case_id in before]
-    around = drift.differences(baseline.environment, candidate.environment)
+    around = tuple(drift.differences(baseline.environment, candidate.environment))
     differs = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
     unlike, why = (differs, {}) if one_suite else ({}, differs)
     compared: Mapping[str, Comparison] = {}
@@ -122,7 +122,7 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
         environments: A stored run of each side, if there are any.
     """
     both = [run.environment for run in environments]
-    around = drift.differences(*both) if len(both) == 2 else ()
+    around = tuple(drift.differences(*both)) if len(both) == 2 else ()
     cases = tuple(map(_strict, verdict.cases))
     decision, reason = decide.overall(cases, verdict.findings)
     return replace(

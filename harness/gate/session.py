@@ -126,7 +126,7 @@ def _started(
     """A bench with a new run of each side and suite, and the number of processes of each case."""
     assert plan.rig is not None
     plan.rig.observe(plan.here)
-    bench = held.enter_context(Bench(plan.sides, plan.rig.probes, observer, plan.rig.gpu))
+    bench = Bench(plan.sides, plan.rig.probes, observer, held, plan.rig.gpu)
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     for path, suite in plan.suites.items():
         cases = tuple(

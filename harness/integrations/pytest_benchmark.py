@@ -11,7 +11,6 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,6 @@ from harness.store import jsonl
 
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """The content of another tool's file as records."""
-
-    suite: Suite
-    environment: Environment
-    measurements: tuple[Measurement, ...]
-    started_at: datetime | None = None
-    """None if the file does not state it."""
 
 
 # --- in ----------------------------------------------------------------------------------
@@ -94,8 +82,8 @@ class _Document(_Model):
     version: str
 
 
-def read_benchmarks(path: Path) -> Imported:
-    """Read a JSON file of pytest-benchmark.
+def read_benchmarks(path: Path) -> Run:
+    """The run that a JSON file of pytest-benchmark describes; it has no id and no folder yet.
 
     Raises:
         HarnessError: It is not such a file, has no rounds, or a round is not a positive time.
@@ -121,7 +109,9 @@ def read_benchmarks(path: Path) -> Imported:
         raise HarnessError(f"{path}: two benchmarks are named {twice[0]}", "Keep one of them.")
     cases = tuple(_case(b) for b in document.benchmarks)
     text = f"# {len(cases)} benchmarks of pytest-benchmark {document.version}, imported\n"
-    return Imported(
+    return Run(
+        run_id="",
+        folder="",
         suite=Suite(
             name=path.stem,
             title=f"pytest-benchmark: {path.name}",
@@ -134,7 +124,7 @@ def read_benchmarks(path: Path) -> Imported:
         ),
         environment=_environment(document),
         measurements=tuple(_measurement(path, b, document) for b in document.benchmarks),
-        started_at=measured_at,
+        started_at=measured_at.isoformat(),
     )
 
 

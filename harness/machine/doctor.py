@@ -68,18 +68,13 @@ def examined(environment: Environment, *, store: Path, constraints: Path) -> Env
     """The environment with the state of the machine and its checks; arguments as of `inspect`."""
     vitals = inspect(environment, store=store, constraints=constraints)
     found = checks(environment, vitals)
-    return replace(environment, vitals=replace(vitals, checks=found))
+    return replace(environment, vitals=replace(vitals, checks=tuple(found)))
 
 
 def read_pins(text: str) -> dict[str, str]:
     """The `name==version` lines of a constraints file; lines with a marker are left out."""
     pin = re.compile(r"^([\w.-]+)==([\w.+!-]+)\s*(?:#.*)?$", re.MULTILINE)
     return {name.lower().replace("_", "-"): version for name, version in pin.findall(text)}
-
-
-def checks(environment: Environment, vitals: Vitals) -> tuple[Check, ...]:
-    """Judge an environment. Pure."""
-    return tuple(_all_checks(environment, vitals))
 
 
 def worst(found: Sequence[Check]) -> Grade:
@@ -110,7 +105,8 @@ def exit_status(found: Sequence[Check]) -> int:
     return 0 if fit else Decision.INCONCLUSIVE.exit_status
 
 
-def _all_checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
+def checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
+    """Judge an environment. Pure."""
     yield _device(environment)
     if environment.gpu:
         yield _tf32(environment)

@@ -111,15 +111,11 @@ def _driver(environment: Environment) -> str:
 # --- two environments --------------------------------------------------------------------
 
 
-def differences(baseline: Environment, candidate: Environment) -> tuple[Difference, ...]:
+def differences(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
     """The differences of two environments that could move a number, most suspect first.
 
     If neither is in a git repository, the commit is among them: it is unknown.
     """
-    return tuple(_environment(baseline, candidate))
-
-
-def _environment(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
     sides = (baseline, candidate)
     gpus = [asdict(e.gpu) if e.gpu else {} for e in sides]
     yield from _one("GPU", "the chip has other limits", *(g.get("name") for g in gpus))
@@ -197,11 +193,6 @@ def _one(name: str, how: str, *sides: Any) -> Iterator[Difference]:
 # --- two expansions of a suite -----------------------------------------------------------
 
 
-def configuration(baseline: Suite, candidate: Suite) -> tuple[Difference, ...]:
-    """What differs between the cases of two expansions of a suite; equal changes are one."""
-    return tuple(_configuration(baseline, candidate))
-
-
 def changed(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
     """What differs between two cases: factory or program, axes, variables and settings."""
     flat = [_flat(case) for case in (baseline, candidate)]
@@ -219,7 +210,8 @@ def measured(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
     }
 
 
-def _configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
+def configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
+    """What differs between the cases of two expansions of a suite; equal changes are one."""
     before = {c.case_id: c for c in baseline.cases}
     after = {c.case_id: c for c in candidate.cases}
     if gone := [i for i in before if i not in after]:

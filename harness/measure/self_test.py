@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -74,7 +75,7 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
         peaks=Peaks(
             flops_per_s=products.reached(),
             bytes_per_s=_bandwidth(),
-            launch_s=_least_each_s(_empty_kernel(), LAUNCHES),
+            launch_s=_least_each_s(partial(cast(Any, torch.cuda._sleep), 0), LAUNCHES),
             sync_s=_least_each_s(torch.zeros((), device="cuda").item, SYNCS),
         ),
     )
@@ -238,11 +239,6 @@ def _bandwidth() -> float:
     copy_s = min(watch.read(lambda: target.copy_(source)).time_s for _ in range(8))
     sum_s = min(watch.read(lambda: source.sum()).time_s for _ in range(8))
     return max(2 * size / copy_s, size / sum_s)
-
-
-def _empty_kernel() -> Callable[[], object]:
-    sleep: Any = torch.cuda._sleep
-    return lambda: sleep(0)
 
 
 def _least_each_s(call: Callable[[], object], times: int) -> float:

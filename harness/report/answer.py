@@ -84,7 +84,7 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
         name = short.get(f.subject) or (group and shared_name(group)) or f.subject
         if fit := bent.get((f.subject, f.estimate)):
             last, before = fit.segments[-1], ", ".join(bends(fit))
-            ends = f"from {fit.axis} {last.begin.x:g} to {last.end.x:g}; before that {before}"
+            ends = f"{fit.axis} {last.begin.x:g} to {last.end.x:g}; before that {before}"
             f = replace(f, estimate=last.exponent, detail=ends)
         return replace(f, subject=name, partner=other)
 
@@ -382,7 +382,7 @@ def next_steps(
         key=_shortfall,
     )
     if (over := excess(v, run)) and over.parts[0].conclusion is not Conclusion.RULED_OUT:
-        steps[speed_up(over, short, run)] = None
+        steps[speed_up(over, run)] = None
         slow, later = [], [c for c in later if c.kind is not CauseKind.STEEP]
     largest = ((f.subject, _largest_part(run.of(f.subject))) for f in slow if not later)
     if named_part := next((one for one in largest if one[1]), None):
@@ -460,10 +460,11 @@ def trust(
     short = case_names(run.suite)
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
-    if counts:
+    two = [*_two_processes(v, run)]
+    if counts and not two:
         most = plural("process", counts[-1])
-        yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
-    yield from _two_processes(v, run)
+        yield f"{most if len(counts) == 1 else f'{counts[0]}–{most}'} a case"
+    yield from two
     yield f"{len(ok)} of {plural('case', len(summaries))} ok"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     if run.measurements:
@@ -477,12 +478,12 @@ def trust(
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        (f"not repeatable (processes differ by more than {LOOSE:g}x)", loose),
+        (f"not repeatable (over {LOOSE:g}x apart)", loose),
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
-            one = short[those[0].case.case_id]
-            yield f"{what}: {one if len(those) == 1 else f'{len(those)} cases'}"
+            named = what == "unsteady" and len(those) == 1
+            yield f"{what}: {short[those[0].case.case_id] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := sum(len(c.cases) for c in found if c.kind in clocks):
         yield f"{limited} at a limited clock"
@@ -504,7 +505,7 @@ def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
         spread = max(_spread(run, i) for i in (near.subject, near.partner))
         band = max(GUARD, 2 * (spread - 1))
         side = "outside" if far[near] > 1 + band else "inside"
-        said += f", {side} the guard band of {units.percent(band)} around the limit"
+        said += f", {side} their {units.percent(band)} guard band"
     yield said
 
 

@@ -76,26 +76,21 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Bench:
-    """Measures processes on the sides. A context: on exit the stored runs are closed."""
+    """Measures processes on the sides."""
 
     sides: Sequence[Side]
     """The candidate is the last."""
     probes: Sequence[Probe]
     observer: Observer
+    held: ExitStack
+    """Closes the stored runs."""
     gpu: IdleCheck | None = None
     """Checked before every process."""
-    _stack: ExitStack = field(default_factory=ExitStack)
-
-    def __enter__(self) -> "Bench":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def record(self, root: Path, side: Side, suite: Suite, key: str) -> None:
         """Create the stored run of a side and a suite."""
         writer = create(root, suite, side.environment)
-        self._stack.callback(writer.close)
+        self.held.callback(writer.close)
         side.writers[key] = writer
 
     def run_self_test(self, *, ask: bool = True) -> tuple[str, ...]:

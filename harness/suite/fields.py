@@ -6,7 +6,6 @@ of a gate (harness.gate.policy).
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -23,7 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from harness.records import Outcome, Scalar
-from harness.suite.positions import Document, Loc, Problem, nearest, show
+from harness.suite.positions import Document, Problem, nearest, show
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
@@ -31,11 +30,11 @@ VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
 
-ALIASES: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("measure", "census"): ("profile", "0.2"),
-    ("expectations", "floor_share"): ("roofline_share", "0.2"),
+ALIASES: Mapping[tuple[str, str], str] = {
+    ("measure", "census"): "profile",
+    ("expectations", "floor_share"): "roofline_share",
 }
-"""(key above, old key) -> the new key, and the version that introduced it."""
+"""(key above, old key) -> the new key, since 0.2."""
 
 OLD_METRICS: Mapping[str, str] = {"floor_share": "roofline_share"}
 """Old name of a metric in a rule -> its name since 0.2."""
@@ -118,35 +117,29 @@ class Form(BaseModel):
 
 def current_key(above: str, key: str) -> str:
     """The present name of a key."""
-    return ALIASES.get((above, key), (key, ""))[0]
+    return ALIASES.get((above, key), key)
 
 
-def renamed(document: Document) -> Document:
-    """The document with the present names of its keys.
+def _rename(document: Document) -> None:
+    """Give the keys of a document their present names.
 
     Raises:
         SuiteError: A key is given by both names.
     """
-    places: dict[Loc, Loc] = {}
-    for loc in document.keys:
+    for loc in [*document.keys]:
         above = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
-        new = current_key(above, str(loc[-1]))
-        if new == loc[-1]:
+        new = (*loc[:-1], current_key(above, str(loc[-1])))
+        if new == loc:
             continue
-        if (*loc[:-1], new) in document.keys:
-            text = f"{loc[-1]!r} is the old name of {new!r}, which is given too"
+        if new in document.keys:
+            text = f"{loc[-1]!r} is the old name of {new[-1]!r}, which is given too"
             raise document.error([Problem(loc, text, f"Remove {loc[-1]!r}.", at_key=True)])
-        places[loc] = (*loc[:-1], new)
-    for loc, new_loc in places.items():
         mapping = document.data
         for step in loc[:-1]:
             mapping = mapping[step]
-        mapping[new_loc[-1]] = mapping.pop(loc[-1])
-    return replace(
-        document,
-        values={places.get(loc, loc): place for loc, place in document.values.items()},
-        keys={places.get(loc, loc): place for loc, place in document.keys.items()},
-    )
+        mapping[new[-1]] = mapping.pop(loc[-1])
+        for places in (document.values, document.keys):
+            places[new] = places[loc]
 
 
 AnyForm = TypeVar("AnyForm", bound=Form)
@@ -158,7 +151,7 @@ def checked(model: type[AnyForm], document: Document) -> AnyForm:
     Raises:
         SuiteError: The places of the first problems, and the nearest valid names.
     """
-    document = renamed(document)
+    _rename(document)
     try:
         return model.model_validate(document.data)
     except ValidationError as error:

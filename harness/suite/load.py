@@ -31,7 +31,7 @@ from harness.records import (
     as_text,
 )
 from harness.suite import program, sweep
-from harness.suite.decisions import CostModel, RuleModel, SeeAlsoModel, SuspectsModel
+from harness.suite.decisions import RuleModel, SeeAlsoModel, SuspectsModel
 from harness.suite.fields import Matching, checked, current_key
 from harness.suite.positions import Loc, Problem, nearest, read, scalar
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel, measure_setting
@@ -58,8 +58,9 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
         SuiteError: With place, problem and the nearest valid name.
     """
     path, shown = _find(ref)
-    text = text_of(path, shown, _shipped())
-    return _build(text, shown, overrides, filters, path.parent)
+    names = ", ".join(file.stem for file in available())
+    text = text_of(path, shown, f"Shipped suites: {names}.")
+    return loads(text, shown, overrides, filters, path.parent)
 
 
 def text_of(path: Path, shown: Path | str, remedy: str) -> str:
@@ -78,15 +79,6 @@ def text_of(path: Path, shown: Path | str, remedy: str) -> str:
         raise SuiteError(shown, "this is not a text file", remedy) from None
     except OSError as error:
         raise SuiteError(shown, f"cannot be read: {error.strerror}", remedy) from None
-
-
-def loads(text: str, path: Path | str) -> Suite:
-    """The suite that a text describes; `path` gives it its name.
-
-    Raises:
-        SuiteError: As `load`.
-    """
-    return _build(text, path, (), ())
 
 
 def workload_lines(suite: Suite) -> Mapping[str, int]:
@@ -141,18 +133,18 @@ def _find(ref: str | Path) -> tuple[Path, Path]:
     return path, path
 
 
-def _shipped() -> str:
-    return f"Shipped suites: {', '.join(file.stem for file in available())}."
-
-
-def _build(
+def loads(
     text: str,
     path: Path | str,
-    overrides: Sequence[str],
-    filters: Sequence[str],
+    overrides: Sequence[str] = (),
+    filters: Sequence[str] = (),
     folder: Path | None = None,
 ) -> Suite:
-    """The suite of a text; with the folder of its file, the suites that it names are read too."""
+    """As `load`, from the text of a file; `path` gives the suite its name.
+
+    Args:
+        folder: Where the suites are that this one names; they are not read without it.
+    """
     document = read(text, path)
     model = checked(SuiteModel, document)
     problems = [*_sweep_problems(model)] or [*_rule_problems(model, folder)]
@@ -172,7 +164,7 @@ def _build(
         if isinstance(model.question, str)
         else (" ".join(model.question.values()), model.question)
     )
-    kept = _filtered(cases, filters, path)
+    kept, cost = _filtered(cases, filters, path), model.cost
     return Suite(
         name=Path(path).stem,
         **model.model_dump(include={"title", "subject", "device"}),
@@ -202,7 +194,7 @@ def _build(
             for metric, bounds in (e.expected,)
         ),
         rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
-        cost=_cost(model.cost) if model.cost else None,
+        cost=CostPlan(**dict(cost) | {"match": sweep.match(cost.match)}) if cost else None,
         suspects=_suspects(model.suspects) if model.suspects else None,
         see_also=tuple(
             SeeAlso(
@@ -251,10 +243,6 @@ def _suspects(form: SuspectsModel) -> Suspects:
         not_tested=tuple(form.not_tested),
         asks=form.asks or "",
     )
-
-
-def _cost(form: CostModel) -> CostPlan:
-    return CostPlan(**form.model_dump(exclude={"match"}), match=sweep.match(form.match))
 
 
 # --- the file as written -----------------------------------------------------------------

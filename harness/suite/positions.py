@@ -53,9 +53,9 @@ class Document:
     path: Path | str
     data: Any
     """Nested dict, list, str, int, float and bool."""
-    values: Mapping[Loc, tuple[int, int]]
+    values: dict[Loc, tuple[int, int]]
     """Line and column of each value, from 1."""
-    keys: Mapping[Loc, tuple[int, int]]
+    keys: dict[Loc, tuple[int, int]]
     """Line and column of each key of a mapping."""
 
     def position(self, problem: Problem) -> tuple[int, int]:

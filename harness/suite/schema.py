@@ -197,7 +197,8 @@ class ReadingModel(Form):
 
     @model_validator(mode="after")
     def _one_place(self) -> "ReadingModel":
-        ways = [name for name, way in self._ways().items() if way]
+        known = {"line": self.line, "json": self.json_, "csv": self.csv}
+        ways = [name for name, way in known.items() if way]
         if len(ways) != 1:
             given = f"has {' and '.join(ways)}, but " if ways else ""
             raise wrong(f"{given}needs one of line, json or csv")
@@ -206,9 +207,6 @@ class ReadingModel(Form):
         if self.prefix and (self.file or not self.json_):
             raise wrong("needs json without file", key="prefix")
         return self
-
-    def _ways(self) -> Mapping[str, str | None]:
-        return {"line": self.line, "json": self.json_, "csv": self.csv}
 
 
 _PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops")

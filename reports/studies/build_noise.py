@@ -29,7 +29,8 @@ from harness.records import Case, Measurement, Outcome
 from harness.runner.interleave import clock
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
-from harness.runner.run import RunObserver, run_one, terminating_like_ctrl_c
+from harness.runner.run import run_one, terminating_like_ctrl_c
+from harness.runner.watchdog import RunObserver
 from harness.suite import load as suites
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,6 @@
 """Differences between two environments or two expansions of a suite."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
     with_path = replace(now, variables={**now.variables, "PYTHONPATH": "/src"})
 
     assert [d.name for d in drift.differences(now, with_path)] == ["PYTHONPATH"]
-    assert drift.differences(HERE, with_path) == ()
+    assert [*drift.differences(HERE, with_path)] == []
 
 
 def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
@@ -174,13 +174,13 @@ def test_a_setting_changed_in_all_cases_is_one_difference() -> None:
     longer = MeasureSettings(sample_s=5.0)
     now = replace(SUITE, cases=tuple(replace(c, settings=longer) for c in SUITE.cases))
 
-    assert drift.configuration(SUITE, SUITE) == ()
+    assert [*drift.configuration(SUITE, SUITE)] == []
     assert sides(drift.configuration(SUITE, now)) == [
         ("measure.sample_s of all cases", "2.0", "5.0")
     ]
 
 
-def sides(found: Sequence[drift.Difference]) -> list[tuple[str, str, str]]:
+def sides(found: Iterable[drift.Difference]) -> list[tuple[str, str, str]]:
     return [(d.name, d.baseline, d.candidate) for d in found]
 
 

@@ -291,14 +291,14 @@ def test_without_a_repository_a_commit_or_git_the_record_is_none(
 
 
 def test_a_healthy_gpu_node_passes_every_check() -> None:
-    found = doctor.checks(HEALTHY, AT_REST)
+    found = tuple(doctor.checks(HEALTHY, AT_REST))
 
     assert {c.grade for c in found} == {Grade.OK}
     assert len({c.name for c in found}) == len(found) == 13
 
 
 def test_without_a_gpu_the_doctor_warns_and_skips_the_checks_of_the_gpu() -> None:
-    found = doctor.checks(CPU_ONLY, AT_REST)
+    found = tuple(doctor.checks(CPU_ONLY, AT_REST))
 
     assert doctor.worst(found) is Grade.WARN
     assert not {"TF32", "GPU idle", "clocks", "allocator"} & {c.name for c in found}

@@ -3,7 +3,6 @@
 They are named with their run, and never part of the verdict.
 """
 
-import datetime
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -123,14 +122,14 @@ def _timed(lacking: Sequence[CaseSummary], other: Run) -> dict[str, Estimate]:
 def peers(run: Run, summaries: Sequence[CaseSummary], cited: Sequence[Run]) -> Iterator[str]:
     """The times of peers that this run lacks, one sentence for each run that has some."""
     names, lacking = case_names(run.suite), _lacking(run, summaries)
+    of = {s.case.case_id: f"{s.case.workload}: " for s in lacking}
     for other in (r for r in cited if r.suite.name == run.suite.name):
         if times := _timed(lacking, other):
-            said = [f"{names[i]} {units.measured('step_s', e)}" for i, e in times.items()]
+            said = [
+                f"{names[i].removeprefix(of[i])} {units.measured('step_s', e)}"
+                for i, e in times.items()
+            ]
             lacking = [s for s in lacking if s.case.case_id not in times]
-            day = datetime.datetime.fromisoformat(other.started_at).date()
             git = other.environment.git
-            at = f" at commit `{git.commit[:10]}`" if git else ""
-            yield (
-                f"Another run's times, which decide nothing here: {listed(said)} (run "
-                f"`{other.run_id}` of {day}{at})."
-            )
+            at = f", commit `{git.commit[:10]}`" if git else ""
+            yield f"Timed before, not judged: {', '.join(said)} (`{other.run_id}`{at})."

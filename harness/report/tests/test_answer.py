@@ -264,12 +264,12 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
         (
             2,
             0.05,
-            "two processes decide, outside the guard band of 5 % around the limit",
+            "two processes decide, outside their 5 % guard band",
         ),
         (
             2,
             0.097,
-            "two processes decide, inside the guard band of 5 % around the limit",
+            "two processes decide, inside their 5 % guard band",
         ),
         (3, 0.097, ""),
     ],
@@ -293,7 +293,7 @@ def test_a_case_whose_processes_differ_is_not_repeatable() -> None:
 
     trust = values(run(CASES, measure))["trust"]
 
-    assert "not repeatable (processes differ by more than 1.3x): nsa, seq_len=512" in trust
+    assert "not repeatable (over 1.3x apart): 1 case" in trust
 
 
 def test_a_curve_that_bends_is_answered_by_its_segments() -> None:
@@ -307,7 +307,7 @@ def test_a_curve_that_bends_is_answered_by_its_segments() -> None:
 
     (row,) = (r for r in values(recorded)["rules"].rows if r[0] == "growth")
 
-    assert "from seq_len 512 to 2048; before that flat to 512" in row[-1]
+    assert "seq_len 512 to 2048; before that flat to 512" in row[-1]
 
 
 def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ def test_a_peer_has_the_time_of_an_earlier_run_which_decides_nothing(tmp_path: P
 
     text = command.written(now, tmp_path).read_text(encoding="utf-8")
 
-    (said,) = (one for one in text.splitlines() if "decide nothing here" in one)
-    assert f"(run `{earlier.run_id}` of 2026-11-01 at commit `406312f800`)" in said
+    (said,) = (one for one in text.splitlines() if "Timed before, not judged" in one)
+    assert f"(`{earlier.run_id}`, commit `406312f800`)" in said
     assert "fla, seq_len=512 20.0 ms" in said
     assert "other," not in said
     assert f"--cite {earlier.run_id}  #" in text, "not the older one too"
@@ -126,4 +126,4 @@ def test_without_such_a_run_nothing_is_said(tmp_path: Path) -> None:
 
     text = command.written(now, tmp_path).read_text(encoding="utf-8")
 
-    assert "decide nothing here" not in text
+    assert "Timed before" not in text
