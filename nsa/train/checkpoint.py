@@ -46,8 +46,7 @@ def save(trainer: Trainer, folder: Path, *, keep: int) -> Path:
     whole = folder / f"step-{trainer.steps_done:06d}"
     partial = whole.with_suffix(".partial")
     tensors = {**trainer.tensors(), **_generators(trainer)}
-    done, scaler = trainer.steps_done, trainer.scaler.state_dict()
-    state = json.dumps({"step": done, "scaler": scaler, "settings": _settings(trainer)}, indent=1)
+    state = json.dumps({**trainer.position(), "settings": _settings(trainer)}, indent=1)
     first = trainer.launch.rank == 0
     with _files(whole, "written", "Choose another folder, or free disk space.") as dcp:
         for left in folder.glob("step-*.partial") if first else ():  # by a run that was killed

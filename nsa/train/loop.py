@@ -111,7 +111,7 @@ class Trainer:
             betas=config.betas,
             fused=True,
         )
-        self.scaler = torch.amp.GradScaler(
+        self._scaler = torch.amp.GradScaler(
             self.device.type,
             init_scale=config.initial_scale,
             enabled=config.precision == "fp16",
@@ -197,7 +197,7 @@ class Trainer:
         for i, batch in enumerate(batches):
             with self._no_reduction() if i < accum - 1 else nullcontext():
                 loss = self._loss(batch, self._ddp or self.model)
-                self.scaler.scale(loss / accum).backward()
+                self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):
             self._update()
@@ -279,7 +279,7 @@ class Trainer:
             "autocast_dtype": _name(seen.autocast) if seen.autocast else "off",
             "precision": _precision(seen.autocast, self.model),
             "logits_dtype": _name(seen.logits),
-            "loss_scale": self.scaler.get_scale() if self.scaler.is_enabled() else 1.0,
+            "loss_scale": self._scaler.get_scale() if self._scaler.is_enabled() else 1.0,
             "routes": routes,
             "fa2": _fa2_providers(routes),
             "prefill": seen.prefill,
@@ -304,9 +304,13 @@ class Trainer:
             found |= {f"optimiser.{name}.{key}": value for key, value in state.items()}
         return found
 
+    def position(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the tensors."""
+        return {"step": self.steps_done, "scaler": self._scaler.state_dict()}
+
     def continue_after(self, steps_done: int, scaler: dict[str, Any]) -> None:
         """Go on from a checkpoint whose tensors are loaded: read the data of its steps again."""
-        self.scaler.load_state_dict(scaler)
+        self._scaler.load_state_dict(scaler)
         self.steps_done = steps_done
         for _ in range(steps_done * self.config.accum):
             next(self.stream)
@@ -368,10 +372,10 @@ class Trainer:
                 group["lr"] = rate
 
     def _update(self) -> None:
-        self.scaler.unscale_(self._optimiser)
+        self._scaler.unscale_(self._optimiser)
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self.scaler.step(self._optimiser)
-        self.scaler.update()
+        self._scaler.step(self._optimiser)
+        self._scaler.update()
         self._optimiser.zero_grad(set_to_none=True)
 
     def _no_reduction(self) -> AbstractContextManager[object]:
