@@ -325,7 +325,7 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
     )
     if rule.over == "last_octave" or fit.steepens:
         begin, end = fit.last_ends
-        octave = f"{rule.axis} {begin:g} to {end:g}"
+        octave = f"over {rule.axis} {begin:g}–{end:g}"
         if fit.last is None:
             return replace(found, estimate=None, detail=f"no time {octave}")
         found = replace(found, estimate=fit.last, detail=octave)

@@ -151,7 +151,7 @@ def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
     if due[f] <= 1:
         return ()
     others = sum(times > 1 for times in due.values()) - 1
-    more = f", and {plural('more case', others)} less so" if others else ""
+    more = f" ({plural('other', others)} less)" if others else ""
     todo = f"make {f.subject} {units.factor(due[f])} faster{more}"
     return todo, f"now {finding_sentence(f)}{_needed(r)}"
 
@@ -292,7 +292,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
         seen = units.quantity(gap.metric, nearest.reached or 0.0)
-        many = f"{len(enough)} suspects are each enough by themselves, nearest: "
+        many = f"{len(enough)} suspects are enough, nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
         parts.append(f"{'' if one else many}{nearest.name}{one} ({seen})")
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
@@ -300,7 +300,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     else:
         parts.append("nothing that was tested is enough")
     if not gpu_matches(gap.gpu, device):
-        parts.append(f"the gap is from {gap.gpu}, so this does not prove the cause")
+        parts.append(f"no proof: the gap is from {gap.gpu}")
     yield f"{head}** {'; '.join(parts)}."
 
 

@@ -200,7 +200,6 @@ def build(
         "headline": answer.headline(briefly, run, assessments),
         "answers": (
             *answer.answers(briefly, suite, assessments),
-            *cited.peers(run, summaries, beside.cited),
             *answer.explained(diagnoses, suite, env.device_name),
             *map(text.crossover_brief, ahead),
             *text.overhead_bullet(run),
@@ -215,6 +214,7 @@ def build(
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(answer.trust(run, summaries, verdict, found)),
         "rules": tables.rules(briefly, suite.parts),
+        "peers": [*cited.peers(run, summaries, beside.cited)],
         "correctness": answer.correctness(run, summaries),
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in asked],

@@ -345,7 +345,7 @@ def _also_problems(
         text = f"no suite {also.suite!r} beside this one"
         yield Problem((*loc, "suite"), text, nearest(also.suite, names))
         return
-    theirs = _build(text_of(path, path, ""), path, (), ()).cases
+    theirs = loads(text_of(path, path, ""), path).cases
     for key, criteria in (("better", also.better), ("than", also.than)):
         yield from sweep.check_match(criteria, (*loc, key), theirs)
 

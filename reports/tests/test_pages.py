@@ -8,7 +8,7 @@ import pytest
 
 from harness.cli.report import judged_by
 from harness.report import context
-from harness.report.series import since
+from harness.report.series import cited, since
 from harness.store.reader import load
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,10 @@ def page(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
         device = run.environment.device_name
         before = [h for h in since.earlier(run, print) if h.device == device]
         against = load(Path("reports/runs"), before[-1].run_id) if before else None
-        to, beside = Path("reports/page.md"), context.Beside(against=against)
+        to, beside = (
+            Path("reports/page.md"),
+            context.Beside(against=against, cited=cited.find(run, print)),
+        )
         yield context.pages(run, to, "v1", beside)[to], [c.case_id for c in run.suite.cases]
 
 

@@ -10,7 +10,7 @@ from harness import units
 from harness.analysis.statistics import times_better
 from harness.analysis.summary import summarise
 from harness.records import CaseSummary, Estimate, Outcome, Run, SeeAlso, gpu_matches
-from harness.report.text import case_names, listed, plural
+from harness.report.text import case_names, listed
 from harness.store import index, reader
 
 GAIN = 1.05
@@ -52,7 +52,7 @@ def judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
 
 
 def steps(run: Run, summaries: Sequence[CaseSummary], cited: Sequence[Run]) -> Iterator[str]:
-    """`Try `...`: 204,000 tokens/s instead of 6,280 tokens/s (NSA_USE_TRITON=0) at ..., in run`."""
+    """`Try `...`: 204,000 tokens/s instead of 6,280 tokens/s (NSA_USE_TRITON=0), run `...`."""
     for also in run.suite.see_also:
         for other in (r for r in cited if r.suite.name == also.suite):
             if pair := _best(also, summarise(other)):
@@ -90,12 +90,8 @@ def _step(also: SeeAlso, other: Run, best: CaseSummary, worse: CaseSummary) -> s
         for a, v in also.than.criteria.items()
         if v != also.better.criteria.get(a)
     ]
-    where = ", ".join(f"{x}={units.scalar(best.case.axes[x])}" for x in also.same)
-    counted = plural("process", _speed(best).processes)
-    return (
-        f"Try `{also.command}`: {fast} instead of {slow} ({listed(left)}) at {where}, "
-        f"in run `{other.run_id}` ({counted})"
-    )
+    said = f"{fast} instead of {slow} ({', '.join(left)})"
+    return f"Try `{also.command}`: {said}, run `{other.run_id}`"
 
 
 # --- peers that another run timed --------------------------------------------------------
@@ -131,5 +127,5 @@ def peers(run: Run, summaries: Sequence[CaseSummary], cited: Sequence[Run]) -> I
             ]
             lacking = [s for s in lacking if s.case.case_id not in times]
             git = other.environment.git
-            at = f", commit `{git.commit[:10]}`" if git else ""
-            yield f"Timed before, not judged: {', '.join(said)} (`{other.run_id}`{at})."
+            at = f" at commit `{git.commit[:10]}`" if git else ""
+            yield f"Timed before, and not judged: {listed(said)} (run `{other.run_id}`{at})."

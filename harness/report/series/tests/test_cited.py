@@ -57,7 +57,7 @@ def test_the_newest_run_of_another_suite_on_this_gpu_model_supports_a_step(tmp_p
     text = (page := command.written(here(runs), tmp_path)).read_text(encoding="utf-8")
 
     (step,) = (one for one in text.splitlines() if "python -m train" in one)
-    assert f"in run `{newest}` (2 processes)" in step
+    assert f", run `{newest}`" in step
     assert "tokens/s instead of" in step
     assert "route=gather" in step
     assert f"--cite {newest}  #" in text
@@ -113,8 +113,8 @@ def test_a_peer_has_the_time_of_an_earlier_run_which_decides_nothing(tmp_path: P
 
     text = command.written(now, tmp_path).read_text(encoding="utf-8")
 
-    (said,) = (one for one in text.splitlines() if "Timed before, not judged" in one)
-    assert f"(`{earlier.run_id}`, commit `406312f800`)" in said
+    (said,) = (one for one in text.splitlines() if "Timed before, and not judged" in one)
+    assert f"(run `{earlier.run_id}` at commit `406312f800`)" in said
     assert "fla, seq_len=512 20.0 ms" in said
     assert "other," not in said
     assert f"--cite {earlier.run_id}  #" in text, "not the older one too"
