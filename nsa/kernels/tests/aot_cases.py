@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.config import PRESETS, NSAConfig, Positions
+from nsa.config import PRESETS, ROUTES, NSAConfig, Positions
 from nsa.kernels import gate, rotary, routes
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
@@ -120,7 +120,7 @@ def _operator(packed: bool) -> Callable[[Shape, int], object]:
         inputs = (s.q(T), s.k(N), s.v(N), s.k(T), s.v(T), s.k(T), s.v(T), s.gates(T))
         leaves = tuple(x.requires_grad_() for x in inputs)
         arguments: tuple[Any, ...] = (*leaves, _at(s, _documents() if packed else None))
-        out, _ = routes.attention(*arguments)
+        out, _ = routes.attention(*arguments, ROUTES)
         return torch.autograd.grad(out, leaves, torch.empty_like(out))
 
     return launch
