@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa.config import PRESETS, ROUTES, NSAConfig, Positions
-from nsa.kernels import gate, rotary, routes
+from nsa.kernels import gate, routes
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
@@ -175,12 +175,6 @@ def _selected_backward(*, deterministic: bool = False) -> Callable[[Shape, int],
     return launch
 
 
-def _rotate(s: Shape, T: int) -> None:
-    turns = torch.empty(T, s.Dk // 2, device="meta")
-    for inverse in (False, True):
-        rotary.rotate_into(s.q(T), s.q(T), turns, turns, inverse=inverse)
-
-
 def _phi(*, float32: bool = False, packed: bool = False) -> Callable[[Shape, int], object]:
     """Forward and backward, of keys and of values, whose head sizes differ."""
 
@@ -234,7 +228,6 @@ CASES = [
     Case("select backward, deterministic", _selected_backward(deterministic=True), only=PAPER),
     Case("gate", lambda s, T: gate.gate_forward(s.gates(T), s.o(T), s.o(T), s.o(T)), only=PAPER),
     Case("one branch backward", lambda s, T: gate.row_dot(s.o(T), s.o(T)), only=PAPER),
-    Case("rotary", _rotate),
     Case("phi", _phi()),
     Case("phi, documents", _phi(packed=True), only=TRAINED),
     Case("phi, float32 parameters", _phi(float32=True), only=PAPER),
