@@ -8,6 +8,7 @@ import sys
 
 from torch import Tensor
 
+from harness.records import Scalar
 from nsa.flags import Flags
 from nsa.train.loop import Trainer
 from suites.language_model import train_config
@@ -19,7 +20,7 @@ def checks(preset: str, seq_len: int) -> dict[str, float]:
     without_gradient: parameters whose gradient is absent or not finite, of one step.
     """
     flags, finite = Flags.from_env(), dict[Tensor, bool]()
-    axes = {"preset": preset, "seq_len": seq_len, "precision": "bf16"}
+    axes: dict[str, Scalar] = {"preset": preset, "seq_len": seq_len, "precision": "bf16"}
     with Trainer(train_config("nsa", axes, flags), flags) as trainer:
         named = dict(trainer.model.named_parameters())
         spread = min(
