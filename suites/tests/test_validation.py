@@ -113,7 +113,8 @@ def test_a_route_by_name_runs_and_is_seen(factory: Factory) -> None:
 
 
 def test_a_route_by_name_accepts_no_flag_for_another() -> None:
-    axes = {"preset": "tiny", "seq_len": 40, "precision": "fp32", "NSA_USE_FA2": 1}
+    axes: dict[str, Scalar] = {"preset": "tiny", "seq_len": 40, "NSA_USE_FA2": 1}
+    axes["precision"] = "fp32"
 
     with pytest.raises(AxisError, match="eager sets every route"):
         workloads.preflight("train", "eager", axes, {"NSA_USE_FA2": "1"})
