@@ -37,12 +37,10 @@ LEFT_OUT = [
     "drift",
     "triton",
     "package",
-    "FA2*=1",
-    "WIN",
-    "CMP",
+    "FA2=1",
+    "of-branch",
     "window",
-    "odd/eager",
-    "model/eager",
+    "*/eager*",
 ]
 """Patterns of cases that need a GPU, or show nothing more."""
 
