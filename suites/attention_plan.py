@@ -75,9 +75,9 @@ class AttentionPlan:
     def read(cls, provider: str, axes: Mapping[str, Scalar], flags: Flags) -> "AttentionPlan":
         """Check the axes of one case.
 
-        The provider is a route of selected attention, while the other branches follow the
-        NSA_* flags; or `triton` or `reference`, which is all of them; or a route of the one
-        branch under test; or dense attention; or one of suites.peers.
+        The provider is a route of selected attention, or for branch=whole of the other parts,
+        while the rest follows the NSA_* flags; or `triton` or `reference`, which is all of them;
+        or a route of the one branch under test; or dense attention; or one of suites.peers.
         """
         given = Axes("attention", axes, flags)
         routes = dict.fromkeys(route for part in ROUTES.values() for route in part)
@@ -148,6 +148,8 @@ def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
         return dict.fromkeys(ROUTES, provider)
     if provider in ROUTES["select"]:
         return {"select": provider}
+    if branch == "whole":
+        return {part: provider for part, routes in ROUTES.items() if provider in routes}
     if provider not in ROUTES.get(branch, ()):
         parts = [part for part, routes in ROUTES.items() if provider in routes]
         raise AxisError(f"attention: {provider} has no branch {branch!r}; only {', '.join(parts)}")

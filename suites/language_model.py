@@ -1,6 +1,6 @@
 """The byte-level language model: a training step, a forward pass, decoding."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from nsa.config import PRESETS, ModelConfig, Routes
 from nsa.flags import Flags, Prefill
 from nsa.model.cache import DenseCache, LayerCache
 from nsa.model.language_model import ByteLM, cross_entropy
+from nsa.routes import fa2
 from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
 from nsa.train.data import DataError, check_dataset
 from nsa.train.loop import Trainer, describe_routes
@@ -23,6 +24,13 @@ from suites.axes import DENSE, DTYPES, Axes, AxisError
 
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)
+TRAINED_BY: Mapping[str, Routes] = {
+    "reference": Routes.reference(),
+    "eager": Routes(),
+    "triton": Routes.triton(),
+    **{p: Routes(compress=p, window=p) for p in fa2.PROVIDERS},
+}
+"""More providers of `train`: NSA by these routes, in place of those of the flags."""
 CHECKED_TOKENS: Mapping[Prefill, int] = {"batched": 1024, "token": 96}
 """First tokens, on which accuracy is compared: the reference holds a [T, T] mask per head and
 layer, and taking queries one by one costs hundreds of launches each."""
@@ -31,13 +39,16 @@ layer, and taking queries one by one costs hundreds of launches each."""
 def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
     """Check the axes of one case of `train`."""
     given = Axes("train", axes, flags)
+    if provider in TRAINED_BY:
+        given.unrouted(f"{provider} sets every route")
     dataset = given.text("dataset", "synthetic")
     try:
         check_dataset(dataset)
     except DataError as error:
         raise AxisError(f"dataset: {error}") from error
     config = TrainConfig(
-        model=_model_config(provider, given),
+        model=_model_config(provider, given, (*PROVIDERS, *TRAINED_BY)),
+        routes=TRAINED_BY.get(provider),
         dense_backend=DENSE.get(provider, "sdpa"),
         seq_len=given.integer("seq_len"),
         batch_size=given.integer("batch", 1),
@@ -57,9 +68,9 @@ def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Tra
 def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """One optimiser step: data, forward, backward, clipping, AdamW.
 
-    Axes: preset, seq_len, batch, accum, gc, compile, graph, dataset, precision. The NSA_* flags
-    choose routes and prefill. Accuracy is compared before the first step, compiled if the case is:
-    every token's loss, and the gradient that reaches the embedding through all layers.
+    Axes: preset, seq_len, batch, accum, gc, compile, graph, dataset, precision. The provider, or if
+    it is `nsa` the NSA_* flags, choose the routes. Accuracy is compared before the first step,
+    compiled if the case is: every token's loss, and the gradient that reaches the embedding.
     """
     flags = Flags.from_env()
     config = train_config(provider, axes, flags)
@@ -282,8 +293,8 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     )
 
 
-def _model_config(provider: str, given: Axes) -> ModelConfig:
-    given.provider(provider, PROVIDERS)
+def _model_config(provider: str, given: Axes, providers: Iterable[str] = PROVIDERS) -> ModelConfig:
+    given.provider(provider, providers)
     if provider in DENSE:
         given.unrouted("dense attention has no branches")
     preset = PRESETS[given.word("preset", PRESETS)]
