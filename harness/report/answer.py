@@ -13,6 +13,7 @@ from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.machine import requirements
 from harness.records import (
     METRICS,
     WORST_FIRST,
@@ -21,6 +22,7 @@ from harness.records import (
     Decision,
     Fact,
     Finding,
+    Grade,
     Measurement,
     Outcome,
     Rule,
@@ -432,6 +434,9 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         if those:
             one = short[those[0].case.case_id]
             yield f"{what}: {one if len(those) == 1 else f'{len(those)} cases'}"
+    found = requirements.checks(run.suite, run.environment)
+    if lacking := [c.name for c in found if c.grade is not Grade.OK]:
+        yield f"required, but not met: {listed(lacking)}"
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
         yield f"{len(limited)} at a limited clock"

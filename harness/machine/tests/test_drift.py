@@ -157,6 +157,7 @@ def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
 
 def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
     moves_nothing = {"captured_at", "command", "gpu_unavailable", "vitals"}
+    moves_nothing |= {"gpu_count", "gpu_free_bytes"}
     compared = {
         *("hostname", "os", "cpu", "cpu_count", "memory_bytes", "gpu", "versions"),
         *("torch_settings", "variables", "git", "data"),
