@@ -60,7 +60,11 @@ def capture(
         gpu_count=facts.get("gpu_count"),
         gpu_free_bytes=facts.get("gpu_free_bytes"),
         versions={
-            **_installed(required),
+            **{
+                name: next((d.version for d in metadata.distributions(name=name)), None)
+                for kind, _, name in (key.partition(".") for key in required)
+                if kind == "packages"
+            },
             "python": platform.python_version(),
             "harness": __version__,
             "numpy": metadata.version("numpy"),
@@ -82,19 +86,6 @@ def capture(
         command=tuple(command),
         data=data_files(cases),
     )
-
-
-def _installed(required: Collection[str]) -> dict[str, str | None]:
-    """The versions of the packages that a suite requires."""
-    found: dict[str, str | None] = {}
-    for key in required:
-        kind, _, name = key.partition(".")
-        if kind == "packages":
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                found[name] = None
-    return found
 
 
 def _other_variables() -> dict[str, str]:

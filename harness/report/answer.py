@@ -434,9 +434,9 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         if those:
             one = short[those[0].case.case_id]
             yield f"{what}: {one if len(those) == 1 else f'{len(those)} cases'}"
-    found = requirements.checks(run.suite, run.environment)
-    if lacking := [c.name for c in found if c.grade is not Grade.OK]:
-        yield f"required, but not met: {listed(lacking)}"
+    required = requirements.checks(run.suite, run.environment)
+    if lacking := sum(c.grade is not Grade.OK for c in required):
+        yield f"{lacking} of {plural('requirement', len(required))} not met"
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
         yield f"{len(limited)} at a limited clock"
