@@ -85,7 +85,7 @@ def _shown(kind: str, wanted: Scalar) -> str:
             return f"{float(wanted) / 1e9:.1f} GB or more"
         case "gpu":
             return " or ".join(str(wanted).split("|"))
-    return "any" if wanted == "*" else units.scalar(wanted)
+    return "any" if wanted == "*" else units.scalar(wanted).strip("*")
 
 
 def _seen(kind: str, name: str, wanted: Scalar, here: Environment) -> _Seen:

@@ -47,6 +47,7 @@ from harness.report.text import (
 )
 from harness.report.verdict_text import (
     farthest,
+    gap_text,
     needed_text,
     outside,
     rule_sentence,
@@ -236,7 +237,7 @@ def _word(result: RuleResult) -> str:
 
 
 def _needed(result: RuleResult) -> str:
-    return f"; {needed_text(result.stated)}" if result.stated else ""
+    return f"; {needed_text(result.stated)}{gap_text(result)}" if result.stated else ""
 
 
 def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator[str]:

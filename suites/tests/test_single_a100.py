@@ -9,7 +9,7 @@ import pytest
 from harness.analysis import scaling, summary, verdict
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import Case, Decision, Measurement, Outcome, Run, Verdict
-from harness.report import tables
+from harness.report import answer, tables
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
@@ -105,6 +105,17 @@ def test_the_settings_that_slow_a_run_down_are_named_and_the_innocent_are_not() 
     cost = diagnoses["gradient checkpointing"].effect
     assert cost is not None
     assert cost.value == pytest.approx(SLOW / CHECKPOINTED, rel=0.05)
+
+
+def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
+    run = run_of(lambda case: 39.0)
+    shown = answer.brief(answer.named(judged(run), run.suite))
+
+    said = [*answer.answers(shown, run.suite)]
+
+    assert "500 needed, a gap of 13x" in said[0]
+    trusted = [*answer.trust(run, summary.summarise(run), shown)]
+    assert "7 of 11 requirements not met" in trusted
 
 
 def test_a_small_variant_runs_to_its_verdict_on_the_cpu(tmp_path: Path) -> None:
