@@ -88,7 +88,8 @@ def _package(name: str, wanted: str, here: Environment) -> tuple[str, bool, str]
     if name in ("python", "cuda", "cudnn"):
         remedy = "Use a Python, or a torch, that has it."
     version = here.versions.get(name, _UNKNOWN)
-    return version or "not installed", bool(version) and _satisfies(version, wanted), remedy
+    met = version is not None and _satisfies(version, wanted)
+    return version or "not installed", met, remedy
 
 
 def _variable(name: str, wanted: str, here: Environment) -> tuple[str, bool, str]:

@@ -33,7 +33,9 @@ def test_cases_that_ended_alike_share_a_sentence() -> None:
 )
 def test_a_missed_limit_has_a_gap_as_a_factor(rule: Rule, gap: str) -> None:
     cases = sweep(n=[1, 2])
-    made = run(cases, lambda c: timed(c, 2.0 * c.axes["n"], tokens=100, cv=1e-6), rules=[rule])
+    made = run(
+        cases, lambda c: timed(c, 2.0 * float(c.axes["n"]), tokens=100, cv=1e-6), rules=[rule]
+    )
 
     (result,) = (
         r for r in judge(made.suite, made.environment, summarise(made), ()).rules if r.stated
