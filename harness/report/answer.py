@@ -153,7 +153,7 @@ def _number(r: RuleResult) -> str:
     if missed := [f for f in r.findings if outside(f)]:
         f = farthest(missed)
         return f"{f.subject}: {finding_sentence(f)}"
-    return f"{rule_sentence(r, 1)}{_needed(r)}"
+    return f"{rule_sentence(r, 1)}{_needed(r)}{gap_text(r)}"
 
 
 def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
@@ -204,7 +204,7 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
 def _short(r: RuleResult) -> str:
     """The reason, and what is needed where that is not in the question."""
     plain = r.stated and r.stated.against and r.stated.go == 1
-    return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}"
+    return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}{gap_text(r)}"
 
 
 def _word(result: RuleResult) -> str:
@@ -237,7 +237,7 @@ def _word(result: RuleResult) -> str:
 
 
 def _needed(result: RuleResult) -> str:
-    return f"; {needed_text(result.stated)}{gap_text(result)}" if result.stated else ""
+    return f"; {needed_text(result.stated)}" if result.stated else ""
 
 
 def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator[str]:
@@ -419,6 +419,9 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         most = plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
     yield f"{len(ok)} of {plural('case', len(summaries))} ok"
+    required = requirements.checks(run.suite, run.environment)
+    if lacking := sum(c.grade is not Grade.OK for c in required):
+        yield f"{lacking} of {plural('requirement', len(required))} not met"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     if run.measurements:
         behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
@@ -435,9 +438,6 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         if those:
             one = short[those[0].case.case_id]
             yield f"{what}: {one if len(those) == 1 else f'{len(those)} cases'}"
-    required = requirements.checks(run.suite, run.environment)
-    if lacking := sum(c.grade is not Grade.OK for c in required):
-        yield f"{lacking} of {plural('requirement', len(required))} not met"
     limited = [s for s in summaries if any("clock limited" in note for note in s.notes)]
     if limited:
         yield f"{len(limited)} at a limited clock"
