@@ -16,11 +16,11 @@ from harness.bisect.journal import (
     StoredCase,
 )
 from harness.errors import HarnessError
-from harness.machine import drift, gpu_idle
+from harness.machine import drift, requirements
 from harness.records import Case, Environment, Measurement, Outcome
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
-from harness.runner.rig import Rig, require_gpu
+from harness.runner.rig import Rig
 from harness.runner.run import run_one
 from harness.runner.watchdog import RunObserver
 from harness.store.writer import now
@@ -111,18 +111,23 @@ def opened(
     request = start.request if isinstance(start, Journal) else start
     rig = stack.enter_context(Rig(wait_s=resources.wait_s, say=resources.say))
     launcher = rig.start(elsewhere=other_trees)
-    here = rig.describe(launcher, command=request.command, repository=None, cases=[request.case])
+    suite = request.suite
+    here = rig.describe(
+        launcher,
+        command=request.command,
+        repository=None,
+        cases=[request.case],
+        required={*suite.requires, *suite.wants},
+    )
     before = request.environment if journal else None
     if before is not None and here.device_name != before.device_name:
         raise HarnessError(
             f"this search started on {before.device_name}, but this machine has {here.device_name}",
             "Resume it on that device, or start a new search.",
         )
-    require_gpu(request.suite, here)
+    requirements.require(suite, here)
     if isinstance(request, CommitsRequest) and request.stored:
         notes = _as_stored(request.stored, here)
-    if unfit := gpu_idle.mismatch(request.suite.requires, here):
-        raise HarnessError(f"this machine does not meet the suite's requirements: {unfit}")
     if journal is None:
         created = Journal.create(resources.state, replace(request, environment=here))
         journal = stack.enter_context(created)

@@ -173,8 +173,10 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
-    """What a run would do, and how long it will take."""
+def plan(
+    suite: Suite, expected: Sequence[ExpectedTime], requirements: Sequence[Check] = ()
+) -> RenderableType:
+    """What a run would do, what it requires, and how long it will take."""
     runs_programs = any(c.program for c in suite.cases)
     right = ("processes", "limit each", "expected")
     columns = ("case", *right, "environment", *["command"][:runs_programs])
@@ -192,9 +194,11 @@ def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
             *([escape(command_text(c))] if runs_programs else []),
         )
     processes = sum(c.settings.processes for c in suite.cases)
+    state = Group(Text("Requirements:"), _checks(requirements)) if requirements else Group()
     return Group(
         Text(f"{suite.title}: {suite.question}"),
         rows,
+        state,
         Text(
             f"{plural('case', len(suite.cases))}, {plural('process', processes)}; expected in all: "
             + _span(low_s, high_s)
@@ -241,17 +245,21 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     facts = table()
     for name, value in environment_rows(environment):
         facts.add_row(Text(name, style="bold"), escape(value))
+    grade = worst(checks)
+    head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
+    return Group(facts, Text(), _checks(checks), head)
+
+
+def _checks(found: Sequence[Check]) -> Table:
     rows = table()
-    for check in checks:
+    for check in found:
         rows.add_row(
             Text(str(check.grade), style=_GRADE_STYLE[check.grade]),
             escape(check.name),
             escape(check.fact),
             escape(check.remedy),
         )
-    grade = worst(checks)
-    head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
-    return Group(facts, Text(), rows, head)
+    return rows
 
 
 def differences(found: Sequence[Difference], baseline: str, candidate: str) -> RenderableType:

@@ -20,9 +20,8 @@ from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
 from harness.git.repository import ignore_line
-from harness.machine import drift, nvml
-from harness.machine.gpu_idle import mismatch
-from harness.records import CaseSummary, Decision, Environment, Run, Suite, Verdict
+from harness.machine import drift, environment, nvml, requirements
+from harness.records import CaseSummary, Check, Decision, Environment, Run, Suite, Verdict
 from harness.report import pivots, render, text
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
@@ -109,11 +108,15 @@ def run(
         chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
         if dry_run:
             expected = _expected(chosen, store_root, _device(chosen))
+            state = _requirements(chosen)
             if as_json:
                 cases, times = [asdict(c) for c in chosen.cases], [asdict(e) for e in expected]
-                document({"suite": chosen.name, "cases": cases, "expected": times})
+                needs = [asdict(c) for c in state]
+                document(
+                    {"suite": chosen.name, "cases": cases, "expected": times, "requirements": needs}
+                )
             else:
-                out.print(console.plan(chosen, expected))
+                out.print(console.plan(chosen, expected, state))
             return
     elif resume is not None:
         before = reader.load(store_root, resume)
@@ -202,7 +205,6 @@ def _carry_out(
                 observer=progress,
                 launcher=launcher,
                 gpu=rig.gpu,
-                unfit=mismatch(suite.requires, here),
             )
     except KeyboardInterrupt:
         say(
@@ -218,6 +220,16 @@ def _device(suite: Suite) -> str:
     with suppress(ProbeError):
         return "cpu" if suite.device == "cpu" else nvml.gpus()[0].name
     return "cpu"
+
+
+def _requirements(suite: Suite) -> Sequence[Check]:
+    """The state of what the suite requires; a worker starts only if it requires anything."""
+    if not (required := {*suite.requires, *suite.wants}):
+        return ()
+    with Launcher.of(suite) as launcher:
+        facts = launcher.describe()
+    here = environment.capture(facts, command=command(), repository=None, required=required)
+    return requirements.checks(suite, here)
 
 
 def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.ExpectedTime]:

@@ -58,7 +58,7 @@ def calibrate(
         for launcher in launchers:
             launcher.describe()
         home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
-        if bad := [*unfitness([suite], here, store=store, home=home)]:
+        if bad := [*unfitness(here, store=store, home=home)]:
             problem = f"this machine is not fit to calibrate: {'; '.join(bad)}"
             raise HarnessError(problem, "See: harness doctor")
         sides[0].launcher.preflight(suite)

@@ -5,7 +5,7 @@ A machine that is not fit is a finding of the whole gate, and then nothing is me
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +17,7 @@ from harness.gate.policy_suites import absent, chosen_of, require, require_own, 
 from harness.gate.records import GateSide, LeftOut, Mode
 from harness.git.repository import WORKING_TREE, Repository, read_git
 from harness.git.worktrees import checked_out
-from harness.machine import doctor, environment
-from harness.machine.gpu_idle import mismatch
+from harness.machine import doctor, environment, requirements
 from harness.records import (
     METRICS,
     Case,
@@ -32,7 +31,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.runner.interleave import Side, Task
-from harness.runner.rig import Rig, require_gpu
+from harness.runner.rig import Rig
 from harness.store import reader as store
 from harness.store.writer import now
 from harness.suite.sweep import match
@@ -192,9 +191,9 @@ def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan
         plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, plan)))
     for suite in plan.suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
-        require_gpu(suite, plan.here, remedy)
+        requirements.require(suite, plan.here, remedy)
     home = None if counting else plan.sides[-1].roots[0]
-    unfit_for = unfitness(plan.suites.values(), plan.here, store=request.store, home=home)
+    unfit_for = unfitness(plan.here, store=request.store, home=home)
     findings = (*plan.findings, *_foreign_limits(plan, request.mode), *map(unfit, unfit_for))
     plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
     if plan.sound:
@@ -373,7 +372,13 @@ def _sides(request: Request, plan: Plan, rig: Rig) -> tuple[Side, ...]:
             around=counters.AROUND if request.mode is Mode.COUNTERS else {},
         )
         cases = [t.case for t in plan.tasks]
-        here = rig.describe(launcher, command=request.command, repository=tree, cases=cases)
+        here = rig.describe(
+            launcher,
+            command=request.command,
+            repository=tree,
+            cases=cases,
+            required={key for s in plan.suites.values() for key in (*s.requires, *s.wants)},
+        )
         sides.append(Side(name, roots, launcher, here))
     if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
         sides[-1].environment = replace(here, git=read_git(repository.root))
@@ -402,17 +407,12 @@ def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stor
     }
 
 
-def unfitness(
-    suites: Iterable[Suite], here: Environment, *, store: Path, home: Path | None
-) -> Iterator[str]:
-    """Why the machine is not fit to measure these suites.
+def unfitness(here: Environment, *, store: Path, home: Path | None) -> Iterator[str]:
+    """Why the machine is not fit to measure on.
 
     Args:
         home: Folder whose pinned versions must be installed; None if nothing is timed.
     """
-    for suite in suites:
-        if other := mismatch(suite.requires, here):
-            yield other
     if home is not None:
         here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
         for check in here.vitals.checks if here.vitals else ():

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from harness.analysis import summary
 from harness.analysis import verdict as rules
-from harness.machine.gpu_idle import mismatch
 from harness.records import (
     Case,
     CaseSummary,
@@ -120,7 +119,6 @@ class Session:
                         observer=RunObserver(),
                         launcher=place.launcher,
                         gpu=place.rig.gpu,
-                        unfit=mismatch(suite.requires, place.environment),
                     )
             finally:
                 place.rig.hold(None)  # the next case may be another process's

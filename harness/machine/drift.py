@@ -129,7 +129,10 @@ def differences(baseline: Environment, candidate: Environment) -> Iterator[Diffe
     ):
         if all(gpus):
             yield from _one(name, how, *(g[field] for g in gpus))
-    yield from _mapped(_VERSIONS, "other code runs below the model", *(e.versions for e in sides))
+    # A package that only one suite requires was not looked for by the other run.
+    named = _VERSIONS.keys() | (baseline.versions.keys() & candidate.versions.keys())
+    versions = ({n: v for n, v in e.versions.items() if n in named} for e in sides)
+    yield from _mapped(_VERSIONS, "other code runs below the model", *versions)
     yield from _mapped(_SETTINGS, "torch behaves differently", *(e.torch_settings for e in sides))
     variables = {*baseline.variables, *candidate.variables}
     for name in sorted(v for v in variables if all(v.startswith(e.prefixes) for e in sides)):

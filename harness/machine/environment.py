@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -35,6 +35,7 @@ def capture(
     command: Sequence[str],
     repository: Path | None,
     cases: Iterable[Case] = (),
+    required: Collection[str] = (),
 ) -> Environment:
     """Describe this machine, as the parent and a worker see it.
 
@@ -43,6 +44,7 @@ def capture(
         command: The command line of the run.
         repository: A folder of the repository under test, see `home_of`; None without one.
         cases: The cases of the run, for the data that they name.
+        required: Keys of a suite's requirements, for the packages and variables that they name.
     """
     gpu, problem = _gpu(facts)
     path, root = facts.get("path", ()), top([repository]) if repository else None
@@ -55,7 +57,14 @@ def capture(
         memory_bytes=psutil.virtual_memory().total,
         gpu=gpu,
         gpu_unavailable=problem,
+        gpu_count=facts.get("gpu_count"),
+        gpu_free_bytes=facts.get("gpu_free_bytes"),
         versions={
+            **{
+                name: next((d.version for d in metadata.distributions(name=name)), None)
+                for kind, _, name in (key.partition(".") for key in required)
+                if kind == "packages"
+            },
             "python": platform.python_version(),
             "harness": __version__,
             "numpy": metadata.version("numpy"),
@@ -66,6 +75,7 @@ def capture(
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith(VARIABLE_PREFIXES)
+            or (f"variables.{name}" in required and not _SECRET.search(name))
         },
         prefixes=VARIABLE_PREFIXES,
         other_variables=_other_variables(),

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 
 import psutil
@@ -17,7 +16,7 @@ import pynvml
 
 from harness.errors import ProbeError
 from harness.machine import nvml
-from harness.records import Case, Environment, Evidence, Measurement, Outcome, gpu_matches
+from harness.records import Case, Environment, Evidence, Measurement, Outcome
 
 FREE_S = 10.0
 """Longest wait for a free GPU: the driver frees the memory of a dead process with a delay."""
@@ -144,25 +143,6 @@ def watch_over(
         say(f"cannot check whether others use the GPU: {error}")
         return None
     return IdleCheck(meter, wait_s=wait_s)
-
-
-def mismatch(requires: Mapping[str, str], environment: Environment) -> str:
-    """How the machine differs from what a suite requires; empty if it does not."""
-    gpu = environment.gpu
-    if not requires:
-        return ""
-    if gpu is None:
-        wanted = ", ".join(f"{name} {pattern}" for name, pattern in requires.items())
-        return f"the suite requires {wanted}, but no GPU is here: {environment.gpu_unavailable}"
-    found = {
-        "gpu": (gpu.name, gpu_matches(requires.get("gpu", "*"), gpu.name)),
-        "driver": (gpu.driver, fnmatchcase(gpu.driver, requires.get("driver", "*"))),
-    }
-    return "; ".join(
-        f"wrong {name}: this machine has {value}, the suite requires {requires[name]}"
-        for name, (value, fits) in found.items()
-        if not fits
-    )
 
 
 def refused(case: Case, process: int, why: str, holders: tuple[str, ...]) -> Measurement:

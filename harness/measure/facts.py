@@ -18,6 +18,7 @@ def describe() -> dict[str, Any]:
         versions: torch, triton, cuda, cudnn, flash-attn; None if absent.
         torch_settings: As a workload finds them.
         gpu_uuid: Of the first GPU, as NVML writes it; None without a GPU.
+        gpu_count, gpu_free_bytes: GPUs that torch sees; free memory of the first one, or None.
         gpu: Its name, memory_bytes and compute_capability, for machines without NVML; or None.
         cuda_unavailable: Why torch has no GPU; empty if it has one.
         interpreter, path: sys.executable and sys.path.
@@ -34,6 +35,8 @@ def describe() -> dict[str, Any]:
         },
         "torch_settings": _settings(on_gpu=not problem),
         "gpu_uuid": f"GPU-{gpu.uuid}" if gpu else None,
+        "gpu_count": torch.cuda.device_count() if gpu else 0,
+        "gpu_free_bytes": torch.cuda.mem_get_info(0)[0] if gpu else None,
         "gpu": {
             "name": gpu.name,
             "memory_bytes": gpu.total_memory,

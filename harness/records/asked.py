@@ -302,9 +302,11 @@ class Suite:
     sha256: str
     device: str = "any"
     """`cuda` if the suite needs a GPU; a run without one is refused."""
-    requires: Mapping[str, str] = field(default_factory=dict)
-    """`gpu` and `driver`: patterns (fnmatch) that the machine must match, or every case is
-    INVALID_ENVIRONMENT."""
+    requires: Mapping[str, Scalar] = field(default_factory=dict)
+    """Key of `requires` in the file, `gpu` or `packages.flash-attn` -> what the machine must have
+    before the first case."""
+    wants: Mapping[str, Scalar] = field(default_factory=dict)
+    """Likewise, but without it the suite goes on, and the report says so."""
     cases: tuple[Case, ...]
     expectations: tuple[Expectation, ...] = ()
     rules: tuple[Rule, ...] = ()

@@ -102,6 +102,10 @@ class Environment:
     gpu: Gpu | None
     gpu_unavailable: str = ""
     """Why `gpu` is None."""
+    gpu_count: int | None = None
+    """GPUs that a worker sees; None, as the next, if not recorded."""
+    gpu_free_bytes: int | None = None
+    """Free memory of `gpu` before the first case, beside the context of the worker that read it."""
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """python, torch, triton, flash-attn, numpy, harness, cuda, cudnn: None if absent."""
     torch_settings: Mapping[str, Scalar] = field(default_factory=dict)

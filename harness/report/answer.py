@@ -16,6 +16,7 @@ from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import GUARD
 from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.machine import requirements
 from harness.records import (
     METRICS,
     WORST_FIRST,
@@ -24,6 +25,7 @@ from harness.records import (
     Decision,
     Fact,
     Finding,
+    Grade,
     Measurement,
     Outcome,
     Rule,
@@ -48,6 +50,7 @@ from harness.report.text import (
 )
 from harness.report.verdict_text import (
     farthest,
+    gap_text,
     needed_text,
     outside,
     rule_sentence,
@@ -189,7 +192,7 @@ def _number(r: RuleResult) -> str:
     if missed := [f for f in r.findings if outside(f)]:
         f = farthest(missed)
         return f"{f.subject}: {finding_sentence(f)}"
-    return f"{rule_sentence(r, 1)}{_needed(r)}"
+    return f"{rule_sentence(r, 1)}{_needed(r)}{gap_text(r)}"
 
 
 def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
@@ -240,7 +243,7 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
 def _short(r: RuleResult) -> str:
     """The reason, and what is needed where that is not in the question."""
     plain = r.stated and r.stated.against and r.stated.go == 1
-    return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}"
+    return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}{gap_text(r)}"
 
 
 def _word(result: RuleResult) -> str:
@@ -466,6 +469,9 @@ def trust(
         yield f"{most if len(counts) == 1 else f'{counts[0]}–{most}'} a case"
     yield from two
     yield f"{len(ok)} of {plural('case', len(summaries))} ok"
+    required = requirements.checks(run.suite, run.environment)
+    if lacking := sum(c.grade is not Grade.OK for c in required):
+        yield f"{lacking} of {plural('requirement', len(required))} not met"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     if run.measurements:
         behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}

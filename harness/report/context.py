@@ -237,6 +237,7 @@ def build(
         "cost": tables.cost(summaries, run),
         "machine": tables.environment_line(env),
         "environment": tables.environment(run),
+        "requirements": tuple(text.requirement_bullets(run)),
         "doctor": tuple(text.doctor_bullets(env)),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",

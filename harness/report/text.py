@@ -17,6 +17,7 @@ from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
 from harness.analysis.roofline import Target
+from harness.machine import requirements
 from harness.records import (
     INTERPRETER,
     METRICS,
@@ -398,6 +399,15 @@ def doctor_bullets(environment: Environment) -> Iterable[str]:
         yield f"**{c.grade}** {c.name}: {c.fact}. {c.remedy}".strip()
     if good := [f"{c.name} ({c.fact})" for c in found if c.grade is Grade.OK]:
         yield f"**ok** before the run: {', '.join(good)}."
+
+
+def requirement_bullets(run: Run) -> Iterable[str]:
+    """What the suite requires: all met, or what is not."""
+    found = requirements.checks(run.suite, run.environment)
+    for c in (c for c in found if c.grade is not Grade.OK):
+        yield f"**Not met**: {c.name}: {c.fact}. {c.remedy}"
+    if found and all(c.grade is Grade.OK for c in found):
+        yield f"**Requirements**: all met ({', '.join(c.name for c in found)})."
 
 
 def flag_sentences(run: Run) -> Iterable[str]:

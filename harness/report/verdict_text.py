@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from harness import units
+from harness.analysis.suspects import SMALL_GAP
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage
@@ -189,6 +190,17 @@ def needed_text(stated: Rule) -> str:
     """`≥ 500 needed`."""
     limit = _times(stated.go) if stated.against else units.plain(stated.metric, stated.go)
     return f"{'≥' if stated.higher_is_better else '≤'} {limit} needed"
+
+
+def gap_text(result: RuleResult) -> str:
+    """`, a gap of 13x`: from the worst value to the limit; empty if there is none to speak of."""
+    stated = result.stated
+    if stated is None or stated.against or stated.metric == "scaling_exponent" or stated.go <= 0:
+        return ""
+    values = [f.estimate.value for f in result.findings if f.estimate and f.estimate.value > 0]
+    gaps = [stated.go / v if stated.higher_is_better else v / stated.go for v in values]
+    factor = (min if stated.quantifier == "any" else max)(gaps, default=1.0)
+    return f", a gap of {units.factor(factor)}" if factor >= SMALL_GAP else ""
 
 
 def _times(ratio: float) -> str:

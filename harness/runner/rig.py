@@ -1,12 +1,12 @@
 """What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from harness.errors import ProbeError, SuiteError
-from harness.machine import doctor, environment, nvml
+from harness.errors import ProbeError
+from harness.machine import doctor, environment, nvml, requirements
 from harness.machine.gpu_idle import IdleCheck, watch_over
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
@@ -83,15 +83,21 @@ class Rig:
         command: Sequence[str],
         repository: Path | None,
         cases: Sequence[Case],
+        required: Collection[str] = (),
     ) -> Environment:
-        """The environment of this launcher's workers. Locks the GPU that they use.
+        """The environment of this launcher's workers, see harness.machine.environment.capture.
+        Locks the GPU that they use.
 
         Raises:
             ProbeError: Another harness uses the GPU.
             HarnessError: No worker can be started.
         """
         here = environment.capture(
-            launcher.describe(), command=command, repository=repository, cases=cases
+            launcher.describe(),
+            command=command,
+            repository=repository,
+            cases=cases,
+            required=required,
         )
         self.hold(here.gpu)
         return here
@@ -140,29 +146,18 @@ def take(
     runs, the doctor examines the machine.
 
     Raises:
-        SuiteError: The suite needs a GPU, and this machine has none.
+        SuiteError: The machine lacks what the suite requires.
         ProbeError: Another harness uses the GPU.
         HarnessError: No worker can be started.
     """
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
     launcher = rig.start_for(suite)
     home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
-    here = rig.describe(launcher, command=command, repository=home, cases=suite.cases)
-    require_gpu(suite, here)
+    required = {*suite.requires, *suite.wants}
+    here = rig.describe(
+        launcher, command=command, repository=home, cases=suite.cases, required=required
+    )
+    requirements.require(suite, here)
     if store is not None:
         here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
     return rig, launcher, here
-
-
-def require_gpu(
-    suite: Suite,
-    here: Environment,
-    remedy: str = "Run it on a GPU node. `harness list` shows what runs anywhere.",
-) -> None:
-    """Raise SuiteError, with the remedy, if the suite needs a GPU and this machine has none."""
-    if suite.device == "cuda" and here.gpu is None:
-        raise SuiteError(
-            suite.path,
-            f"this suite needs an NVIDIA GPU, but none is available: {here.gpu_unavailable}",
-            remedy,
-        )

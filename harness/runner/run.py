@@ -165,7 +165,6 @@ def run_suite(
     probes: Sequence[Probe],
     observer: RunObserver,
     gpu: IdleCheck | None = None,
-    unfit: str = "",
 ) -> None:
     """Measure what is left, and store each measurement as its process ends.
 
@@ -173,7 +172,6 @@ def run_suite(
 
     Args:
         gpu: Checked before every process; None without a GPU.
-        unfit: Why this machine must not measure this suite; then no worker is started.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the current process is lost.
@@ -184,10 +182,7 @@ def run_suite(
     with terminating_like_ctrl_c():
         while step := agenda.next():
             case, process = step
-            if unfit:
-                measurement = gpu_idle.refused(case, process, unfit, ())
-            else:
-                measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
+            measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
             writer.append(measurement)
             agenda.ended(measurement)
             finished += 1

@@ -174,7 +174,8 @@ def loads(
         peers=tuple(model.peers),
         labels=tuple((one.name, sweep.match(one.match)) for one in model.labels),
         axis_names=model.axis_names,
-        requires=model.requires.model_dump(exclude_none=True),
+        requires={k: v for one in model.needs if not one.else_ for k, v in one.stated().items()},
+        wants={k: v for one in model.needs if one.else_ for k, v in one.stated().items()},
         path=str(path),
         text=text,
         sha256=sha256(text.encode()).hexdigest(),
@@ -250,6 +251,12 @@ def _suspects(form: SuspectsModel) -> Suspects:
 
 def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
     """Problems that prevent the expansion of workloads."""
+    known: set[tuple[str, str | None]] = set()
+    for i, one in enumerate(model.needs):
+        if again := known & {(key, one.else_) for key in one.stated()}:
+            text = f"{min(key for key, _ in again)} is required twice"
+            yield Problem(("requires", i), text, "Remove one.")
+        known |= {(key, one.else_) for key in one.stated()}
     yield from _repeated("workloads", "workloads", model.workloads)
     for w, workload in enumerate(model.workloads):
         yield from sweep.check(workload, ("workloads", w))

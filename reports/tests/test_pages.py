@@ -10,9 +10,10 @@ from harness.cli.report import judged_by
 from harness.report import context
 from harness.report.series import cited, since
 from harness.store.reader import load
+from harness.suite import load as suites
 
 ROOT = Path(__file__).parents[2]
-STORE = ROOT / "reports" / "runs"
+SUITES, STORE = ROOT / "suites", ROOT / "reports" / "runs"
 RUNS = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
 WORDS, ROWS, LINES = 200, 8, 150
 """Of the screen without its table, of that table, and of the page below the screen."""
@@ -55,3 +56,20 @@ def test_the_page_below_the_screen_is_short(page: tuple[str, list[str]]) -> None
     below = page[0].partition("\n## Verdict")[2].splitlines()
 
     assert len(below) <= LINES
+
+
+def test_the_users_questions_name_parts_that_their_suites_ask() -> None:
+    page = (ROOT / "reports/README.md").read_text(encoding="utf-8")
+    section = page.partition("## The users' five reports and ours")[2].partition("\n## ")[0]
+    named = re.findall(r"`([a-z0-9-]+)`, ((?!workload)\w+(?: and \w+)?)", section)
+
+    asked = {name: suites.load(name) for name, _ in named if (SUITES / f"{name}.yaml").is_file()}
+    lacking = [
+        (name, part)
+        for name, parts in named
+        for part in parts.split(" and ")
+        if name in asked and part not in asked[name].parts
+    ]
+
+    assert {"a100-retest", "single-a100-production"} <= asked.keys()
+    assert lacking == []

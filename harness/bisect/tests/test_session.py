@@ -16,7 +16,7 @@ from harness.bisect.journal import STATE, Build, CommitsRequest, Journal, Measur
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
 from harness.bisect.subjects import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
-from harness.errors import HarnessError
+from harness.errors import HarnessError, SuiteError
 from harness.git.repository import Repository
 from harness.records import (
     Accuracy,
@@ -254,6 +254,16 @@ def test_an_invalid_environment_stops_the_search(
 
     assert (result.found, result.resumable) == (False, True)
     assert "not fit" in bisection.sentence(result)
+
+
+def test_a_machine_without_what_the_suite_requires_is_refused(
+    past: Past, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = replace(suites.load(str(past[0] / "toysuites/toys.yaml")), requires={"gpu": "H200"})
+    monkeypatch.setattr(suites, "load", lambda path: suite)
+
+    with pytest.raises(SuiteError, match="gpu: no GPU"):
+        searched(past, tmp_path, CRASH)
 
 
 def test_a_commit_without_a_reading_in_three_processes_is_skipped(

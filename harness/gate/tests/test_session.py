@@ -311,6 +311,14 @@ def test_a_policy_with_a_wrong_suite_is_refused(chosen: str, said: str, tmp_path
 
 
 @pytest.mark.usefixtures("planted")
+def test_a_machine_without_what_a_suite_requires_is_refused(tmp_path: Path) -> None:
+    files = tree("a")
+    folder = repository(tmp_path, {**files, SUITE: f"{files[SUITE]}requires: {{gpu: none}}\n"})
+
+    with pytest.raises(SuiteError, match="gpu: "):
+        judge(folder, mode=Mode.ABSOLUTE)
+
+
 def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) -> None:
     files = tree("same", "slow")
     folder = repository(tmp_path, {**files, SUITE: None, "ci/gate.yaml": None})

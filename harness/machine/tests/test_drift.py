@@ -84,7 +84,7 @@ def test_the_most_suspect_difference_comes_first() -> None:
             power_limit_w=400.0,
             max_sm_clock_hz=1.41e9,
         ),
-        versions={**BASELINE.versions, "torch": "2.12.0", "triton": "3.7", "sentencepiece": "1"},
+        versions={**BASELINE.versions, "torch": "2.12.0", "triton": "3.7"},
         torch_settings={**BASELINE.torch_settings, "allow_tf32_matmul": False},
         variables={"NSA_PREFILL_BATCHED": "0", "CUDA_LAUNCH_BLOCKING": "1"},
         git=Git(commit="3f2a" * 10, branch="main", dirty_sha256="ab" * 32),
@@ -94,7 +94,7 @@ def test_the_most_suspect_difference_comes_first() -> None:
     assert names(now) == [
         *("GPU", "GPU UUID", "GPU memory", "driver", "CUDA of the driver"),
         *("power limit (W)", "highest SM clock (Hz)"),
-        *("torch", "triton", "sentencepiece"),
+        *("torch", "triton"),
         *("allow_tf32_matmul", "CUDA_LAUNCH_BLOCKING", "NSA_PREFILL_BATCHED"),
         *("commit", "uncommitted changes", "data /data/corpus"),
         *("CPU", "CPU count", "host memory", "operating system", "host"),
@@ -157,6 +157,7 @@ def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
 
 def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
     moves_nothing = {"captured_at", "command", "gpu_unavailable", "vitals"}
+    moves_nothing |= {"gpu_count", "gpu_free_bytes"}
     compared = {
         *("hostname", "os", "cpu", "cpu_count", "memory_bytes", "gpu", "versions"),
         *("torch_settings", "variables", "git", "data"),
@@ -168,6 +169,14 @@ def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
     gpu_compared |= {"power_limit_w", "max_sm_clock_hz"}
     follows = {"index", "compute_capability", "default_power_limit_w", "persistence"}
     assert {f.name for f in fields(Gpu)} == gpu_compared | follows
+
+
+def test_a_package_that_only_one_suite_required_is_not_compared() -> None:
+    def has(**versions: str | None) -> Environment:
+        return replace(BASELINE, versions={**BASELINE.versions, **versions})
+
+    assert drift.differences(BASELINE, has(wheel="0.45")) == ()
+    assert [d.name for d in drift.differences(has(wheel=None), has(wheel="0.45"))] == ["wheel"]
 
 
 def test_a_setting_changed_in_all_cases_is_one_difference() -> None:

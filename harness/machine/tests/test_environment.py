@@ -75,7 +75,7 @@ def test_facts_survive_json_and_fill_the_record() -> None:
     captured = capture(json.loads(json.dumps(facts)))
 
     assert captured.versions["torch"] == facts["versions"]["torch"]
-    gpu = {"gpu_uuid", "gpu", "cuda_unavailable"}
+    gpu = {"gpu_uuid", "gpu", "gpu_count", "gpu_free_bytes", "cuda_unavailable"}
     assert {"versions", "torch_settings", "interpreter", "path", *gpu} == facts.keys()
     assert bool(facts["gpu_uuid"]) != bool(facts["cuda_unavailable"])
 

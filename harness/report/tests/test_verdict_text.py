@@ -1,10 +1,12 @@
 """Sentences about a suite's verdict."""
 
+import pytest
+
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
-from harness.records import Outcome
+from harness.records import Outcome, Rule
 from harness.report import verdict_text
-from harness.tests.fake_runs import ended, run, sweep
+from harness.tests.fake_runs import ended, run, sweep, timed
 
 
 def test_cases_that_ended_alike_share_a_sentence() -> None:
@@ -17,3 +19,26 @@ def test_cases_that_ended_alike_share_a_sentence() -> None:
 
     assert [c.case_id in sentence for c in cases] == [True, True, False, False]
     assert sentence.count("illegal memory access") == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "gap"),
+    [
+        (Rule(name="r", metric="tokens_per_s", go=500.0), ", a gap of 20x"),
+        (Rule(name="r", metric="tokens_per_s", go=500.0, quantifier="any"), ", a gap of 10x"),
+        (Rule(name="r", metric="step_s", go=1.0), ", a gap of 4.0x"),
+        (Rule(name="r", metric="tokens_per_s", go=26.0), ""),
+        (Rule(name="r", metric="host_syncs", go=0.0), ""),
+    ],
+)
+def test_a_missed_limit_has_a_gap_as_a_factor(rule: Rule, gap: str) -> None:
+    cases = sweep(n=[1, 2])
+    made = run(
+        cases, lambda c: timed(c, 2.0 * float(c.axes["n"]), tokens=100, cv=1e-6), rules=[rule]
+    )
+
+    (result,) = (
+        r for r in judge(made.suite, made.environment, summarise(made), ()).rules if r.stated
+    )
+
+    assert verdict_text.gap_text(result) == gap

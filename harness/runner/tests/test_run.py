@@ -141,13 +141,6 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(planned: Plann
     assert refused.evidence.holders == ("process 4711 (python of someone), 8.50 GB",)
 
 
-def test_on_the_wrong_machine_nothing_is_started(planned: Planned) -> None:
-    outcomes = planned.run(suite_of("good"), unfit="wrong driver")
-
-    assert outcomes == [("good", 0, Outcome.INVALID_ENVIRONMENT)]
-    assert not planned.launcher.launch.called
-
-
 # --- a good process ----------------------------------------------------------------------
 
 PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "repeat", "profile")

@@ -90,6 +90,22 @@ def test_variables_can_be_set_for_some_cases() -> None:
     assert env["dense", 128] == {"NSA_USE_FA2": "0"}
 
 
+def test_requirements_are_a_mapping_or_a_list_of_which_some_only_note() -> None:
+    one = suites.loads(GOOD + 'requires: {gpu: H200, driver: "580.*"}\n', "x.yaml")
+    several = suites.loads(
+        GOOD
+        + "requires:\n"
+        + '  - {gpus: 2, packages: {flash-attn: ">=2"}, torch: {num_threads: 1}}\n'
+        + "  - {gpu: [A100, H100], gpus: 8, variables: {HF_HOME: '*'}, else: note}\n",
+        "x.yaml",
+    )
+
+    assert (one.requires, one.wants) == ({"gpu": "H200", "driver": "580.*"}, {})
+    hard = {"gpus": 2, "packages.flash-attn": ">=2", "torch.num_threads": 1}
+    assert several.requires == hard
+    assert several.wants == {"gpu": "A100|H100", "gpus": 8, "variables.HF_HOME": "*"}
+
+
 def test_aliases_repeat_a_value() -> None:
     text = GOOD.replace("match: {provider: nsa}", "match: &nsa {provider: nsa}").replace(
         "match: {gc: off}", "match: *nsa"

@@ -83,6 +83,10 @@ MISTAKES = [
     ("    env:", "    zip: [^[seq_len, gc]]\n    env:"),
     ("    env:", "    zip: [[gc, NSA_USE_FA2], ^[gc, seq_len]]\n    env:"),
     ("    env:", "    zip: [^[gc]]\n    env:"),
+    ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
+    ("cost:", "requires: {torch: {^allow_tf32: true}}\ncost:"),
+    ("cost:", "requires: [{gpu: A100}, ^{gpu: H100}]\ncost:"),
+    ("cost:", "requires: {gpu: A100, else: ^go on}\ncost:"),
 ]  # fmt: skip
 UNREADABLE = {
     "empty": "",

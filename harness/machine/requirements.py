@@ -1,0 +1,110 @@
+"""What a suite requires of the machine, checked before its first case.
+
+Pure: a suite and an environment in, checks out. A failed check ends the run; what a suite only
+wants (`else: note`) is a warning. What was not recorded is not met.
+"""
+
+import shlex
+from fnmatch import fnmatchcase
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from harness import units
+from harness.errors import SuiteError
+from harness.records import Check, Environment, Grade, Scalar, Suite, gpu_matches
+
+GPU_NODE = "Run it on a GPU node. `harness list` shows what runs anywhere."
+_CHOOSE = "Choose GPUs with CUDA_VISIBLE_DEVICES; `nvidia-smi -L` lists them."
+_UNKNOWN = "not recorded"
+_TORCH = {
+    "allow_tf32_matmul": "export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 (0: off)",
+    "float32_matmul_precision": "export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 (high; 0: highest)",
+    "expandable_segments": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "flash_attention_in_torch": "Install a torch that is built with FlashAttention.",
+}
+"""What sets a setting of torch before the workload starts."""
+
+
+def checks(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> tuple[Check, ...]:
+    """One check for each requirement of the suite; `gpu_node` is the remedy where there is no GPU
+    at all."""
+    found = []
+    if suite.device == "cuda" and here.gpu is None:
+        fact = f"this suite needs an NVIDIA GPU, but none is available: {here.gpu_unavailable}"
+        found.append(Check("GPU", Grade.FAIL, fact, gpu_node))
+    for stated, missed in ((suite.requires, Grade.FAIL), (suite.wants, Grade.WARN)):
+        for key, wanted in stated.items():
+            kind, _, name = key.partition(".")
+            seen, met, remedy = _seen(kind, name, wanted, here)
+            needed = "any" if wanted == "*" else units.scalar(wanted).strip("*")
+            if kind == "gpu_free_bytes":
+                needed = f"{float(wanted) / 1e9:.1f} GB"
+            fact = f"{seen}; required: {needed.replace('|', ' or ')}"
+            grade = Grade.OK if met else missed
+            found.append(Check(name or kind, grade, fact, "" if met else remedy))
+    return tuple(found)
+
+
+def require(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> None:
+    """Refuse a machine that lacks something.
+
+    Raises:
+        SuiteError: With every requirement that is not met.
+    """
+    found = checks(suite, here, gpu_node)
+    if unmet := [f"{c.name}: {c.fact}. {c.remedy}" for c in found if c.grade is Grade.FAIL]:
+        problem = f"requirements that are not met: {len(unmet)} of {len(found)}"
+        raise SuiteError(suite.path, problem, "\n  ".join(unmet))
+
+
+def _seen(kind: str, name: str, wanted: Scalar, here: Environment) -> tuple[str, bool, str]:
+    """What the machine has, whether that is enough, and what to do if it is not."""
+    match kind:
+        case "packages":
+            return _package(name, str(wanted), here)
+        case "variables":
+            return _variable(name, str(wanted), here)
+        case "torch" if here.gpu or name in here.torch_settings:
+            value = here.torch_settings.get(name, _UNKNOWN)
+            return units.scalar(value), value == wanted, _TORCH.get(name, "Set it before the run.")
+    if here.gpu is None:
+        return f"no GPU{f': {here.gpu_unavailable}' * (kind == 'gpu')}", False, GPU_NODE
+    if kind == "gpu":
+        fits = any(gpu_matches(one, here.gpu.name) for one in str(wanted).split("|"))
+        return here.gpu.name, fits, f"Run it on such a GPU. {_CHOOSE}"
+    if kind == "driver":
+        enough = _satisfies(here.gpu.driver, str(wanted))
+        return here.gpu.driver, enough, "Update the driver; `nvidia-smi` shows it."
+    has = here.gpu_count if kind == "gpus" else here.gpu_free_bytes
+    seen = _UNKNOWN if has is None else str(has) if kind == "gpus" else f"{has / 1e9:.1f} GB"
+    remedy = _CHOOSE if kind == "gpus" else f"End what holds it (`nvidia-smi`). {_CHOOSE}"
+    return seen, has is not None and has >= float(wanted), remedy
+
+
+def _package(name: str, wanted: str, here: Environment) -> tuple[str, bool, str]:
+    remedy = f"pip install {shlex.quote(name + wanted.strip('*'))}"
+    remedy += " --no-build-isolation" if name == "flash-attn" else ""
+    if name in ("python", "cuda", "cudnn"):
+        remedy = "Use a Python, or a torch, that has it."
+    version = here.versions.get(name, _UNKNOWN)
+    met = version is not None and _satisfies(version, wanted)
+    return version or "not installed", met, remedy
+
+
+def _variable(name: str, wanted: str, here: Environment) -> tuple[str, bool, str]:
+    hidden = name in here.other_variables and name not in here.variables  # only its digest is known
+    value = "set" if hidden else here.variables.get(name, "not set")
+    known = name in here.variables and fnmatchcase(value, wanted)
+    remedy = f"export {name}={'...' if wanted == '*' else shlex.quote(wanted.strip('*'))}"
+    return value, known or (hidden and wanted == "*"), remedy
+
+
+def _satisfies(version: str, wanted: str) -> bool:
+    """Whether a version meets a bound such as `>=2,<3`, or a pattern such as `580.*`."""
+    if wanted[:1] not in "<>=!~":
+        return version != _UNKNOWN and fnmatchcase(version, wanted)
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False

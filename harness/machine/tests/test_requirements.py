@@ -1,0 +1,178 @@
+"""What a suite requires is met, or ends the run before its first case; `else: note` goes on."""
+
+import io
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.cli import console
+from harness.cli import run as commands
+from harness.errors import SuiteError
+from harness.machine import environment, requirements
+from harness.measure import facts as worker_facts
+from harness.records import Environment, Grade, Scalar
+from harness.report.text import requirement_bullets
+from harness.runner import rig
+from harness.tests.fake_runs import run
+from harness.tests.small_run import ENVIRONMENT, GPU, SUITE
+
+FIT = replace(
+    ENVIRONMENT,
+    versions={**ENVIRONMENT.versions, "flash-attn": "2.8.3"},
+    torch_settings={"allow_tf32_matmul": True, "float32_matmul_precision": "high"},
+    variables={"PYTORCH_CUDA_ALLOC_CONF": "backend:native,expandable_segments:True", "HOST": "a"},
+    other_variables={"HF_TOKEN": "set"},
+    gpu_count=2,
+    gpu_free_bytes=100 * 10**9,
+)
+ALL: Mapping[str, Scalar] = {
+    "gpu": "A100|H200",
+    "gpus": 2,
+    "driver": ">=570,<580",
+    "gpu_free_bytes": 70e9,
+    "packages.flash-attn": ">=2",
+    "packages.torch": ">=2.4",
+    "torch.float32_matmul_precision": "high",
+    "variables.PYTORCH_CUDA_ALLOC_CONF": "*expandable_segments:True*",
+    "variables.HF_TOKEN": "*",
+}
+
+
+def changed(**changes: Any) -> Environment:
+    return replace(FIT, **changes)
+
+
+def unmet(requires: Mapping[str, Scalar], here: Environment) -> list[str]:
+    found = requirements.checks(replace(SUITE, requires=requires), here)
+    assert all(bool(c.remedy) is (c.grade is not Grade.OK) for c in found)
+    return [c.name for c in found if c.grade is not Grade.OK]
+
+
+def test_a_machine_that_has_all_is_fit() -> None:
+    assert unmet(ALL, FIT) == []
+    requirements.require(replace(SUITE, requires=ALL), FIT)
+
+
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [
+        (changed(gpu=replace(GPU, name="NVIDIA H100")), "gpu"),
+        (changed(gpu_count=1), "gpus"),
+        (changed(gpu_count=None), "gpus"),
+        (changed(gpu=replace(GPU, driver="580.1")), "driver"),
+        (changed(gpu=replace(GPU, driver="not available")), "driver"),
+        (changed(gpu_free_bytes=69 * 10**9), "gpu_free_bytes"),
+        (changed(versions={**FIT.versions, "flash-attn": "1.0.9"}), "flash-attn"),
+        (changed(versions={**FIT.versions, "flash-attn": None}), "flash-attn"),
+        (changed(versions={"torch": "2.11.0+cu130"}), "flash-attn"),
+        (
+            changed(torch_settings={"float32_matmul_precision": "highest"}),
+            "float32_matmul_precision",
+        ),
+        (changed(torch_settings={}), "float32_matmul_precision"),
+        (changed(variables={}), "PYTORCH_CUDA_ALLOC_CONF"),
+        (changed(other_variables={"A": "b"}), "HF_TOKEN"),
+        (changed(other_variables={}), "HF_TOKEN"),
+    ],
+)
+def test_one_thing_that_the_machine_lacks_is_found(here: Environment, name: str) -> None:
+    assert unmet(ALL, here) == [name]
+    with pytest.raises(SuiteError, match=name):
+        requirements.require(replace(SUITE, requires=ALL), here)
+    wanted = requirements.checks(replace(SUITE, wants=ALL), here)
+    assert [c.name for c in wanted if c.grade is Grade.WARN] == [name]
+
+
+def test_a_secret_is_only_known_to_be_set() -> None:
+    assert unmet({"variables.HF_TOKEN": "abc"}, FIT) == ["HF_TOKEN"]
+
+
+def test_everything_that_is_missing_is_in_one_message_with_its_command() -> None:
+    poor = changed(gpu=None, versions={"flash-attn": None, "torch": "2.3"}, variables={})
+    suite = replace(SUITE, device="cuda", requires=ALL, wants={"packages.flash-attn": ">=3"})
+
+    with pytest.raises(SuiteError) as raised:
+        requirements.require(suite, poor, "Use the node.")
+
+    head, *lines = str(raised.value).split("\n")
+    assert head == f"{suite.path}: requirements that are not met: 8 of 11"
+    assert [line.partition(":")[0].strip() for line in lines] == [
+        *("GPU", "gpu", "gpus", "driver", "gpu_free_bytes"),
+        *("flash-attn", "torch", "PYTORCH_CUDA_ALLOC_CONF"),
+    ]
+    assert lines[0].endswith("Use the node.")
+    assert "pip install 'flash-attn>=2' --no-build-isolation" in lines[5]
+    assert lines[-1].endswith("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+
+
+@pytest.mark.parametrize("lacks", [None, "1.0"])
+def test_what_is_only_wanted_does_not_stop_and_is_reported(lacks: str | None) -> None:
+    suite = replace(SUITE, requires={"gpu": "H200"}, wants={"packages.flash-attn": ">=2"})
+    here = changed(versions={"flash-attn": lacks})
+    recorded = replace(run([], lambda c: []), suite=suite, environment=here)
+
+    requirements.require(suite, here)
+
+    (said,) = requirement_bullets(recorded)
+    assert "flash-attn" in said
+    assert "pip install 'flash-attn>=2'" in said
+    assert "all met" in next(iter(requirement_bullets(replace(recorded, environment=FIT))))
+    printed = Console(file=(out := io.StringIO()), width=160)
+    printed.print(console.plan(replace(suite, cases=()), [], requirements.checks(suite, here)))
+    assert [line.split()[0] for line in out.getvalue().splitlines()[3:5]] == ["ok", "warn"]
+
+
+def test_a_run_is_refused_before_its_first_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = worker_facts.describe()
+    monkeypatch.setattr(rig.Rig, "start_for", lambda self, suite: Facts(facts))
+    wants: Mapping[str, Scalar] = {"packages.no-such-package": "*", "variables.MINE": "yes"}
+    monkeypatch.setenv("MINE", "yes")
+
+    def taken(requires: Mapping[str, Scalar]) -> Environment:
+        suite = replace(SUITE, device="cpu", requires=requires, wants=wants)
+        with ExitStack() as held:
+            return rig.take(held, suite, command=(), wait_s=0.0, say=print)[2]
+
+    here = taken({"packages.pytest": ">=8"})
+    assert here.versions["no-such-package"] is None
+    assert here.variables["MINE"] == "yes"
+    with pytest.raises(SuiteError, match="pytest"):
+        taken({"packages.pytest": ">=1000"})
+
+
+def test_a_dry_run_shows_the_state_of_what_is_required(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    facts = worker_facts.describe()
+    monkeypatch.setattr("harness.cli.run.Launcher.of", lambda suite: nullcontext(Facts(facts)))
+    suite = replace(SUITE, device="cpu", requires={"packages.pytest": ">=1000"})
+    monkeypatch.setattr("harness.cli.run.suites.load", lambda *a, **k: suite)
+
+    commands.run(suite.path, dry_run=True, as_json=True, store_root=tmp_path)
+
+    (check,) = json.loads(capsys.readouterr().out)["requirements"]
+    assert (check["name"], check["grade"]) == ("pytest", "fail")
+
+
+class Facts:
+    """A launcher whose worker answers with these."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        self.describe = lambda: facts
+
+
+def test_a_required_secret_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "secret")
+
+    here = environment.capture(
+        worker_facts.describe(), command=(), repository=None, required=["variables.MY_API_KEY"]
+    )
+
+    assert "MY_API_KEY" not in here.variables
+    assert unmet({"variables.MY_API_KEY": "*"}, here) == []

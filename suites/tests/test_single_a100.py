@@ -1,0 +1,145 @@
+"""The smoke test before 50,000 steps: its ladder, its gap, and a small run on the CPU."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import scaling, summary, verdict
+from harness.analysis.suspects import Conclusion, diagnose
+from harness.records import Case, Decision, Measurement, Outcome, Run, Verdict
+from harness.report import answer, tables
+from harness.runner.launcher import Launcher
+from harness.runner.run import Agenda, run_suite
+from harness.suite import load as suites
+from harness.tests import fake_runs
+from harness.tests.workers import Memory, Quiet
+
+NAME = "single-a100-production"
+A100 = fake_runs.environment(gpu=replace(fake_runs.H200, name="NVIDIA A100 80GB PCIe"))
+FAST, SLOW, CHECKPOINTED = 60_000.0, 27.0, 16.0
+"""tokens/s of the fast routes, and of the users' run, without and with checkpointing."""
+TINY = (
+    *("preset=tiny", "seq_len=48", "accum=1", "precision=fp32", "compile=off", "graph=off"),
+    *("NSA_USE_TRITON=0", "dataset=synthetic", "measure.processes=1", "measure.min_samples=2"),
+    *("measure.max_samples=2", "measure.warmup_s=0", "measure.accuracy=false"),
+    "measure.profile=false",
+)
+
+
+def measured(case: Case, rate: float) -> list[Measurement]:
+    tokens = int(case.axes["seq_len"]) * int(case.axes["accum"])
+    count = case.settings.processes
+    return fake_runs.timed(case, tokens / rate, tokens=tokens, processes=count)
+
+
+def as_planned(case: Case) -> float:
+    if case.axes["gc"] == "on":
+        return CHECKPOINTED
+    return SLOW if case.workload in ("report", "paths") or "TRITON=0" in case.case_id else FAST
+
+
+def run_of(rate: Callable[[Case], float] = as_planned) -> Run:
+    suite = suites.load(NAME)
+    run = fake_runs.run(suite.cases, lambda c: measured(c, rate(c)), env=A100)
+    return replace(run, suite=suite)
+
+
+def judged(run: Run) -> Verdict:
+    cases = summary.summarise(run)
+    return verdict.judge(run.suite, run.environment, cases, scaling.fit(cases))
+
+
+def decisions(run: Run) -> dict[str, Decision]:
+    return {r.rule: r.decision for r in judged(run).rules if r.applies and r.stated}
+
+
+def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> None:
+    run = run_of()
+
+    assert {*decisions(run).values()} == {Decision.GO}
+    cost = tables.cost(summary.summarise(run), run)
+    assert cost
+    assert [name.split(",")[0] for name, *_ in cost.rows] == [
+        "500 steps",
+        *["as on 2025-08-28"] * 5,
+    ]
+    assert "…" in cost.rows[0][1]
+    assert len(cost.columns) == 3
+
+
+@pytest.mark.parametrize(
+    ("rate", "decision", "stops"),
+    [
+        (27.0, Decision.NO_GO, True),
+        (300.0, Decision.CONDITIONAL, False),
+        (FAST, Decision.GO, False),
+    ],
+)
+def test_the_ladder_ends_a_run_below_100_and_asks_for_500(
+    rate: float, decision: Decision, stops: bool
+) -> None:
+    run = run_of(lambda case: rate)
+    rung = [m for m in run.measurements if m.case_id.startswith("first/")]
+    partial = replace(run, measurements=tuple(rung))
+    agenda = Agenda(run.suite, recorded=rung, device="NVIDIA A100", decide=lambda: judged(partial))
+
+    step = agenda.next()
+
+    assert decisions(run)["500 steps on an A100"] is decision
+    assert (step is None) is stops
+    assert step is None or step[0].workload == "smoke"
+
+
+def test_the_settings_that_slow_a_run_down_are_named_and_the_innocent_are_not() -> None:
+    run = run_of()
+
+    diagnoses = {d.name: d for d in diagnose(run.suite, summary.summarise(run))}
+    found = {name: d.conclusion for name, d in diagnoses.items()}
+
+    assert found["all settings of that run together"] is Conclusion.ENOUGH
+    assert found["gather instead of Triton"] is Conclusion.ENOUGH
+    for name in ("gradient checkpointing", "real text", "the model without NSA (dense)"):
+        assert found[name] is Conclusion.RULED_OUT
+    cost = diagnoses["gradient checkpointing"].effect
+    assert cost is not None
+    assert cost.value == pytest.approx(SLOW / CHECKPOINTED, rel=0.05)
+
+
+def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
+    run = run_of(lambda case: 39.0)
+    shown = answer.brief(answer.named(judged(run), run.suite))
+
+    said = [*answer.answers(shown, run.suite)]
+
+    assert "500 needed, a gap of 13x" in said[0]
+    trusted = [*answer.trust(run, summary.summarise(run), shown)]
+    assert "7 of 11 requirements not met" in trusted
+
+
+def test_a_small_variant_runs_to_its_verdict_on_the_cpu(tmp_path: Path) -> None:
+    filters = ["smoke/*", "report/nsa/gc=off/*", "dense/*"]
+    suite = replace(suites.load(NAME, overrides=TINY, filters=filters), device="cpu")
+    for case in suite.cases:
+        (tmp_path / case.case_id).parent.mkdir(parents=True, exist_ok=True)
+    writer = Memory(tmp_path)
+
+    with Launcher.of(suite) as launcher:
+        launcher.preflight(suite)
+        run_suite(Agenda(suite), writer=writer, probes=(), observer=Quiet(), launcher=launcher)
+
+    ended = {m.case_id: m.outcome for m in writer.measurements}
+    refused = [name for name, outcome in ended.items() if outcome is Outcome.UNSUPPORTED]
+    assert {*ended.values()} == {Outcome.OK, Outcome.UNSUPPORTED}
+    assert all("FA2=1" in name or "flash-attn" in name for name in refused)
+    here = replace(fake_runs.run(suite.cases, lambda c: []), suite=suite)
+    found = judged(
+        replace(
+            here,
+            measurements=tuple(writer.measurements),
+            environment=fake_runs.environment(gpu=None),
+        )
+    )
+    assert found.not_measured == "A100"
+    assert next(r for r in found.rules if r.rule == "every case ran").decision is Decision.GO
