@@ -5,6 +5,7 @@ for a workload. The program runs to its end, or, if the suite says so, until the
 samples; its descendants end with the worker.
 """
 
+import math
 import re
 import resource
 import signal
@@ -12,6 +13,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
@@ -88,7 +90,13 @@ class _Session:
         self.setup_steps = program.steps.setup_steps if program.steps else 0
         self.folder = process.folder(program, order.roots)
         self.metrics = ReportedMetrics(program, self.folder)
-        self.series = ProgramSteps(settings, setup_steps=self.setup_steps)
+        self.series = ProgramSteps(
+            settings, setup_steps=self.setup_steps, launched_at=order.launched_at
+        )
+        self.unfinished: dict[str, float] = {}
+        """Metrics reported since the last step."""
+        self.not_finite_at: int | None = None
+        """The program's own number of the step that reported NaN or infinity."""
 
     def run(self) -> None:
         """Run the program to its end.
@@ -123,10 +131,18 @@ class _Session:
         alive = finder is None or not self.warm
         for line in read.lines:
             self.lines += 1
-            self.metrics.read_line(line, read.at)
             step = finder.read(line) if finder else None
+            try:
+                self.unfinished |= self.metrics.read_line(line, read.at)
+            except NotFinite as error:
+                self.series.add(steps, read.at)
+                if step is not None and step.count is not None:
+                    self.not_finite_at = step.count
+                    self.series.log.note(step.count, {error.metric: math.nan})
+                raise
             if step is not None:
-                steps.append(step)
+                steps.append(replace(step, values=self.unfinished))
+                self.unfinished = {}
             elif finder and not alive:
                 alive = finder.is_alive(line)
         took = self.series.add(steps, read.at)
@@ -196,6 +212,8 @@ class _Session:
     def after_step(self) -> str:
         """The last finished step, by the program's own number if it prints one, for a detail."""
         done, own = self.series.finished, self.series.last_step
+        if self.not_finite_at is not None:
+            return f", at its step {self.not_finite_at}"
         if own is not None:
             return f", after its step {own}"
         return f", after step {done}" if done else ""
@@ -211,6 +229,7 @@ class _Session:
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
+            over_steps=self.series.log.record(),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
@@ -297,6 +316,7 @@ class _Session:
             effective=effective,
             code={"program": str(self.folder.resolve())},
             readings=readings,
+            over_steps=self.series.log.record(),
         )
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from harness.measure.steady import EVERY_READING, StepSeries
+from harness.measure.steady import EVERY_READING, StepLog, StepSeries
 from harness.program.reported import Step
 from harness.records import MeasureSettings
 
@@ -13,8 +13,12 @@ class ProgramSteps(StepSeries):
     Warm-up begins at the end of the setup.
     """
 
-    def __init__(self, settings: MeasureSettings, *, setup_steps: int) -> None:
+    def __init__(
+        self, settings: MeasureSettings, *, setup_steps: int, launched_at: float = 0.0
+    ) -> None:
         super().__init__(settings, first=0)
+        self.log = StepLog(launched_at)
+        """The steps after setup, with the metrics of their lines."""
         self._setup_steps = setup_steps
         self._last_line_at: float | None = None
         self.last_step: int | None = None
@@ -30,7 +34,7 @@ class ProgramSteps(StepSeries):
         """Add the steps of lines that arrived together, at `at`; returns the times of those after
         setup, of one line at most EVERY_READING."""
         took: list[float] = []
-        untimed: list[int] = []
+        untimed: list[tuple[Step, int, int]] = []
         is_setup = restarted = False
         for step in steps:
             advance = self._advance(step)
@@ -38,15 +42,15 @@ class ProgramSteps(StepSeries):
             if self.finished <= self._setup_steps:
                 is_setup = True
             elif step.time_s is not None:
-                self._keep(step.time_s, at - step.time_s)
+                self._keep(step.time_s, at - step.time_s, step, self.finished)
                 took += [step.time_s] * min(advance, EVERY_READING)
             restarted |= advance == 0
-            untimed += [advance] if step.time_s is None else []
+            untimed += [(step, advance, self.finished)] if step.time_s is None else []
         if untimed and self._last_line_at is not None and not (is_setup or restarted):
-            each_s = (at - self._last_line_at) / sum(untimed)
+            each_s = (at - self._last_line_at) / sum(advance for _, advance, _ in untimed)
             done = 0
-            for advance in untimed:
-                self._keep(each_s, self._last_line_at + done * each_s)
+            for step, advance, number in untimed:
+                self._keep(each_s, self._last_line_at + done * each_s, step, number)
                 done += advance
             took += [each_s] * min(done, EVERY_READING)
             self.together += len(untimed) if len(untimed) > 1 else 0
@@ -65,6 +69,8 @@ class ProgramSteps(StepSeries):
         self.one_by_one &= advance <= 1
         return advance
 
-    def _keep(self, time_s: float, began_at: float) -> None:
+    def _keep(self, time_s: float, began_at: float, step: Step, number: int) -> None:
         if time_s > 0:
             self.append(began_at, time_s, time_s)
+            own = number if step.count is None else step.count
+            self.log.add(own, time_s, began_at + time_s, step.values)

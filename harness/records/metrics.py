@@ -17,6 +17,8 @@ class Metric:
     """An exact count of one step, without noise: one of harness.records.COUNTERS."""
     of_case: bool = True
     """Whether a single case has a value, so that an expectation may name the metric."""
+    signed: bool = False
+    """Whether it may be 0 or negative, so that a factor says nothing of it."""
     about: str = ""
     """What the name does not say, for editors of a suite."""
 
@@ -69,6 +71,49 @@ METRICS: Mapping[str, Metric] = {
             higher_is_better=False,
             of_case=False,
         ),
+        Metric(
+            name="steps_taken",
+            title="steps taken",
+            unit="1",
+            higher_is_better=True,
+            about="Number of the last step of a training run.",
+        ),
+        Metric(
+            name="loss_last",
+            title="last loss",
+            unit="1",
+            higher_is_better=False,
+            about="Mean of the last tenth of the steps, in nats.",
+        ),
+        Metric(
+            name="bits_per_byte_last",
+            title="last bits per byte",
+            unit="1",
+            higher_is_better=False,
+            about="Mean of the last tenth of the steps.",
+        ),
+        Metric(
+            name="tokens_per_s_drift",
+            title="drift of tokens/s",
+            unit="ratio",
+            higher_is_better=True,
+            signed=True,
+            about="Change over the run by the trend: -0.1 is a tenth slower at the end.",
+        ),
+        Metric(
+            name="memory_growth_bytes_per_step",
+            title="memory growth a step",
+            unit="B",
+            higher_is_better=False,
+            signed=True,
+        ),
+        Metric(
+            name="slow_steps",
+            title="slow steps",
+            unit="1",
+            higher_is_better=False,
+            about="Steps that take three times as long as those around them.",
+        ),
         *(
             Metric(
                 name=name,
@@ -91,3 +136,13 @@ METRICS: Mapping[str, Metric] = {
 }
 """Every metric of the harness. It defines the keys of a suite's expectations and how values are
 printed."""
+
+OVER_STEPS = (
+    "steps_taken",
+    "loss_last",
+    "bits_per_byte_last",
+    "tokens_per_s_drift",
+    "memory_growth_bytes_per_step",
+    "slow_steps",
+)
+"""Metrics that only a training run has, by what its steps reported."""
