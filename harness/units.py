@@ -166,7 +166,7 @@ def informs(metric: str, estimate: Estimate) -> bool:
     low, high = estimate.low, estimate.high
     if estimate.both or low is None or high is None:
         return False
-    if _unit(metric) in ("", "1"):
+    if _unit(metric) in ("", "1") or METRICS[metric].signed:
         return True  # may be 0 or negative, so a factor says nothing
     return low * MOST_APART >= estimate.value >= high / MOST_APART
 

@@ -16,6 +16,7 @@ from statistics import fmean, median
 from harness import units
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, effects
+from harness.analysis.overhead import course
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import TIMED, readings, times_better
@@ -51,6 +52,8 @@ class CauseKind(StrEnum):
     SHARED = "shared GPU"
     THERMAL = "thermal limit"
     LEAK = "memory leak"
+    SINKING = "tokens/s sinks"
+    SLOW_STEPS = "slow steps"
     COLD = "cold start"
     CELL = "suspect the cell"
     RANKS = "rank imbalance"
@@ -92,6 +95,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *_failures(measured),
         *_without_effect(run, ours),
         *_leaks(measured),
+        *_over_steps(measured),
         *_limits(run, judged),
         *_ranks(measured),
         *_settings(run, judged),
@@ -207,9 +211,13 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
 
 
 def _leaks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
-    """Memory that grows in every quarter of the sampling of every process."""
+    """Memory that grows over the steps, or in every quarter of the sampling of every process."""
     seen: dict[str, str] = {}
     for case_id, processes in measured.items():
+        went = course(processes)
+        if went and went.leaked and went.growth:
+            each, by = units.size(went.growth.value), units.size(went.leaked)
+            seen[case_id] = f"memory grows by {each} a step, {by} in {went.steps} steps"
         for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
             used = [readings(m, channel, ("sampling",)) for m in processes]
             quarters = [_quarters(r) for r in used]
@@ -217,6 +225,27 @@ def _leaks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
                 grew = " to ".join(units.size(x) for x in (quarters[0][0], quarters[0][-1]))
                 seen.setdefault(case_id, f"{what} grows while sampling, {grew}")
     yield from _one(CauseKind.LEAK, seen)
+
+
+def _over_steps(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+    """Training runs that become slower, or have slow steps."""
+    sinking, slow = {}, {}
+    for case_id, processes in measured.items():
+        went = course(processes)
+        if went and went.trend == "sinking" and went.drift:
+            text = f"{units.cell('tokens_per_s_drift', went.drift)} in {went.steps} steps"
+            sinking[case_id] = f"tokens/s changes by {text}"
+        if went and went.slow:
+            slow[case_id] = slow_steps(went.slow)
+    yield from _one(CauseKind.SINKING, sinking)
+    yield from _one(CauseKind.SLOW_STEPS, slow)
+
+
+def slow_steps(found: Mapping[int, float]) -> str:
+    """`step 120 takes 7.1x as long as those around it`."""
+    step, factor = next(iter(found.items()))
+    more = f"; {len(found) - 1} more are slow" if len(found) > 1 else ""
+    return f"step {step} takes {units.factor(factor)} as long as those around it{more}"
 
 
 def _quarters(values: Sequence[float]) -> list[float]:
