@@ -116,7 +116,7 @@ _SCALES: Mapping[str, Scale] = {
     "B": _bytes,
 }
 """By unit; values in other units are printed as they are."""
-_NAMED_ONCE = ("tokens/s", "cycles", "cores")
+_NAMED_ONCE = ("tokens/s", "cycles", "cores", "steps")
 """Units that a table has in its heading, and that a sentence must add."""
 
 
@@ -136,7 +136,7 @@ def _suffix(metric: str) -> str:
 
 
 def _is_count(metric: str) -> bool:
-    return metric in METRICS and METRICS[metric].counted
+    return metric in METRICS and (METRICS[metric].counted or METRICS[metric].unit == "steps")
 
 
 def plain(metric: str, value: float, digits: int | None = None) -> str:

@@ -51,6 +51,7 @@ READ_FLAGS: Mapping[str, set[str]] = {
     "layer": _MODEL,
     "decode": _MODEL,
     "decode_attention": set(),  # its provider is the route of everything
+    "training_run": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
     "train": _MODEL | {"NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
 }
 """Flags that a workload reads for at least one provider or dataset, and so can sweep."""

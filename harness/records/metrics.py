@@ -74,7 +74,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             name="steps_taken",
             title="steps taken",
-            unit="1",
+            unit="steps",
             higher_is_better=True,
             about="Number of the last step of a training run.",
         ),
@@ -110,7 +110,7 @@ METRICS: Mapping[str, Metric] = {
         Metric(
             name="slow_steps",
             title="slow steps",
-            unit="1",
+            unit="steps",
             higher_is_better=False,
             about="Steps that take three times as long as those around them.",
         ),
