@@ -266,7 +266,7 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
         else None,
         drift=drift,
         growth=_trend(own, memory),
-        leaked=min(map(_leaked, memory)),
+        leaked=min(map(leaked, memory)),
         slow=dict(sorted(slow.items(), key=lambda one: -one[1])),
         not_finite=not_finite,
     )
@@ -279,7 +279,6 @@ def course_metrics(ok: Sequence[Measurement]) -> dict[str, Estimate]:
         return {}
     exact = {"steps_taken": found.steps, "slow_steps": len(found.slow)}
     trends = {"tokens_per_s_drift": found.drift, "memory_growth_bytes_per_step": found.growth}
-    known = {"processes": len(ok), "samples": found.steps}
     return {
         **{name: e for name, e in trends.items() if e},
         **{
@@ -287,7 +286,10 @@ def course_metrics(ok: Sequence[Measurement]) -> dict[str, Estimate]:
             for name in LOSSES
             if len(ends := _ends(ok, name)) == len(ok)
         },
-        **{name: Estimate(value=n, low=n, high=n, **known) for name, n in exact.items()},
+        **{
+            name: Estimate(value=n, low=n, high=n, processes=len(ok), samples=found.steps)
+            for name, n in exact.items()
+        },
     }
 
 
@@ -307,7 +309,8 @@ def loss_difference(
     if len(steps) < 4 * PER_BLOCK:
         return None
     a, b = (np.array([[of[s] for s in steps] for of in side]) for side in sides)
-    level = float(b.mean())
+    if (level := float(b.mean())) <= 0:
+        return None
     blocks = [float(d.mean()) / level for d in np.array_split(a.mean(0) - b.mean(0), 4)]
     found = statistics.arithmetic(blocks, samples=len(steps))
     noise = max(ALIKE, *(float(np.ptp(v.mean(1))) / level for v in (a, b)))
@@ -340,17 +343,22 @@ def speeds_of(m: Measurement) -> Values:
 
 
 def _memory(m: Measurement) -> Values:
-    """Memory after each step: as reported, or by enough readings of the GPU's or the host's."""
-    s, seen = m.over_steps, m.telemetry
-    assert s is not None
-    if own := s.values.get("memory_bytes"):
-        return own
-    for channel in ("gpu_memory_bytes", "rss_bytes") if seen and s.end_s else ():
-        read = zip(seen.t_s, seen.channels.get(channel, ()), strict=False) if seen else ()
-        during = [(t, v) for t, v in read if v is not None and t >= s.end_s[0]]
-        if len(during) >= BLOCKS * PER_BLOCK:
-            return [float(v) for v in np.interp(s.end_s, *zip(*during, strict=True))]
-    return ()
+    """Memory after each step: as reported, or by the GPU's or the host's readings."""
+    own = m.over_steps.values.get("memory_bytes") if m.over_steps else ()
+    return own or at_steps(m, "gpu_memory_bytes") or at_steps(m, "rss_bytes")
+
+
+def at_steps(m: Measurement, channel: str) -> Values:
+    """Telemetry at the end of each step; empty if a trend would have too few readings."""
+    ends, seen = m.over_steps.end_s if m.over_steps else (), m.telemetry
+    if not ends or seen is None:
+        return ()
+    read = zip(seen.t_s, seen.channels.get(channel, ()), strict=False)
+    during = [(t, v) for t, v in read if v is not None and t >= ends[0]]
+    if len(during) < BLOCKS * PER_BLOCK:
+        return ()
+    times, values = np.transpose(during)
+    return [float(v) for v in np.interp(ends, times, values)]
 
 
 def _blocks(values: Values) -> list[tuple[int, int, float]]:
@@ -371,6 +379,8 @@ def _trend(steps: Sequence[Sequence[int]], values: Sequence[Values]) -> Estimate
             return None
         points.append(x - x.mean(0))
     x, y = np.concatenate(points).T
+    if not x.any():  # one number for all of its steps
+        return None
     slope, freedom = float(x @ y / (x @ x)), len(x) - len(points) - 1
     error = math.sqrt(float(((y - slope * x) ** 2).sum()) / freedom / float(x @ x))
     half = statistics.t_factor(freedom) * error
@@ -383,18 +393,20 @@ def _trend(steps: Sequence[Sequence[int]], values: Sequence[Values]) -> Estimate
     )
 
 
-def _leaked(values: Values) -> float:
+def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> float:
     """How far memory grew evenly, in bytes; 0 if it did not, or only at once, as by a cache."""
     medians = [median for *_, median in _blocks(values)]
     grown = medians[-1] - medians[0] if medians else 0.0
-    least = EVENLY * grown / (BLOCKS - 1)
-    even = grown > 0 and all(b - a > least for a, b in pairwise(medians))
-    return grown if even and grown > max(LEAKS * medians[0], LEAKS_BYTES) else 0.0
+    if not medians or grown <= max(share * medians[0], least):
+        return 0.0
+    even = all(b - a > EVENLY * grown / (BLOCKS - 1) for a, b in pairwise(medians))
+    return grown if even else 0.0
 
 
 def _slow(steps: Sequence[int], times_s: Sequence[float]) -> Iterator[tuple[int, float]]:
     """Slow steps with their factor to those around them, so that a run that sinks has none."""
-    for i in range(START, len(times_s)):
+    least = SLOW * min(times_s, default=0.0)
+    for i in (i for i in range(START, len(times_s)) if times_s[i] > least):
         near = [*times_s[max(START, i - AROUND) : i], *times_s[i + 1 : i + 1 + AROUND]]
         usual = float(np.median(near)) if len(near) >= BLOCKS else math.inf
         if times_s[i] > max(SLOW * usual, usual + SLOW_S):

@@ -23,6 +23,18 @@ class Metric:
     """What the name does not say, for editors of a suite."""
 
 
+_LAST = "Mean of the last tenth of the steps"
+_OVER_STEPS = (
+    ("steps_taken", "steps taken", "steps", True, False, "Number of the last step."),
+    ("loss_last", "last loss", "1", False, False, f"{_LAST}, in nats."),
+    ("bits_per_byte_last", "last bits per byte", "1", False, False, f"{_LAST}."),
+    ("tokens_per_s_drift", "drift of tokens/s", "ratio", True, True, "-0.1: a tenth is lost."),
+    ("memory_growth_bytes_per_step", "memory growth a step", "B", False, True, "By the trend."),
+    ("slow_steps", "slow steps", "steps", False, False, "3x as long as those around them."),
+)
+"""Metrics that only a training run has: name, title, unit, direction, signed, about."""
+OVER_STEPS = tuple(name for name, *_ in _OVER_STEPS)
+
 METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (
@@ -71,48 +83,16 @@ METRICS: Mapping[str, Metric] = {
             higher_is_better=False,
             of_case=False,
         ),
-        Metric(
-            name="steps_taken",
-            title="steps taken",
-            unit="steps",
-            higher_is_better=True,
-            about="Number of the last step of a training run.",
-        ),
-        Metric(
-            name="loss_last",
-            title="last loss",
-            unit="1",
-            higher_is_better=False,
-            about="Mean of the last tenth of the steps, in nats.",
-        ),
-        Metric(
-            name="bits_per_byte_last",
-            title="last bits per byte",
-            unit="1",
-            higher_is_better=False,
-            about="Mean of the last tenth of the steps.",
-        ),
-        Metric(
-            name="tokens_per_s_drift",
-            title="drift of tokens/s",
-            unit="ratio",
-            higher_is_better=True,
-            signed=True,
-            about="Change over the run by the trend: -0.1 is a tenth slower at the end.",
-        ),
-        Metric(
-            name="memory_growth_bytes_per_step",
-            title="memory growth a step",
-            unit="B",
-            higher_is_better=False,
-            signed=True,
-        ),
-        Metric(
-            name="slow_steps",
-            title="slow steps",
-            unit="steps",
-            higher_is_better=False,
-            about="Steps that take three times as long as those around them.",
+        *(
+            Metric(
+                name=name,
+                title=title,
+                unit=unit,
+                higher_is_better=higher,
+                signed=signed,
+                about=about,
+            )
+            for name, title, unit, higher, signed, about in _OVER_STEPS
         ),
         *(
             Metric(
@@ -136,13 +116,3 @@ METRICS: Mapping[str, Metric] = {
 }
 """Every metric of the harness. It defines the keys of a suite's expectations and how values are
 printed."""
-
-OVER_STEPS = (
-    "steps_taken",
-    "loss_last",
-    "bits_per_byte_last",
-    "tokens_per_s_drift",
-    "memory_growth_bytes_per_step",
-    "slow_steps",
-)
-"""Metrics that only a training run has, by what its steps reported."""

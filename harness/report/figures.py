@@ -235,7 +235,10 @@ def over_steps(found: Sequence[tuple[str, Measurement]]) -> Picture | None:
         axes.grid(axis="y", color=FAINT, lw=0.8)
     handles = []
     for i, (_, m, s) in enumerate(drawn):
-        style = {"color": COLOURS[i % len(COLOURS)], "ls": "--" if i >= len(COLOURS) else "-"}
+        style: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "ls": "--" if i >= len(COLOURS) else "-",
+        }
         losses = [math.nan if v is None else v for v in s.values.get("loss", ())]
         if losses:
             panels[0].plot(s.step, losses, lw=1.1, **style)

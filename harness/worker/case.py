@@ -66,7 +66,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         if step == 0:
             first.inspect(reading.output)
 
-    def ran(seconds: float) -> None:
+    def progress(seconds: float) -> None:
         if workload.recorded:
             reporter.last_step = (reporter.last_step or 0) + 1
         reporter.ran(seconds)
@@ -82,7 +82,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         case.settings,
         stopwatch,
         deadline=deadline,
-        progress=ran,
+        progress=progress,
         sampling=lambda at: reporter.phase("sampling", at),
         prepare=prepare,
         inspect=inspect,
